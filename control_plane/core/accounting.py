@@ -1,17 +1,17 @@
-"""The ledger of a job's time: every second belongs to exactly one bucket (docs/design.md#accounting).
+"""The ledger of a job's time: every second counts in exactly one bucket (docs/design.md#accounting).
 
     created_at ── queue ── provision ── start ── train ── detect ── replace ── restore ── rework ── train ── …
 
-A launch counts as training from its first new step on. The ranks' own time stamps determine that moment. While an
-incident is open, its phase selects the bucket: `detect`, `replace`, `restore` or `rework`. `restore` also contains
-launches after a pause.
+A launch counts as training from its first new step on. The ranks' own time stamps determine the time of this step.
+While an incident is open, its phase selects the bucket: `detect`, `replace`, `restore` or `rework`. Launches after a
+pause also count as `restore`.
 
-The ledger counts whole microseconds, because sums of floats are inexact. `accounted_until` never decreases. While the
-clock is behind `accounted_until`, the ledger charges no time. A job that ends during such a period ends at
-`accounted_until`.
+The ledger counts whole microseconds, because sums of floats are inexact. `accounted_until` is the time up to which the
+ledger has charged. It never decreases. If the clock steps back behind `accounted_until`, the ledger charges no time
+until the clock has caught up. A job that ends meanwhile gets `accounted_until` as its end.
 
 Invariant: the buckets add up, to the microsecond, to the time from the job's creation until `accounted_until`. Once the
-job has ended, `accounted_until` is its end. Late charges, charges by another control-plane server and clock steps
+job has ended, `accounted_until` is the job's end. Late charges, charges by another control-plane server and clock steps
 preserve this sum.
 """
 
@@ -33,13 +33,13 @@ class Bucket(StrEnum):
 
     - QUEUE: the job waits in the queue.
     - PROVISION: the job waits for its first nodes.
-    - START: a launch, up to the first step that the job completes.
+    - START: the job's first launch, until the job completes its first step.
     - TRAIN: the ranks train, and the launch has completed a new step.
-    - SHORTAGE: the part of the training time that is lost because the launch has fewer nodes than the job asked for.
-      A launch with n of N nodes charges n/N of its training time to TRAIN, and the rest to SHORTAGE.
+    - SHORTAGE: training time that is lost because the job trains on fewer nodes than it requested. With n of N nodes,
+      n/N of the training time counts as TRAIN, and the rest as SHORTAGE.
     - STALL: the launch has completed a step, and the next step already takes longer than the hang limit.
-    - DETECT, REPLACE, REWORK: an open incident is in the phase of the same name.
-    - RESTORE: an open incident is in the phase of this name, or a launch after a pause has completed no new step.
+    - DETECT, REPLACE, REWORK: an incident is open and in the phase of the same name.
+    - RESTORE: an incident is open and in the phase of this name, or a launch after a pause has completed no new step.
     - STOPPING: the control plane has requested an agreed stop.
     - PAUSED: the job has no nodes, because a job of higher priority received them or a person paused the job.
     - UNACCOUNTED: no control-plane server was working on the job, and no incident covers this time.
@@ -76,9 +76,9 @@ _BY_INCIDENT = {
 _PHASES = (Bucket.DETECT, Bucket.REPLACE, Bucket.RESTORE, Bucket.REWORK)
 """The phases of an incident, in order."""
 _SURVIVES_A_GAP = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.RUNNING})
-"""Job states whose bucket also applies to periods without an active control plane.
+"""Job states whose bucket also applies to periods in which no control plane was active.
 
-In any other state, such a period is charged to UNACCOUNTED, unless an incident is open.
+In any other state, the ledger charges such a period to UNACCOUNTED, unless an incident is open.
 """
 _SEEMED = (
     Bucket.TRAIN,
@@ -91,20 +91,20 @@ _SEEMED = (
     Bucket.PROVISION,
     Bucket.QUEUE,
 )
-"""Buckets from which `follow` moves time when a failure is older than its detection, in this order.
+"""Buckets to which the ledger charges the time between a failure and its detection.
 
-Before the failure is detected, its time is charged to one of these buckets.
+Once the failure is detected, `follow` moves this time to the incident's phases, from these buckets in this order.
 """
 _WAITING = (Bucket.QUEUE, Bucket.PROVISION, Bucket.PAUSED)
 """Buckets of time without nodes. `ettr_ratio` counts them as queue time."""
 _UP = (Bucket.TRAIN, Bucket.SHORTAGE, Bucket.STALL)
-"""Buckets of time in which the ranks ran without a known failure, so that a new failure could begin."""
+"""Buckets of time in which the ranks ran without a known failure. They are the base of the MTTF."""
 _MICRO = 1_000_000
 _MICROSECONDS_PER_HOUR = 3600 * _MICRO
 
 
 Members = tuple[int, int]
-"""The size of a generation: the number of its nodes, and the number of nodes that it lacks."""
+"""The size of a generation: the number of its nodes, and how many nodes are missing to the job's NodeCount."""
 WHOLE: Members = (1, 0)
 """The size of a generation that lacks no node."""
 
@@ -117,7 +117,7 @@ def members_of(record: JobRecord) -> Members:
 def microseconds(seconds: float) -> int:
     """Return seconds as whole microseconds.
 
-    For a Unix time, the result is the same microsecond that a `datetime` of this time has.
+    For a Unix time, the result agrees with the microsecond of a `datetime` for the same time.
     """
     return round(seconds * _MICRO)
 
@@ -133,11 +133,11 @@ def is_stepping(record: JobRecord) -> bool:
 
 
 def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
-    """Return the bucket that the present second belongs to.
+    """Return the bucket to which the ledger charges the current second.
 
     Args:
-        record: the present record of a job that has not ended.
-        is_stalled: whether the job runs, but its ranks have reported no boundary for longer than the hang limit.
+        record: the current record of a job that has not ended.
+        is_stalled: whether the job runs, but its ranks have finished no step for longer than the hang limit.
 
     Returns:
         The bucket. An open incident takes precedence over the job's state. A launch without a new step counts neither
@@ -159,20 +159,22 @@ def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
 def charge(
     record: JobRecord, now: float, *, gap_seconds: float, node_count: int = 0, is_stalled: bool = False
 ) -> JobRecord:
-    """Return the record with the time since the last charge added.
+    """Return the record, with the time since the last charge added to its ledger.
 
-    The time is added to the present bucket and to the node time. Each pass calls this function with the stored record,
-    before the pass changes the state. If the number of nodes changes, the caller must store the returned record.
+    The function adds the time to the bucket of the job's stored state, and to the node time. Each pass calls this
+    function with the stored record, before the pass changes the state. If the number of nodes changes, the caller must
+    store the returned record.
 
     Args:
         record: the record as read at the start of the pass.
         now: Unix seconds. If the clock went back, the function charges no time.
         gap_seconds: the longest time between two passes while a control plane works on the job.
-        node_count: the number of nodes that work for the job from now on, and that the job pays for.
+        node_count: the number of nodes that work for the job from now on, for later charges.
         is_stalled: see `bucket`.
 
     Returns:
-        The record, accounted until `now`, with the gap if there was one. Unchanged if the job has ended.
+        The record, charged until `now`. If more than `gap_seconds` have passed, `unwatched` is set to this period.
+        Unchanged if the job has ended.
     """
     until = microseconds(now)
     passed = until - microseconds(accounted_until(record))
@@ -195,21 +197,22 @@ def charge(
 
 
 def recharge_first_step(record: JobRecord, stepped_at: float) -> JobRecord:
-    """Return the record with the time since the first new step of a launch moved to training.
+    """Return the record, with the time since a launch's first new step moved to TRAIN.
 
-    The job loop calls this function in the pass that first sees that step. It does so before it updates the record's
-    boundary, and only if no incident is open.
+    The job loop calls this function in the pass that first observes this step, before it updates `record.boundary`. The
+    loop calls it only if no incident is open.
 
     Args:
         record: charged up to this pass.
         stepped_at: Unix seconds at which a rank completed the step, by the rank's own time stamp.
 
     Returns:
-        The record with the same sum. Time without an active control plane stays in the bucket UNACCOUNTED.
+        The record, with an unchanged sum of all buckets. Time without an active control plane stays in the bucket
+        UNACCOUNTED.
     """
     since = stepped_at
     if record.unwatched is not None and record.state_since >= record.unwatched[1]:
-        # the previous state does not apply to a period without an active control plane
+        # A period without an active control plane stays UNACCOUNTED, also if the ranks trained meanwhile.
         since = max(since, record.unwatched[1])
     return _moved(record, bucket(record), Bucket.TRAIN, microseconds(accounted_until(record)) - microseconds(since))
 
@@ -223,23 +226,24 @@ def follow(
     stalled_since: float | None,
     members: Members = WHOLE,
 ) -> JobRecord:
-    """Return the record with its ledger adjusted to the incidents of a pass.
+    """Return the record, with its ledger corrected by the incidents of a pass.
 
-    Each pass calls this function at its end. Earlier in the pass, `charge` has booked the time by the incident's state
-    at the start of the pass. That booking can be wrong for three reasons: the failure is older than its detection, a
-    phase ended earlier, or a second failure voids the phases of the first attempt.
+    Each pass calls this function at its end. Earlier in the pass, `charge` has charged the time by the incident's state
+    at the start of the pass. This charge can be wrong for three reasons. The failure occurred before its detection, a
+    phase ended before this pass, or a second failure voids the phases of the first attempt.
 
     Args:
         record: charged up to this pass.
         before: the open incident at the start of the pass, or None.
-        after: that incident and all incidents that the pass opened, in their present state.
-        seemed: the bucket for time without an open incident.
+        after: the same incident and all incidents that the pass opened, after the pass.
+        seemed: the bucket to which time counts that belongs to no incident.
         stalled_since: Unix seconds since when the ledger charges the job as stalled, or None if it is not stalled.
         members: the members of the generation that trained before the incidents.
 
     Returns:
-        The record with the same sum. Each phase has the length that the incidents show. The function moves the
-        difference from or to `seemed`. No bucket becomes negative.
+        The record, with an unchanged sum of all buckets. Each phase's bucket agrees with the incidents. The function
+        moves the difference from or to `seemed`, and to the other buckets if `seemed` is empty. No bucket becomes
+        negative.
     """
     now = accounted_until(record)
     booked = {} if before is None else _phases(before, now)
@@ -269,7 +273,7 @@ def follow(
         if taken > 0:
             spent[source.value] -= taken
             missing -= taken
-    for into in _PHASES if missing else ():  # reached if the failure is older than all charged time
+    for into in _PHASES if missing else ():  # This loop runs only if the failure precedes all charged time.
         back = min(missing, spent.get(into, 0))
         if back > 0:
             spent[into.value] -= back
@@ -278,7 +282,7 @@ def follow(
 
 
 def _phases(incident: IncidentRecord, now: float) -> dict[Bucket, int]:
-    """Return the microseconds of each phase of an incident until now.
+    """Return the length of each phase of an incident until now, in microseconds.
 
     Their sum is the time from the incident's failure until now.
     """
@@ -289,7 +293,7 @@ def _phases(incident: IncidentRecord, now: float) -> dict[Bucket, int]:
 def _moved(record: JobRecord, was: Bucket, into: Bucket, amount: int) -> JobRecord:
     """Return the record with up to `amount` microseconds moved from one bucket to another.
 
-    The sum stays the same.
+    The sum of all buckets stays the same.
     """
     moved = min(amount, record.microseconds.get(was, 0))
     return (
@@ -303,7 +307,7 @@ def _moved(record: JobRecord, was: Bucket, into: Bucket, amount: int) -> JobReco
 
 
 def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
-    """Return the node time without a new step because of an incident, summed over the job's nodes.
+    """Return how long nodes were idle because of an incident, summed over the job's nodes.
 
     Args:
         incident: an open incident, or an incident that this pass has closed.
@@ -319,7 +323,7 @@ def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
 
 
 def idle_so_far(incident: IncidentRecord, record: JobRecord, now: float) -> int:
-    """Return the idle node time of an open incident, extended from the last charge until now.
+    """Return how long nodes have been idle because of an open incident, including the time since the last charge.
 
     Args:
         incident: an incident that is not closed.
@@ -341,12 +345,12 @@ def cost_usd(node_microseconds: int, price_usd_per_hour: float | None) -> float 
 def ettr_ratio(spent: Mapping[str, int], *, is_queue_counted: bool = False) -> float | None:
     """Return the effective training time ratio (ETTR): training time ÷ wall time.
 
-    Training on n of N nodes counts as n/N of its time (`Bucket.SHORTAGE` has the rest).
+    If n of N nodes train, n/N of the time counts as training (`Bucket.SHORTAGE` has the rest).
 
     Args:
         spent: microseconds by bucket, of one job or summed over several.
         is_queue_counted: whether wall time includes time without nodes (queue, provision, paused), as in the source. If
-            false, wall time begins with the first complete gang and excludes pauses.
+            false, wall time starts when the job first has all its nodes, and excludes pauses.
 
     Returns:
         0 to 1, or None if the wall time is zero.
@@ -388,7 +392,7 @@ def mean_seconds_to_failure(spent: Mapping[str, int], failure_count: int) -> flo
 
 
 def _added(spent: Mapping[str, int], into: Bucket, amount: int, members: Members = WHOLE) -> dict[str, int]:
-    """Return the buckets with an amount added. Training time is divided between TRAIN and SHORTAGE."""
+    """Return the buckets with an amount added to one of them. Training time is split between TRAIN and SHORTAGE."""
     trained = _trained(amount, members) if into is Bucket.TRAIN else amount
     added = {**spent, into.value: spent.get(into, 0) + trained}
     if trained != amount:
@@ -397,6 +401,6 @@ def _added(spent: Mapping[str, int], into: Bucket, amount: int, members: Members
 
 
 def _trained(amount: int, members: Members) -> int:
-    """Return the part of a training time that counts as training: n/N of it, rounded up."""
+    """Return the part of a duration on n of N nodes that counts as training: n/N of the duration, rounded up."""
     present, missing = members
     return amount if missing <= 0 else -(-amount * present // (present + missing))

@@ -2,8 +2,8 @@
 
 A decision has two parts. The control plane first writes the stored part (`record`, `plan`, `incidents`, `events` …) in
 one transaction, under its lease. Then it executes the actions: it sends messages to agents and calls AWS. Each action
-is idempotent and follows from stored state: one pass stores a state, and the next pass acts on it. A control plane that
-crashes between both parts therefore repeats the actions after its restart.
+is idempotent and follows from stored state: one pass stores a state, and the next pass acts on it. If a control plane
+crashes between the two parts, the next pass decides the same actions again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SendLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutManifest:
-    """Write the manifest that turns uploaded shards into a checkpoint."""
+    """Write the manifest of a checkpoint to S3, after the upload of all its shards."""
 
     at: ObjectReference
     manifest: CheckpointManifest
@@ -57,7 +57,7 @@ class PutManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetDesired:
-    """Set a group's desired capacity, either to a higher value or to the number of instances that the group has."""
+    """Set an Auto Scaling group's desired capacity: raise it, or lower it to the number of existing instances."""
 
     group: str
     desired_count: int
@@ -65,7 +65,7 @@ class SetDesired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminateMember:
-    """Terminate one named instance, or remove an instance that has already ended from the group."""
+    """Terminate one named instance, or remove an already ended instance from its Auto Scaling group."""
 
     group: str
     node_id: NodeId
@@ -75,9 +75,9 @@ class TerminateMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebootMember:
-    """Reboot one named instance, once each time that its node enters state REBOOTING.
+    """Reboot one named instance, once for each entry of its node into state REBOOTING.
 
-    `since` is the time at which the node entered this state. It distinguishes one reboot from the next.
+    `since` is the time at which the node entered this state, and distinguishes one reboot from the next.
     """
 
     group: str
@@ -87,9 +87,9 @@ class RebootMember:
 
 
 def reboot_key(node_id: NodeId, since: float) -> str:
-    """Return the key of the stored intent to reboot a node.
+    """Return the key under which the control plane stores its intent to reboot a node.
 
-    `since` is the time at which the node entered state REBOOTING. The intent under this key shows whether EC2 accepted
+    `since` is the time at which the node entered state REBOOTING. The stored intent also records whether EC2 accepted
     the reboot.
     """
     return f"reboot/{node_id}/{since:.3f}"
@@ -97,9 +97,9 @@ def reboot_key(node_id: NodeId, since: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendKeepEvidence:
-    """Command an agent to upload its own log and its ranks' output streams to the object store.
+    """Send an agent the order to upload its own log and its ranks' output to S3.
 
-    The fleet sends it to nodes that a person will inspect.
+    The fleet sends this order to nodes that a person will inspect.
     """
 
     node_id: NodeId
@@ -116,7 +116,7 @@ class CompleteTermination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldTermination:
-    """Extend a terminating hook by its timeout, because the upload of the job's last step is not complete."""
+    """Extend a terminating hook by its timeout, until the upload of the job's last step is complete."""
 
     group: str
     hook: str
@@ -127,12 +127,12 @@ class HoldTermination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryLaunch:
-    """Request again the capacity that a group already desires, after a failed launch."""
+    """After a failed launch, request again the capacity that the Auto Scaling group already desires."""
 
     group: str
     desired_count: int
     failed_at: float
-    """Time at which the newest launch failed, in Unix seconds. Each failure causes at most one retry."""
+    """Time at which the newest launch failed, in Unix seconds. Each failed launch causes at most one retry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ JobAction = Send | SendLoad | PutManifest
 MemberAction = SetDesired | TerminateMember | RebootMember | CompleteTermination
 """Actions that change the group's members or their state.
 
-After such an action, the control plane ignores earlier answers of AWS about the group.
+After such an action, earlier answers of AWS about the group are outdated, and the control plane ignores them.
 """
 GroupAction = MemberAction | HoldTermination | RetryLaunch | ResumeLaunch
 """Actions on a fleet's group or its instances.
@@ -167,10 +167,9 @@ class EventDraft:
     message: str
     node_id: NodeId | None = None
     run: RunId | None = None
-    """The run of the job that the event is about.
+    """The run of the job that the event is about. Members of other projects must not read this event.
 
-    An event about a node names the job that the node works for, or last worked for. Members of other projects must not
-    read this event.
+    An event about a node names the job that the node works for, or last worked for.
     """
     detail: Mapping[str, object] = field(default_factory=dict[str, object])
     """Details that are too long for the message. JSON values only."""
@@ -181,24 +180,24 @@ class Decision:
     """The decision of one pass over a job."""
 
     record: JobRecord
-    """The record to store. Without a change, it equals the observed record."""
+    """The record to store. It equals the observed record if nothing changed."""
     actions: tuple[JobAction, ...] = ()
     plan: GenerationPlan | None = None
     """The plan of a new generation, to store with the record."""
     fleet: FleetName | None = None
-    """The fleet to whose queue the job moves. None: the job stays in its fleet."""
+    """The fleet to whose queue the job moves. None means that the job stays in its fleet."""
     incidents: tuple[IncidentRecord, ...] = ()
     """Incidents that this pass opened, changed or closed."""
     implications: tuple[Implication, ...] = ()
-    """Entries that this pass adds to the histories of nodes, because incidents involved these nodes."""
+    """Entries that this pass adds to the histories of nodes that were involved in incidents."""
     damaged: tuple[DamagedCheckpoint, ...] = ()
-    """Checkpoints that a failed load proved damaged."""
+    """Checkpoints whose objects differed from the manifest when a node loaded them."""
     events: tuple[EventDraft, ...] = ()
     requeue_after_seconds: float = 1.0
 
     @property
     def reason(self) -> str:
-        """Reason for the job's present state."""
+        """The reason for the job's current state."""
         return self.record.reason
 
 
@@ -212,15 +211,15 @@ class FleetDecision:
     desired_count: int = 0
     """The number of nodes that the fleet needs."""
     vacancies: Vacancies = ()
-    """Vacancies of the group, to store for the next pass."""
+    """Instances that the group desires but does not have, to store for the next pass."""
     is_frozen: bool = False
     is_blind: bool = False
-    """Whether most of the fleet's agents are silent. A person may have lifted the resulting freeze."""
+    """Whether most of the fleet's agents are silent. True even if a person has lifted the resulting freeze."""
     reason: str = ""
     implications: tuple[Implication, ...] = ()
-    """Entries that this pass adds to the histories of nodes without a job."""
+    """Entries that this pass adds to the histories of nodes that work for no job."""
     events: tuple[EventDraft, ...] = ()
     forgotten: tuple[NodeId, ...] = ()
-    """Nodes that have ended for good. The control plane deletes the reports of their agents."""
+    """Nodes whose instances have ended. The control plane deletes the last reports of their agents."""
     is_empty: bool = False
-    """Whether a fleet that is being deleted has no more nodes. The control plane then deletes the fleet itself."""
+    """Whether the fleet is being deleted and has no more nodes. If so, the control plane deletes the fleet's row."""

@@ -1,7 +1,7 @@
 """Checks an agent's identity from its signed request and STS's answer (`everstep.protocol.attestation`).
 
-Invariant: pure and strict. The checks accept only the exact request form that Everstep's agents send. Each refusal is a
-sentence that states the reason.
+Invariant: pure and strict. The checks accept only requests in the exact form that Everstep's agents send. Each refusal
+states its reason in a sentence.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Principal:
 
 
 def nonce(key: bytes, random: bytes, now: float) -> str:
-    """Return a nonce that this server recognizes later by its seal, without storing the nonce.
+    """Return a nonce with a seal. The server later verifies the seal instead of storing the nonce.
 
     Args:
         key: the server's secret key, used for nonces only.
@@ -66,8 +66,8 @@ def nonce(key: bytes, random: bytes, now: float) -> str:
 def nonce_end(key: bytes, given: str, now: float) -> int | None:
     """Return when a nonce expires, in Unix seconds.
 
-    Return None if this server did not create the nonce, or if the nonce has expired. The database detects a reused
-    nonce; this function does not.
+    Return None if this server did not create the nonce, or if the nonce has expired. The function does not detect a
+    reused nonce. The database does.
     """
     said, _, seal = given.rpartition(".")
     if not hmac.compare_digest(seal.encode(), _seal(key, said).encode()):
@@ -86,7 +86,7 @@ def refusal_of_signature(signature: Signature, region: str) -> str:
         region: the control plane's own region.
 
     Returns:
-        A sentence, or an empty string if the form is correct. Only STS can decide whether the signature is genuine.
+        A sentence, or an empty string if the form is correct. STS checks afterwards whether the signature is genuine.
     """
     parts = _AUTHORIZATION.fullmatch(signature.authorization)
     if (
@@ -105,12 +105,11 @@ def refusal_of_signature(signature: Signature, region: str) -> str:
 
 
 def sts_headers(signature: Signature, *, server_id: str, nonce: str) -> Mapping[str, str]:
-    """Return the headers of the request to STS. The HTTP client adds `host`.
+    """Return the headers of the request to STS, except `host`. The HTTP client adds `host`.
 
     Args:
         signature: a signature whose form was checked.
-        server_id: the id of this server, even if the agent has signed another server's id. STS then rejects the
-            signature.
+        server_id: this server's id, so that STS rejects a signature made for another server.
         nonce: the nonce of this attempt.
 
     Returns:
@@ -127,8 +126,8 @@ def sts_headers(signature: Signature, *, server_id: str, nonce: str) -> Mapping[
 def refusal_of_principal(principal: Principal, *, account: str, role_name: str, node_id: NodeId) -> str:
     """Return why a principal is not the node that its agent claims to be, or an empty string.
 
-    The session name of an instance role is the instance id. Only EC2 can open such a session, unless the role's trust
-    policy admits other principals.
+    The session name of an instance role is the instance id. If the role's trust policy admits only EC2, nobody else can
+    open a session with this name.
 
     Args:
         principal: account, role and session from the answer of STS.

@@ -1,4 +1,4 @@
-"""Breakers: when to give up a job that fails repeatedly, and which changes to try first.
+"""Breakers: rules that decide when a repeatedly failing job gets another node or an older state, and when it fails.
 
     the same failure MaxAttempts times      was the step ever passed?      no: change first the node, then the state
                                                                                yes, or the node alone holds committed
@@ -6,11 +6,10 @@
     the node    a spare takes over the failing rank's node: is it a bad node, or a bad script?
     the state   the base of the last two failures is skipped, and an older one used: a bad state, or a bad script?
 
-Each change allows one more attempt, and each is made at most once. A change of node needs a spare. A change of state
-needs an older state other than the script's initial one. If the job still fails after both changes, the script is at
-fault.
+Each change allows one more attempt, and is tried at most once. A change of node needs a spare. A change of state needs
+an older state other than the script's initial one. If the job still fails after both changes, the script is at fault.
 
-A failure counts until training passes the highest step that it had reached before the failure.
+A failure counts until training passes the highest step that any generation had reached before the failure.
 
 Invariant: `rule` gives up after at most MaxAttempts + 2 failures that look alike.
 """
@@ -27,19 +26,19 @@ from control_plane.core.observed.jobs import JobSpec, Trial
 from everstep.protocol.ids import Generation, Step
 
 NO_PROGRESS_TIMES = 3
-"""Limit for failures in a row without a new highest step, in units of `max_attempts`.
+"""Multiple of `max_attempts` after which the job fails if none of its failures was followed by a new highest step.
 
-The limit also applies if the failures differ.
+The limit also applies to failures that differ from each other.
 """
 
 
 class Course(StrEnum):
-    """The way in which a job continues, or ends, after a failure.
+    """How a job continues, or ends, after a failure.
 
-    - AGAIN: it restarts on the same nodes, from the newest state.
-    - OTHER_NODE: it restarts with a spare in place of the failing node.
-    - OLDER_STATE: it restarts from an older state.
-    - GIVE_UP: it fails.
+    - AGAIN: the job restarts on the same nodes, from the newest state.
+    - OTHER_NODE: the job restarts with a spare in place of the failing node.
+    - OLDER_STATE: the job restarts from an older state.
+    - GIVE_UP: the job fails.
     """
 
     AGAIN = "again"
@@ -50,7 +49,7 @@ class Course(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """The decision of the breakers."""
+    """The decision of the breakers about one job."""
 
     course: Course
     why: str = ""
@@ -69,14 +68,14 @@ def rule(
     """Return how a job continues after its last failure.
 
     Args:
-        failures: failures that count as the job's own, oldest first. They exclude consequences of a lost node.
+        failures: failures that count as the job's own, oldest first. The consequences of a lost node are excluded.
         trials: changes that earlier rulings tried against these failures.
         spec: the job's specification, with `max_attempts`.
-        has_spare: whether a spare can take over the failing node's ranks, from a state other than the script's initial
-            one.
-        older_base: the newest state older than the last failure's base that every rank can get, or 0.
-        is_sole_holder: whether giving up the last failure's node would lose committed steps. The node is then changed
-            last.
+        has_spare: whether a spare can take over the failing node's ranks and restore a step after step 0.
+        older_base: the newest step that every rank can restore, older than the step from which the last attempt
+            started. 0 without such a step.
+        is_sole_holder: whether the job loses committed steps if it gives up the node of the last failure. If so, the
+            rule tries the older state before the other node.
 
     Returns:
         The ruling. Its reason contains the counts and describes the last failure.
@@ -114,14 +113,14 @@ def remembered(
 ) -> tuple[FailureRecord, ...]:
     """Return the failures to store after one more failure.
 
-    The result omits old failures that no rule can count any more.
+    The result omits failures that are too old for any rule.
     """
     longer = [*failures, failure] if failure is not None else list(failures)
     return tuple(longer[-max(1, spec.max_attempts) * NO_PROGRESS_TIMES :])
 
 
 def forgiven(failures: Sequence[FailureRecord], generation: Generation) -> tuple[FailureRecord, ...]:
-    """Return the failures without those of a generation whose failure had an external cause: a lost node."""
+    """Return the failures, except those of one generation, because a lost node caused them."""
     return tuple(failure for failure in failures if failure.generation != generation)
 
 
@@ -133,7 +132,7 @@ def still_ahead(failures: Sequence[FailureRecord], generation: Generation, bound
     Args:
         failures: failures of the job, oldest first.
         generation: number of the running generation.
-        boundary: the boundary that all ranks of that generation have passed.
+        boundary: the newest step that all ranks of the running generation have finished.
 
     Returns:
         The failures after which training has reached no new highest step.
@@ -144,15 +143,15 @@ def still_ahead(failures: Sequence[FailureRecord], generation: Generation, bound
 
 
 def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> tuple[Trial, ...]:
-    """Return the trials that succeeded.
+    """Return the trials (changes after repeated failures) that succeeded.
 
     Args:
         trials: the changes tried so far.
         generation: number of the running generation.
-        boundary: the boundary that all ranks of that generation have passed.
+        boundary: the newest step that all ranks of the running generation have finished.
 
     Returns:
-        The trials whose failure a later generation has passed.
+        The trials after which training has passed the step of the failure.
     """
     return tuple(
         trial
@@ -162,19 +161,19 @@ def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> t
 
 
 def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_spare: bool) -> Course | None:
-    """Return OTHER_NODE if all these failures occurred on one node and no node was replaced before, else None."""
+    """Return OTHER_NODE if one node caused all these failures, and a spare exists, and no node was tried before."""
     is_one_node = alike[-1].node_id is not None and len({failure.node_id for failure in alike}) == 1
     return Course.OTHER_NODE if has_spare and is_one_node and all(trial.kind != "node" for trial in tried) else None
 
 
 def _older_state(alike: Sequence[FailureRecord], tried: Sequence[Trial], older_base: Step) -> Course | None:
-    """Return OLDER_STATE if the last two attempts had the same base and no older state was tried, else None."""
+    """Return OLDER_STATE if the last two attempts had the same base and no older step was tried, else None."""
     is_one_state = len(alike) > 1 and alike[-1].base_step == alike[-2].base_step > older_base > 0
     return Course.OLDER_STATE if is_one_state and all(trial.kind != "state" for trial in tried) else None
 
 
 def _alike(failures: Sequence[FailureRecord]) -> list[FailureRecord]:
-    """Return the last failure and the failures directly before it that look the same."""
+    """Return the last failure, and the failures directly before it that look like it."""
     alike: list[FailureRecord] = []
     for failure in reversed(failures):
         if not _looks_like(failure, failures[-1]):

@@ -1,4 +1,4 @@
-"""Retries of failed instance launches: when to retry, and the reason to show to users.
+"""Retries of failed instance launches: when Everstep retries, and the reason that users see.
 
 - Auto Scaling retries by itself, at growing intervals. After failures over a long time, AWS suspends the group's
   launches (an administrative suspension).
@@ -6,7 +6,7 @@
   Everstep skips a due retry if AWS has retried by itself since the retry became due.
 - Everstep resumes launches that AWS suspended, and leaves a suspension by a user in place.
 
-The times of retries depend only on the start of the shortage. Retries by AWS do not shift them.
+The times of retries depend only on the time of the first failure. Retries by AWS do not shift these times.
 
 Invariant: pure. A retry requests the capacity that the group already desires, so it can never enlarge a fleet. Source:
 Amazon EC2 Auto Scaling User Guide, `Suspend and resume processes` (administrative suspension).
@@ -26,8 +26,8 @@ LONGEST_RETRY_SECONDS = 900.0
 def retry_at(group: GroupObserved) -> float | None:
     """Return the time of the next retry in Unix seconds, or None if no launch has failed.
 
-    The result is the first planned time after the newest failure. A launch that failed after a planned time counts as
-    the retry for that time.
+    The result is the first planned time after the newest failure. If AWS itself retried after a planned time, Everstep
+    skips this time.
     """
     if group.failing_since is None or group.failed_at is None:
         return None
@@ -45,7 +45,7 @@ def pause_seconds(failure_count: int) -> float:
 
 
 def failing_since(before: GroupObserved | None, first: float) -> float:
-    """Return since when launches have been failing.
+    """Return the time since which launches have been failing.
 
     AWS lists only the newest activities. In a long shortage, its list no longer contains the first failures.
 
@@ -58,12 +58,12 @@ def failing_since(before: GroupObserved | None, first: float) -> float:
         Unix seconds.
     """
     if before is None or before.failing_since is None or before.failed_at is None or before.failed_at < first:
-        return first  # AWS no longer lists the older failure, so a launch has succeeded since
+        return first  # A launch has succeeded since the older failure, so the older failure does not count.
     return min(before.failing_since, first)
 
 
 def waiting_words(group: GroupObserved) -> str:
-    """Return why launches fail, in AWS's words, and what Everstep does next.
+    """Return AWS's reason for failed launches, and Everstep's next action.
 
     The text is empty while launches succeed. It contains no elapsed time, so that its stored copy rarely changes.
     """
@@ -79,11 +79,11 @@ def waiting_words(group: GroupObserved) -> str:
 
 
 def vacancies(before: Vacancies, *, missing: int, joined: int, now: float) -> tuple[Vacancies, tuple[float, ...]]:
-    """Return the vacancies of a group and the start times of the filled vacancies.
+    """Return the remaining vacancies of a group, and the start times of the filled vacancies.
 
-    A vacancy is an instance that the group desires and does not have. The duration of a replacement starts with its
-    vacancy, before AWS launches the instance. AWS does not report which instance fills which vacancy. This function
-    assumes that the oldest vacancy is filled, or given up, first.
+    A vacancy is an instance that the group desires and does not have. The measured duration of a replacement starts
+    when the vacancy occurs, before AWS launches the instance. AWS does not report which instance fills which vacancy.
+    This function assumes that the oldest vacancy is filled, or given up, first.
 
     Args:
         before: the vacancies after the previous pass.

@@ -1,9 +1,9 @@
-"""The exact effect of losing whole failure domains on the shards of a placement.
+"""The exact probability that the shards of a placement survive the loss of whole failure domains.
 
     every shard is an edge between the domains of its holders; the loss of all these domains loses the shard
     edges without a common domain, direct or through other edges, are independent: their counts multiply
 
-Invariant: a node with an unknown domain counts as its own domain. Domains of nodes that hold no shard do not count.
+Invariant: a node whose domain is unknown counts as a separate domain. Domains of nodes that hold no shard do not count.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from control_plane.errors import ImpossiblePlacement, TooManyCases
 from everstep.protocol.ids import NodeId
 
 MAX_CASES = 20_000
-"""Limit for the number of partial losses that the count tracks at the same time.
+"""Limit for the number of states that the count tracks at the same time.
 
-Placements over at most sixteen domains stay below this limit. So do losses of only two domains.
+Placements over at most sixteen domains stay below this limit. Losses of only two domains also stay below it.
 """
 
 Domain = str
@@ -44,7 +44,7 @@ def recovery_probability(placement: Placement, domains: Mapping[NodeId, str], lo
 
     Args:
         placement: the placement of the job.
-        domains: the failure domain of each node. A node without an entry is its own domain.
+        domains: the failure domain of each node. A node without an entry counts as a separate domain.
         lost_count: k, the number of lost domains.
 
     Returns:
@@ -58,7 +58,7 @@ def recovery_probability(placement: Placement, domains: Mapping[NodeId, str], lo
     if not 0 <= lost_count <= count:
         raise ImpossiblePlacement(f"{lost_count} lost domains and {count} domains do not fit together")
     edges = _edges(placement, domains)
-    if frozenset() in edges:  # an edge without domains belongs to a shard without holders, which every loss destroys
+    if frozenset() in edges:  # An edge without domains is a shard without holders. Such a shard never survives.
         return 0.0
     fatal = {domain for edge in edges if len(edge) == 1 for domain in edge}
     return _survivable({edge for edge in edges if not edge & fatal}, count - len(fatal), lost_count) / comb(
@@ -118,8 +118,8 @@ def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
     """Return a component's domain count, and its number of survivable losses by number of lost domains.
 
     A loss is survivable if every edge keeps a domain. The function counts losses of at most `most` domains. It
-    processes the domains in order and treats each as lost or alive. Its state is a bit set of the open edges: edges
-    whose processed domains are all lost.
+    processes the domains in order and treats each as lost or alive. Its state is a bit set of the edges whose domains
+    so far are all lost.
     """
     order = list(dict.fromkeys(domain for edge in edges for domain in sorted(edge)))
     place = {domain: i for i, domain in enumerate(order)}
@@ -131,7 +131,7 @@ def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
         for i in places:
             members[i] |= 1 << bit
     cases: dict[tuple[int, int], int] = {(0, 0): 1}
-    """Number of ways to reach each state, by the pair (open edges, number of lost domains)."""
+    """Number of ways to reach each state. A state is the pair (edges whose domains so far are lost, lost domains)."""
     for i in range(len(order)):
         after: defaultdict[tuple[int, int], int] = defaultdict(int)
         for (open_edges, lost), ways in cases.items():

@@ -1,21 +1,22 @@
 """Drills: on a person's order, Everstep injects one fault into a job and observes the recovery.
 
-A drill strikes when the control plane injects its fault.
+"The drill strikes" means that the control plane injects the drill's fault.
 
     REQUESTED ──▶ STRUCK ──▶ RECOVERED       an incident followed, and training has caught up
         │            ├─────▶ NOT_RECOVERED   the job ended, paused or failed again first
         │            └─────▶ ABSORBED        no incident followed, training continued
         └──────────────────▶ NOT_DONE        the job did not train in time, so no fault was injected
 
-The control plane stores STRUCK before it strikes. A drill therefore strikes at most once, even if the control plane
-crashes in between.
+The control plane stores the state STRUCK before it injects the fault. A drill therefore strikes at most once, even if
+the control plane crashes in between.
 
-Consequences of a drill have the cause DRILL. An independent fault during the drill's incident keeps its own cause, and
-turns the incident into a failure. MTTF and MTTR then count the incident. The fleet then also counts each lost node,
-except the struck node, when it computes its number of spares.
+Consequences of a drill have the cause DRILL. An independent fault during the drill's incident keeps its own cause and
+turns the incident into a failure. MTTF and MTTR count such an incident. Its lost nodes, except the struck node, also
+count when the fleet computes its number of spares.
 
-Other nodes can report consequences before the struck node does. Other ranks end because the killed rank is missing.
-Members can report an unreachable coordinator before AWS reports that its instance has ended.
+Other nodes can report consequences before the struck node reports its own fault. For example, other ranks end because
+the killed rank is missing. Members can report an unreachable coordinator before AWS reports that its instance has
+ended.
 
 Invariant: pure. The consequences of a drill count neither as failures of the job nor in the history of a node.
 """
@@ -38,27 +39,27 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 PATIENCE_TIMES = 2
-"""Multiple of T_max within which a drill must strike, and an incident must follow the strike.
+"""Limit for the wait until a drill strikes, and for the wait until an incident follows, as a multiple of T_max.
 
-Everstep notices a lost instance within one T_max.
+Everstep detects a lost instance within one T_max.
 """
 
 _TRAINS = frozenset({JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.COMPLETED})
-"""Job states that show that training continues, if no incident is open."""
+"""Job states in which training continues, provided that no incident is open."""
 _OF_AGENT = frozenset({Cause.AGENT_LOST, Cause.NODE_UNREACHABLE})
 EXPLAINS: Mapping[DrillKind, frozenset[Cause]] = {
     DrillKind.KILL_RANK: frozenset({Cause.RANK_EXIT}),
     DrillKind.KILL_AGENT: _OF_AGENT,
     DrillKind.TERMINATE_INSTANCE: frozenset({Cause.RANK_EXIT, Cause.INSTANCE_TERMINATED}) | _OF_AGENT,
 }
-"""Causes that a drill produces on the node that it strikes.
+"""Causes of faults that each kind of drill can produce on the struck node.
 
-Faults that an agent reports about its own node are never among them.
+No drill makes an agent report a fault of its own node.
 """
 
 
 class Course(StrEnum):
-    """The action of a pass for a drill.
+    """The action that a pass executes for a drill.
 
     - WAIT: no action.
     - STRIKE: inject the fault now.
@@ -70,7 +71,7 @@ class Course(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
-    """The state of a drill after a pass, and the action that the pass takes for the drill."""
+    """The drill after a pass, and the action that the pass executes for the drill."""
 
     drill: DrillObserved
     course: Course = Course.WAIT
@@ -88,7 +89,7 @@ def follow(
         record: the job's record after the decision of this pass.
         plan: the plan of the job's newest generation.
         now: Unix seconds.
-        timeouts: a drill may last a multiple of `exclude_seconds`.
+        timeouts: a drill waits for at most `PATIENCE_TIMES` times `exclude_seconds`.
 
     Returns:
         The drill to store, and whether the control plane then injects its fault.
@@ -105,7 +106,7 @@ def follow(
             )
         return Followed(drill=drill)
     struck_at = drill.struck_at
-    assert struck_at is not None  # the drill's state is STRUCK
+    assert struck_at is not None  # In state STRUCK, `struck_at` is set.
     if record.incident is not None and drill.incident_id == "" and in_words(drill) in record.incident.evidence:
         drill = replace(drill, incident_id=record.incident.id)
     has_trained_on = record.incident is None and record.state in _TRAINS
@@ -162,8 +163,8 @@ def attributed(
         reports: reports of the generation's members, which show how the ranks ended.
 
     Returns:
-        `found` and `failure`, unchanged if the drill caused none of the faults. Otherwise the drill's faults have the
-            cause DRILL and implicate no node, and one appended fault names the drill.
+        `found` and `failure`, unchanged if the drill caused none of the faults. Otherwise the faults that the drill
+        caused have the cause DRILL and implicate no node, and an additional fault names the drill.
     """
     if drill is None or drill.struck_at is None:
         return found, failure
@@ -182,7 +183,8 @@ def attributed(
         if is_struck and _node_of(fault) is None and fault.cause in EXPLAINS[drill.kind]
     }
     if all(fault.cause is Cause.GROUP_LOST for number, fault in enumerate(found) if number not in followed):
-        followed = set(range(len(found)))  # the drill's node held the only copy
+        # The struck node held the only copy of a shard, so the drill also caused this loss.
+        followed = set(range(len(found)))
     told = tuple(
         replace(fault, cause=Cause.DRILL, implicates=None) if number in followed else fault
         for number, fault in enumerate(found)
@@ -208,44 +210,44 @@ def has_struck_rank_ended(drill: DrillObserved, reports: Mapping[NodeId, MemberR
 
 
 def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[Fault, ...]) -> IncidentRecord:
-    """Return the incident with the cause DRILL, if its rank exit was a consequence of the drill.
+    """Return the incident. Change its cause to DRILL if the drill caused the rank exit that opened it.
 
     An incident can begin with the exit of another rank, before the struck node reports its own damage.
 
     Args:
         drill: the open drill of the job, or None.
         incident: the job's incident that is not closed.
-        found: the faults of this pass, after `attributed`.
+        found: the faults of this pass, as `attributed` returned them.
 
     Returns:
         The incident, with the cause DRILL if its rank failed because of the struck rank or instance. Otherwise the
         incident is unchanged.
     """
     if drill is None or incident.generation_before != drill.generation or in_words(drill) in incident.evidence:
-        return incident  # the drill's damage was reported before this incident, so the rank's exit is another failure
+        return incident  # The drill did not cause this incident, or the incident already names the drill.
     if all(fault.cause is not Cause.DRILL for fault in found):
         return incident
     is_of_it = incident.cause is Cause.RANK_EXIT and Cause.RANK_EXIT in EXPLAINS[drill.kind]
-    if drill.kind is DrillKind.KILL_RANK:  # a rank that ended before the strike ended for another reason
+    if drill.kind is DrillKind.KILL_RANK:  # A rank that ended before the drill struck ended for another reason.
         is_of_it = is_of_it and drill.struck_at is not None and incident.failed_at >= drill.struck_at
     return replace(incident, cause=Cause.DRILL) if is_of_it else incident
 
 
 def in_words(drill: DrillObserved) -> str:
-    """Return the sentence of evidence that names the drill which caused an incident."""
+    """Return the evidence that names a drill as the cause of an incident."""
     what = f"rank {drill.rank} on {drill.node_id}" if drill.kind is DrillKind.KILL_RANK else drill.node_id
     return f"a drill ({drill.id}): {drill.requested_by} requested {drill.kind} on {what}"
 
 
 def _is_explained(drill: DrillObserved, fault: Fault, *, is_struck: bool, has_struck_rank: bool) -> bool:
-    """Return whether the drill caused a fault, at the node that the drill struck.
+    """Return whether the drill caused a fault on the struck node.
 
     AWS can report the end of a terminated instance several generations later. Such a report still belongs to the drill.
     """
     if fault.cause not in EXPLAINS[drill.kind] or not (is_struck or drill.kind is DrillKind.TERMINATE_INSTANCE):
         return False
     if fault.cause is Cause.RANK_EXIT and drill.kind is DrillKind.KILL_RANK:
-        assert drill.struck_at is not None  # attributed() has checked that the drill struck
+        assert drill.struck_at is not None  # `attributed` has checked that `struck_at` is set.
         return has_struck_rank and (fault.rank == drill.rank or fault.at >= drill.struck_at)
     if fault.cause is Cause.RANK_EXIT:
         return is_struck and drill.node_id in fault.seen_on
@@ -259,7 +261,7 @@ def _node_of(fault: Fault) -> NodeId | None:
 
 
 def _what_came(record: JobRecord) -> str:
-    """Return a description of the event that interrupted a recovery."""
+    """Return a clause about the event that interrupted the recovery from a drill."""
     if record.state in ENDED_JOBS:
         return f"the job {record.state}"
     return "the job was paused" if record.incident is None else "another incident began"

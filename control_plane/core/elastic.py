@@ -3,7 +3,8 @@
     4 nodes ── one lost ── no node within the patience ──▶ 3 nodes ── a node is ready ── agreed stop ──▶ 4 nodes
                            a node in time ──▶ 4 nodes              ── a failure, and a node is ready ──▶ 4 nodes
 
-A job shrinks only in a recovery that waits for a node. A job that trains grows by one agreed stop for all ready nodes.
+A job shrinks only in a recovery that lacks a node. A job that trains grows at an agreed stop, by all ready nodes
+together.
 
 Invariant: pure. A generation has between `least_node_count` and `most_node_count` nodes.
 """
@@ -18,7 +19,7 @@ from everstep.protocol.plan import Timeouts
 
 
 def needed_count(spec: JobSettings, record: JobRecord) -> int:
-    """Return how many nodes the next generation waits for."""
+    """Return the number of nodes for which the next generation waits."""
     return record.reduced_count or record.member_count or spec.node_count
 
 
@@ -31,7 +32,7 @@ def next_count(spec: JobSettings, record: JobRecord, *, available_count: int) ->
         available_count: number of the job's nodes that can take part.
 
     Returns:
-        The number of nodes that the generation waits for, or more if more are available and the job may use them.
+        The number from `needed_count`. More if more nodes are available and the job may use them.
     """
     return max(needed_count(spec, record), min(available_count, spec.most_node_count))
 
@@ -39,15 +40,15 @@ def next_count(spec: JobSettings, record: JobRecord, *, available_count: int) ->
 def reduced_count(
     spec: JobSettings, *, promised_count: int, waited_seconds: float, has_spare: bool, timeouts: Timeouts
 ) -> int | None:
-    """Return with how many nodes a job continues that waits for a node, or None while it must wait.
+    """Return the smaller number of nodes with which a job continues, or None while the job still waits for a node.
 
     The job loop calls this function in every pass over a job whose members have all promised, and that lacks a member.
 
     Args:
         spec: settings of the job, with its limits of nodes and its patience.
         promised_count: number of members that have promised the generation.
-        waited_seconds: time for which the job has lacked a member while a control plane worked.
-        has_spare: whether the fleet has a spare for the job. The fleet assigns it within a few passes.
+        waited_seconds: time for which the job has lacked a member, without time in which no control plane was active.
+        has_spare: whether the fleet has a spare for the job. The fleet assigns this spare within a few passes.
         timeouts: `prepare_deadline_seconds` limits the wait for such a spare.
 
     Returns:
@@ -59,7 +60,7 @@ def reduced_count(
 
 
 def followed(growth: Growth | None, ready: Sequence[NodeId], now: float) -> Growth | None:
-    """Return the growth that these ready nodes permit, with the time since when they have all been ready.
+    """Return the growth that these ready nodes permit: the nodes, and the time since which all of them are ready.
 
     Args:
         growth: the result of the previous pass.
@@ -75,19 +76,19 @@ def followed(growth: Growth | None, ready: Sequence[NodeId], now: float) -> Grow
 
 
 def is_due(spec: JobSettings, record: JobRecord, now: float, timeouts: Timeouts) -> bool:
-    """Return whether a running job should stop to continue on more nodes.
+    """Return whether a running job should now stop in order to continue on more nodes.
 
-    One stop for several nodes costs less than several stops. The job therefore waits for the last missing node as long
-    as it waits in a recovery. Nodes must have been ready for a lease, so that an unstable node causes no stop.
+    One stop for several nodes costs less than several stops. The job therefore waits for further missing nodes, for at
+    most `patience_seconds`. All nodes must have been ready for a lease, so that an unstable node causes no stop.
 
     Args:
         spec: settings of the job, with its limits of nodes and its patience.
-        record: the record of this pass. Its open incident and its suspicion of a hang postpone the growth.
+        record: the record of this pass. An open incident or a suspected hang postpones the growth.
         now: Unix seconds.
         timeouts: `lease_seconds` is the shortest time for which nodes must be ready.
 
     Returns:
-        Whether to request the agreed stop. False once it is requested.
+        Whether to request the agreed stop. False once the stop is requested.
     """
     growth = record.growth
     if growth is None or growth.asked_at is not None:
@@ -100,7 +101,7 @@ def is_due(spec: JobSettings, record: JobRecord, now: float, timeouts: Timeouts)
 
 
 def size_words(spec: JobSettings, count: int) -> str:
-    """Return a clause about the number of nodes of a generation with fewer nodes than the job asked for.
+    """Return a clause about a generation that has fewer nodes than the job requested.
 
     Empty for any other generation.
     """
@@ -108,7 +109,10 @@ def size_words(spec: JobSettings, count: int) -> str:
 
 
 def forecast_words(spec: JobSettings) -> str:
-    """Return a sentence about the sizes of an elastic job, for the plan before its start. Empty if it has one size."""
+    """Return a sentence about the sizes of an elastic job, for the plan before its start.
+
+    Empty if the job has only one size.
+    """
     words: list[str] = []
     if spec.least_node_count < spec.node_count:
         words.append(

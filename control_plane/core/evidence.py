@@ -11,9 +11,10 @@
 
 A job gives up an impaired member at an agreed stop, once another node can take over (ADR 0016).
 
-Invariant: every verdict except ALIVE contains its evidence in sentences. Silence counts only while this control plane
-could have received a report. While steps advance, only AWS's report makes a node GONE. A fleet is blind while most of
-its agents are silent although AWS reports their instances running. In a blind fleet, silence proves nothing.
+Silence means that the control plane receives no message from the node's agent.||Invariant: every verdict except ALIVE
+contains its evidence in sentences. Silence counts only while this control plane could have received a report. While
+steps advance, only AWS's report makes a node GONE. A fleet is blind while most of its agents are silent although AWS
+reports their instances running. In a blind fleet, silence proves nothing.
 """
 
 from __future__ import annotations
@@ -32,30 +33,29 @@ from everstep.protocol.ids import Generation, NodeId, RunId, Step
 from everstep.protocol.plan import Timeouts
 
 NODE_FAULTS = frozenset({FaultCode.RANKS_NOT_GONE})
-"""Fault codes in a job's report that make the node unusable.
+"""Fault codes in an agent's report about a job that make the node unusable.
 
-All other faults in such a report are faults of the job.
+All other codes in such a report are faults of the job.
 """
 COUNTER_EVIDENCE_BOUNDARIES = 2
-"""Boundaries completed during a silence that prove the silent node's ranks alive.
+"""Number of steps finished during a silence that proves the silent node's ranks alive.
 
-A single boundary proves nothing: its step may have been under way when the silence began.
+A single step proves nothing, because it may have been under way when the silence began.
 """
 WATCHED_FROM_LEASES = 2 / 3
 """Fraction of a lease after which the control plane starts to track a silence.
 
-Tracking starts before the lease ends. The control plane then knows whether steps advance when the silence begins to
-count.
+A silence counts as evidence only after a whole lease. Until then, the control plane can observe whether steps advance.
 """
 BLIND_FLEET_SIZE = 3
-"""Smallest fleet for which a silent majority makes the fleet blind.
+"""Smallest number of nodes of which a silent majority is no evidence against the nodes.
 
-If a majority becomes silent at the same time, the control plane is more likely at fault than the nodes.
+If most nodes become silent at the same time, the control plane is more likely at fault than the nodes.
 """
 
 
 class Standing(StrEnum):
-    """The conclusion from the evidence about a node.
+    """The conclusion about a node, and how the job treats the node.
 
     - ALIVE: use the node.
     - UNCLEAR: wait, and use the node.
@@ -77,16 +77,16 @@ class Verdict:
     standing: Standing
     evidence: str = ""
     cause: Cause = Cause.NODE_UNREACHABLE
-    """The cause of the resulting incident. It is used if the node is GONE."""
+    """The cause of the resulting incident. Used only if the node is GONE."""
     is_final: bool = False
-    """Whether the verdict is irrevocable: no later report makes the node a member again."""
+    """Whether the verdict is irrevocable, so that no later report returns the node to the job."""
     may_terminate: bool = False
-    """Whether the instance may be terminated.
+    """Whether the fleet may terminate the instance.
 
-    AWS's report, or a typed fault from the node's own live agent, permits the termination.
+    Only AWS's report or a fault code from the node's own live agent permits this.
     """
     remedy: Remedy | None = None
-    """The action for the node. None: `Exclusion.remedy` describes the default."""
+    """The action for the node. None means the default of `Exclusion.remedy`."""
     what: str = ""
     """The fault code, or an empty string without a fault."""
     since: float | None = None
@@ -95,12 +95,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The progress of training, from the reports of all members except the judged one."""
+    """The progress of training, according to all members except the member under judgement."""
 
     boundary: Step
     committed: Step
     stepped_at: float | None = None
-    """Time at which the first rank passed `boundary`, in Unix seconds by the rank's clock.
+    """Time at which the first rank finished step `boundary`, in Unix seconds by the rank's clock.
 
     None if no rank reported this time.
     """
@@ -125,18 +125,19 @@ def judge(
     Args:
         node: the node as observed.
         silence: the node's tracked silence, or None while the node reports.
-        stepped_at: Unix seconds when the newest boundary in other members' reports was passed. Steps after the node's
-            last report are evidence that it was alive.
+        stepped_at: Unix seconds at which ranks of other members finished their newest step. A step after the node's
+            last report is evidence that the node was alive.
         out_of_view: whether other members report that the node's replicas do not answer. This is the data plane's
             evidence.
         is_blind: whether most of the fleet is silent. Silence then proves nothing.
         now: Unix seconds.
         timeouts: limits for silence and for missing steps.
         impairment: a problem tracked for a node whose agent still reports, or None.
-        is_training: the ranks of the node's generation run. The verdict then also considers whether steps advance.
-        is_launching: the node is in the plan, and no rank runs yet. A fault then does not affect the shards in its
-            memory.
-        is_blamed: of the members out of view, this is the one that the job should give up; see `blamed`.
+        is_training: whether the ranks of the node's generation run. If so, the verdict also considers whether steps
+            advance.
+        is_launching: whether the node is in the plan and no rank runs yet. In this case, a fault of the node does not
+            affect the shards in its memory.
+        is_blamed: whether this node is the result of `blamed`.
 
     Returns:
         The verdict. Unless it is ALIVE, it contains the evidence as a sentence.
@@ -171,7 +172,7 @@ def judge(
         ):
             return _out_of_view(node, impairment, now, timeouts)
         return Verdict(node_id=node.node_id, standing=Standing.ALIVE)
-    # The wall clock may jump. The age of the last report uses a monotonic clock.
+    # The wall clock may jump, so the monotonic age of the last report is an upper bound.
     lasted = min(now - silence.since, node.silent_seconds)
     words = f"the agent of {node.node_id} has been silent for {lasted:.1f} s"
     spoken_for = silence.since if stepped_at is None else max(silence.since, min(stepped_at, now))
@@ -198,8 +199,8 @@ def _own_word(
 ) -> Verdict | None:
     """Return the verdict that follows from the report of the node's own agent, or None.
 
-    The result is a verdict if the agent is connected and reports a fault for which the job must give up the node. A
-    node that cannot end its old ranks cannot promise a generation, so a launch cannot use the node.
+    The result is None if the agent is silent or reports no fault for which the job must give up the node. A faulty node
+    is IMPAIRED while it is still useful: steps advance, or a launch needs its shards. Otherwise the node is GONE.
     """
     if is_silent(node, timeouts):
         return None
@@ -228,8 +229,9 @@ def _own_word(
 def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts) -> Verdict:
     """Return the verdict on a node whose agent reports but whose replicas do not answer.
 
-    Unresponsive replicas are one class of evidence, so they must last for T_max. The verdict is never final, because
-    the node may hold the only copy of its own shards. A job gives up the node only if that loses no committed step.
+    Unresponsive replicas are only one class of evidence. They therefore count after T_max. The verdict is never final,
+    because the node may hold the only copy of its own shards. A job gives up the node only if this loses no committed
+    step.
     """
     lasted = now - impairment.since
     words = f"the replicas on {node.node_id} have not responded to their owners for {lasted:.0f} s"
@@ -239,7 +241,7 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
         node_id=node.node_id,
         standing=Standing.GONE,
         evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, although its agent still reports",
-        remedy=Remedy.RETIRE,  # the agent's reports prove nothing about the replicas, so a person decides
+        remedy=Remedy.RETIRE,  # A person decides, because the reports of a live agent permit no termination.
     )
     return replace(verdict, standing=Standing.IMPAIRED) if _is_stepping(impairment, now, timeouts) else verdict
 
@@ -247,13 +249,13 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
 def _is_stepping(impairment: Impairment | None, now: float, timeouts: Timeouts) -> bool:
     """Return whether steps still advance.
 
-    True without a tracked impairment: the standstill has not been observed for long enough.
+    Also true without a tracked impairment, because the control plane has not yet observed the standstill for T_max.
     """
     return impairment is None or now - impairment.stepped_at <= timeouts.exclude_seconds
 
 
 def is_silent(node: NodeObserved, timeouts: Timeouts) -> bool:
-    """Return whether a node's control link has been silent for longer than its lease."""
+    """Return whether the control plane has received no message from a node for longer than the node's lease."""
     return node.silent_seconds > timeouts.lease_seconds
 
 
@@ -262,9 +264,9 @@ def unvouched(
 ) -> frozenset[NodeId]:
     """Return the silent nodes whose last reports about their own shards no longer count.
 
-    The result contains a node if no step was committed during its silence. An agent that hangs neither seals nor votes,
-    so its shards are unprotected even if its last report showed all copies. A commit proves that every owner voted,
-    including owners that the control plane cannot reach.
+    A silent agent may hang, and then replicates nothing, although its last report showed all copies. A commit during
+    the silence proves the opposite, because every agent takes part in a commit. The result is therefore empty after a
+    recent commit.
 
     Args:
         nodes: the nodes of a training job.
@@ -287,12 +289,12 @@ def track_silences(
     now: float,
     timeouts: Timeouts,
 ) -> tuple[Silence, ...]:
-    """Return the tracked silences. Verdicts ignore a silence that is shorter than a lease.
+    """Return the silences to store for the next pass. Verdicts ignore a silence that is shorter than a lease.
 
-    A silence begins with the node's last report. Whenever training completes two boundaries during a silence, the
-    silence begins again, because the boundaries prove the node's ranks alive. A node can fail up to a third of a lease
-    after its last report, so steps before that time prove nothing. If no control plane observed the beginning of a
-    silence, only a part of that time counts.
+    A silence begins with the node's last report. If training finishes two steps during a silence, the silence begins
+    again, because these steps prove the node's ranks alive. A node can fail up to a third of a lease after its last
+    report. Tracking therefore starts after this time. If no control plane observed the start of a silence, at most a
+    third of a lease counts.
 
     Args:
         known: the silences of the previous pass.
@@ -311,7 +313,7 @@ def track_silences(
             node.instance is InstanceCondition.ENDED
             or node.silent_seconds <= WATCHED_FROM_LEASES * timeouts.lease_seconds
         ):
-            continue  # AWS's report is sufficient evidence, so the silence need not be tracked
+            continue  # The silence is too short to track, or AWS's report makes tracking unnecessary.
         seen = progress.get(node.node_id, Progress(boundary=NO_STEP, committed=NO_STEP))
         silence = before.get(node.node_id)
         if silence is None:
@@ -333,7 +335,7 @@ def track_impairments(
     now: float,
     timeouts: Timeouts,
 ) -> tuple[Impairment, ...]:
-    """Return the tracked impairments: members with a problem whose agents report.
+    """Return the impairments to store for the next pass: members that have a problem, but whose agents report.
 
     Each impairment also records when steps last advanced.
 
@@ -352,7 +354,7 @@ def track_impairments(
     tracked: list[Impairment] = []
     for node in sorted(nodes, key=lambda node: node.node_id):
         if node.instance is InstanceCondition.ENDED or is_silent(node, timeouts):
-            continue  # AWS's report is sufficient evidence, or the node's silence is tracked instead
+            continue  # AWS's report is sufficient evidence, or `track_silences` tracks this node.
         has_fault = remedies.worst(node.faults, node.history, now) is not None
         if not has_fault and node.node_id not in out_of_view:
             continue
@@ -369,7 +371,7 @@ def track_impairments(
 
 
 def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]) -> NodeId | None:
-    """Return the member out of view that the job should give up, or None.
+    """Return the unreachable member that the job should give up, or None if every member is reachable.
 
     Two members that cannot reach each other report each other. The job needs to give up only one of them.
 
@@ -378,8 +380,8 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
         nodes: the members by GROUP_RANK.
 
     Returns:
-        The member that most others report. If several members have the most reports: the member that was out of view of
-        another partner before, else the member with the highest GROUP_RANK. None if no member is out of view.
+        The member that most other members report as unreachable. If several members have equally many such reports, the
+        member with more earlier incidents of this kind, else the member with the highest GROUP_RANK.
     """
     complaints = Counter(holder for node in reports for holder in nodes_out_of_view({node: reports[node]}))
     before = {node.node_id: sum(line.what == Cause.NODE_UNREACHABLE for line in node.history) for node in nodes}
@@ -394,8 +396,8 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
 def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -> Progress:
     """Return the progress of training according to all members except one.
 
-    The report of `left_out` does not count. The result contains the highest boundary, the time at which a rank passed
-    it, and the highest committed step. A step is `NO_STEP` if no other member reports it.
+    The report of `left_out` does not count. If no other member reports a finished or committed step, this step is
+    `NO_STEP`.
     """
     others = {node: report for node, report in reports.items() if node != left_out}
     boundary = max((rank.boundary for report in others.values() for rank in report.ranks), default=NO_STEP)
@@ -407,10 +409,10 @@ def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -
 
 
 def passed_at(reports: Mapping[NodeId, MemberReport], least: Step) -> float | None:
-    """Return when the first rank reached `least` or a later boundary.
+    """Return when the first rank finished step `least` or a later step.
 
-    The time stamps are the ranks' own. A rank reports only the time of its newest boundary. A rank beyond `least`
-    therefore reports a later time than that of `least`. Return None if no rank reported.
+    The time stamps are the ranks' own. A rank reports only the time of its newest step. If a rank is beyond step
+    `least`, its time is therefore too late. Return None if no rank reported.
     """
     stamps = [
         rank.passed_at_seconds
@@ -429,8 +431,8 @@ def first_passed_at(reports: Mapping[NodeId, MemberReport], base: Step) -> float
         base: the base step of the generation.
 
     Returns:
-        The earliest of the ranks' own time stamps. If no rank reports the time of its first step, the time of the
-        newest step. None if no rank reported.
+        The earliest of the ranks' own time stamps. If no rank reports the time of its first step, the result is the
+        time of a later step. None without any time.
     """
     stamps = [
         rank.first_passed_at_seconds
@@ -442,9 +444,10 @@ def first_passed_at(reports: Mapping[NodeId, MemberReport], base: Step) -> float
 
 
 def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId]:
-    """Return the nodes that have not answered other members on the data plane for the holder deadline.
+    """Return the nodes that have not answered other members' data connections for the holder deadline.
 
-    A node is out of view if a shard's owner dropped it from the view, or if it is silent in the coordinator's rounds.
+    Two kinds of reports count. A shard's owner no longer counts the node as a holder, or the coordinator received no
+    answer from the node.
     """
     silent = frozenset(peer for node, report in reports.items() for peer in report.silent_peers if peer != node)
     return silent | frozenset(
@@ -459,7 +462,7 @@ def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeI
 def current_reports(
     nodes: Mapping[NodeId, NodeObserved], run: RunId, generation: Generation
 ) -> dict[NodeId, MemberReport]:
-    """Return those reports of the members that describe this generation of this run."""
+    """Return the members' reports that describe this generation of this run."""
     return {
         node_id: node.member
         for node_id, node in nodes.items()
@@ -470,7 +473,7 @@ def current_reports(
 def is_fleet_blind(nodes: Collection[NodeObserved], timeouts: Timeouts) -> bool:
     """Return whether most of a fleet is silent although AWS does not report the instances ended.
 
-    This is the case if more than half of at least `BLIND_FLEET_SIZE` nodes are silent. `nodes` contains all nodes of
+    The result is true if more than half of at least `BLIND_FLEET_SIZE` nodes are silent. `nodes` contains all nodes of
     the fleet whose agents have ever connected.
     """
     present = [node for node in nodes if node.instance is not InstanceCondition.ENDED]

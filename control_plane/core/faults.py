@@ -2,8 +2,7 @@
 
 Invariant: this module only describes faults. Each fault has a cause, a time and one sentence of evidence.
 
-The module has more than 500 lines. Each function turns the same reports and verdicts into faults of one kind, and the
-functions share the order in which kinds of evidence count.
+The module has more than 500 lines, because each function turns the same reports and verdicts into faults of one kind.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ from everstep.protocol.plan import GenerationPlan, Relayout, Timeouts
 SHARD_FAULTS = frozenset({FaultCode.SOURCE_MISMATCH, FaultCode.SOURCE_UNAVAILABLE})
 """Fault codes that an agent reports when a load failed because of the shards themselves.
 
-Other causes of a failed load, such as memory, the source archive or the node itself, prove nothing about the state.
+Other causes of a failed load are memory, the source archive or the node itself. These prove nothing about the shards.
 """
 LOAD_FAULTS = SHARD_FAULTS | {FaultCode.MEMORY_FULL}
-"""Fault codes that an agent reports while its ranks load a base of another layout."""
+"""Fault codes that an agent reports when its ranks fail to load a state that another number of ranks wrote."""
 COORDINATOR_FAULTS = frozenset({FaultCode.COORDINATOR_UNREACHABLE})
-"""Fault codes of an agent that cannot take part in the rounds."""
+"""Fault codes of an agent that cannot reach the coordinator of the commits."""
 
 
 def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId, RankStatus], ...]:
     """Return the ranks that ended without success, earliest first.
 
-    Ranks that the control plane halted come after all others.
+    Ranks that the control plane killed come last.
     """
     failing = [
         (node, rank)
@@ -55,7 +54,7 @@ def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId,
 
     def moment(item: tuple[NodeId, RankStatus]) -> tuple[bool, float, int]:
         rank_exit = item[1].exit
-        assert rank_exit is not None  # the check narrows the type: `failing` contains only ended ranks
+        assert rank_exit is not None  # `failing` contains only ranks that ended
         return rank_exit.exit_class is ExitClass.HALTED, rank_exit.at_seconds, item[1].rank
 
     return tuple(sorted(failing, key=moment))
@@ -64,7 +63,7 @@ def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId,
 def of_ranks(reports: Mapping[NodeId, MemberReport], *, only: Rank | None = None) -> tuple[Fault, ...]:
     """Return the fault of the first failed rank, or of rank `only` if it is set.
 
-    Later exits are usually consequences of the first.
+    Later exits are usually consequences of the first exit.
     """
     for node, rank in failing_ranks(reports):
         if rank.exit is not None and only in (None, rank.rank):
@@ -76,9 +75,9 @@ def of_ranks(reports: Mapping[NodeId, MemberReport], *, only: Rank | None = None
 
 
 def failing_since(reports: Mapping[NodeId, MemberReport], otherwise: float) -> float:
-    """Return when the first rank failed by itself, in Unix seconds. Return `otherwise` if no rank failed by itself.
+    """Return when the first rank failed by itself, in Unix seconds, or `otherwise` if none did.
 
-    Ranks that the control plane halted do not count.
+    Ranks that the control plane killed do not count.
     """
     exits = [
         rank.exit
@@ -91,7 +90,7 @@ def failing_since(reports: Mapping[NodeId, MemberReport], otherwise: float) -> f
 def failure_of_ranks(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step
 ) -> FailureRecord | None:
-    """Return the failure of the first failed rank, as the breakers record it.
+    """Return the failure of the first failed rank as a record for the breakers.
 
     Return None if no rank failed by itself.
     """
@@ -115,7 +114,7 @@ def failure_of_ranks(
 def of_nodes(
     plan: GenerationPlan, verdicts: Mapping[NodeId, Verdict], nodes: Mapping[NodeId, NodeObserved], now: float
 ) -> tuple[Fault, ...]:
-    """Return one fault per lost member, and one more if some shard lost all its holders.
+    """Return one fault per lost member, and an additional fault if a shard lost all its holders.
 
     Args:
         plan: the plan of the generation.
@@ -134,7 +133,7 @@ def of_nodes(
             at=lost_at(verdict, nodes, now),
             node_id=verdict.node_id
             if verdict.is_final
-            else None,  # a node that is only silent may still promise the next generation
+            else None,  # A node that is only silent may still take part in the next generation.
             seen_on=(verdict.node_id,),
             implicates=implied(verdict, now),
         )
@@ -162,7 +161,7 @@ def lost_at(verdict: Verdict, nodes: Mapping[NodeId, NodeObserved], now: float) 
 def implied(verdict: Verdict, now: float) -> Implication | None:
     """Return the history entry that a verdict adds to its node, or None.
 
-    A termination by AWS or a person's request adds no entry.
+    A termination by AWS adds no entry, and neither does a person's request.
     """
     if verdict.cause in (Cause.INSTANCE_TERMINATED, Cause.NOTICE, Cause.REQUESTED):
         return None
@@ -178,7 +177,7 @@ def implied(verdict: Verdict, now: float) -> Implication | None:
 
 
 def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple[Fault, ...]:
-    """Return one fault that names the shards that lost every holder, or no fault."""
+    """Return one fault that lists the shards whose holders are all lost. Empty if every shard has a holder."""
     taken = [rank for rank in plan.ranks if all(holder in lost for holder in rank.holders)]
     if not taken:
         return ()
@@ -187,9 +186,9 @@ def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple
 
 
 def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
-    """Return one fault that names the shards that no node holds in memory, or no fault.
+    """Return one fault that lists the shards that no node holds in memory. Empty without such shards.
 
-    Shards disappear from memory if a second loss occurs before replicas are restored after the first one.
+    A shard disappears from memory if a second node is lost before the copies of the first lost node are restored.
 
     Args:
         forgotten: ranks whose shard no node holds.
@@ -205,9 +204,9 @@ def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
 
 
 def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObserved], now: float) -> tuple[Fault, ...]:
-    """Return one fault per connected agent that does not report this generation.
+    """Return one fault per connected agent that does not report this plan's generation.
 
-    The agent has lost its state, or has promised another generation.
+    Such an agent has restarted and lost its state, or has promised another generation.
     """
     faults: list[Fault] = []
     for member in plan.nodes:
@@ -249,8 +248,8 @@ def of_coordinator(
 ) -> tuple[Fault, ...]:
     """Return a fault if the coordinator is silent for longer than its deadline, and no step was committed meanwhile.
 
-    Training continues without a coordinator, but without new commits. This is the only fault that may interrupt
-    advancing steps.
+    Without a coordinator, training continues, but no step is committed. This fault may therefore interrupt ranks that
+    still finish steps.
     """
     if (
         silence is None
@@ -278,10 +277,10 @@ def of_coordinator(
 def of_cut_off_members(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return a fault if live members have not reached the coordinator for longer than its deadline.
+    """Return a fault if reporting members have not reached the coordinator for longer than its deadline.
 
-    Without the votes of these members, the coordinator commits no step. The coordinator may be alive while the network
-    to it is broken.
+    The coordinator may be alive while the network to it is broken. It commits no step without the votes of these
+    members.
     """
     told = [
         (node, fault.message)
@@ -343,7 +342,7 @@ def of_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: 
 def _has_failed_load(plan: GenerationPlan, report: MemberReport) -> bool:
     """Return whether a node could not load its shards.
 
-    With a relayout, ranks fetch the shards of the base after the start.
+    If another number of ranks wrote the state, the ranks themselves load the shards, and fail after their start.
     """
     if report.phase is MemberPhase.LOAD_FAILED:
         return True
@@ -354,13 +353,13 @@ def _has_failed_load(plan: GenerationPlan, report: MemberReport) -> bool:
 class FailedSources:
     """Sources from which a generation could not load.
 
-    Each source occurs once, in the order of nodes and ranks.
+    No source occurs twice. The order is that of nodes and ranks.
     """
 
     refused: tuple[RefusedSource, ...] = ()
     """Sources that later plans must not use."""
     doubted: tuple[RefusedSource, ...] = ()
-    """Memory slots that were unreachable for the first time. The next plan may still use such a slot."""
+    """Memory slots that were unreachable for the first time. The next plan may still use these slots."""
 
 
 def failed_sources(
@@ -371,9 +370,9 @@ def failed_sources(
 ) -> FailedSources:
     """Return which sources the failed loads prove unusable.
 
-    - Slots in memory count if the agent reports a shard fault and the serving node was connected. If the slot was only
-      unreachable, the first failure makes it doubted, and the second refuses it.
-    - Objects in S3 count only if the agent reports that their content differs from the manifest.
+    - A slot in a node's memory counts if the loading agent reports a shard fault and the serving node was connected. If
+      the slot was only unreachable, it is doubted after the first failure and refused after the second.
+    - An object in S3 counts only if the agent reports that its content differs from the manifest.
 
     A single broken connection therefore does not make the job lose its newest step. An S3 outage or full memory does
     not make a checkpoint unusable.
@@ -417,9 +416,9 @@ def failed_sources(
 def _failed_earlier_shards(
     relayout: Relayout, report: MemberReport, nodes: Mapping[NodeId, NodeObserved]
 ) -> list[tuple[RefusedSource, bool]]:
-    """Return the sources of the earlier shards that one node failed to load.
+    """Return the sources of the shards of another layout that one node failed to load.
 
-    The flag of a source is True if the node reported wrong content for the shard.
+    The second value of each pair is true if the node reported wrong content for the shard.
     """
     return [
         (
@@ -441,7 +440,7 @@ def _failed_earlier_shards(
 def failure_of_loads(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step, now: float
 ) -> FailureRecord | None:
-    """Return the failure of the first failed load, as the breakers record it.
+    """Return the failure of the first failed load as a record for the breakers.
 
     Return None if no load failed.
     """
@@ -473,7 +472,7 @@ def permanent(reports: Mapping[NodeId, MemberReport]) -> NodeFault | None:
 
 
 def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
-    """Return the highest boundary in the reports, of live and of ended ranks."""
+    """Return the newest step that any live or ended rank has finished, according to the reports."""
     steps = [rank.boundary for report in reports.values() for rank in report.ranks]
     steps += [rank.exit.boundary for report in reports.values() for rank in report.ranks if rank.exit is not None]
     steps += [report.round.boundary for report in reports.values() if report.round is not None]
@@ -483,7 +482,7 @@ def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
 def gone(verdict: Verdict, why: str) -> Verdict:
     """Return the final verdict on a member that the fleet has removed from the job.
 
-    If the given verdict is not GONE already, the result is GONE with `why` as its evidence.
+    A verdict that is already GONE keeps its evidence. Any other verdict becomes GONE, with `why` as its evidence.
     """
     if verdict.standing is Standing.GONE:
         return replace(verdict, is_final=True)

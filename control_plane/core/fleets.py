@@ -4,22 +4,21 @@ The fleet loop calls `decide`. It is the only writer of desired capacity and of 
 
     desired capacity    max(MinNodeCount, nodes of all admitted jobs) + spares + held nodes + nodes that AWS
                             will reclaim, within the group's own limits
-    up                  SetDesired
-    down                first lower the capacity to the present instances; then terminate named idle nodes one by one
-    ended               remove a member that AWS reports ended, by name; this launches its replacement
-    moves               assign a job another node for each node that it must give up (`core.moves`)
+    up SetDesired down first lower the capacity to the present instances; then terminate named idle nodes one by one
+    ended remove each member that AWS reports as ended; its group then launches a replacement moves assign a job another
+    node for each node that it must give up (`core.moves`)
 
-Each node that its job gives up, and each spare that is unusable, gets a remedy: the fleet releases, holds, reboots or
-terminates the node. An hourly limit applies to nodes that Everstep itself removes, so that wrong verdicts cannot empty
-the fleet.
+The fleet applies a remedy to each node that its job gives up, and to each unusable spare: it releases, holds, reboots
+or terminates the node. An hourly limit applies to nodes that Everstep itself removes, so that wrong verdicts cannot
+empty the fleet.
 
 Invariant: a node works for at most one job. A gang (all nodes of a job) starts complete or not at all. Recovering jobs
-have precedence over queued jobs. While the group differs from its contract or most of the fleet is silent, the fleet
-terminates nothing except instances that AWS is ending. A node that has joined is terminated only if its verdict has
-`may_terminate` or a person requests it.
+have precedence over queued jobs. While the group's settings differ from the registered ones, or most of the fleet is
+silent, the fleet terminates nothing except instances that AWS is ending. A node that has joined is terminated only if
+its verdict has `may_terminate` or a person requests it.
 
-The module has more than 500 lines. Capacity and assignment decide over one table of nodes: a node that a job keeps must
-not be ended in the same pass.
+The module has more than 500 lines, because capacity and assignment share one table of nodes. The fleet must not
+terminate a node that it assigns to a job in the same pass.
 """
 
 from __future__ import annotations
@@ -77,17 +76,19 @@ from everstep.protocol.plan import SourceArchive
 NODE_COUNTS_AS_MEMBER = frozenset(NodeState) - {NodeState.GONE}
 MOST_SOURCES = 16
 MOST_SOURCE_BYTES = 1024**3
-"""Size limit for the source archives that a spare holds in advance. `MOST_SOURCES` limits their number.
+"""Size limit for the source archives (training scripts) that a spare downloads in advance.
+
+`MOST_SOURCES` limits their number.
 
 A node fetches any other archive when the fleet assigns it to the job.
 """
 RATE_WINDOW_SECONDS = 3600.0
 NOT_REPLACED = "not replaced"
-"""Clause of the fleet's reason while the hourly limit blocks a replacement."""
+"""Clause in the fleet's reason text while the hourly limit blocks a replacement."""
 NOT_JOINED = "its agent has not connected"
-"""Clause about instances that fail to join.
+"""Clause about instances whose agent did not connect in time.
 
-The fleet's reason contains it, and so does the reason for terminating such an instance.
+The fleet's reason text and the reason of each termination contain it.
 """
 WHERE_TO_LOOK = (
     "check the user data and its log on the instance, the network path to this server (security group), and "
@@ -108,10 +109,10 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         policy: timeouts of the fleet's state machine.
 
     Returns:
-        Rows of the node table to write, and actions. Both are empty if nothing has to change.
+        The changed rows of the node table, and the actions. Both are empty if nothing has to change.
 
     Raises:
-        InvalidTransition: the node table and the observation contradict each other.
+        InvalidTransition: the node table permits no transition for an observed event.
     """
     table = _Table(now, spec, observed)
     table.follow_aws()
@@ -187,7 +188,10 @@ class _Table:
         self.vacancies = observed.vacancies
 
     def counts(self) -> Mapping[RunId, int]:
-        """Return how many nodes each job may hold. Held nodes reduce the capacity, so a pass calls this repeatedly."""
+        """Return how many nodes each job may hold.
+
+        Held nodes reduce the result, so a pass calls this function after each change.
+        """
         capacity = self.seen.group.max_size - len(self.in_state(NodeState.HELD))
         return schedule(self.seen.jobs, capacity, self.now).counts
 
@@ -201,7 +205,8 @@ class _Table:
         self, row: NodeRecord, event: NodeEvent, reason: str, *, run: RunId | None = None, hold: Hold | None = None
     ) -> None:
         state = advance(NODE_TRANSITIONS, f"node {row.node_id}", row.state, event, (row.reason,))
-        is_kept = state in (NodeState.SPARE, NodeState.ASSIGNED)  # a person's request for the node remains pending
+        # A person's request for a node in these states remains pending.
+        is_kept = state in (NodeState.SPARE, NodeState.ASSIGNED)
         request, words = (row.request, row.request_words) if is_kept else (None, "")
         self.rows[row.node_id] = replace(
             row,
@@ -226,9 +231,9 @@ class _Table:
         )
 
     def follow_aws(self) -> None:
-        """Update the table with new members, connections, and instances that AWS reports ended.
+        """Update the table with new members, new connections, and instances that AWS reports as ended.
 
-        AWS lists an ended instance for a while. Such an instance is no new member.
+        AWS still lists an ended instance for some time. Such an instance does not become a new member.
         """
         staying = self.seen.group.staying
         joined = [id for id in staying if id not in self.rows and self.node(id).instance is not InstanceCondition.ENDED]
@@ -257,11 +262,11 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, "a user released it")
             elif row.release == "terminate" and not self._lacks_evidence(row):
                 self.move(row, NodeEvent.EXCLUDED, f"a user released it for termination; it was held: {row.reason}")
-                if _has_successor(row):  # the desired capacity already includes its replacement
+                if _has_successor(row):  # The desired capacity already includes the replacement.
                     self.rows[row.node_id] = replace(self.rows[row.node_id], replaced_at=self.now)
 
     def follow_requests(self) -> None:
-        """Execute people's requests for nodes without a job.
+        """Execute people's requests for nodes that work for no job.
 
         A spare that still holds state of a run deletes that state first.
         """
@@ -290,14 +295,14 @@ class _Table:
     def _lacks_evidence(self, row: NodeRecord) -> bool:
         """Return whether a node held for inspection must still upload its logs.
 
-        False if its agent is not connected.
+        False if the node's agent is not connected.
         """
         return row.hold is Hold.INSPECTION and row.evidence_at is None and self.node(row.node_id).is_connected
 
     def follow_jobs(self, policy: Policy) -> None:
-        """Remove nodes from jobs that ended, returned to the queue or excluded the node.
+        """Remove nodes from a job that ended, returned to the queue or excluded these nodes.
 
-        Nodes that are held because they were unreachable become spares once their agents report again without a job.
+        A node that is held as unreachable becomes a spare once its agent reports again and has no job.
         """
         for row in self.in_state(NodeState.ASSIGNED):
             job = self.jobs.get(row.run) if row.run is not None else None
@@ -358,7 +363,7 @@ class _Table:
     def _unheard(self, row: NodeRecord, since: float) -> float:
         """Return for how many seconds the fleet has waited for a report of the node.
 
-        The measured time excludes periods in which this control plane could not have received the report.
+        Periods in which this control plane could not have received a report do not count.
         """
         node = self.node(row.node_id)
         if node.is_connected:
@@ -386,7 +391,7 @@ class _Table:
                 self.move(row, NodeEvent.HELD, f"kept for inspection: {reason}", hold=Hold.INSPECTION)
 
     def _no_room_to_hold(self) -> str | None:
-        """Return why no further instance can be held for inspection, with the numbers, or None.
+        """Return why the fleet cannot hold another instance for inspection, or None if it can.
 
         Held instances count against the group's MaxSize.
         """
@@ -412,9 +417,9 @@ class _Table:
         )
 
     def replace_within_limit(self, *, is_frozen: bool) -> None:
-        """Mark the nodes whose replacement is requested now, within the hourly limit of the fleet.
+        """Mark the nodes whose replacement this pass requests, within the fleet's hourly limit.
 
-        All other nodes wait for a later pass.
+        Other nodes wait for a later pass.
         """
         room = self.spec.max_replacements_per_hour - sum(
             self.now - at <= RATE_WINDOW_SECONDS for at in self.seen.replaced
@@ -425,7 +430,7 @@ class _Table:
                 room -= 1
 
     def waiting(self) -> list[NodeRecord]:
-        """Return the nodes out of service whose replacement is not requested yet."""
+        """Return the nodes out of service for which no replacement was requested yet."""
         out = self.in_state(NodeState.DRAINING, NodeState.HELD)
         return [
             row
@@ -437,14 +442,13 @@ class _Table:
         """Assign spares to jobs.
 
         First, recovering jobs and jobs that shrank receive their missing nodes. Second, each job receives one node for
-        each node that it must give up. Third, queued jobs receive complete gangs. Fourth, jobs that may grow beyond
-        their number of nodes receive nodes that the fleet does not need as spares.
+        each node that it must give up. Third, queued jobs receive complete gangs. Fourth, elastic jobs that may use
+        more nodes receive nodes that the fleet does not need as spares.
 
-        Warm nodes are preferred, because ranks on a freshly booted node spend seconds on imports. A node is warm if it
-        has a process ready that has finished these imports. No job waits for a warm node. Among nodes that are equally
-        warm, a recovering job gets nodes from failure domains where it has the fewest nodes, so that copies of a shard
-        are in different domains. Nodes with a rebalance recommendation are the last choice. Nodes that AWS will reclaim
-        are never assigned.
+        Nodes with a rebalance recommendation are the last choice, and nodes that AWS will reclaim are never assigned.
+        Among other nodes, the fleet prefers warm nodes: a process on such a node has already finished the imports of a
+        rank, which take seconds. Among equally warm nodes, a recovering job receives nodes from the failure domains
+        where it has the fewest nodes, so that copies of a shard are in different domains. No job waits for a warm node.
         """
         idle = [
             row for row in self.in_state(NodeState.SPARE) if is_ready(self.node(row.node_id), self.now, policy.timeouts)
@@ -476,7 +480,7 @@ class _Table:
             self.move(row, NodeEvent.ASSIGNED, f"works for {job.job}", run=job.run)
 
     def _welcome(self, job: FleetJob, idle: list[NodeRecord]) -> list[NodeRecord]:
-        """Return the idle nodes that a job may use, because it has not excluded them."""
+        """Return the idle nodes that the job has not excluded."""
         excluded = {exclusion.node_id for exclusion in job.exclusions}
         return [row for row in idle if row.node_id not in excluded]
 
@@ -496,7 +500,7 @@ class _Table:
         """Return the nodes that a job must give up.
 
         For every launched job, these are the nodes that AWS will reclaim. For a job that trains, the result also
-        contains the departures that the job itself has decided.
+        contains the nodes that the job itself has decided to give up.
         """
         if job.state not in LAUNCHED_JOBS or job.state is JobState.STOPPING or job.is_taken_over:
             return []
@@ -508,9 +512,9 @@ class _Table:
         ]
 
     def leaving(self) -> tuple[int, int]:
-        """Return how many nodes unfinished jobs must give up: nodes that AWS will reclaim, and all others.
+        """Return how many nodes the jobs must give up, as a pair: nodes that AWS will reclaim, and other nodes.
 
-        The first number counts only nodes that still belong to their Auto Scaling group.
+        The first number excludes nodes that their Auto Scaling group already terminates.
         """
         gone = {member.node_id for member in self.seen.group.members if member.is_leaving}
         rows = [row for job in self.jobs.values() for row in self._leaving(job)]
@@ -518,7 +522,7 @@ class _Table:
         return len(taken - gone), len(rows) - len(taken)
 
     def take_back(self) -> None:
-        """Remove surplus nodes from running jobs whose departures were cancelled.
+        """Remove nodes from running jobs that no longer need a replacement.
 
         The fleet does not remove a node that the job has already asked for its promise.
         """
@@ -535,20 +539,23 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, "the job no longer needs to leave a node")
 
     def failed_join_count(self) -> int:
-        """Return how many instances in a row did not join, including instances being terminated for this reason."""
+        """Return how many instances in a row failed to connect in time.
+
+        The result includes instances that the fleet is terminating for this reason.
+        """
         leaving = [row for row in self.in_state(NodeState.DRAINING) if not row.reason.startswith(_SURPLUS)]
         return self.seen.failed_join_count + sum(row.connected_at is None for row in leaving)
 
     def join_seconds(self) -> float:
-        """Return how many seconds the next instance may take to join."""
+        """Return the time limit, in seconds, for an instance's agent to connect."""
         return JOIN_SECONDS * 2.0 ** min(self.failed_join_count(), MOST_DOUBLINGS)
 
     def give_up_joining(self) -> None:
         """Terminate one instance whose agent did not connect in time. Its group launches another one.
 
-        The time limit doubles for each such instance in a row. A new instance repairs a problem of a single instance.
-        If all instances fail to join, for example because of their user data, only a person can repair the cause. The
-        measured time excludes periods in which no agent could have connected to this control plane.
+        The time limit doubles for each such instance in a row. If all instances fail to join, for example because of
+        their user data, more instances do not help, and only a person can repair the cause. Periods in which no agent
+        could have connected to this control plane do not count.
         """
         patience = self.join_seconds()
         settled = {
@@ -566,8 +573,8 @@ class _Table:
     def retire_announced(self) -> None:
         """Terminate idle nodes that AWS will reclaim, so that replacements arrive sooner.
 
-        Nodes with an urgent notice are terminated immediately, nodes with another notice one by one. Nodes of an ending
-        capacity block are excluded, because the block provides no replacement.
+        The fleet terminates nodes with an urgent notice immediately, and nodes with another notice one by one. It keeps
+        nodes of an ending capacity block, because the block provides no replacement.
         """
         members = set(self.seen.group.staying)
         idle = [
@@ -593,12 +600,12 @@ def _excluded(job: FleetJob, exclusion: Exclusion) -> str:
 
 
 def _has_successor(row: NodeRecord) -> bool:
-    """Return whether a replacement was requested since the node went out of service."""
+    """Return whether the fleet has requested a replacement since the node went out of service."""
     return row.replaced_at is not None and row.replaced_at >= row.since
 
 
 def _is_announced(row: NodeRecord) -> bool:
-    """Return whether a node is terminated because AWS announced its end.
+    """Return whether the reason for a node's termination is an announcement of AWS.
 
     The hourly limit applies only to Everstep's own verdicts, so it excludes such terminations.
     """
@@ -609,8 +616,8 @@ def _needed(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
     """Return how many nodes jobs and spares need.
 
     A node that AWS will reclaim adds one to the number, because the fleet requests its replacement while the node still
-    works. A spare takes the place of any other node that a job must give up. If there are too few spares, the fleet
-    requests more nodes within the hourly limit for replacements.
+    works. For any other node that a job must give up, a spare takes over. If the fleet has too few spares, it requests
+    more nodes within the hourly limit.
     """
     wanted = sum(table.counts().values())
     spares = spare_count(spec, seen.history, wanted)
@@ -639,17 +646,17 @@ def first_desired(spec: FleetSpec, *, min_size: int, max_size: int) -> int:
         max_size: MaxSize of the group, the upper bound of the result.
 
     Returns:
-        The capacity that `decide` requests in the fleet's first pass.
+        The capacity that `decide` requests in the fleet's first pass, before any job starts.
     """
     return max(min_size, min(max_size, spec.min_node_count + spare_count(spec, FleetHistory(), 0)))
 
 
 def _without_hope(group: GroupObserved, desired: int) -> int:
-    """Return the desired capacity without pending launches that the fleet no longer needs.
+    """Return the desired capacity, reduced by pending launches that the fleet no longer needs.
 
     The fleet cancels pending launches before it terminates surplus nodes. Otherwise the pending instances would arrive
-    and would also be surplus. Every instance is protected from scale-in. Lowering the capacity to the number of present
-    instances therefore terminates no instance. If an instance arrives in the meantime, the fleet later terminates it as
+    and also be surplus. Every instance is protected from scale-in. A capacity equal to the number of existing instances
+    therefore terminates no instance. If an instance arrives meanwhile, the fleet later terminates this instance as
     surplus.
     """
     return max(group.min_size, min(group.desired_count, max(desired, len(group.staying))))
@@ -667,9 +674,9 @@ def _counted(group: GroupObserved) -> int:
 
 
 def _ended_members(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) -> list[FleetAction]:
-    """Return the actions that remove members that AWS reports ended.
+    """Return the actions that remove ended members from the Auto Scaling group.
 
-    Each removal launches a replacement if the fleet needs one.
+    A removal launches a replacement, unless it also lowers the desired capacity.
     """
     actions: list[FleetAction] = []
     extra = seen.group.desired_count - desired
@@ -707,8 +714,8 @@ def _held_back(
 ) -> list[FleetAction]:
     """Return the actions for instances that a terminating hook holds.
 
-    The fleet completes the hook once no job uses the instance or its agent is dead. While the upload of a job's last
-    step is not complete, the fleet extends the hook.
+    The fleet completes the hook once no job uses the instance, or once the instance's agent is dead. Until the job's
+    last step is uploaded, the fleet extends the hook.
     """
     actions: list[FleetAction] = []
     asked_at = {
@@ -735,9 +742,9 @@ def _held_back(
 
 
 def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetAction]:
-    """Return orders for agents that hold state of a run for which their node no longer works.
+    """Return orders for agents that hold a job's state although their node no longer works for this job.
 
-    The first order halts running ranks, so that their output is kept. The second order deletes the state of the run.
+    The first order kills running ranks and keeps their output. The second order, in a later pass, deletes the state.
     """
     actions: list[FleetAction] = []
     for node_id, node in sorted(seen.nodes.items()):
@@ -768,11 +775,11 @@ def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetA
 
 
 def _sources(table: _Table, policy: Policy) -> list[Send]:
-    """Return orders to spares to hold source archives.
+    """Return orders to spares to download source archives (training scripts) in advance.
 
     The fleet repeats the order until a spare reports these archives. The archives of the jobs that may need a node
-    soonest have precedence. Agents fetch and verify the archives without unpacking them, because unpacked files cannot
-    be verified again and could be modified by another job.
+    soonest have precedence. Agents download and verify the archives, but do not unpack them: another job could modify
+    unpacked files, and agents cannot verify unpacked files again.
     """
     held: dict[str, SourceArchive] = {}
     for job in in_order(job for job in table.jobs.values() if not job.is_paused or job.state in LAUNCHED_JOBS):
@@ -796,10 +803,11 @@ def _sources(table: _Table, policy: Policy) -> list[Send]:
 
 
 def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:
-    """Return the reboot actions.
+    """Return the actions that reboot nodes.
 
-    The fleet repeats an action until EC2 has accepted it. The key of the action prevents a second execution. A new
-    connection of the agent does not prove a reboot, because this control plane may just have started.
+    The fleet repeats an action until EC2 has accepted it. The key of the action prevents a second reboot. Only EC2's
+    answer ends the repetition. A new connection of the agent proves no reboot, because this control plane may have
+    restarted itself.
     """
     return [
         RebootMember(group=spec.group, node_id=row.node_id, since=row.since, reason=row.reason)
@@ -815,10 +823,10 @@ def _evidence(table: _Table) -> list[FleetAction]:
 
 
 def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -> list[TerminateMember]:
-    """Return terminations of excluded nodes whose replacement is permitted.
+    """Return terminations of excluded nodes that the fleet may replace now.
 
-    After each termination, the group launches a replacement. The exception is a node whose end AWS announced, because
-    the fleet requested its replacement then.
+    The first `extra` terminations lower the desired capacity. After each other termination, the group launches a
+    replacement.
     """
     staying = set(group.staying)
     due = [
@@ -842,8 +850,8 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     Nodes with a notice come first, then the newest nodes. The first `room` terminations also lower the desired
     capacity.
 
-    The group may have more members than it desires, if launches were under way when the capacity was lowered or if a
-    person lowered it. If such a member ends, the group launches no replacement.
+    `extra` is the number of nodes beyond the need. It exceeds `room` if the group has more members than it desires, for
+    example because a person lowered the desired capacity. The end of such a member launches no replacement.
     """
     spec = table.spec
     members = set(table.seen.group.staying)
@@ -859,7 +867,7 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     )[: max(0, extra)]:
         table.move(row, NodeEvent.EXCLUDED, f"{_SURPLUS}: the fleet needs {desired} nodes")
         pending.append(table.rows[row.node_id])
-    # sorted, so that repeated orders have the same content
+    # The order is sorted, so that repeated orders have the same content.
     pending.sort(key=lambda row: (row.created_at, row.node_id), reverse=True)
     return [
         TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < room, reason=row.reason)

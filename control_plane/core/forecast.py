@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """Expected interruptions of a job, if the fleet's failure rate and recovery time remain the same."""
+    """Expected interruptions of a job, if the fleet's failure rate and recovery time stay as measured."""
 
     mttf_seconds: float
     mttr_seconds: float
@@ -35,9 +35,10 @@ def expected(
 
     Args:
         node_count: the number of nodes of the job.
-        node_seconds: time that the fleet's nodes have worked for jobs, summed over nodes.
-        failure_count: failures of all the fleet's jobs in the time of `node_seconds`.
-        mean_recovery_seconds: mean recovery time of the closed failures, or None if no failure's incident has closed.
+        node_seconds: working time of the fleet's nodes, summed over nodes.
+        failure_count: failures of all the fleet's jobs during `node_seconds`.
+        mean_recovery_seconds: mean recovery time over the fleet's closed incidents. None before the first closed
+            incident.
 
     Returns:
         The expectation. None if the fleet has had no failure, or no job has recovered from one.

@@ -4,7 +4,7 @@
     a write succeeds, the last failure is `QUIET_SECONDS` old,
     and at least `LEAST_FREE_BYTES` are free, or free space is unknown      usable again
 
-The quiet time keeps the condition active while small writes succeed and larger writes fail.
+On a nearly full disk, small writes succeed while larger writes fail. The quiet time therefore keeps such a disk full.
 
 Invariant: the disk counts as usable again without a restart or a person's action.
 """

@@ -1,4 +1,4 @@
-"""Hangs: when to read the stacks of ranks without progress, and when a hang is a fault.
+"""Hangs: rules that decide when agents read the stacks of ranks without progress, and when a hang is a fault.
 
 docs/design.md#failures explains the rules.
 
@@ -6,9 +6,8 @@ docs/design.md#failures explains the rules.
     first limit             agents read every rank's stacks, the user gets a warning, time counts as stalled
     second limit            agents read the stacks again, then every `stall_seconds`; a fault if the stacks prove a hang
 
-A script may declare a limit itself (`session.phase`). Ranks that wait on purpose do not hang before that limit. The
-declared limit is used without a factor. Waits within a declared limit do not change the limits that Everstep has
-learned.
+A script may declare a limit itself (`session.phase`), for ranks that wait on purpose. The rules apply the declared
+limit without a factor. Waits within a declared limit do not change the limits that Everstep has learned.
 
 Stacks prove a hang in these cases:
 
@@ -19,9 +18,8 @@ Stacks prove a hang in these cases:
 
 If ranks are in different phases, the longest limit of these phases applies to all ranks, because ranks wait for each
 other. The phases start and restore occur once per launch and depend mostly on caches and downloads. Their limit
-therefore has the same minimum as the limit of a phase that the job has not measured yet. The first step of a later
-generation is compared with the longest start, first step and step of the earlier ones. The rules therefore detect a
-repeated hang as fast as the first one.
+therefore never falls below the limit of a phase that the job has not measured yet. For the first step of a later
+generation, the limit follows from the longest start, first step and step of earlier generations.
 
 Invariant: pure. A rank that advances, computes or changes its stack never counts as hung. The rules report no fault
 while a node is silent.
@@ -44,7 +42,7 @@ from everstep.protocol.plan import GenerationPlan, Timeouts
 FACTOR = 5.0
 """Multiple of a job's longest time without progress from which a rank is suspected to hang.
 
-A job's step times usually differ by less, including snapshots and garbage collection.
+A healthy step rarely takes this many times the longest earlier step, snapshots and garbage collection included.
 """
 _SECOND = 1.5
 _LAST = 3.0
@@ -54,23 +52,23 @@ _LAST = 3.0
 """
 FIRST_STEP = "first_step"
 DOWNLOADING = frozenset({"start", "restore"})
-"""Phases of a launch whose duration depends on caches and downloads."""
+"""Phases of a launch whose duration depends on caches and downloads, so that their learned times say little."""
 CLOSING = "close"
 """Phase of a rank that closes its session.
 
 The rank waits until all other ranks have finished training.
 """
 IDLE_SHARE = 0.02
-"""Share of one CPU's time below which a rank counts as asleep."""
+"""Share of one CPU's time below which a rank counts as idle."""
 LEFT_BEHIND_BOUNDARIES = 2
 MAX_GROUPS = 8
 """Maximum number of different stacks that one event or message about a hang lists."""
 TRAINS = "trains; "
-"""First words of the stored reason of a job that trains. A clause about a suspected hang may follow them."""
+"""First words of the stored reason of a job that trains. A clause about a suspected hang may follow."""
 PROVEN = "RanksHang"
 """Type of the event that stores the full stacks of a proven hang.
 
-The incident's evidence contains only a summary.
+The incident's evidence only summarizes the stacks.
 """
 _FRAMES_TOLD = 3
 
@@ -90,20 +88,20 @@ class Watched:
 
     suspicion: Suspicion | None
     ask: tuple[NodeId, ...] = ()
-    """Nodes from which the control plane requests stacks, because they have not answered request `suspicion.number`."""
+    """Nodes from which this pass requests stacks. They have not answered request `suspicion.number` yet."""
     faults: tuple[Fault, ...] = ()
     stuck: NodeId | None = None
-    """The single node that all others wait for. None if no single node can be identified."""
+    """The node for which all other nodes wait. None if the stacks do not identify one node."""
     events: tuple[EventDraft, ...] = ()
     words: str = ""
-    """Text for the job's reason, without elapsed times.
+    """Text for the job's reason.
 
-    Empty if every rank makes progress.
+    It contains no elapsed times, and is empty if every rank makes progress.
     """
 
 
 def learned(pace: Pace, world_size: int, reports: Mapping[NodeId, MemberReport]) -> Pace:
-    """Return the pace, updated with the times without progress that ranks have reported.
+    """Return the pace (longest times without progress), updated from the ranks' reports.
 
     The result contains only times at the present world size.
     """
@@ -119,9 +117,9 @@ def limits(phase: str, pace: Pace, timeouts: Timeouts, declared: float = 0.0) ->
 
     Args:
         phase: the phase, as ranks report it.
-        pace: the longest times without progress of the job so far.
-        timeouts: the ladder. `stall_seconds`, `hang_seconds` and `new_phase_seconds` are lower bounds of the limits.
-        declared: the limit that the script declared for the phase, in seconds, or 0.
+        pace: the job's longest times without progress so far.
+        timeouts: `stall_seconds`, `hang_seconds` and `new_phase_seconds` are lower bounds of the limits.
+        declared: the limit that the script declared for the phase, in seconds. 0 without a declaration.
 
     Returns:
         Seconds, with `first` < `second` ≤ `last`.
@@ -131,7 +129,7 @@ def limits(phase: str, pace: Pace, timeouts: Timeouts, declared: float = 0.0) ->
         return Limits(first=first, second=first + timeouts.hang_seconds, last=first + timeouts.new_phase_seconds)
     longest = pace.longest.get(phase)
     floor = timeouts.new_phase_seconds if longest is None or phase in DOWNLOADING else timeouts.stall_seconds
-    # the first step may include a compilation, as in the first generation
+    # The first step may include a compilation, as in the job's first generation.
     if phase == FIRST_STEP and longest is not None:
         longest = max(longest, *(pace.longest.get(other, 0.0) for other in ("start", "train")))
     first = max(floor, FACTOR * (longest or 0.0))
@@ -155,11 +153,11 @@ def watch(
     Args:
         now: Unix seconds.
         reports: the members' reports, of the newest generation.
-        pace: the longest times without progress of the job so far.
+        pace: the job's longest times without progress so far.
         suspicion: the stored suspicion of the previous pass, or None.
-        timeouts: the ladder, which contains the lower bounds of all limits.
-        is_heard: whether every member is connected. If not, the rules report no fault, because the evidence rules
-            handle silent members.
+        timeouts: the lower bounds of all limits.
+        is_heard: whether every member is connected and reports. If not, the result contains no fault, because
+            `core.evidence` judges silent members.
 
     Returns:
         The suspicion to store, requests for stacks, faults and events.
@@ -221,9 +219,9 @@ def watch(
     if not proof:
         return Watched(suspicion=answered, events=(event,), words=words)
     evidence = [f"hang: {told}: {proof}", where, *_in_brief(looks)]
-    # Without a single stuck node, the hang is attributed to no node.
+    # If several nodes are stuck, no node is blamed for the hang.
     seen_on = () if odd is None else (odd,)
-    # The hang begins after the limit that the script declared.
+    # The time that the script declared does not count as part of the hang.
     since = suspicion.since + max(status.limit_seconds for status in overdue.values())
     faults = tuple(
         Fault(cause=Cause.HANG, evidence=sentence, at=since, seen_on=seen_on) for sentence in evidence if sentence
@@ -232,9 +230,9 @@ def watch(
 
 
 def shown(reason: str, suspicion: Suspicion | None, now: float) -> str:
-    """Return a job's reason as the API shows it, with the age and limit of a suspected hang.
+    """Return a job's reason text for the API, with the age and limit of a suspected hang.
 
-    The stored reason contains no elapsed time, so that a hang does not cause a write in every pass.
+    The stored reason contains no elapsed time. Otherwise the control plane would store a new reason in every pass.
 
     Args:
         reason: the job's reason as stored, without a duration.
@@ -251,7 +249,7 @@ def shown(reason: str, suspicion: Suspicion | None, now: float) -> str:
 
 
 def stands_still(reports: Mapping[NodeId, MemberReport], pace: Pace, timeouts: Timeouts) -> bool:
-    """Return whether a rank has made no progress for longer than its first limit.
+    """Return whether any rank has made no progress for longer than its first limit.
 
     Such a rank probably cannot take part in an agreed stop.
     """
@@ -261,7 +259,10 @@ def stands_still(reports: Mapping[NodeId, MemberReport], pace: Pace, timeouts: T
 
 
 def promised_seconds(reports: Mapping[NodeId, MemberReport]) -> float:
-    """Return the longest time without progress that the script declares for a live rank, or 0 without a declaration."""
+    """Return the longest limit that the script declared for any live rank's phase, in seconds.
+
+    0 without a declaration.
+    """
     return max(
         (rank.limit_seconds for report in reports.values() for rank in report.ranks if rank.exit is None), default=0.0
     )
@@ -280,12 +281,12 @@ def failure(
     Args:
         plan: the plan of the generation.
         reports: the reports of its members.
-        max_boundary: the highest boundary that any generation had reached.
+        max_boundary: the newest step that any generation has finished.
         at: Unix seconds.
-        stuck: the single node that all others wait for, or None. The breakers may replace this node.
+        stuck: the node for which all other nodes wait, or None. The breakers may replace this node.
 
     Returns:
-        A failure at the boundary of the slowest rank.
+        A failure at the newest step that all ranks have finished.
     """
     stood = min((rank.boundary for report in reports.values() for rank in report.ranks), default=Step(-1))
     return FailureRecord(
@@ -316,7 +317,7 @@ def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeou
 def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts) -> str:
     """Return a sentence about ranks that wait within a limit that their script declared.
 
-    Empty while the wait is within the learned limit of an ordinary step.
+    Empty while no wait exceeds the learned limit of an ordinary step.
     """
     at_gate = {
         rank: status
@@ -344,7 +345,7 @@ def _proof(
     still: float,
     limit: Limits,
 ) -> str:
-    """Return the proof that the ranks cannot continue by themselves, as a clause.
+    """Return a clause that proves from the stacks that the ranks cannot continue by themselves.
 
     Return an empty string if the stacks prove nothing.
     """
@@ -376,9 +377,9 @@ def _is_idle(look: RankStacks) -> bool:
 def _odd_ones(
     living: Mapping[Rank, tuple[NodeId, RankStatus]], looks: Mapping[Rank, RankStacks]
 ) -> tuple[NodeId | None, str]:
-    """Return the single node that all others wait for, and a sentence about this node.
+    """Return the node for which all other nodes wait, and a sentence about this node.
 
-    The node's ranks are stopped, have passed fewer boundaries, or have a stack that differs from the majority. Return
+    The ranks of such a node are stopped, have finished fewer steps, or have another stack than the majority. Return
     None and an empty sentence if no single node can be identified.
     """
     stopped = [rank for rank, look in looks.items() if look.is_stopped]
@@ -403,7 +404,7 @@ def _odd_ones(
 
 
 def _groups(looks: Mapping[Rank, RankStacks]) -> dict[str, list[Rank]]:
-    """Return the ranks in groups with the same stack of the main thread."""
+    """Return the ranks, grouped by equal stacks of their main threads."""
     groups: dict[str, list[Rank]] = {}
     for rank, look in sorted(looks.items()):
         groups.setdefault(_main(look) or look.error, []).append(rank)
@@ -417,7 +418,7 @@ def _main(look: RankStacks) -> str:
 
 
 def _in_brief(looks: Mapping[Rank, RankStacks]) -> tuple[str, ...]:
-    """Return one line of text per distinct stack of a main thread. The stack that most ranks share is first."""
+    """Return one line of text per distinct stack of a main thread, in order of the number of ranks."""
     groups = sorted(_groups(looks).items(), key=lambda item: (-len(item[1]), item[1]))[:MAX_GROUPS]
     return tuple(f"{_rank_word(ranks)} {_list(ranks)}: {_frames(place)}" for place, ranks in groups)
 
@@ -431,7 +432,7 @@ def _frames(place: str) -> str:
 
 
 def _kept(looks: Mapping[Rank, RankStacks]) -> list[dict[str, object]]:
-    """Return the full stacks for the event, as JSON values. Each distinct stack occurs once."""
+    """Return the full stacks for the event, as JSON values. Ranks with equal stacks share one entry."""
     kept: dict[str, list[Rank]] = {}
     for rank, look in sorted(looks.items()):
         kept.setdefault(look.text or f"(not read: {look.error})", []).append(rank)

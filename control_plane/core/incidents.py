@@ -2,7 +2,8 @@
 
     failed_at ── detect ── opened_at ── replace ── replaced_at ── restore ── restored_at ── rework ── closed_at
 
-Invariant: the four phases are the intervals between five ordered times, so they always add up to the interruption.
+Invariant: the four phases are the intervals between five ordered times, so their lengths always add up to the
+interruption.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ class Fault:
     cause: Cause
     evidence: str
     at: float
-    """When the fault occurred, in Unix seconds: the best known estimate."""
+    """When the fault occurred, in Unix seconds, by the best estimate."""
     node_id: NodeId | None = None
     """The lost node. None if no node is lost."""
     seen_on: tuple[NodeId, ...] = ()
-    """Nodes whose ranks, agents or connections showed the fault, whether or not they are lost."""
+    """Nodes whose ranks, agents or connections showed the fault, whether or not these nodes are lost."""
     implicates: Implication | None = None
-    """The entry for the history of the implicated node, whether or not the node is lost.
+    """The entry for the history of the node that is involved, lost or not.
 
-    The function that stores the entry sets its incident id.
+    The function that stores the entry sets the incident id.
     """
     rank: Rank | None = None
-    """The rank whose end is the fault. None for faults of nodes and agents."""
+    """The rank whose exit is the fault. None for faults of nodes and agents."""
     unreached: NodeId | None = None
     """A node that other members could not reach. The node may be alive."""
 
 
 def incident_id(run: RunId, generation: Generation) -> str:
-    """Return the id of the incident that follows the end of a generation.
+    """Return the id of the incident that ends a generation.
 
     Every control-plane server derives the same id.
     """
@@ -69,9 +70,9 @@ def opened(
         run: the run of the job.
         generation: number of the failed generation.
         faults: the faults that ended it. Not empty.
-        decision: what the control plane does about the failure, as a sentence.
-        reason: cause of the decision, as a sentence.
-        reached: the highest boundary that any rank has reported.
+        decision: the control plane's response to the failure, as a clause.
+        reason: the reason for the decision, as a clause.
+        reached: the newest step that any rank has finished.
         now: Unix seconds.
 
     Returns:
@@ -96,8 +97,8 @@ def opened(
 def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> IncidentRecord:
     """Return the incident with the evidence of further faults.
 
-    The most severe cause becomes the incident's cause. The result contains no duplicate evidence, and lists nodes in
-    the order in which faults named them.
+    The most severe cause becomes the incident's cause. Equal evidence occurs once. Nodes are listed in the order of the
+    faults.
     """
     for fault in faults:
         where = (*(() if fault.node_id is None else (fault.node_id,)), *fault.seen_on)
@@ -115,10 +116,10 @@ def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> Incident
 
 
 def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None) -> IncidentRecord:
-    """Return the incident with a note that no control plane was active after the failure.
+    """Return the incident, with a note if no control plane was active between the failure and its detection.
 
-    The note contains the time without a control plane between failure and detection. If a later report shows an earlier
-    failure, a new note replaces the first one.
+    The note contains the length of this period. If a later report moves the failure to an earlier time, a new note
+    replaces the first note.
     """
     since, until = unwatched or (0.0, 0.0)
     away = min(until, incident.opened_at) - max(since, incident.failed_at)
@@ -129,7 +130,7 @@ def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None
 
 
 def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> IncidentRecord:
-    """Return the incident after `event`, with the time of the transition.
+    """Return the incident in its next state after `event`, with the time of the transition.
 
     Raises InvalidTransition if the incident's state has no transition for this event. `now` is the time of the
     transition in Unix seconds.
@@ -149,15 +150,15 @@ def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> Inciden
 def moment_of(
     step: Step, before: tuple[Step, float | None], after: tuple[Step, float | None], *, earliest: float, now: float
 ) -> float:
-    """Return the estimated time at which a step was finished, between two steps with known times.
+    """Return the estimated time at which a step was finished, from two other steps whose times are known.
 
     Agents report once a second, and steps may be much shorter.
 
     Args:
-        step: a step that is finished by now.
-        before: an earlier reported step, and when it was finished in Unix seconds, or None.
-        after: the newest step, at least `step`, and when it was finished, or None.
-        earliest: lower bound of the result, because time stamps come from another machine's clock.
+        step: a step that ranks have finished.
+        before: an earlier reported step and the Unix time at which it was finished, or None.
+        after: the newest step, at least `step`, and the Unix time at which it was finished, or None.
+        earliest: lower bound of the result, because the known times come from other machines' clocks.
         now: upper bound of the result, and the result if no time is known.
 
     Returns:
@@ -172,9 +173,9 @@ def moment_of(
 
 
 def lost_steps(incident: IncidentRecord) -> int | None:
-    """Return the number of steps that training repeats: the highest boundary before the failure minus the base step.
+    """Return the number of steps that training repeats: the newest step before the failure minus the restored step.
 
-    Return None until the control plane has chosen the base step.
+    Return None until the control plane has chosen the step to restore.
     """
     return None if incident.from_step is None else max(0, incident.reached_step - incident.from_step)
 
@@ -182,13 +183,13 @@ def lost_steps(incident: IncidentRecord) -> int | None:
 def runs_of(sources: Iterable[str]) -> tuple[tuple[str, int], ...]:
     """Return the source of each rank's shard, by rank, run-length encoded.
 
-    The encoding is short even for ten thousand ranks, because neighbouring ranks mostly use the same kind of source.
+    Neighbouring ranks mostly use the same kind of source, so the result is short even for ten thousand ranks.
     """
     return tuple((source, sum(1 for _ in same)) for source, same in groupby(sources))
 
 
 def phase_moments(incident: IncidentRecord, now: float) -> tuple[float, ...]:
-    """Return the five ordered times that delimit the phases, in Unix seconds.
+    """Return the five ordered times that delimit an incident's phases, in Unix seconds.
 
     A time in the future counts as `now`.
     """
@@ -202,7 +203,7 @@ def phase_moments(incident: IncidentRecord, now: float) -> tuple[float, ...]:
 def phase_seconds(incident: IncidentRecord, now: float) -> Mapping[str, float]:
     """Return the length of each phase by `<phase>_seconds`.
 
-    A phase that has not begun has length 0. The sum of the lengths is the interruption until now.
+    A phase that has not begun has length 0. The sum of the lengths is the length of the interruption until now.
     """
     moments = phase_moments(incident, now)
     return {

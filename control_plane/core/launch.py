@@ -1,7 +1,7 @@
 """The launch of a generation: promise, plan, load, start (docs/design.md#generations).
 
     PREPARING   sends Prepare(g) to every member until all have promised g. A lost member is replaced.
-                An unreachable member is awaited while its memory may matter.
+                The job waits for an unreachable member while its memory may hold a needed shard.
     LOADING     the plan is stored; sends Load to every member until all have verified their shards
     STARTING    sends Start to every member until its ranks run
 
@@ -27,12 +27,12 @@ MASTER_PORTS = range(20_000, 32_000)
 """Ports for torch's rendezvous, below the ephemeral ports of the kernel."""
 
 STARTING_PHASES = {"start": "preparing Python", "restore": "restoring the state", "first_step": "making the first step"}
-"""Phases of a rank before its first new step, in order. The values are clauses for the job's reason."""
+"""Phases of a rank before its first new step, in order. Each value is a clause for the job's reason text."""
 NAMED_NODES = 3
 SHOWN_EVERY_SECONDS = 10
-"""Granularity of times in a job's reason.
+"""Granularity, in seconds, of the times in a job's reason text.
 
-A reason is stored whenever it changes, so its numbers must not change with every report.
+The control plane stores each changed reason, so the text must not change with every report.
 """
 
 
@@ -44,12 +44,12 @@ class Roll:
     """
 
     places: tuple[NodeId | None, ...]
-    """Members by GROUP_RANK. None marks a vacancy."""
+    """The members in the order of their GROUP_RANK. None marks a vacancy."""
     promised: Mapping[NodeId, MemberReport]
     late: tuple[NodeId, ...]
-    """Reachable members that have not promised. The job loop sends them Prepare."""
+    """Reachable members that have not promised yet. The job loop sends them the request (Prepare)."""
     unreachable: tuple[NodeId, ...]
-    """Silent members that have not promised."""
+    """Silent members that have not promised yet."""
 
     @property
     def vacancy_count(self) -> int:
@@ -58,7 +58,7 @@ class Roll:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no vacancy remains and every member has promised."""
+        """Whether every GROUP_RANK has a member, and every member has promised."""
         return all(place is not None and place in self.promised for place in self.places)
 
 
@@ -68,11 +68,11 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
     Args:
         spec: specification of the job, with the limits of the number of nodes.
         seen: the observation of this pass.
-        record: the record with the exclusions of this pass.
-        policy: timeouts, among them the limit for a promise.
+        record: the job's record, with the exclusions that this pass has added.
+        policy: timeouts that decide which members are silent.
 
     Returns:
-        The roll. A new node that was asked for its promise keeps its GROUP_RANK even if other nodes arrive.
+        The roll. A new node that received the request keeps its GROUP_RANK even if other nodes arrive later.
     """
     excluded = {exclusion.node_id for exclusion in record.exclusions}
     available = [node for node in seen.assigned if node not in excluded]
@@ -108,9 +108,10 @@ def parent_of(seen: JobObserved) -> Generation:
 def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
     """Return the newest committed step that the record or a node's report shows, or -1.
 
-    Three kinds of reports count. A node that has promised reports the committed step C from its ranks' pages. A node
-    with live ranks reports C for each shard. The coordinator's node reports C of its rounds. Old reports count too,
-    because C never decreases within a generation. Commits off the lineage path are ignored.
+    Three kinds of reports count. A node that has promised reports the committed step from its ranks' shared pages. A
+    node with live ranks reports the committed step of each shard. The coordinator's node reports the newest step that
+    it committed. Old reports count too, because the committed step never decreases within a generation. Commits of
+    abandoned generations are ignored.
     """
     members = [node.member for node in seen.nodes.values() if node.member is not None and node.member.run == spec.run]
     on_pages = [(commit.generation, commit.step) for member in members for commit in member.commits]
@@ -122,9 +123,10 @@ def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
 
 
 def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
-    """Return the step that the nodes' memory should still hold.
+    """Return the newest step that the nodes' memory should still hold.
 
-    This is the newest known committed step, or the base of the newest started generation if the base is newer.
+    The result is the newest known committed step, or the step from which the newest generation started, if that step is
+    newer.
     """
     parent = parent_of(seen)
     base = next((link.base_step for link in seen.lineage if link.generation == parent), FIRST_STEP)
@@ -132,9 +134,9 @@ def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
 
 
 def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> recovery.Survey:
-    """Return the sources that a restore can use, given the present promises.
+    """Return the sources that a restore can use, from the members that have promised so far and from S3.
 
-    For the ranks of a vacancy, the survey's owner is an empty string.
+    The owner of a vacancy's ranks is an empty string.
     """
     owners = [place if place is not None else NodeId("") for place in roll.places for _ in range(spec.ranks_per_node)]
     return recovery.Survey(
@@ -157,18 +159,19 @@ def make_plan(
     Args:
         spec: specification of the job at its newest revision.
         seen: the observation of this pass.
-        record: the record with the exclusions of this pass.
-        roll: the roll, in which every member has promised and no vacancy remains.
+        record: the job's record, with the exclusions that this pass has added.
+        roll: a complete roll: every member has promised, and no vacancy remains.
         policy: timeouts that the plan passes on to the agents.
 
     Returns:
-        The plan, and the chosen restore for the incident. The caller stores the plan before it sends any part of it.
+        The plan, and the chosen restore for the incident. The caller must store the plan before it sends the plan to
+        agents.
     """
     nodes = [place for place in roll.places if place is not None]
     found = survey(spec, seen, record, roll)
     restore = recovery.choose(found)
     domains = {node_id: domain for node_id in nodes if (domain := seen.nodes[node_id].domain) is not None}
-    copies = min(spec.copies, len(nodes))  # a small generation may have fewer nodes than the job wants copies
+    copies = min(spec.copies, len(nodes))  # A generation may have fewer nodes than the requested number of copies.
     holders = placement.plan(nodes, copies, domains, before=_groups_before(seen)).holders
     ranks = [
         (rank, node_id) for place, node_id in enumerate(nodes) for rank in members.ranks_of(place, spec.ranks_per_node)
@@ -216,9 +219,10 @@ def make_plan(
 
 
 def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> str:
-    """Return the launch phase of the ranks, and the nodes in that phase, as a clause.
+    """Return a clause: the launch phase of the ranks, and the nodes in this phase.
 
-    The phase is the earliest phase of any rank. The result is empty once every reported rank has completed a new step.
+    If ranks are in different phases, the clause names the earliest phase. The result is empty once every reported rank
+    has finished a new step.
     """
     waiting = [
         (node.node_id, status)
@@ -239,7 +243,7 @@ def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> st
 
 
 def highest_seen(seen: JobObserved, run: RunId) -> Generation:
-    """Return the highest generation of this run in any agent's report."""
+    """Return the highest generation number of this run in any agent's report."""
     return max(
         (node.member.generation for node in seen.nodes.values() if node.member is not None and node.member.run == run),
         default=NO_GENERATION,
@@ -254,7 +258,7 @@ def _report(seen: JobObserved, node_id: NodeId, run: RunId) -> MemberReport | No
 def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
     """Return the placement groups of the newest stored plan, as GROUP_RANKs.
 
-    Empty before the first plan. A replacement has the GROUP_RANK of the node that it replaces.
+    Empty before the first plan. A replacement takes the GROUP_RANK of the lost node, so groups survive a replacement.
     """
     if seen.plan is None:
         return ()
@@ -267,7 +271,8 @@ def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
 def _coordinator(seen: JobObserved, record: JobRecord, nodes: list[NodeId]) -> NodeId:
     """Return the member that coordinates the new generation.
 
-    This is the member with GROUP_RANK 0, or the next member if the previous coordinator's agent was lost.
+    The result is the member with GROUP_RANK 0. If the previous coordinator's agent or node was lost, the result is the
+    first other member.
     """
     lost_agent = record.incident is not None and record.incident.cause in (Cause.AGENT_LOST, Cause.NODE_UNREACHABLE)
     before = seen.plan.coordinator if lost_agent and seen.plan is not None else None
@@ -275,8 +280,8 @@ def _coordinator(seen: JobObserved, record: JobRecord, nodes: list[NodeId]) -> N
 
 
 def _master_port(run: RunId, generation: Generation) -> int:
-    """Return a port for this generation.
+    """Return the port of torch's rendezvous for a generation.
 
-    Each run starts at its own offset in the range, and each generation uses the next port.
+    The run's id determines the first port, and each generation uses the next port.
     """
     return MASTER_PORTS[(int(run[:8], 16) + generation) % len(MASTER_PORTS)]

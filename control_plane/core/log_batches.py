@@ -1,9 +1,8 @@
 """Splits log lines into batches that CloudWatch Logs accepts. Pure.
 
-Invariant: every batch is within the limits of PutLogEvents, and each line is in exactly one batch.
-Source: CloudWatch Logs API reference, PutLogEvents: at most 10,000 events and 1,048,576 bytes per call, which may span
-at most 24 hours, in order of time. Each event counts its message in UTF-8 plus 26 bytes. An event has at most 256 KiB,
-these 26 bytes included.
+Invariant: every batch is within the limits of PutLogEvents, and each line is in exactly one batch. Source: CloudWatch
+Logs API reference, PutLogEvents: a call has at most 10,000 events and 1,048,576 bytes, spans at most 24 hours, and is
+sorted by time. The size of an event is its message in UTF-8 plus 26 bytes, and at most 256 KiB.
 """
 
 from __future__ import annotations

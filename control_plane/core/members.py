@@ -2,7 +2,7 @@
 
 Invariant: a node that continues from one generation to the next keeps its GROUP_RANK. A replacement takes the
 GROUP_RANK of the node that it replaces. The order of ranks therefore never changes, unless the number of nodes changes.
-Nodes that continue then move up to the first GROUP_RANKs, in their previous order.
+In that case, the nodes that continue get the lowest GROUP_RANKs, in their previous order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def places(plan: GenerationPlan | None, available: Sequence[NodeId], node_count:
 
     Args:
         plan: the plan of the previous generation, or None before the first generation.
-        available: the nodes of the job that it may use. New nodes fill vacancies in this order.
+        available: the nodes that the job may use. New nodes fill vacancies in this order.
         node_count: the number of nodes of the next generation.
 
     Returns:

@@ -6,7 +6,8 @@
     b            ├────────┤
     c                     ├─────────┤         ├────▶
 
-Invariant: two spans of one node never touch. A node that takes part in two consecutive launches has one span for them.
+Invariant: two periods of one node never touch. A node that takes part in consecutive launches has one period for all of
+them.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ def spans(launches: Sequence[Launch], given_back: Sequence[datetime], ended_at: 
 
     Args:
         launches: the launches of the job, oldest first.
-        given_back: the times at which the job released all its nodes, for example when it was paused.
+        given_back: the times at which the job released all its nodes, for example for a pause.
         ended_at: when the job ended, or None while it has not ended.
 
     Returns:
-        The spans, sorted by start and then by node.
+        The periods, sorted by start and then by node.
     """
     open_spans: dict[str, Span] = {}
     closed: list[Span] = []

@@ -1,11 +1,11 @@
-"""Metrics of scripts and nodes as points over steps. A point of older steps covers more steps.
+"""Metrics of scripts and nodes as points over steps. The older the steps, the more steps one point covers.
 
     width    steps per point: 1 for values as logged, then FOLD, FOLD² …
     chunk    the points of one width with the same quotient step ÷ (POINTS_PER_CHUNK × width), stored together
 
-Each width keeps its newest `kept_chunks` chunks. The oldest chunk beyond that is folded into the next width. The number
-of points per width is therefore bounded. A metric gets a further width each time its number of steps grows by the
-factor FOLD.
+Each width keeps its newest `kept_chunks` chunks. An older chunk is folded: its points are joined to points of the next
+width. The number of points per width is therefore bounded. A metric gets a further width each time its number of steps
+grows by the factor FOLD.
 
 Invariant: each step counts in at most one point of a metric, and no point spans two chunks.
 """
@@ -27,13 +27,13 @@ POINTS_PER_CHUNK = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The values logged in a span of steps."""
+    """A summary of the values logged in a span of steps."""
 
     step: int
-    """The first step of the span that has a value."""
+    """The first step in the span for which a value was logged."""
     last_step: int
     at: float
-    """Time at which the script or node logged the last value, in Unix seconds."""
+    """Time at which the last value was logged, in Unix seconds."""
     count: int
     """Number of values in the span."""
     finite_count: int
@@ -47,7 +47,7 @@ class Point:
     last: float
     """The last value of the span, finite or not."""
     least_on: str = ""
-    """The node with the minimum, for metrics measured on several nodes.
+    """The node with the minimum, for metrics that several nodes measure.
 
     Empty for values that a script logs.
     """
@@ -104,7 +104,7 @@ def across(step: int, at: float, values: Mapping[NodeId, float]) -> Point | None
 
 
 def joined(points: Sequence[Point]) -> Point:
-    """Return several points as one. `points` has at least one point and is sorted by step."""
+    """Return several points joined to one point. `points` is not empty and is sorted by step."""
     finite = [point for point in points if point.finite_count]
     total = sum(point.finite_count for point in finite)
     least = min(finite, key=lambda point: point.minimum, default=points[0])
@@ -143,9 +143,9 @@ def kept_chunks(width: int) -> int:
 
 
 def folded(points: Iterable[Point], width: int) -> tuple[Point, ...]:
-    """Return points joined so that each spans at most `width` steps.
+    """Return the points, joined to wider points of at most `width` steps.
 
-    The spans are aligned to multiples of `width`.
+    Each wider point starts at a multiple of `width`.
 
     Args:
         points: points sorted by step. Their widths divide `width`.
@@ -158,7 +158,7 @@ def folded(points: Iterable[Point], width: int) -> tuple[Point, ...]:
 
 
 def replaced(held: Iterable[Point], fresh: Iterable[Point]) -> tuple[Point, ...]:
-    """Return stored and new points together, sorted by step.
+    """Return stored and new points, sorted by step.
 
     A new point replaces a stored point with the same first step.
     """
@@ -169,7 +169,7 @@ def replaced(held: Iterable[Point], fresh: Iterable[Point]) -> tuple[Point, ...]
 def until(points: Iterable[Point], step: int) -> tuple[Point, ...]:
     """Return the points that contain no step after `step`.
 
-    A point that contains `step` and later steps is dropped, because its values cannot be separated.
+    A point that contains both `step` and later steps is dropped, because its values cannot be separated.
     """
     return tuple(point for point in points if point.last_step <= step)
 
@@ -182,7 +182,7 @@ def resampled(
     Args:
         points: points sorted by step.
         limit: at least 1.
-        steps: steps that each point should span. None chooses the finest span within the limit.
+        steps: steps that each point should span. None means the finest span within the limit.
         seconds: seconds that each point should span, instead of steps.
 
     Returns:

@@ -1,20 +1,17 @@
 """Moves: a training job gives up some of its nodes at an agreed stop and continues on others (ADR 0016).
 
-A departure is the planned loss of one member. An announced departure is one that AWS announced.
+A departure is the planned loss of one member. A departure is announced if AWS announced the end of the instance.
 
     departure     ──▶ another node assigned ──▶ agreed stop ──▶ last step committed ──▶ next generation
-       │  ◀── reason gone     or AWS ends the node,   cannot be    and in S3, if the         without the node
-       │                      at the last moment      cancelled    job waits for that
-       ├ announced   AWS reclaims the instance (`core.notices`)
-       ├ requested   a person wants the node for something else (`core.requests`)
-       ├ impaired    the node works with a fault that a reboot or other hardware repairs, or its replicas have been
-       │             out of view for T_max
-       └ lemon       the node had too many incidents: the job gives it up in the recovery from the newest
-                         of these incidents
+       │ ◀── reason gone or AWS ends the node, cannot be and in S3, if the without the node │ at the last moment
+       cancelled job waits for that ├ announced AWS reclaims the instance (`core.notices`) ├ requested a person wants
+       the node for something else (`core.requests`) ├ impaired the node works with a fault that a reboot or other
+       hardware repairs, or its replicas have been │ out of view for T_max └ lemon the node had too many incidents: the
+       job gives it up in the recovery from the newest of these incidents
 
-A move never weakens protection. If the ranks do not agree on a stop in time, the ordinary recovery follows. For a node
-that AWS reclaims, the job first uses all available time to save the last step. Then it gives the node up, even if this
-loses a step. A job keeps every other node whose departure would lose a committed step.
+If the ranks do not agree on a stop in time, the ordinary recovery follows. For a node that AWS reclaims, the job uses
+all available time to save the last step, and then gives the node up even if this loses a step. A job keeps every other
+node whose departure would lose a committed step.
 
 Invariant: pure and level-triggered. No job stops before another node is available, except at the last moment before AWS
 reclaims a node.
@@ -36,7 +33,7 @@ from everstep.protocol.plan import GenerationPlan, Timeouts
 UPLOAD_MARGIN = 1.5
 """Expected duration of an upload, as a multiple of the previous upload's duration.
 
-The margin is needed because every node of the fleet may upload at the same time, for the same reason.
+Several nodes may upload at the same time for the same reason, so an upload may take longer than usual.
 """
 
 
@@ -63,7 +60,7 @@ def wanted(
         not_before: the earliest time for the next departure that AWS did not announce.
 
     Returns:
-        `known` without a change, if an agreed stop was already requested. Otherwise one departure per node to give up.
+        `known` without a change if the agreed stop was already requested. Otherwise one departure per node to give up.
         Nodes that AWS reclaims come first, in the order of their announced ends.
     """
     if asked(known):
@@ -123,8 +120,8 @@ def impaired(verdict: Verdict) -> Departure:
 def _is_impaired(verdict: Verdict) -> bool:
     """Return whether the job should give up a member at an agreed stop.
 
-    True if the member works with a fault. Also true if other members cannot reach it although its agent reports,
-    because it may then hold the only copy of a shard.
+    True if the member works with a fault. Also true if other members cannot reach the node although its agent reports.
+    Such a node may hold the only copy of a shard.
     """
     return verdict.standing is Standing.IMPAIRED or (
         verdict.standing is Standing.GONE and verdict.remedy is Remedy.RETIRE
@@ -135,7 +132,7 @@ def _is_impaired(verdict: Verdict) -> bool:
 
 
 def lent(plan: GenerationPlan, assigned: Sequence[NodeId]) -> list[NodeId]:
-    """Return the assigned nodes that are not members, in the order of assignment."""
+    """Return the assigned nodes that the plan does not use, in the order of assignment."""
     members = {node.node_id for node in plan.nodes}
     return [node_id for node_id in assigned if node_id not in members]
 
@@ -147,15 +144,15 @@ def successors(
     now: float,
     timeouts: Timeouts,
 ) -> list[NodeId]:
-    """Return the assigned nodes that can replace a member immediately."""
+    """Return the assigned nodes that the plan does not use and that are ready to replace a member."""
     return [node_id for node_id in lent(plan, assigned) if is_ready(nodes[node_id], now, timeouts)]
 
 
 def is_ready(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
     """Return whether a job can use a node immediately.
 
-    True if the node is connected and idle, and AWS has not announced its end. A report from its agent proves that the
-    node exists, even if AWS does not answer.
+    True if the node is connected and idle, and AWS has announced no urgent end of the instance. A report from its agent
+    proves that the node exists, even if AWS does not answer.
     """
     is_there = (
         node.is_connected
@@ -169,7 +166,7 @@ def is_ready(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
 def due(
     known: Sequence[Departure], ready_count: int, upload_seconds: float | None, now: float, timeouts: Timeouts
 ) -> tuple[Departure, ...]:
-    """Return the departures for which a running generation must stop now.
+    """Return the departures for which a running generation must stop now, or none.
 
     The job loop calls this function in every pass over a running job that has departures and has not requested a stop.
     One stop for several departures costs less than several stops.
@@ -184,8 +181,8 @@ def due(
     Returns:
         - If a ready node exists for each departure: all departures.
         - If a ready node exists for each announced departure: all of these, and as many others as have a ready node.
-        - If announced departures have reached their last moment: all of these, or, if more nodes are ready, one
-          departure per ready node.
+        - If announced departures have reached their last moment: at least these, and as many others as have a ready
+          node.
         - Otherwise empty: the job continues to train.
     """
     if ready_count >= len(known):
@@ -202,22 +199,22 @@ def due(
 def last_moment(ends_at: float, upload_seconds: float | None, timeouts: Timeouts) -> float:
     """Return until when training may continue while no replacement is ready, in Unix seconds.
 
-    After that moment, the time until the node's end just suffices for a stop, its commit and the checkpoint.
+    From that time on, the time until the node's end is just long enough for a stop, its commit and the checkpoint.
     """
     return ends_at - timeouts.final_round_seconds - UPLOAD_MARGIN * (upload_seconds or 0.0)
 
 
 def asked(known: Sequence[Departure]) -> tuple[Departure, ...]:
-    """Return the departures for which the job loop requested the agreed stop. Empty before the request."""
+    """Return the departures for which the job loop has requested the agreed stop."""
     return tuple(move for move in known if move.asked_at is not None)
 
 
 def is_stuck(
     known: Sequence[Departure], progress_at: float, now: float, timeouts: Timeouts, promised_seconds: float
 ) -> bool:
-    """Return whether the agreed stop has failed, because training makes no progress.
+    """Return whether the agreed stop has failed because training makes no progress.
 
-    The control plane then ends the generation, which costs no additional steps.
+    The control plane then ends the generation. This costs no additional step, because no new step was made.
 
     Args:
         known: all departures of the job.
@@ -236,7 +233,7 @@ def is_stuck(
 
 
 def in_words(known: Sequence[Departure]) -> str:
-    """Return the reason of a job that trains while it has departures."""
+    """Return the reason text of a job that trains while it has departures."""
     names = ", ".join(move.node_id for move in known)
     return f"moves off {names} when a replacement is ready: {'; '.join(move.evidence for move in known)}"
 
@@ -247,9 +244,9 @@ def in_words(known: Sequence[Departure]) -> str:
 def is_held_elsewhere(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], leaving: Collection[NodeId]
 ) -> bool:
-    """Return whether the remaining nodes hold the last commit of every shard.
+    """Return whether the remaining nodes hold the last committed step of every shard.
 
-    The result follows from the holders that the owners' agents report.
+    The agents of the shards' owners report the holders.
     """
     in_view = {shard.rank: shard.in_view for report in reports.values() for shard in report.protection}
     return all(any(holder not in leaving for holder in in_view.get(rank.rank, ())) for rank in plan.ranks)
@@ -258,7 +255,7 @@ def is_held_elsewhere(
 def ends_at(leaving: Sequence[Departure], nodes: Mapping[NodeId, NodeObserved], now: float) -> float | None:
     """Return when the first departing node may end, according to AWS's newest notices.
 
-    An extended terminating hook delays this time. A new notice can bring it forward.
+    An extended terminating hook delays this time. A newer notice can name an earlier time.
     """
     found = [
         notice.ends_at
@@ -286,15 +283,17 @@ def checkpoint_wait(
 
     The job loop calls this function while every rank waits at the agreed step and the upload to S3 is not complete. If
     AWS reclaims none of the nodes, the job waits only if a departing node holds the last copy of a shard. If the upload
-    fails, the job keeps the node.
+    then fails, the job keeps this node.
 
     Args:
-        ends_at: Unix seconds at which the first departing node may end, or None if no source names a time.
+        ends_at: Unix seconds at which the first departing node may end. None if no notice names a time.
         is_announced: whether AWS removes one of the nodes.
         stopped_at: Unix seconds at which the last rank stopped.
         upload_seconds: duration of the last checkpoint's upload, or None.
-        is_replaceable: whether a ready node exists for every departure, so the wait costs training time.
-        is_held: whether the remaining nodes hold every shard, so that no step depends on the checkpoint.
+        is_replaceable: whether a ready node exists for every departure. Training could then resume at once, so the wait
+            costs training time.
+        is_held: whether the remaining nodes hold every shard, so that the departure loses no step without the
+            checkpoint.
         now: Unix seconds.
         timeouts: `final_round_seconds`, `blind_wait_seconds` and `prepare_deadline_seconds` limit the wait.
 
@@ -336,7 +335,7 @@ def _seconds(seconds: float) -> str:
 
 
 def verdict(move: Departure) -> Verdict:
-    """Return the verdict on a member that the job gives up."""
+    """Return a verdict with the evidence of a departure, for a member that the job gives up."""
     return Verdict(
         node_id=move.node_id,
         standing=Standing.GONE,
@@ -358,8 +357,8 @@ def fault(move: Departure, at: float, now: float) -> Fault:
         now: Unix seconds.
 
     Returns:
-        The fault. Its node counts as lost only if AWS reclaims the node. Any other node is added to the incident once
-        the job gives it up.
+        The fault. The fault names the node as lost only if AWS reclaims the node. Any other node joins the incident
+        once the job gives it up.
     """
     line = None if move.is_history else faults.implied(verdict(move), now)
     return Fault(
@@ -375,7 +374,8 @@ def fault(move: Departure, at: float, now: float) -> Fault:
 def partner(node_id: NodeId, left: Sequence[Departure], incident: str, now: float) -> Implication:
     """Return the history entry for a remaining member that could not reach a departing member.
 
-    If the remaining member later cannot reach another member either, its history shows that it is the faulty node.
+    If the remaining member later cannot reach another member either, this entry shows that the remaining member is the
+    faulty node.
 
     Args:
         node_id: the member that remains in the job.

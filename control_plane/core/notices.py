@@ -1,8 +1,8 @@
-"""Notices: AWS's announcements for an instance, which of them count, and from when.
+"""Notices: AWS's announcements for an instance, and when each of them becomes urgent.
 
 `core.moves` decides how a job responds.
 
-Invariant: pure and level-triggered. A notice that arrives twice, late or out of order has the same effect.
+Invariant: pure and level-triggered. A notice has the same effect if it arrives twice, late or out of order.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ MAINTENANCE_LEAD_SECONDS = 3600.0
 AWS announces maintenance days ahead. Before this time, the fleet replaces the node only while no job uses it.
 """
 OVER_SECONDS = 600.0
-"""Time from an announced interruption until its notice expires, if the instance still runs.
+"""Time after an announced interruption at which its notice expires if the instance still runs.
 
-The announcement was then outdated, or AWS cancelled the interruption.
+In that case, the announcement was outdated, or AWS cancelled the interruption.
 """
 ANNOUNCED = "AWS announced for"
-"""First words of the evidence for a node whose removal AWS announced.
+"""First words of the evidence for a node whose end AWS announced.
 
-Everstep recognizes such removals by these words and does not count them as its own verdicts.
+Everstep recognizes such removals by these words, and does not count them towards its hourly limit.
 """
 ENDING = frozenset(
     {NoticeKind.SPOT_INTERRUPTION, NoticeKind.MAINTENANCE, NoticeKind.CAPACITY_BLOCK_END, NoticeKind.TERMINATING}
 )
 """Kinds of notices after which AWS ends or interrupts the instance.
 
-The only other kind, a rebalance recommendation, is advice and never interrupts training.
+The remaining kind, a rebalance recommendation, is only advice.
 """
 
 
@@ -49,7 +49,7 @@ def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:
 
 
 def urgent(node: NodeObserved, now: float) -> Notice | None:
-    """Return the notice for which a running job must give up the node, or None.
+    """Return the notice for which a running job must give up the node now, or None.
 
     The fleet assigns a node with an urgent notice to no job. Maintenance in the far future is not urgent yet.
     """
@@ -64,7 +64,7 @@ def urgent(node: NodeObserved, now: float) -> Notice | None:
 def in_words(node_id: NodeId, notice: Notice) -> str:
     """Return a notice as a sentence of evidence, in AWS's words.
 
-    The sentence contains no elapsed time, because the control plane stores each change of it.
+    The sentence contains no elapsed time, because the control plane stores each changed sentence.
     """
     return f"{ANNOUNCED} {node_id}: {notice.kind.value.replace('_', ' ')} ({notice.message})"
 

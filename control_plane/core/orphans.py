@@ -1,10 +1,10 @@
-"""Decides which uploaded shards no checkpoint can contain any more.
+"""Decides which uploaded shards are orphans: no checkpoint contains them or can contain them.
 
 Agents upload shards to `…run=<run>/gen=<generation>/step=<step>/<upload id>/`, and the control plane writes a manifest
 for the newest generation only. A shard of an earlier generation that no manifest names is therefore an orphan.
 
-Invariant: pure. An object of the newest generation of a running job is never an orphan, because its upload may still
-run, and neither is an object that a kept checkpoint names.
+Invariant: pure. Two kinds of objects are never orphans: objects of the newest generation of a running job, whose upload
+may still run, and objects that a kept checkpoint names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PLACE = re.compile(r"gen=(?P<generation>\d+)/step=(?P<step>\d+)/", re.ASCII)
 KEPT_SECONDS = 3_600.0
 """Age in seconds below which an object is never an orphan.
 
-The control plane may decide on a manifest before a new generation begins, and store the manifest afterwards.
+The control plane may decide on a manifest before a new generation starts, and write the manifest afterwards.
 """
 
 
@@ -43,11 +43,11 @@ def orphans(
     """Yield the keys of the objects that no checkpoint contains or will contain.
 
     Args:
-        objects: objects of one run; evaluated lazily.
-        folder: the run's key prefix. Objects outside of it are ignored.
-        named: keys that each checkpoint consists of, by generation and step. None for a checkpoint that is being
-            deleted, whose folder the deletion empties.
-        ended_before: all generations below it have ended.
+        objects: objects of one run. The iterable may be lazy.
+        folder: the run's key prefix. Objects with other keys are ignored.
+        named: the keys of each checkpoint, by generation and step. The value is None for a checkpoint under deletion,
+            because the deletion removes all of its objects.
+        ended_before: all generations with a lower number have ended.
         now: Unix seconds.
 
     Yields:

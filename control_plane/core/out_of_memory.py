@@ -1,7 +1,7 @@
 """Messages for a rank that ran out of memory: the cause, the sizes, and advice. Pure.
 
-Invariant: a message says "probably" where the only evidence is a counter of the whole node. The messages decide
-nothing. A rank that ran out of memory fails like any other rank, and the breakers count the failure as the job's own.
+Invariant: a message says "probably" where the only evidence is a counter of the whole node. No decision depends on
+these messages. The breakers count the end of such a rank as a failure of the job.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def sentence(rank: Rank, node: NodeId, end: MemoryEnd) -> str:
 
 
 def advice(end: MemoryEnd) -> str:
-    """Return what the user can change. The text continues a sentence after a semicolon."""
+    """Return advice for the user, as the end of a sentence after a semicolon."""
     return GPU_ADVICE if end.kind is MemoryKind.GPU else HOST_ADVICE
 
 

@@ -25,7 +25,7 @@ from everstep.protocol.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The holders of each node's shards. The shards of all ranks of a node have the same holders."""
+    """The holders of each node's shards. All ranks of a node have the same holders."""
 
     groups: tuple[tuple[NodeId, ...], ...]
     """Nodes that hold each other's shards.
@@ -50,10 +50,10 @@ def plan(
     Args:
         nodes: the members by GROUP_RANK.
         copies: m, the number of nodes that hold a shard, the owner included.
-        domains: the failure domain (network node) of each node. A node without an entry is a domain of its own. A new
-            placement uses as many domains per group as possible.
-        before: the groups of the previous placement, as GROUP_RANKs (`groups_of`). The function makes a new placement
-            if `before` is empty or fits another number of copies or nodes.
+        domains: the failure domain (network node) of each node. A node without an entry counts as a separate domain. A
+            new placement uses as many domains per group as possible.
+        before: the groups of the previous placement, as GROUP_RANKs (`groups_of`). If `before` is empty or has another
+            number of copies or nodes, the placement is new.
 
     Returns:
         The groups, and the holders of each node's shards.
@@ -80,10 +80,10 @@ def plan(
 
 
 def groups_of(holders: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the groups that produced the holders of a stored plan.
+    """Return the groups from which a stored plan's holders follow.
 
     Args:
-        holders: by GROUP_RANK, the GROUP_RANKs of the shard's holders, the owner first.
+        holders: for each GROUP_RANK, the GROUP_RANKs of its shard's holders, the owner first.
 
     Returns:
         Groups of GROUP_RANKs, the ring last. Empty if no groups produce these holders.
@@ -153,7 +153,7 @@ def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
     last = min(groups, lost // size)
     for j in range(last):
         total += -chosen * rest if j % 2 else chosen * rest
-        # Derive the next term from this one: computing a large binomial anew is expensive.
+        # Derive the next term from this term, because a new large binomial is expensive.
         chosen = chosen * (groups - j) // (j + 1)
         rest = rest * perm(lost, size) // perm(nodes, size)
         nodes, lost = nodes - size, lost - size
@@ -161,7 +161,7 @@ def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
 
 
 def _cut(order: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
-    """Return a sequence of GROUP_RANKs, split into groups of `copies`.
+    """Return a sequence of GROUP_RANKs, split into groups of `copies` nodes.
 
     The last group also contains the remainder.
     """
@@ -172,7 +172,7 @@ def _cut(order: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _spread(domains: Sequence[str], copies: int) -> list[int]:
-    """Return an order of GROUP_RANKs in which each group has different domains, as far as possible.
+    """Return the GROUP_RANKs in an order in which the nodes of each later group have different domains, if possible.
 
     The function always picks a node of the domain with the most remaining nodes.
     """

@@ -1,4 +1,4 @@
-"""The queue of a fleet: which jobs may hold nodes, which may start early, and which must release nodes.
+"""The queue of a fleet: which jobs may hold nodes, which may start early, and which must release their nodes.
 
     capacity  8   running: big 5          free 3
     queue     1.  head, needs 6           waits: 3 are free, 8 once big has ended
@@ -10,19 +10,19 @@ the head:
 
 - **Backfill.** A job behind the head may start only on nodes that the head cannot use. Running jobs can end at any time
   and in any order (`MaxRuntimeInSeconds` is the latest end, not the earliest). Therefore the rule considers every
-  subset of the running jobs that may remain. Wherever the head fits beside the remaining jobs, it must also fit beside
-  them and the new job.
+  subset of the running jobs that may remain. If the head fits beside a subset, the head must also fit beside this
+  subset plus the new job.
 - **Preemption.** For a head of higher priority, preemptible jobs pause (an agreed stop with a checkpoint), lowest
   priority and youngest first. The fewest possible jobs pause. No job pauses if all of them together do not free enough
-  nodes. A job that still waits for its gang returns to the queue without a loss.
+  nodes. A job that still waits for some of its nodes (its gang) returns to the queue without a loss.
 - **Quotas.** A job that would exceed its project's quota waits outside the queue. Such a job cannot be the head, and no
   other job releases nodes for it.
 - **Pauses.** A job that a person paused also releases its nodes at an agreed stop. It returns to the queue when a
   person resumes it.
-- **Growth.** While no job waits in the queue, a job that may grow beyond the number of nodes with which it starts may
-  hold the nodes that remain. Other jobs wait for nodes that it uses.
+- **Growth.** While no job waits in the queue, an elastic job may hold more nodes than it needs to start. A later job
+  waits for the nodes that the elastic job uses.
 - **Patience.** An incomplete gang that receives no node for `GANG_PATIENCE_SECONDS` releases its nodes. The job then
-  stands aside: for a while, it neither holds nodes nor delays other jobs. The time grows with each attempt.
+  stands aside: for a while, it neither holds nodes nor delays other jobs. This time grows with each attempt.
 
 Invariant: pure. The loops of jobs and fleets call the same function and get the same result. Jobs release nodes for
 another job only by these rules.
@@ -39,23 +39,23 @@ from everstep.protocol.ids import RunId
 
 STAND_ASIDE_SECONDS = 900.0
 MOST_STAND_ASIDE_SECONDS = 7_200.0
-"""Longest time that the job of an incomplete gang stands aside.
+"""Longest time for which a job that did not get all its nodes stands aside.
 
 The time starts at `STAND_ASIDE_SECONDS` and doubles with each attempt.
 """
 PAUSE_AGAIN_SECONDS = 600.0
-"""Time after a failed pause before the job may be asked to pause again."""
+"""Seconds after a failed pause before the control plane requests another pause of the same job."""
 _LEAVING = frozenset({JobState.PAUSING, JobState.STOPPING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The present schedule of a fleet's jobs."""
+    """The current schedule of a fleet's jobs."""
 
     admitted: frozenset[RunId]
-    """Jobs that may hold nodes: jobs with nodes, and queued jobs that may start."""
+    """Jobs that may hold nodes: jobs that hold nodes now, and queued jobs that may start."""
     giving_way: Mapping[RunId, FleetJob]
-    """Jobs that must release their nodes, each with the job that receives the nodes."""
+    """Jobs that must release their nodes. The value for each job is the job that receives the nodes."""
     waiting: tuple[FleetJob, ...]
     """Jobs that wait in the queue, in order. Jobs that stand aside come last."""
     limited: Mapping[RunId, int]
@@ -85,7 +85,7 @@ def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
     Every pass over a job or a fleet calls this function.
 
     Args:
-        jobs: the jobs of one fleet that have not ended. Jobs that a person paused do not wait.
+        jobs: the unfinished jobs of one fleet. A job that a person paused does not wait in the queue.
         capacity: number of nodes that jobs may hold: the group's MaxSize minus held nodes.
         now: Unix seconds.
 
@@ -136,25 +136,25 @@ def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
 
 
 def cannot_delay(head_count: int, newcomer_count: int, holding_counts: Sequence[int], capacity: int) -> bool:
-    """Return whether a job can start without ever delaying the head.
+    """Return whether a new job can start without a delay for the head of the queue.
 
     The result is valid for every order in which the other jobs may end.
 
     Args:
         head_count: nodes that the head needs.
         newcomer_count: nodes that the new job would take.
-        holding_counts: nodes of each job that holds some now.
-        capacity: all nodes.
+        holding_counts: number of nodes of each job that holds nodes now.
+        capacity: number of nodes that all jobs together may hold.
 
     Returns:
         True if the following holds for every subset of the jobs that hold nodes: if the head fits beside the subset, it
         also fits beside the subset and the new job.
     """
-    reachable = 1  # bit n is set if some subset of the jobs with nodes holds exactly n nodes
+    reachable = 1  # Bit n is set if some subset of the jobs with nodes holds exactly n nodes.
     for count in holding_counts:
         reachable |= reachable << count
-    least = max(0, capacity - head_count - newcomer_count + 1)  # below this number of taken nodes, both jobs fit
-    critical = range(least, capacity - head_count + 1)  # in this range, only the head fits
+    least = max(0, capacity - head_count - newcomer_count + 1)  # With fewer used nodes than this number, both jobs fit.
+    critical = range(least, capacity - head_count + 1)  # With a number of used nodes in this range, only the head fits.
     return not any(reachable >> taken & 1 for taken in critical)
 
 
@@ -164,14 +164,15 @@ def in_order(jobs: Iterable[FleetJob]) -> list[FleetJob]:
 
 
 def stand_aside_seconds(attempt_count: int) -> float:
-    """Return how long a job stands aside after its `attempt_count`-th incomplete gang."""
+    """Return how long a job stands aside, in seconds, after `attempt_count` waits for nodes that did not arrive."""
     return min(MOST_STAND_ASIDE_SECONDS, STAND_ASIDE_SECONDS * 2.0 ** min(attempt_count - 1, 10))
 
 
 def in_words(plan: Schedule, run: RunId) -> str:
     """Return why a queued job waits: its position, the jobs ahead, and the numbers of nodes.
 
-    Members of the job's project read this text. The text names jobs of this project and only counts the jobs of others.
+    Members of the job's project read this text. The text names jobs of this project. It only counts jobs of other
+    projects.
     """
     place = plan.place_of(run)
     if place is None:
@@ -219,10 +220,10 @@ def _stands_aside(job: FleetJob, now: float) -> bool:
 
 
 def _victims(head: FleetJob, holding: Sequence[FleetJob], free: int, now: float) -> list[FleetJob]:
-    """Return the jobs that must pause or return to the queue for the head.
+    """Return the jobs that must pause or return to the queue, so that the head can start.
 
-    The result has the fewest possible jobs. It is empty if all candidates together do not free enough nodes, or if jobs
-    that already stop or pause free enough.
+    No job in the result is superfluous. The result is empty if all candidates together do not free enough nodes, or if
+    jobs that already stop or pause free enough.
     """
     soon = free + sum(job.claim_count for job in holding if job.state in _LEAVING)
     candidates = [job for job in holding if job.priority < head.priority and _may_give_way(job, now)]
@@ -235,7 +236,7 @@ def _victims(head: FleetJob, holding: Sequence[FleetJob], free: int, now: float)
         soon += job.claim_count
     if soon < head.node_count:
         return []
-    for job in reversed(chosen[:]):  # remove jobs that were chosen early and that later choices made unnecessary
+    for job in reversed(chosen[:]):  # A later choice can make an earlier choice unnecessary.
         if soon - job.claim_count >= head.node_count:
             chosen.remove(job)
             soon -= job.claim_count

@@ -1,14 +1,17 @@
-"""The choice of the step to restore, and of the source of each rank's shard.
+"""Chooses the step to restore, and the sources of each rank's shard.
 
-The path of a generation is the history that leads to it: its own steps, and each ancestor's steps up to the branch.
+A slot is a node's copy of one shard of one step, made by one generation (its origin). The path of a generation is the
+history that leads to it: its own steps, and each ancestor's steps up to the branch.
 
     generation 1:  0 ─ 1 ─ 2 ─ 3 ─ 4 ─ 5✗          a slot (origin g, step s) is on the path if s is at most
                                │                    the last step of g on it: (1, 3) is on the path, (1, 4) is not
     generation 2:              3 ─ 4 ─ 5 ─ 6
 
-Invariant: a base and all its sources are on the path of the newest started generation, and generations with one number
-of ranks made them. Origin generation, step and digest together identify the content of a slot. The rules are in
-docs/design.md#restore. The model `tests/model/step_protocol.py` contains them as `lineage`, `on_path` and `common`.
+Thebaseisthestepthatanewgenerationrestores.Ifanothernumberofranksoranotherjobmadethebase,therestoreisarelayout:ranksmustdividethestateanew.
+
+Invariant:abaseandallitssourcesareonthepathoftheneweststartedgeneration.Generationswithonenumberofranksmadeallofthem.
+Origin generation, step and digest together identify the content of a slot. The rules are in docs/design.md#restore. The
+model `tests/model/step_protocol.py` contains them as `lineage`, `on_path` and `common`.
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.plan import ObjectReference, Relayout, ShardSource, SlotRecord, SlotReference
 
 FARTHEST = ("local", "peer", "s3")
-"""Kinds of sources, nearest first."""
+"""Kinds of sources of a shard, nearest first."""
 UNBOUNDED = Step(2**62)
 
 Path = Mapping[Generation, Step]
-"""The history that leads to a generation: by origin generation, the last step that belongs to it."""
+"""The history that leads to a generation: for each origin generation, the last step that belongs to the history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +39,10 @@ class Survey:
     owners: Sequence[NodeId]
     """The node of each rank in the new generation, by rank."""
     inventories: Mapping[NodeId, tuple[SlotRecord, ...]]
-    """Inventories of the nodes that have promised, as the nodes reported them with the promise."""
+    """Slots of each node that has promised, as the node reported them with the promise."""
     path: Path
     worlds: Mapping[Generation, int]
-    """Number of ranks of each generation on the path (`worlds_of`)."""
+    """Number of ranks of each generation (`worlds_of`)."""
     checkpoints: tuple[CheckpointRecord, ...] = ()
     refused: Collection[RefusedSource] = ()
     committed: Step = NO_STEP
@@ -50,24 +53,24 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """The base of a new generation and its sources."""
+    """The base of a new generation, with the sources of the base."""
 
     base_step: Step
     sources: tuple[tuple[ShardSource, ...], ...]
-    """Sources by rank, best first. Every rank has an empty list if the base is 0, or with a relayout."""
+    """Sources by rank, best first. Every rank has an empty tuple if the base is step 0 or the restore is a relayout."""
     keep: Mapping[NodeId, tuple[SlotReference, ...]]
-    """Slots that a node must not overwrite before the base is committed, by node.
+    """Slots that each node must not overwrite before the base is committed.
 
-    With a relayout, the node keeps them until the first commit of the new generation.
+    In a relayout, the node keeps these slots until the first commit of the new generation.
     """
     relayout: Relayout | None = None
-    """Sources of the base, if another number of ranks or another job made it."""
+    """Sources of the base, if another number of ranks or another job made the base."""
     forgotten: tuple[Rank, ...] = ()
-    """Ranks whose shard no node holds in memory. With a relayout, these are earlier ranks."""
+    """Ranks whose shard no node holds in memory. In a relayout, these are ranks of the earlier layout."""
 
     @property
     def farthest(self) -> str | None:
-        """The farthest kind of source that any rank uses, or None if the base is 0."""
+        """The farthest kind of source that any rank uses, or None if the base is step 0."""
         shards = self.sources if self.relayout is None else self.relayout.shards
         kinds = [sources[0].kind for sources in shards if sources]
         return max(kinds, key=FARTHEST.index) if kinds else None
@@ -80,10 +83,10 @@ def path_of(lineage: Iterable[GenerationRecord], generation: Generation) -> Path
 
     Args:
         lineage: all generations that have a plan.
-        generation: the generation. 0 gives an empty path, because no rank ever ran.
+        generation: 0 gives an empty path, because no rank ever ran.
 
     Returns:
-        By generation, its last step on the path.
+        The last step of each generation on the path.
     """
     known = {record.generation: record for record in lineage}
     path: dict[Generation, Step] = {}
@@ -103,27 +106,29 @@ def worlds_of(lineage: Iterable[GenerationRecord]) -> Mapping[Generation, int]:
 def newest_started(lineage: Iterable[GenerationRecord]) -> Generation:
     """Return the newest generation whose ranks may have run, or 0.
 
-    This generation is the parent of the next one.
+    This generation is the parent of the next generation.
     """
     return max((record.generation for record in lineage if record.was_started), default=NO_GENERATION)
 
 
 def is_on_path(path: Path, origin: Generation, step: Step) -> bool:
-    """Return whether the state of `step` made by generation `origin` is on the path."""
+    """Return whether the path contains the state of `step` that generation `origin` made."""
     return step <= path.get(origin, NO_STEP)
 
 
 def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Generation, Step]]) -> Step:
     """Return the newest committed step that the control plane or a node has recorded.
 
-    The control plane's own record can be too old, because agents report commits about once a second, and only while the
-    control plane runs. Nodes that promised report the committed step C from their ranks' pages. Ranks capture a step
-    above C only after their agents have received C, so every survivor of that generation reports C.
+    The control plane's own record can be too old, because agents report commits only once a second, and only while the
+    control plane runs. A node that has promised reports the committed step C from its ranks' shared pages. Ranks
+    snapshot a step after C only once their agents have received C. Therefore every survivor of that generation reports
+    C.
 
     Args:
         path: the path of the newest started generation.
         recorded: the control plane's own record.
-        reported: generation and C of each report. A C off the path belongs to an abandoned branch and does not count.
+        reported: generation and committed step of each report. A step that is not on the path belongs to an abandoned
+            generation and does not count.
 
     Returns:
         The step, or -1.
@@ -132,12 +137,11 @@ def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Genera
 
 
 def choose(survey: Survey) -> Restore:
-    """Return the newest step that every rank can get, with its sources.
+    """Return the newest step that every rank can restore, with its sources.
 
-    A step counts if each rank of the generation that made it has a source. If this generation had another number of
-    ranks, or belongs to another job, the result has a relayout. If no such step exists, the base is step 0, which needs
-    no source. The job loop calls this function once all members have promised. Earlier, the loop calls it to check
-    whether the restore needs a missing member at all.
+    A step qualifies if the shard of every rank has a source, for the number of ranks that made the step. If no step
+    qualifies, the base is step 0, which needs no source. The job loop calls this function once all members have
+    promised. Earlier, the loop calls the function to check whether the restore needs a missing member at all.
 
     Args:
         survey: shards in memory and in S3 that the members can get.
@@ -157,7 +161,7 @@ def choose(survey: Survey) -> Restore:
         )
     base = max(states, key=lambda state: (state.step, state.world_size == new_world))
     shards = tuple(tuple(found[base][Rank(rank)]) for rank in range(base.world_size))
-    # Another job's ranks may divide their state in another way, even if their number is equal.
+    # Another job's ranks may divide their state in another way, even if both jobs have equally many ranks.
     is_relayout = base.world_size != new_world or shards[0][0].origin_generation == NO_GENERATION
     return Restore(
         base_step=base.step,
@@ -170,7 +174,7 @@ def choose(survey: Survey) -> Restore:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The state of one step. Its shards come from generations with `world_size` ranks."""
+    """The training state after one step, divided into the shards of `world_size` ranks."""
 
     step: Step
     world_size: int
@@ -179,8 +183,8 @@ class _State:
 def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSource]]]:
     """Return the sources of each shard on the path, by state and by the rank that owns the shard.
 
-    The sources of a shard are sorted: the node that the rank has in the new generation, other nodes, S3. The first
-    source is local only if the new generation has as many ranks as the state, and the state is not another job's.
+    The sources of a shard are sorted: the rank's own node in the new generation, then other nodes, then S3. No source
+    is local if the state has another number of ranks or belongs to another job.
     """
     found: defaultdict[_State, defaultdict[Rank, list[ShardSource]]] = defaultdict(lambda: defaultdict(list))
     refused = {(item.rank, item.is_object, item.origin_generation, item.step) for item in survey.refused}
@@ -224,9 +228,9 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
 
 
 def _forgotten(found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]], world_size: int) -> tuple[Rank, ...]:
-    """Return the ranks of which no node holds a shard in memory.
+    """Return the ranks whose shards no node holds in memory.
 
-    Only shards of states that `world_size` ranks made count.
+    Only shards of states of `world_size` ranks count.
     """
     held = {
         rank
@@ -255,11 +259,12 @@ def stored(survey: Survey, base: Step) -> CheckpointRecord | None:
 def _keep(survey: Survey, node: NodeId, base: Step, *, is_relayout: bool = False) -> tuple[SlotReference, ...]:
     """Return the slots that a node must not overwrite before the base is committed.
 
-    These are the slots on the path up to the base. A node that does not hold the base of a shard needs one free slot to
-    receive it. It fills its other slots first with the newest committed step, and then with the newest other steps.
+    The result contains slots on the path, up to the base. If a node lacks a shard's base, it needs one free slot to
+    receive the base. In its other slots, the node keeps first the newest committed step, and then the newest other
+    steps.
 
-    With a relayout, the base is never committed in the new layout. Each node needs one free slot for the first step of
-    the new generation, and fills its other slots first with the base.
+    In a relayout, the base is never committed in the new layout. Each node needs one free slot for the first step of
+    the new generation. In its other slots, the node keeps first the base.
     """
     kept: dict[Rank, list[SlotRecord]] = {}
     for slot in survey.inventories[node]:
@@ -281,6 +286,6 @@ def _keep(survey: Survey, node: NodeId, base: Step, *, is_relayout: bool = False
 
 
 def farther(one: str | None, other: str | None) -> str | None:
-    """Return the farther of two kinds of sources. None counts as the nearest kind."""
+    """Return the farther of two kinds of sources, in the order of `FARTHEST`. None counts as the nearest kind."""
     known = [kind for kind in (one, other) if kind is not None]
     return max(known, key=FARTHEST.index) if known else None

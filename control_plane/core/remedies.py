@@ -9,7 +9,7 @@ Everstep never resets a single GPU. A reset needs root and the end of all proces
 reboot. A reboot keeps an instance on its host. Where NVIDIA recommends a restart of the bare metal, Everstep replaces
 the instance.
 
-Invariant: a fault that is not in the tables only restarts ranks.
+Invariant: a fault that the tables do not contain only restarts ranks.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LEMON_INCIDENTS = 3
 LEMON_WINDOW_SECONDS = 24 * 3600.0
 """Period in which `LEMON_INCIDENTS` incidents make a node a lemon.
 
-Jobs do not use a lemon again. Incidents of all causes count. Source: Kokolis et al., HPCA'25 (arXiv 2410.21680),
+Jobs do not use a lemon again. Incidents of every cause count. Source: Kokolis et al., HPCA'25 (arXiv 2410.21680),
 section on lemon nodes: a few nodes cause most failures, and their history identifies them.
 """
 HISTORY_LIMIT = 20
-"""Limit for the newest history entries that the rules consider."""
+"""How many of a node's newest history entries the rules consider."""
 
 _IGNORE = (14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 121, 137, 141, 152, 153, 157, 160, 161)
 _RESTART = (
@@ -65,7 +65,7 @@ _RESTART = (
 _RESTART_NEWER = (*range(96, 106), *range(126, 136), 139)
 _RESET = (46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158)
 _RESET_OR_REBOOT = (48, 74, 151, 171, 172)
-"""Xids whose catalog workflow ends with a GPU reset or a node reboot.
+"""Xids (NVIDIA error codes) whose catalog workflow ends with a GPU reset or a node reboot.
 
 Xid 151 needs a restart of the virtual machine. Xids 171 and 172 are details of an Xid 48.
 """
@@ -81,8 +81,8 @@ XID: Mapping[int, Remedy] = {
 
 Source: NVIDIA, Xid Catalog, column `Resolution Bucket (Immediate Action)`.
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html: IGNORE is NONE, RESTART_APP is RESTART, RESET_GPU
-and RESTART_VM are REBOOT, RESTART_BM and CHECK_MECHANICALS are REPLACE. Xid 154 only repeats the recommendation of
-another Xid.
+and RESTART_VM are REBOOT, RESTART_BM and CHECK_MECHANICALS are REPLACE. Xid 154 only repeats another Xid's
+recommendation.
 """
 FAULTS: Mapping[str, Remedy] = {
     FaultCode.RANKS_NOT_GONE: Remedy.REPLACE,
@@ -100,10 +100,10 @@ FAULTS: Mapping[str, Remedy] = {
 }
 """Remedies by fault code. `gpu_xid` uses `XID` instead.
 
-An agent reports GPU_LOST for an Xid 79 whose kernel message it missed. Processes that access an unresponsive disk block
-in the kernel until a reboot. If the node does not return from the reboot, the fleet replaces it. Throttling, network
-errors, a full disk and low memory are temporary or caused by the job. If such a fault ends ranks, the ranks restart,
-and the breakers limit the number of restarts.
+An agent reports GPU_LOST if a GPU disappears and the agent missed the kernel message (Xid 79). If a disk does not
+respond, processes that access it hang in the kernel until a reboot. If the node does not return from the reboot, the
+fleet replaces the node. Throttling, network errors, a full disk and low memory are temporary or caused by the job. If
+such a fault ends ranks, the ranks only restart. `core.breakers` limits the number of restarts.
 """
 _XID_IN_WORDS = re.compile(r"\bxid\s*(?:\(PCI:[^)]*\))?\D{0,3}(\d{1,3})\b", re.IGNORECASE)
 
@@ -122,7 +122,7 @@ class Finding:
 def xid_of(fault: NodeFault) -> int | None:
     """Return the Xid number of a `gpu_xid` fault, from its field or its message.
 
-    Return None if both lack a number.
+    Return None if neither contains a number.
     """
     if fault.xid is not None:
         return fault.xid
@@ -144,7 +144,8 @@ def recent(history: Iterable[Implication], now: float) -> tuple[Implication, ...
 def of_fault(fault: NodeFault, history: Sequence[Implication], now: float) -> Remedy:
     """Return the remedy for a fault on a node with this history.
 
-    The remedy comes from the tables. It is REPLACE instead of a second REBOOT for the same fault within the window.
+    The remedy comes from the tables. If the same fault already caused a reboot within the window, the remedy is REPLACE
+    instead of REBOOT.
     """
     remedy = _by_kind(fault)
     return Remedy.REPLACE if remedy is Remedy.REBOOT and _was_rebooted(fault, history, now) else remedy
@@ -153,8 +154,8 @@ def of_fault(fault: NodeFault, history: Sequence[Implication], now: float) -> Re
 def worst(faults: Sequence[NodeFault], history: Sequence[Implication], now: float) -> Finding | None:
     """Return the most severe fault for which a job must give up the node, or None.
 
-    `faults` are the faults of the node, as its live agent reports them. The result is the first of the most severe
-    faults. It is None if no fault requires a reboot or a replacement.
+    `faults` are the faults of the node, as its live agent reports them. If several faults are equally severe, the
+    result is the first. It is None if no fault requires a reboot or a replacement.
     """
     for grave in (Remedy.REPLACE, Remedy.REBOOT):
         for fault in faults:
@@ -177,7 +178,7 @@ def _was_rebooted(fault: NodeFault, history: Sequence[Implication], now: float) 
 def lemon(history: Iterable[Implication], now: float) -> str | None:
     """Return why a node must not be used again, or None.
 
-    The sentence names every incident within the window. The result is None below `LEMON_INCIDENTS` incidents.
+    The sentence lists every incident within the window. The result is None for fewer than `LEMON_INCIDENTS` incidents.
     """
     lines = recent(history, now)
     if len({line.incident_id for line in lines}) < LEMON_INCIDENTS:
@@ -189,7 +190,7 @@ def lemon(history: Iterable[Implication], now: float) -> str | None:
 def of_lemon(history: Iterable[Implication], now: float) -> Remedy:
     """Return the remedy for a lemon.
 
-    The remedy is REPLACE if the node's own live agent reported one of the faults. Otherwise it is RETIRE, and a person
-    decides.
+    The remedy is REPLACE if the node's own live agent reported one of the faults. Otherwise the remedy is RETIRE, so
+    that a person decides.
     """
     return Remedy.REPLACE if any(line.is_own_word for line in recent(history, now)) else Remedy.RETIRE

@@ -1,4 +1,4 @@
-"""People's requests for nodes: whether the fleet can fulfil a request, and the reason if it cannot.
+"""People's requests for nodes: whether a fleet can fulfil a request, and otherwise the reason for its refusal.
 
     request       node             result
     DrainNode     assigned         its job gives it up at an agreed stop (`core.moves`) ──▶ spare ──▶ held, for a person
@@ -28,7 +28,7 @@ _ENDING = (NodeState.DRAINING, NodeState.GONE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """The stored facts that decide about a request: the node, its fleet and its job."""
+    """The stored facts that decide whether the API accepts a request: the node, its fleet and its job."""
 
     node_id: str
     state: NodeState
@@ -37,13 +37,13 @@ class Standing:
     fleet_status: FleetStatus
     fleet_reason: str
     spare_count: int
-    """Spares of the fleet without a pending request."""
+    """Number of the fleet's spares that have no pending request."""
     node_count: int
-    """Nodes of the fleet that have not ended."""
+    """Number of the fleet's nodes that have not ended."""
     max_node_count: int
     job_name: str = ""
     taken_over_by: str = ""
-    """The person who has taken over the job that uses the node. Empty if nobody has."""
+    """The person who manages the node's job instead of Everstep. Empty without such a person."""
 
 
 def refusal(asked: NodeRequest, standing: Standing) -> str:
@@ -94,5 +94,5 @@ def _refusal_of_job(asked: NodeRequest, standing: Standing, node: str) -> str:
 
 
 def in_words(asked: NodeRequest, node_id: str, who: str, why: str) -> str:
-    """Return a request as a sentence for reasons and incidents."""
+    """Return a clause that describes a request, for reasons and incidents."""
     return f"a user requested to {asked} {node_id} ({who})" + (f": {why}" if why else "")

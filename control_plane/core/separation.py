@@ -3,7 +3,8 @@
 In a group of `copies` nodes, each node holds the shards of all members. The last group may be a ring, in which each
 member holds its own shard and the shards of its `copies - 1` predecessors. A shard is exposed if all its holders share
 one domain, because the loss of that domain loses the shard. The solver exchanges two nodes at a time. Every exchange
-lowers the number of exposed shards, and the solver prefers the exchange that changes the fewest shards.
+lowers the number of exposed shards. Among equally good exchanges, the solver prefers the exchange that changes the
+fewest shards.
 
 Invariant: groups without exposed shards change only if they take part in an exchange that lowers the number of exposed
 shards.
@@ -24,11 +25,11 @@ Group = tuple[int, ...]
 In a ring, each member and its successors hold the member's shard.
 """
 Option = dict[int, tuple[int, ...]]
-"""A possible exchange: the changed groups, by index."""
+"""A possible exchange: the new members of each changed group, by the group's index."""
 Rank = tuple[int, int]
-"""Sort key of an exchange: exposed shards after it, then changed shards. The lowest is best.
+"""Sort key of an exchange: number of exposed shards afterwards, then number of changed shards.
 
-A shard has changed if its holders differ from the original placement.
+The lowest key is best. A shard has changed if its holders differ from the original placement.
 """
 PARTNERS = 16
 """Number of groups with which the solver tries to exchange members of the ring.
@@ -38,7 +39,7 @@ The solver tries the most suitable groups first. Trying more groups would not re
 
 
 def holders_in(group: tuple[Member, ...], position: int, copies: int) -> tuple[Member, ...]:
-    """Return the holders of the shard of the member at `position`, that member first."""
+    """Return the holders of a member's shard. The member at `position` is the first holder."""
     return tuple(group[(position + j) % len(group)] for j in range(copies))
 
 
@@ -74,7 +75,7 @@ class _Search:
     """Indexes of groups that took part in an exchange."""
 
     def is_improved(self) -> bool:
-        """Apply an exchange that lowers the number of exposed shards, and return whether one exists."""
+        """Apply exchanges that lower the number of exposed shards. Return False if no exchange does."""
         before = self.exposed_count
         if before:
             self.original = self.original or {
@@ -91,26 +92,26 @@ class _Search:
         return sum(self.exposed(group) for group in self.groups)
 
     def exposed(self, group: Group) -> int:
-        """Return the number of members of a group whose shard has all holders in one domain."""
+        """Return the number of exposed shards of a group: all their holders are in one domain."""
         if len(group) == self.copies:
             return len(group) if self.domain_of_all(group) is not None else 0
         shards = (holders_in(group, position, self.copies) for position in range(len(group)))
         return sum(self.domain_of_all(holders) is not None for holders in shards)
 
     def domain_of_all(self, nodes: Group) -> str | None:
-        """Return the domain that all these nodes share, or None."""
+        """Return the domain that all these nodes share, or None if their domains differ."""
         first = self.domains[nodes[0]]
         return first if all(self.domains[node] == first for node in nodes) else None
 
     def changed(self, group: Group) -> int:
-        """Return the number of members of a group whose shard has other holders than originally."""
+        """Return the number of a group's shards whose holders differ from the original placement."""
         return sum(
             frozenset(holders_in(group, position, self.copies)) != self.original[node]
             for position, node in enumerate(group)
         )
 
     def outside(self, index: int, domain: str) -> int:
-        """Return the number of members of a group outside a domain."""
+        """Return the number of a group's members that are outside a domain."""
         return sum(self.domains[node] != domain for node in self.groups[index])
 
     # -- the ring
@@ -123,7 +124,7 @@ class _Search:
     def mend_ring(self) -> None:
         """Reorder the ring or exchange its members with other groups.
 
-        This repeats while the number of exposed shards decreases.
+        The method repeats this while the number of exposed shards decreases.
         """
         ring = self.ring
         while ring is not None and self.exposed(self.groups[ring]):
@@ -156,7 +157,7 @@ class _Search:
             yield from self.recuts(ring, index)
 
     def recuts(self, ring: int, other: int) -> Iterator[Option]:
-        """Yield new divisions in which neighbours of the ring form a group, and another group joins the ring.
+        """Yield divisions in which neighbours in the ring become a separate group, and another group joins the ring.
 
         Such a division changes one shard less than an exchange.
         """
@@ -168,14 +169,16 @@ class _Search:
                 yield {other: turned[:copies], ring: guests + turned[copies:]}
 
     def exchanges(self, one: int, other: int) -> Iterator[Option]:
-        """Yield both groups after each exchange of two members of different domains."""
+        """Yield both groups as they are after each exchange of two members of different domains."""
         for i, mine in enumerate(self.groups[one]):
             for j, theirs in enumerate(self.groups[other]):
                 if self.domains[mine] != self.domains[theirs]:
                     yield {one: _with(self.groups[one], i, theirs), other: _with(self.groups[other], j, mine)}
 
     def apply_best(self, options: Sequence[Option]) -> bool:
-        """Apply the option with the fewest exposed shards, then the fewest changed shards.
+        """Apply the option with the fewest exposed shards.
+
+        Among equals, apply the option with the fewest changed shards.
 
         Return False, without a change, if no option lowers the number of exposed shards.
         """
@@ -193,7 +196,7 @@ class _Search:
         return True
 
     def apply(self, option: Option) -> None:
-        """Replace the present groups by the groups of an option."""
+        """Replace the current groups by the groups of an option."""
         for index, group in option.items():
             self.groups[index] = group
             self.touched.add(index)
@@ -224,7 +227,7 @@ class _Search:
             self.borrow(exposed[domain], domain)
 
     def borrow(self, exposed: Sequence[int], domain: str) -> None:
-        """Exchange members so that each of these groups has one member from outside the groups' common domain.
+        """Exchange members so that each of these groups receives a member from outside the groups' common domain.
 
         All these groups share one domain. The partner of an exchange keeps at least one member outside that domain.
         """
@@ -246,5 +249,5 @@ class _Search:
 
 
 def _with(group: Group, position: int, node: int) -> Group:
-    """Return the group with another node at a position."""
+    """Return the group, with another node at one position."""
     return (*group[:position], node, *group[position + 1 :])

@@ -1,7 +1,7 @@
 """The number of spares of a fleet: a fixed count, or the smallest count for a wanted probability.
 
-The wanted probability is that a failure finds a free spare. A spare that replaces a lost node is missing until another
-instance has joined.
+The user can specify the probability with which a failure finds a free spare. A spare that replaces a lost node is
+missing until another instance has joined the fleet.
 
     λ      failures per second of one working node
     n      number of working nodes
@@ -15,9 +15,9 @@ replacement times. A failure sees the same distribution.
 
 λ is the upper 95 % confidence bound on the failure rate: at this rate, the observed number of failures or fewer would
 occur with a probability of 5 %. One failure in 154 node-days (the rate of RSC-1) is added to the observations as a
-prior. From five failures on, the bound on the observations without the prior counts if it is higher. Otherwise the
-prior's node-days would hide that a fleet fails ten times a day. R is the mean of the measured times and of three prior
-times of 7 minutes, the longest in GEMINI.
+prior. From five failures on, λ is the bound on the observations alone, if that bound is higher. Otherwise the prior's
+154 node-days would hide the failures of a new fleet that fails ten times a day. R is the mean of the measured times and
+of three prior times of 7 minutes, the longest in GEMINI.
 
 Invariant: pure. More failures, longer replacements, more nodes or a higher probability never give fewer spares. Source:
 Palm 1938; Feeney and Sherbrooke 1966 ((s − 1, s) policy); Garwood 1936 (the interval); Kokolis et al., HPCA'25 (6.5
@@ -34,19 +34,19 @@ from control_plane.core.observed.fleets import FleetHistory, FleetSpec
 PRIOR_FAILURES = 1
 PRIOR_NODE_SECONDS = 154 * 86_400.0
 ENOUGH_FAILURES = 5
-"""Number of observed failures from which the observed rate alone may replace the rate with the prior.
+"""From this number of observed failures on, the fleet also estimates the failure rate without the prior.
 
-The fleet plans for the higher of the two rates.
+It plans for the higher of the two rates.
 """
 PRIOR_REPLACEMENTS = 3
 PRIOR_REPLACEMENT_SECONDS = 420.0
 DOUBT = 0.05
-"""Accepted probability that the true failure rate exceeds the estimate."""
+"""Accepted probability that the true failure rate is higher than the estimate."""
 MOST_SPARES = 1_000
 NEGLIGIBLE_DEVIATIONS = 10
-"""Standard deviations below the mean at which the sum of Poisson terms starts.
+"""The sum of Poisson terms starts this many standard deviations below the mean.
 
-Lower values have a total probability below e^-50 (Chernoff bound).
+All smaller values together have a probability below e^-50 (Chernoff bound).
 """
 
 
@@ -68,7 +68,7 @@ def spare_count(spec: FleetSpec, history: FleetHistory, working_count: int) -> i
 
 
 def free_probability(count: int, under_way: float) -> float:
-    """Return the probability that a failure finds one of `count` spares free.
+    """Return the probability that at least one of `count` spares is free when a failure occurs.
 
     `under_way` is the mean number of replacements under way.
     """
@@ -78,8 +78,8 @@ def free_probability(count: int, under_way: float) -> float:
 def failures_per_node_second(history: FleetHistory) -> float:
     """Return the failure rate to plan for, as an upper confidence bound.
 
-    The bound covers observations and prior together. From `ENOUGH_FAILURES` failures on, the result is the higher of
-    this bound and the bound on the observations alone.
+    The bound uses the observations and the prior. From `ENOUGH_FAILURES` failures on, a higher bound on the
+    observations alone takes precedence.
     """
     lost, worked = history.lost_node_count, history.node_seconds
     reckoned = most_expected(lost + PRIOR_FAILURES) / (worked + PRIOR_NODE_SECONDS)
@@ -89,7 +89,7 @@ def failures_per_node_second(history: FleetHistory) -> float:
 def replacement_seconds(history: FleetHistory) -> float:
     """Return the mean time until a replacement is ready.
 
-    The time includes the wait for capacity, the boot of the instance and the connection of its agent.
+    The time includes the wait for capacity, the instance's boot and its agent's connection.
     """
     total = history.replacement_seconds + PRIOR_REPLACEMENTS * PRIOR_REPLACEMENT_SECONDS
     return total / (history.replacement_count + PRIOR_REPLACEMENTS)

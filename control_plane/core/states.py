@@ -16,11 +16,11 @@ from control_plane.errors import InvalidTransition
 class JobState(StrEnum):
     """The states of a job.
 
-    QUEUED: The job waits in the fleet's queue. It leaves this state when the fleet admits it, a user stops it, or it
-        has waited longer than its pending limit.
-    ALLOCATING: The fleet has admitted the job and is assigning its gang of nodes. The job leaves this state when the
-        gang is complete. It returns to QUEUED for a job of higher priority, or when its nodes do not arrive in time.
-    PREPARING: The job has a new generation number, and its members promise that generation. The job leaves this state
+    QUEUED: The job waits in the fleet's queue. The job leaves this state when the fleet admits it, when a user stops
+    it, or when it exceeds its limit for pending time. ALLOCATING: The fleet has admitted the job and assigns its nodes,
+    all together (a gang). The job leaves this state when the gang is complete. It returns to QUEUED for a job of higher
+    priority, or when its nodes do not arrive in time. PREPARING: The job has a new generation number, and its members
+    promise that generation. The job leaves this state
         when all members have promised and the plan is stored.
     LOADING: The plan is stored, and the members load their shards. The job leaves this state when every node has
         verified its shards.
@@ -29,9 +29,8 @@ class JobState(StrEnum):
     PAUSING: The control plane has requested an agreed stop, because a job of higher priority needs the nodes or a
         person paused the job. The job returns to QUEUED when a checkpoint holds its last step.
     STOPPING: The control plane has requested an agreed stop. The job leaves this state when all ranks have exited.
-    COMPLETED: Every rank exited with success. Final.
-    FAILED: The job failed, and another generation would fail too. Final.
-    STOPPED: A user or a limit ended the job. Final.
+    COMPLETED: Every rank exited with success. Final. FAILED: The control plane ended the job, because another
+    generation would fail too. Final. STOPPED: A user or a limit ended the job. Final.
 
     A fault in any state from PREPARING to PAUSING returns the job to PREPARING and opens an incident.
     """
@@ -50,22 +49,17 @@ class JobState(StrEnum):
 
 
 class JobEvent(StrEnum):
-    """The events that move a job.
+    """The events that change the state of a job.
 
-    ADMITTED: The fleet has room for the job.
-    SENT_BACK: The job returns to the queue: another job has precedence, a person paused the job, or its nodes did not
+    ADMITTED: The fleet has enough nodes for the job. SENT_BACK: The job returns to the queue: another job has
+    precedence, a person paused the job, or its nodes did not
         arrive in time.
-    GANG_ASSIGNED: The fleet has assigned all nodes of the job.
-    PLANNED: All members promised the generation, and its plan is complete.
-    LOADED: Every node has verified its shards.
-    STARTED: Ranks run on every node.
-    FAULTED: A fault ended the generation, and another generation begins.
-    PAUSE_ASKED: A job of higher priority or a person requests a pause.
-    PAUSED: S3 has a checkpoint of the last step, and the nodes are free.
-    STOP_ASKED: A user or a limit requests a stop.
-    FINISHED: Every rank exited with success.
-    HALTED: Every rank exited after a stop, or no rank had started.
-    GAVE_UP: The control plane ends the job as failed, because another generation would fail too.
+    GANG_ASSIGNED: The fleet has assigned all nodes of the job. PLANNED: All members promised the generation, and its
+    plan is complete. LOADED: Every node has verified its shards. STARTED: Ranks run on every node. FAULTED: A fault
+    ended the generation, and a new generation starts. PAUSE_ASKED: A job of higher priority or a person requests a
+    pause. PAUSED: S3 has a checkpoint of the last step, and the nodes are free. STOP_ASKED: A user or a limit requests
+    a stop. FINISHED: Every rank exited with success. HALTED: Every rank exited after a stop, or no rank had started.
+    GAVE_UP: The control plane ends the job, because another generation would fail too.
     """
 
     ADMITTED = "admitted"
@@ -88,10 +82,10 @@ class NodeState(StrEnum):
 
     JOINING: EC2 has the instance, and its agent has not connected yet. The node leaves this state when the agent
         connects, when the join limit passes, or when the instance ends.
-    SPARE: The agent is connected, and no job uses the node. The node leaves this state by assignment, scale-down or
-        fault.
-    ASSIGNED: One job uses the node. The node leaves this state when the job ends or excludes the node.
-    HELD: The fleet neither uses nor terminates the node, because it is unreachable, distrusted, or kept for inspection.
+    SPARE: The agent is connected, and no job uses the node. The node leaves this state when it is assigned, is surplus,
+    or has a fault. ASSIGNED: One job uses the node. The node leaves this state when the job ends or excludes the node.
+    HELD: The fleet neither uses nor terminates the node, because the node is unreachable, distrusted, or kept for
+    inspection.
         An unreachable node leaves this state when its agent reports again. Any other node leaves this state when a
         person decides.
     REBOOTING: EC2 reboots the node for a fault that a reboot can repair. The node leaves this state when its agent
@@ -111,16 +105,13 @@ class NodeState(StrEnum):
 
 
 class NodeEvent(StrEnum):
-    """The events that move a node.
+    """The events that change the state of a node.
 
-    CONNECTED: The node's agent connected.
-    ASSIGNED: The fleet assigned the node to a job.
-    RELEASED: The node becomes free: its job ended or gave it up, its agent reports again, or a person returned the node
-        to service.
-    EXCLUDED: A job's verdict or a person excludes the node, or the fleet has more nodes than it needs.
-    HELD: The fleet keeps the node without using it.
-    REBOOTED: A verdict calls for a reboot.
-    ENDED: EC2 reports that the instance is ending or has ended.
+    CONNECTED: The node's agent connected. ASSIGNED: The fleet assigned the node to a job. RELEASED: The node becomes
+    free. Its job ended or gave the node up, its agent reports again, or a person returned the node to service.
+    EXCLUDED: A job's verdict or a person excludes the node, or the fleet has more nodes than it needs. HELD: The fleet
+    keeps the node, but no job may use it. REBOOTED: A fault or a person's request requires a reboot. ENDED: EC2 reports
+    that the instance is ending or has ended.
     """
 
     CONNECTED = "connected"
@@ -133,12 +124,12 @@ class NodeEvent(StrEnum):
 
 
 class IncidentState(StrEnum):
-    """The states of an incident. Everstep measures the duration of the first three as phases.
+    """The states of an incident. The first three states are phases whose duration Everstep measures.
 
     REPLACING: Everstep has detected the failure. The phase ends when all nodes of the new generation have promised.
     RESTORING: Members load shards, and ranks start. The phase ends when every rank has completed a step after the base
         step.
-    REWORKING: Training repeats lost steps. The phase ends when training reaches the step it was at before the failure.
+    REWORKING: Training repeats lost steps. The phase ends when training reaches the newest step before the failure.
     CLOSED: The incident is over. Final.
 
     Another failure before CLOSED returns the incident to REPLACING.
@@ -151,13 +142,11 @@ class IncidentState(StrEnum):
 
 
 class IncidentEvent(StrEnum):
-    """The events that move an incident.
+    """The events that change the state of an incident.
 
-    NODES_THERE: All nodes of the new generation have promised.
-    TRAINING_AGAIN: Every rank has completed a step after the base step.
-    CAUGHT_UP: Training has reached the step it was at before the failure.
-    FAILED_AGAIN: Another failure occurred before the incident closed.
-    JOB_ENDED: The job ended.
+    NODES_THERE: All nodes of the new generation have promised. TRAINING_AGAIN: Every rank has completed a step after
+    the base step. CAUGHT_UP: Training has reached the newest step before the failure. FAILED_AGAIN: Another failure
+    occurred before the incident closed. JOB_ENDED: The job ended.
     """
 
     NODES_THERE = "nodes_there"
@@ -168,7 +157,7 @@ class IncidentEvent(StrEnum):
 
 
 class IncidentPhase(StrEnum):
-    """The phase of a recovery as the API reports it.
+    """The phase of an incident's recovery, as the API reports it.
 
     Each value corresponds to one `IncidentState`. CLOSED means that the recovery is over.
     """
@@ -190,11 +179,11 @@ INCIDENT_PHASES: Mapping[IncidentState, IncidentPhase] = {
 class FleetStatus(StrEnum):
     """Whether a fleet may act on its Auto Scaling group.
 
-    Every pass derives the status from its observations, so it is not stored and has no transition table.
+    Every pass derives the status from its observations. The status is not stored and has no transition table.
 
     - ACTIVE: the fleet takes all actions.
     - FROZEN: the group differs from the registered contract, or most agents are silent at the same time. The fleet
-      terminates no instance until the cause has passed.
+      terminates no instance until this condition ends.
     - DELETING: the fleet terminates its nodes one by one. Then the control plane deletes the fleet.
     """
 
@@ -282,7 +271,7 @@ ENDED_JOBS = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.STOPPED})
 LAUNCHED_JOBS = frozenset(
     {JobState.PREPARING, JobState.LOADING, JobState.STARTING, JobState.RUNNING, JobState.PAUSING, JobState.STOPPING}
 )
-"""States in which a job has a generation number, so nodes may hold state of that generation."""
+"""States in which a job has a generation. Nodes may then hold the job's state."""
 HOLDING_JOBS = LAUNCHED_JOBS | {JobState.ALLOCATING}
 """States in which a job's nodes count towards the fleet's desired capacity."""
 
@@ -295,10 +284,10 @@ def advance(table: Mapping[tuple[S, E], S], entity: str, state: S, event: E, sto
         entity: name of the object for the error message, for example `job gpt`.
         state: state of the object before the event.
         event: event that has happened to the object.
-        story: earlier transitions that led to the present state, for the error message.
+        story: the reasons of earlier transitions, for the error message.
 
     Returns:
-        The next state. It may equal the present state.
+        The next state. It may equal `state`.
 
     Raises:
         InvalidTransition: the table has no transition for this state and event.
@@ -323,10 +312,10 @@ class TrainingJobStatus(StrEnum):
 
 
 class ProtectionState(StrEnum):
-    """Degree to which copies in the memory of nodes protect a job's state.
+    """How well copies in the memory of nodes protect a job's training state.
 
     - PROTECTED: every shard has all its copies.
-    - DEGRADED: at least one shard has fewer copies, or ranks refuse snapshots.
+    - DEGRADED: at least one shard lacks a copy, or ranks skip snapshots.
     - UNPROTECTED: memory holds no complete step.
     """
 
@@ -336,7 +325,7 @@ class ProtectionState(StrEnum):
 
 
 class SecondaryStatus(StrEnum):
-    """The API field `SecondaryStatus`, with SageMaker's values where they exist.
+    """The API field `SecondaryStatus`, with SageMaker's values where SageMaker has such a status.
 
     `secondary_status` derives it.
     """
@@ -379,7 +368,8 @@ _SECONDARY = {
 def training_job_status(state: JobState, *, is_stop_requested: bool = False) -> TrainingJobStatus:
     """Return the `TrainingJobStatus` of a job.
 
-    `is_stop_requested` is true if a stop was requested and the job has not ended. Such a stop is visible immediately.
+    `is_stop_requested` is true if a user requested a stop and the job has not ended. The status shows such a stop
+    immediately.
     """
     status = _STATUS.get(state, TrainingJobStatus.IN_PROGRESS)
     return TrainingJobStatus.STOPPING if is_stop_requested and status is TrainingJobStatus.IN_PROGRESS else status
@@ -394,20 +384,20 @@ def secondary_status(
     is_stop_requested: bool = False,
     is_pause_requested: bool = False,
 ) -> SecondaryStatus:
-    """Return the `SecondaryStatus` of a job, which is finer than its `TrainingJobStatus`.
+    """Return the `SecondaryStatus` of a job, which has more values than `TrainingJobStatus`.
 
     Args:
         state: state of the job as stored.
-        has_started: whether the job has been launched on nodes before.
-        has_stepped: whether some launch of the job has completed a step.
+        has_started: whether the job has ever been launched on nodes.
+        has_stepped: whether any launch of the job has completed a step.
         is_stepping: whether the newest launch has completed a new step.
         is_stop_requested: whether a stop was requested and the job has not ended.
         is_pause_requested: whether a person paused the job and has not resumed it.
 
     Returns:
-        The status. A requested stop or pause is visible immediately. A launch counts as training from its first new
-        step on. Before that step, the launch is a start, or a restart if the job has completed steps before. A started
-        job that waits for nodes again is interrupted.
+        The status. The status shows a requested stop or pause immediately. A launch counts as training from its first
+        new step on. Before that step, the status is Starting, or Restarting if the job has completed steps before. A
+        started job that waits for nodes again has the status Interrupted.
     """
     if state in ENDED_JOBS:
         return _SECONDARY[state]

@@ -2,10 +2,11 @@
 
 A rung is one timeout of the ladder. The ladder orders the rungs from short to long.
 
-Fixed limits of the control plane, which depend on AWS, devices or people, are in this module too, each with its reason.
+The module also contains fixed limits of the control plane, which depend on AWS, devices or people, each with its
+reason.
 
-Invariant: no rung lies below the rung before it, so that a lower layer of the system gives up before a higher layer
-acts. A fixed limit that names a rung in `outlasts` is at least as long as that rung.
+Invariant: no rung is shorter than the rung before it. A lower layer of the system therefore gives up before a higher
+layer acts. A fixed limit that names a rung in `outlasts` is at least as long as that rung.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class _Rung(NamedTuple):
     """The timeout as a multiple of `detection_seconds`."""
     meaning: str
     reason: str
-    """The reason for the timeout's position in the ladder."""
+    """Why the timeout has its position in the ladder."""
 
 
 class _Fixed(NamedTuple):
@@ -31,7 +32,7 @@ class _Fixed(NamedTuple):
     seconds: float
     meaning: str
     reason: str
-    """The reason why the limit is independent of `detection_seconds`."""
+    """Why the limit does not depend on `detection_seconds`."""
     outlasts: str = ""
     """Name of a rung that must not be longer than this limit. Empty if the limit does not depend on a rung."""
 
@@ -96,7 +97,7 @@ FIXED = (
         "instances take minutes to boot, and a reboot may take this long",
     ),
 )
-"""Limits that do not depend on `detection_seconds`."""
+"""All limits that do not depend on `detection_seconds`."""
 
 _RUNGS = (
     _Rung(
@@ -175,7 +176,7 @@ _RUNGS = (
         "compilation, downloads and first evaluations take minutes; torch allows a collective 600 s",
     ),
 )
-"""All rungs of the ladder. docs/reference/timeouts.md is generated from them."""
+"""All rungs of the ladder, shortest first. docs/reference/timeouts.md is generated from this table."""
 
 
 def ladder(detection_seconds: float) -> Timeouts:
@@ -201,7 +202,7 @@ def ladder(detection_seconds: float) -> Timeouts:
 
 
 def check(timeouts: Timeouts) -> Timeouts:
-    """Return `timeouts` if its rungs and the fixed limits are in order.
+    """Return `timeouts`, after a check that its rungs and the fixed limits are in order.
 
     Args:
         timeouts: a ladder from any source, in seconds.
@@ -210,8 +211,8 @@ def check(timeouts: Timeouts) -> Timeouts:
         `timeouts`, unchanged.
 
     Raises:
-        InvalidTimeouts: a rung lies below the rung before it, or exceeds a fixed limit that must outlast it. The
-            message contains both names and values.
+        InvalidTimeouts: a rung is shorter than the rung before it, or longer than a fixed limit that must outlast it.
+            The message contains both names and values.
     """
     below_name, below = "detection", timeouts.detection_seconds
     for rung in _RUNGS:
@@ -229,9 +230,9 @@ def check(timeouts: Timeouts) -> Timeouts:
 
 
 def grace_seconds(timeouts: Timeouts) -> float:
-    """Return how long after its start a control plane ignores silence.
+    """Return for how many seconds after its start a control plane ignores silence.
 
-    Agents need this time to find the control plane again.
+    Agents need this time to reconnect.
     """
     return timeouts.lease_seconds + 2 * timeouts.detection_seconds
 
@@ -246,7 +247,7 @@ def rungs(timeouts: Timeouts) -> tuple[str, ...]:
 def explained(timeouts: Timeouts) -> tuple[str, ...]:
     """Return the ladder with the reason of each rung, then the fixed limits with their reasons.
 
-    `everstep server --print-timeouts` prints these lines, and docs/reference/timeouts.md is generated from them.
+    `everstep server --print-timeouts` prints these lines. docs/reference/timeouts.md is generated from them.
     """
     meaning = "the one setting: the time after which silence is noticed; all rungs are multiples of it"
     first = f"{timeouts.detection_seconds:>8.1f} s  {'detection_seconds':<20}  {meaning}"

@@ -1,1 +1,1 @@
-"""Observations and stored records of the loops: the inputs of both `decide` functions, one module per noun."""
+"""The inputs of the decisions: observations and stored records, one module per kind of object."""

@@ -35,7 +35,7 @@ class DrillState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillObserved:
-    """A drill, as a pass reads it from the database."""
+    """A drill, as the job loop reads it from the database."""
 
     id: str
     kind: DrillKind
@@ -45,7 +45,7 @@ class DrillObserved:
     requested_at: float
     state: DrillState = DrillState.REQUESTED
     generation: Generation = NO_GENERATION
-    """The generation that the drill struck."""
+    """The generation that ran when the control plane injected the fault. 0 before."""
     struck_at: float | None = None
     incident_id: str = ""
     ended_at: float | None = None

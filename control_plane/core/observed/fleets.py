@@ -16,14 +16,17 @@ from everstep.protocol.plan import SourceArchive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSpec:
-    """Settings of a registered fleet, as a pass reads them from the database."""
+    """Settings of a registered fleet, as the fleet loop reads them from the database."""
 
     name: FleetName
     group: str
     min_node_count: int
     spare_count: int
     spare_probability: float | None = None
-    """The wanted probability that a failure finds a free spare. If it is set, the fleet ignores `spare_count`."""
+    """The wanted probability that a failure finds a free spare.
+
+    If this field is set, the fleet ignores `spare_count`.
+    """
     is_deleting: bool = False
     """Whether a user requested the deletion.
 
@@ -32,7 +35,8 @@ class FleetSpec:
     is_blindness_lifted: bool = False
     """Whether a person confirmed that the silent nodes are lost.
 
-    A fleet whose agents are mostly silent is then not frozen. The confirmation ends when most agents report again.
+    The fleet then terminates nodes although most of its agents are silent. The confirmation ends when most agents
+    report again.
     """
     holds_failed_instances: bool = False
     """Whether the fleet keeps failed instances for inspection instead of terminating them.
@@ -56,18 +60,19 @@ class FleetHistory:
     node_seconds: float = 0.0
     """Time that the fleet's nodes have worked for jobs, summed over nodes."""
     lost_node_count: int = 0
-    """Nodes that jobs lost in the time of `node_seconds`, because they failed or AWS reclaimed them."""
+    """Number of nodes that jobs lost during `node_seconds`, because the nodes failed or AWS reclaimed them."""
     replacement_count: int = 0
     replacement_seconds: float = 0.0
     """Total duration of the `replacement_count` replacements.
 
-    Each replacement lasts from the start of the vacancy until the agent connects, including the wait for capacity.
+    Each duration starts when the group lacks an instance and ends when the new instance's agent connects. It includes
+    the wait for capacity.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMember:
-    """An instance as its group lists it."""
+    """An instance, as its Auto Scaling group lists it."""
 
     node_id: NodeId
     is_leaving: bool
@@ -77,7 +82,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupObserved:
-    """The Auto Scaling group of a fleet."""
+    """The Auto Scaling group of a fleet, as AWS reports it."""
 
     desired_count: int
     min_size: int
@@ -103,7 +108,7 @@ class GroupObserved:
 
     @property
     def staying(self) -> tuple[NodeId, ...]:
-        """The members that are not terminating."""
+        """The ids of the members that the group does not terminate."""
         return tuple(member.node_id for member in self.members if not member.is_leaving)
 
 
@@ -111,7 +116,7 @@ class Hold(StrEnum):
     """Reason for holding a node.
 
     - UNREACHABLE: the node's agent is silent. The hold ends when the agent reports again and no job uses the node.
-    - DISTRUSTED: the node is under suspicion, but no evidence permits its termination. A person ends the hold.
+    - DISTRUSTED: the node is probably faulty, but no evidence permits its termination. A person ends the hold.
     - INSPECTION: the node failed, and its fleet keeps failed instances. A person ends the hold.
     - PERSON: a person wants to keep the node. A person ends the hold.
     """
@@ -149,17 +154,20 @@ class NodeRecord:
     reason: str
     created_at: float
     wanted_at: float | None = None
-    """Unix seconds at which the group first had the vacancy that this node fills. None if no pass observed it."""
+    """Unix seconds since which the group lacked the instance that this node became.
+
+    None if no pass observed the vacancy.
+    """
     since: float = 0.0
-    """Time at which the node entered its present state, in Unix seconds."""
+    """Time at which the node entered its current state, in Unix seconds."""
     hold: Hold | None = None
     """Reason for holding the node. Set only in state HELD."""
     replaced_at: float | None = None
     """Time at which the fleet requested a replacement for the node. None before the request."""
     release: Literal["", "return", "terminate"] = ""
-    """A person's decision about a held node: return it to service, or terminate it."""
+    """A person's decision about a held node: `return` it to service, or `terminate` it. Empty without a decision."""
     request: NodeRequest | None = None
-    """A person's request that is not fulfilled yet."""
+    """A person's request that the fleet has not fulfilled yet."""
     request_words: str = ""
     connected_at: float | None = None
     """Time at which the node's agent last connected, in Unix seconds."""
@@ -179,15 +187,15 @@ class FleetJob:
     priority: int
     created_at: float
     most_node_count: int = 0
-    """Number of nodes up to which the job grows. 0: `node_count`."""
+    """Number of nodes up to which the job grows. 0 means `node_count`."""
     member_count: int = 0
-    """Number of nodes of the newest generation. 0 before the first one and after a pause."""
+    """Number of nodes of the newest generation. 0 before the first generation and after a pause."""
     exclusions: tuple[Exclusion, ...] = ()
     source: SourceArchive | None = None
     """The source archive that nodes need before their ranks can start."""
     project: str = ""
     quota: int | None = None
-    """Limit for the nodes of this fleet that all jobs of the project hold together. None: no limit."""
+    """Limit for the nodes of this fleet that all jobs of the project hold together. None means no limit."""
     is_paused: bool = False
     """Whether a person paused the job. A paused job in the queue waits for no nodes."""
     is_taken_over: bool = False
@@ -196,29 +204,31 @@ class FleetJob:
     The fleet neither assigns nodes to the job nor removes nodes from it. Only AWS can remove nodes.
     """
     may_pause: bool = False
-    """Whether the job is preemptible, trains without a fault, and has committed a snapshot in this launch."""
+    """Whether another job may make this job pause: it is preemptible, trains, and has committed a step in this
+    launch."""
     not_before: float | None = None
     no_pause_before: float | None = None
     moves: tuple[Departure, ...] = ()
     """Nodes that the job should give up.
 
-    While the job trains, the fleet assigns it one additional node for each of these nodes.
+    While the job trains, the fleet assigns one additional node for each of these nodes.
     """
     avoided: tuple[NodeId, ...] = ()
     """Nodes that the job has given up. The fleet prefers other nodes for this job."""
 
     @property
     def claim_count(self) -> int:
-        """Number of nodes that no other job receives while this job may hold nodes.
+        """Number of nodes that the fleet reserves for this job while the job may hold nodes.
 
-        A job that shrank keeps its claim, so that it grows back. A job that grew keeps the nodes that it uses.
+        A job that shrank keeps its reservation, so that it can grow back. A job that grew reserves the nodes that it
+        uses.
         """
         return max(self.node_count, self.member_count if self.state in LAUNCHED_JOBS else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetObserved:
-    """The complete input of a fleet's decision."""
+    """The complete input of one decision about a fleet, besides the specification and the policy."""
 
     group: GroupObserved
     records: tuple[NodeRecord, ...]
@@ -227,16 +237,16 @@ class FleetObserved:
     """All jobs of the fleet that have not ended."""
     history: FleetHistory = FleetHistory()
     vacancies: Vacancies = ()
-    """The vacancies of the group after the previous pass."""
+    """The vacancies of the group, as the previous pass stored them."""
     replaced: tuple[float, ...] = ()
-    """Times of replacements that Everstep itself decided, over at least the last hour."""
+    """Unix times of the replacements that Everstep itself decided in the last hour, or longer."""
     failed_join_count: int = 0
-    """Number of instances that the fleet replaced because they did not join, since the newest instance that joined.
+    """Number of instances that ended because their agents did not connect in time.
 
-    All these instances have ended.
+    The count starts again after each instance whose agent connects.
     """
     rebooted: Mapping[NodeId, float] = field(default_factory=dict[NodeId, float])
     """Time at which EC2 accepted the reboot, in Unix seconds, for nodes in state REBOOTING.
 
-    For a REBOOTING node without an entry, the fleet must still request the reboot.
+    If a REBOOTING node has no entry, the fleet must still request its reboot.
     """

@@ -12,31 +12,34 @@ from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
-    """A failure that counts as the job's own. The breakers remember it."""
+    """A failure that counts against the job, as `core.breakers` needs it."""
 
     generation: Generation
     step: Step
     exit_class: ExitClass | None
-    """Kind of the exit of the rank. None if no rank exited: a load failed, or the ranks hung."""
+    """How the rank exited. None if no rank exited, because a load failed or the ranks hung."""
     code: int
     at: float
     max_boundary: Step
-    """The highest boundary that any generation had reached before this failure.
+    """The newest step that any generation had finished before this failure.
 
-    The breakers compare later progress with this boundary.
+    `core.breakers` compares later progress with this step.
     """
     last_lines: str = ""
     words: str = ""
-    """A sentence about the first rank's end, with advice.
+    """A sentence about the first rank's end, with advice, for example after a lack of memory.
 
-    The sentence is set after a lack of memory, for example. It is empty if only exit class and code are known.
+    Empty if only exit class and code are known.
     """
     is_hang: bool = False
-    """Whether the failure was a hang: the ranks made no progress, and no process had ended."""
+    """Whether the failure was a hang: the ranks made no progress, but no process ended."""
     node_id: NodeId | None = None
-    """The node whose rank failed first. For a hang: the only stuck node, or None if no single node is identified."""
+    """The node whose rank failed first.
+
+    After a hang, the node for which all others waited, or None if it is unclear.
+    """
     base_step: Step = FIRST_STEP
-    """The step that the generation was restored from."""
+    """The step from which the failed generation started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,27 +56,24 @@ class IncidentRecord:
     failed_at: float
     opened_at: float
     reached_step: Step
-    """The highest boundary before the failure."""
+    """The newest step that training had finished before the failure."""
     generation_after: Generation | None = None
     from_step: Step | None = None
-    """The base step from which training resumed."""
+    """The step from which training resumed."""
     restore_source: str | None = None
-    """The farthest kind of source that any rank needed, nearest first: `local`, `peer` or `s3`."""
+    """The farthest kind of source that any rank needed: `local` (nearest), `peer` or `s3` (farthest)."""
     instance_ids: tuple[NodeId, ...] = ()
     """The nodes that the job gave up or lost, for any cause."""
     faulted_instance_ids: tuple[NodeId, ...] = ()
-    """The nodes where the failure occurred, whether or not the job gave them up."""
+    """The nodes on which the failure occurred, whether or not the job gave these nodes up."""
     lost_node_count: int = 0
     """Number of nodes in `instance_ids` that failed or that AWS reclaimed."""
     node_count_before: int = 0
-    """Number of nodes of the generation that failed or stopped. 0 until the next generation has a plan."""
+    """Number of nodes of the generation that ended. 0 until the next generation has a plan."""
     node_count_after: int = 0
     """Number of nodes of the newest generation of this recovery. 0 until that generation has a plan."""
     kept_instance_ids: tuple[NodeId, ...] = ()
-    """Nodes that reported a fault of their own but took part in a launch.
-
-    The job kept them because a committed step would otherwise have been lost.
-    """
+    """Faulty nodes that the job kept for a launch, because it would otherwise have lost a committed step."""
     replacement_instance_ids: tuple[NodeId, ...] = ()
     replaced_at: float | None = None
     restored_at: float | None = None
@@ -81,12 +81,12 @@ class IncidentRecord:
     rank_sources: tuple[tuple[str, int], ...] = ()
     """The source of each rank's shard, by rank, run-length encoded: `(("local", 2), ("peer", 1))`.
 
-    Empty until the sources are chosen.
+    Empty until the control plane has chosen the sources.
     """
     node_microseconds_before: int = 0
     """The job's `node_microseconds` at the time of the failure."""
     idle_node_microseconds: int = 0
-    """Idle time of the job's nodes during the incident, in microseconds.
+    """Idle time of the job's nodes during the incident, summed over nodes, in microseconds.
 
-    Each pass sets it before it stores the incident.
+    Each pass updates the value.
     """

@@ -22,7 +22,7 @@ The limit does not count instances that AWS ends.
 """
 
 DEFAULT_PATIENCE_SECONDS = 60
-"""Default of `JobSettings.patience_seconds`: a spare needs less time, and a new instance mostly needs more."""
+"""Default of `JobSettings.patience_seconds`. A spare joins in less time, and a new instance usually needs more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,38 +34,41 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
-    """Settings of a job that its stored specification (`db.jobs.JobSpec`) and the core's specification have alike."""
+    """Settings that a job's stored specification (`db.jobs.JobSpec`) and the core's `JobSpec` have in common."""
 
     node_count: int
     ranks_per_node: int
     copies: int
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
     checkpoint_every_steps: int = 0
-    """Steps between two checkpoints. 0 disables checkpoints by number of steps."""
+    """Steps between two checkpoints. 0 means that the number of steps makes no checkpoint due."""
     checkpoint_interval_seconds: int | None = None
-    """Seconds between two checkpoints. None disables checkpoints at a fixed interval."""
+    """Seconds between two checkpoints. None means that time makes no checkpoint due."""
     checkpoint_max_overhead: float | None = None
-    """Overhead bound from which the interval follows. None: the interval is not automatic."""
+    """Share of training time that checkpoints may cost.
+
+    Everstep derives the interval from it. None: no automatic interval.
+    """
     checkpoint_max_bytes_per_second: int | None = None
     """Limit of a node's mean upload rate with an automatic interval. None: no limit."""
     checkpoint_on_notice: bool = True
-    """Whether a checkpoint is made when AWS announces the end of a node and no node can replace it."""
+    """Whether the job makes a checkpoint when AWS announces the end of a node that no other node can replace."""
     third_slot: bool = False
     max_runtime_seconds: int | None = None
     max_pending_seconds: int | None = None
     max_cost_usd: float | None = None
     max_attempts: int = 3
-    """Number of times that the same failure may occur at the same step before the job fails."""
+    """Number of equal failures at the same step after which the job fails."""
     min_node_count: int | None = None
-    """Number of nodes with which the job may continue if no other node comes. None: `node_count`."""
+    """Number of nodes with which the job may continue if AWS has no other node. None means `node_count`."""
     max_node_count: int | None = None
-    """Number of nodes up to which the job grows while the fleet can provide them. None: `node_count`."""
+    """Number of nodes up to which the job grows while the fleet has free nodes. None means `node_count`."""
     patience_seconds: int = DEFAULT_PATIENCE_SECONDS
     """Seconds for which the job waits for a missing node before it continues with fewer nodes."""
 
     @property
     def world_size(self) -> int:
-        """The number of ranks on `node_count` nodes. A generation's plan has its own number."""
+        """The number of ranks on `node_count` nodes. A generation's plan can have another number of ranks."""
         return self.node_count * self.ranks_per_node
 
     @property
@@ -81,7 +84,7 @@ class JobSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec(JobSettings):
-    """The specification of a job: the validated request of its user."""
+    """The specification of a job, as the core uses it: the validated request of its user."""
 
     job: JobName
     run: RunId
@@ -96,9 +99,9 @@ class JobSpec(JobSettings):
     the other job's checkpoint as generation 0.
     """
     fleets: tuple[FleetName, ...] = ()
-    """Fleets where the job may start, in the user's order, `fleet` among them.
+    """Fleets in which the job may start, in the user's order, including `fleet`.
 
-    If the list is empty, the job may start only in `fleet`.
+    Empty: the job may start only in `fleet`.
     """
 
 
@@ -113,7 +116,7 @@ class Trial:
     failure: FailureRecord
     """The last failure before the change."""
     node_id: NodeId | None = None
-    """The node whose ranks moved to another node. None if an older state was tried."""
+    """The node whose ranks moved to another node. None if the change was an older state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +128,7 @@ class Exclusion:
     may_terminate: bool
     """Whether AWS's report or the live agent's own fault permits termination.
 
-    A node that is only unreachable is held and never terminated.
+    The fleet holds a node that is only unreachable, and never terminates it.
     """
     remedy: Remedy | None = None
     """Action of the fleet for the node. None means REPLACE if the node may be terminated, else HOLD."""
@@ -144,7 +147,7 @@ class Exclusion:
 class Impairment:
     """A member that continues to train with a problem: a fault of its own, or unresponsive replicas.
 
-    The evidence rules (`core.evidence`) update it in every pass.
+    `core.evidence` updates this record in every pass.
     """
 
     node_id: NodeId
@@ -153,7 +156,10 @@ class Impairment:
     since: float
     boundary: Step
     stepped_at: float
-    """Time at which training had last advanced by two boundaries. Equal to `since` until training has done so."""
+    """Time at which training had last advanced by two steps.
+
+    Equal to `since` until training has advanced by two steps.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,20 +172,20 @@ class Departure:
     remedy: Remedy
     may_terminate: bool
     asked_at: float | None = None
-    """Time at which the job loop decided the agreed stop. From then on, the stop cannot be cancelled."""
+    """Time at which the job loop decided the agreed stop. After this time, the job cannot cancel the stop."""
     what: str = ""
-    """The code of the node's fault, or an empty string if the node has no fault."""
+    """The code of the node's fault. Empty if the node has no fault."""
     is_kept: bool = False
-    """Whether the job kept the node, because a committed step would have been lost without it."""
+    """Whether the job kept the node, because it would otherwise have lost a committed step."""
     has_left: bool = False
     """Whether the fleet has removed the node from the job.
 
-    If the fleet assigns the node to the job again after a reboot, the departure no longer applies.
+    If the fleet assigns the node to the job again after a reboot, this departure no longer applies.
     """
     is_history: bool = False
-    """Whether the node is a lemon: only its history is evidence against it.
+    """Whether the reason is only the node's history: the node is a lemon.
 
-    The job gives up the node during the recovery from the newest failure in this history.
+    The job gives the node up during the recovery from the newest failure in this history.
     """
     ends_at: float | None = None
     """Time at which AWS may end the instance, in Unix seconds. None if no source names a time."""
@@ -197,7 +203,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """A silent control link, and the progress of training at the time when the silence began to count."""
+    """The silence of a node's agent, and the progress of training at the start of this silence."""
 
     node_id: NodeId
     since: float
@@ -207,21 +213,24 @@ class Silence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """The nodes with which a running job can grow. The job has them, and its generation does not use them."""
+    """The nodes by which a running job can grow.
+
+    The fleet has assigned these nodes, but the generation does not use them.
+    """
 
     node_ids: tuple[NodeId, ...]
     """The nodes that are ready, sorted."""
     since: float
-    """Time since when exactly these nodes have been ready, in Unix seconds."""
+    """Unix seconds since which exactly these nodes have been ready."""
     asked_at: float | None = None
-    """Time at which the job loop decided the agreed stop. From then on, the stop cannot be cancelled."""
+    """Time at which the job loop decided the agreed stop. After this time, the job cannot cancel the stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The longest times without progress after which a job's ranks continued by themselves.
+    """A job's longest times without progress after which the ranks continued by themselves.
 
-    `core.hangs` derives the limits of each phase from them.
+    `core.hangs` derives its limits from these times.
     """
 
     world_size: int = 0
@@ -231,7 +240,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicion:
-    """A suspected hang: ranks have made no progress for longer than the first limit."""
+    """A suspected hang: a rank has made no progress for longer than the first limit of `core.hangs`."""
 
     since: float
     """Time at which the rank with the longest standstill last made progress."""
@@ -245,24 +254,24 @@ class Suspicion:
     limit_seconds: float = 0.0
     """Time without progress after which stacks can prove a hang.
 
-    The value is 0 in records that an older server wrote.
+    0 in records that an older server wrote.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memo:
-    """The part of a job's record that the job loop keeps between passes, stored as one JSON column.
+    """The part of a job's record that the job loop keeps between passes, in one JSON column.
 
     The API shows only `suspicion` and the cost of `incident`. To keep another value between passes, add a field with a
-    default, which stored records without the field get.
+    default. Stored records that lack the field get the default.
     """
 
     state_since: float
     """Time at which the job entered its state, in Unix seconds."""
     boundary_at: float | None = None
-    """Time at which the first rank passed `boundary`, by the rank's own time stamp.
+    """Time at which the first rank finished step `boundary`, by the rank's own time stamp.
 
-    None if no rank reported it.
+    None if no rank reported this time.
     """
     stepped_at: float | None = None
     """Time at which a rank completed the first new step of the newest generation, in Unix seconds.
@@ -271,24 +280,24 @@ class Memo:
     """
     progress_at: float = 0.0
     asked: tuple[tuple[NodeId, float], ...] = ()
-    """Members that have not yet promised the issued generation.
-
-    Each entry has the time of the first request. Members that have promised have no entry.
-    """
+    """Members that have not yet promised the issued generation, each with the Unix time of the first request."""
     exclusions: tuple[Exclusion, ...] = ()
     silences: tuple[Silence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
     doubted: tuple[RefusedSource, ...] = ()
-    """Memory slots that were unreachable in one load. If a second load fails too, plans no longer use the slot."""
+    """Memory slots that were unreachable in one load.
+
+    If a slot is unreachable in a second load, plans no longer use it.
+    """
     impairments: tuple[Impairment, ...] = ()
     moves: tuple[Departure, ...] = ()
     moves_after: float = 0.0
-    """Earliest time for the next departure, because the last agreed stop failed."""
+    """Earliest time for the next departure, set because the job kept a node or an agreed stop failed."""
     trials: tuple[Trial, ...] = ()
     stop_reason: str = ""
-    """Why the job stops, if no user requested the stop."""
+    """Why the job stops, if the cause is a limit and no user's request."""
     checkpoints: CheckpointPace = field(default_factory=CheckpointPace)
-    """When the next checkpoint is due, as the coordinator last reported."""
+    """When the next checkpoint is due, as the coordinator reported last."""
     noticed: tuple[NodeId, ...] = ()
     """Departing members that AWS announced and for which a checkpoint was requested."""
     notice_wanted: Step = NO_STEP
@@ -299,7 +308,7 @@ class Memo:
     None before the first checkpoint.
     """
     paused_microseconds_before_start: int = 0
-    """The part of the job's paused time before `started_at`."""
+    """Time for which the job was paused before `started_at`."""
     node_count: int = 0
     """Number of nodes that have worked for the job since `accounted_until`."""
     member_count: int = 0
@@ -307,16 +316,16 @@ class Memo:
     missing_count: int = 0
     """Number of nodes by which the newest plan is smaller than the specification's NodeCount."""
     reduced_count: int = 0
-    """Number of nodes with which the next generation continues, because no other node came.
+    """Number of nodes with which the next generation continues, because no other node was available.
 
-    0 if the next generation needs as many nodes as the newest one.
+    0 if the next generation needs as many nodes as the newest generation.
     """
     vacant_since: float | None = None
-    """Time since when a member of the next generation is missing. None if no member is missing."""
+    """Unix seconds since which the next generation lacks a member. None if no member is missing."""
     growth: Growth | None = None
-    """Ready nodes with which the running job can grow. None without such nodes."""
+    """Ready nodes by which the running job can grow. None without such nodes."""
     gang_attempts: int = 0
-    """Number of attempts with an incomplete gang since the last complete gang."""
+    """Number of times that the job waited in vain for all of its nodes since it last had all of them."""
     not_before: float | None = None
     """Time until which the job stands aside: it neither holds nodes nor delays other jobs."""
     no_pause_before: float | None = None
@@ -331,18 +340,18 @@ class Memo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord(Memo):
-    """The stored record of a job. Each pass reads the record, and `decide` returns its successor."""
+    """The stored record of a job. Each pass reads the record, and `decide` returns the record to store."""
 
     state: JobState
     reason: str
     created_at: float
     stop_requested_at: float | None = None
     pause_requested_at: float | None = None
-    """Time at which a person paused the job. None if no person paused it, or once a person has resumed it."""
+    """Time at which a person paused the job. None if no person paused the job, or once a person has resumed it."""
     checkpoint_wanted: Step = NO_STEP
     """Lowest step of the checkpoint that a person has requested. `NO_STEP` without a request."""
     taken_over_by: str = ""
-    """The person who manages the job instead of Everstep. Empty: Everstep manages it."""
+    """The person who manages the job instead of Everstep. Empty if Everstep manages the job."""
     started_at: float | None = None
     ended_at: float | None = None
     generation: Generation = NO_GENERATION
@@ -353,15 +362,15 @@ class JobRecord(Memo):
     committed: Step = NO_STEP
     proposed: Step = NO_STEP
     boundary: Step = NO_STEP
-    """The highest boundary in the newest generation."""
+    """The newest step that any rank of the newest generation has finished."""
     max_boundary: Step = NO_STEP
-    """The highest boundary in any generation."""
+    """The newest step that any rank of any generation has finished."""
     target: Step = NO_STEP
     """The number of finished steps at which the script ends, as the ranks last reported."""
     committed_at: float | None = None
     failures: tuple[FailureRecord, ...] = ()
     microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The ledger: time by `accounting.Bucket`, up to `accounted_until`."""
+    """The ledger: microseconds by `accounting.Bucket`, up to `accounted_until`."""
     node_microseconds: int = 0
     """Time that nodes have worked for the job, summed over nodes, up to `accounted_until`."""
     accounted_until: float | None = None
@@ -369,7 +378,7 @@ class JobRecord(Memo):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobObserved:
-    """The complete input of a job's decision."""
+    """The complete input of one decision about a job, besides the specification and the policy."""
 
     record: JobRecord
     plan: GenerationPlan | None
@@ -386,7 +395,7 @@ class JobObserved:
     price_usd_per_hour: float | None = None
     """The hourly price of one node of the fleet."""
     drill: DrillObserved | None = None
-    """The job's open drill."""
+    """The job's open drill. None without a drill."""
     is_admitted: bool = False
     gives_way_to: str = ""
     """A description of the job of higher priority that receives this job's nodes.
@@ -398,9 +407,9 @@ class JobObserved:
     newest_node_at: float | None = None
     """Time at which the fleet's newest node appeared, in Unix seconds."""
     spare_count: int = 0
-    """Number of the fleet's spares that could replace a node immediately."""
+    """Number of the fleet's spares that can replace a node immediately."""
     is_fleet_blind: bool = False
-    """Whether most of the fleet is silent while AWS reports its instances running. Silence then proves nothing."""
+    """Whether most of the fleet is silent while AWS reports its instances running. If so, silence proves nothing."""
     waiting_words: str = ""
     """AWS's reason for failed instance launches. Empty if no launch fails."""
     launch_failed_at: float | None = None

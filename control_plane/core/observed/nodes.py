@@ -1,4 +1,4 @@
-"""A node as a pass observes it, and its history."""
+"""A node as AWS and its agent report it, and the node's history of incidents."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Remedy(StrEnum):
     - RETIRE: the job gives up the node, which waits for a person, because no evidence permits its termination.
     - REBOOT: the job gives up the node, and EC2 reboots it.
     - REPLACE: the job gives up the node, and the fleet terminates it. Another instance replaces it.
-    - LET_GO: as REPLACE, because AWS announced the end of the instance. The node is healthy and needs no inspection.
-      The fleet requested its replacement at the announcement.
+    - LET_GO: as REPLACE, but because AWS announced the end of the instance. The node is healthy and needs no
+      inspection. The fleet has already requested the replacement.
     """
 
     NONE = "none"
@@ -49,16 +49,16 @@ class Remedy(StrEnum):
 class Cause(StrEnum):
     """The cause of an incident, from the mildest to the most severe.
 
-    If an incident has several causes, it stores the most severe one. The first five causes are no failures:
+    An incident with several causes stores the most severe cause. The first five causes are no failures:
 
     - NOTICE: the job gives up a node because AWS announced the end of its instance.
     - REQUESTED: a person requested the node.
     - GROWN: the job stopped at an agreed step to continue on more nodes.
-    - PAUSE_FAILED: the job failed to pause.
+    - PAUSE_FAILED: the ranks did not stop in time for a pause, or the last step did not become a checkpoint.
     - DRILL: a person ordered the fault, and all other faults are its consequences.
 
-    After a failure that nodes were lost in, SHRUNK replaces the other causes if no other node came and the job
-    continues on fewer nodes. GROUP_LOST takes precedence.
+    SHRUNK replaces the cause of a failure if no other node was available and the job continues on fewer nodes.
+    GROUP_LOST takes precedence over SHRUNK.
     """
 
     NOTICE = "notice"
@@ -78,12 +78,12 @@ class Cause(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """Whether something failed by itself. MTTF and MTTR count these causes only."""
+        """Whether the cause is a failure. MTTF and MTTR count only failures."""
         return self not in (Cause.NOTICE, Cause.REQUESTED, Cause.GROWN, Cause.PAUSE_FAILED, Cause.DRILL)
 
     @property
     def takes_nodes(self) -> bool:
-        """Whether the fleet counts a node lost for this cause when it computes its number of spares.
+        """Whether a node lost for this cause counts when the fleet computes its number of spares.
 
         The fleet counts nodes that failed or that AWS reclaimed. It ignores nodes that a person requested, because such
         requests do not predict further losses.
@@ -103,17 +103,17 @@ class Implication:
     """A cause, or a fault code with its number: `node_unreachable`, `gpu_xid 79`."""
     evidence: str
     is_own_word: bool = False
-    """Whether the node's own live agent reported the fault. Such a report permits the termination of the instance."""
+    """Whether the node's own live agent reported the fault. Such a report permits the instance's termination."""
     remedy: Remedy = Remedy.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """An announcement of AWS for an instance."""
+    """An announcement by AWS about an instance."""
 
     kind: NoticeKind
     message: str
-    """Text with which AWS announced the event."""
+    """AWS's text of the announcement."""
     ends_at: float | None = None
     """Time at which AWS may end the instance, in Unix seconds. None if AWS names no time."""
 
@@ -125,7 +125,7 @@ class NodeObserved:
     node_id: NodeId
     instance: InstanceCondition = InstanceCondition.UNKNOWN
     instance_words: str = ""
-    """AWS's description of the instance: `terminated, Client.UserInitiatedShutdown`."""
+    """AWS's description of the instance, for example `terminated, Client.UserInitiatedShutdown`."""
     complaint: str = ""
     """A failed status check that AWS reports for a running instance. Empty if no check failed.
 
@@ -133,12 +133,15 @@ class NodeObserved:
     """
     is_connected: bool = False
     silent_seconds: float = 0.0
-    """Seconds for which the control link has been silent.
+    """Seconds since the agent's last message.
 
-    The value excludes silence before the end of this control plane's grace period after its start.
+    After a start of this control plane, silence within its grace period does not count.
     """
     heard_at: float | None = None
-    """Time at which the agent's last message arrived. None if this control plane has received no message from it."""
+    """Time at which the agent's last message arrived.
+
+    None if this control plane has received no message from the agent.
+    """
     address: str = ""
     peer_port: int = 0
     has_reported: bool = False
@@ -159,12 +162,12 @@ class NodeObserved:
     request_words: str = ""
     """A person's pending request for the node, as a sentence.
 
-    The node's job first gives up the node.
+    The fleet fulfils the request after the job has given the node up.
     """
     domain: str | None = None
     """The failure domain, if AWS reports it."""
     notices: tuple[Notice, ...] = ()
-    """Announcements of AWS for the instance, one per kind.
+    """Announcements by AWS about the instance, one per kind.
 
     `core.notices` decides which of them have an effect.
     """

@@ -1,4 +1,4 @@
-"""Steps and generations as stored: lineage, checkpoints, refused sources."""
+"""Stored records of generations, checkpoints, and sources that plans must not use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_GENERATION = Generation(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRecord:
-    """One generation in a job's lineage.
+    """One generation in a job's history.
 
     Generation 0 stands for another job whose checkpoint is the initial state (`initial_generation`).
     """
@@ -28,7 +28,7 @@ class GenerationRecord:
 
 
 def initial_generation(world_size: int) -> GenerationRecord:
-    """Return the record of generation 0: another job with `world_size` ranks made the initial state."""
+    """Return the record of generation 0, for a job whose initial state another job with `world_size` ranks made."""
     return GenerationRecord(
         generation=NO_GENERATION, parent=Generation(-1), base_step=FIRST_STEP, world_size=world_size, was_started=False
     )
@@ -43,14 +43,14 @@ class CheckpointRecord:
     bucket: str
     shards: tuple[ManifestShard, ...]
     completed_at: float = 0.0
-    """When the manifest was written, in Unix seconds; 0 if it is not recorded."""
+    """When the control plane wrote the manifest, in Unix seconds. 0 if unknown."""
     damage: str = ""
-    """What a verification or a restore found wrong; empty if nothing. No restore uses a damaged checkpoint."""
+    """The damage that a verification or a restore found. Empty without damage. No restore uses a damaged checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedCheckpoint:
-    """A checkpoint whose objects failed verification in a restore."""
+    """A checkpoint whose objects differed from the manifest in a restore."""
 
     generation: Generation
     step: Step
@@ -61,11 +61,11 @@ class DamagedCheckpoint:
 class RefusedSource:
     """A source of a shard that failed verification or was unreachable.
 
-    Later plans do not use it.
+    Later plans do not use this source.
     """
 
     rank: Rank
     origin_generation: Generation
     step: Step
     is_object: bool = False
-    """True if the source is the object in S3. False if it is the slots in a node's memory."""
+    """True if the source is an object in S3. False if the source is a slot in the memory of any node."""
