@@ -63,7 +63,8 @@ async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     await pair.until(lambda: HOLDER in pair.shard.slow_holders)
     told = re.search(r"its link carries ([\d.]+) MB/s", pair.shard.slow_holders[HOLDER])
     assert told is not None
-    assert 1.0 < float(told[1]) < 12.0, "none of the first chunks is whole yet"
+    # No chunk is complete yet, so the rate counts the bytes of open chunks. A busy machine sends fewer of them.
+    assert 0.0 < float(told[1]) < 12.0
 
     def leaves_training_its_part() -> bool:
         return all(0 < pacing_rate(line) < 4_000_000 for line in sender.streams.lines)
