@@ -74,7 +74,7 @@ def test_state_that_does_not_fit(place: Workplace) -> None:
         "2 slots · 2 copies · ",
         "bytes of shards per node",
         "of host memory per node",
-        f"{64 * 1024**2:,} are there",
+        f"{64 * 1024**2:,} are available",
     ):
         assert words in seen["FailureReason"]
 

@@ -1,1 +1,1 @@
-"""One generation on one node: the member loads shards, serves ranks, runs rounds, and ends all of this work."""
+"""Runs one generation on one node: loads shards, serves ranks, takes part in the rounds, and ends all of this work."""

@@ -1,8 +1,8 @@
-"""Loads the base of a generation: fetches and verifies the shard of every local rank.
+"""Loads the base of a generation, the step that training continues from: one verified shard per local rank.
 
     own slot, else a peer, else S3 ─▶ BaseLoading ─▶ verified slot ─▶ the rank copies it while it arrives
 
-Invariant: a base that does not match the plan's digest is never given to a rank.
+Invariant: a rank never receives a base that does not match the plan's digest.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REGAIN_SECONDS = 1.0
 
 
 class BaseLoading:
-    """The load of one generation's base on this node. The node's `Member` owns the object."""
+    """Loads one generation's base on this node. The node's `Member` owns the object."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class BaseLoading:
         slot_count: int,
         arrived: Callable[[Rank, SlotFile, SlotHeader, int], None],
     ) -> None:
-        """Create the object; `load` fetches.
+        """Create the object; `load` starts the work.
 
         Args:
             plan: plan of the generation, with the sources of each base.
@@ -85,11 +85,11 @@ class BaseLoading:
     async def load(self) -> None:
         """Fetch and verify the base of every local rank concurrently.
 
-        A shard that contradicts the plan ends the load immediately, because all ranks will need an older step. If a
-        source is only unreachable, the other ranks finish: their shards are then available for the next attempt.
+        A shard that contradicts the plan ends the load immediately, because all ranks then need an older step. If a
+        source is only unreachable, the other ranks finish their loads, because the next attempt can use their shards.
 
         Raises:
-            LoadFailed: a base cannot be loaded; contains a code and a message for the user.
+            LoadFailed: a base cannot be loaded. The error contains a code and a message for the user.
         """
         failed: dict[Rank, LoadFailed] = {}
 
@@ -101,21 +101,20 @@ class BaseLoading:
                     raise
                 failed[rank] = error
 
-        with before_other_sessions():  # Starting ranks wait until their shards are loaded.
+        with before_other_sessions():  # The ranks of this node wait until their shards are loaded.
             await together(*(load(rank) for rank in self._here.ranks))
         if failed:
             raise failed[min(failed)]
 
     @property
     def restored_from(self) -> tuple[Literal["local", "peer", "s3"], ...]:
-        """Source of the base of each local rank that has a base, in the order of the ranks."""
+        """Kind of the source of each local rank's base, in the order of the ranks, without ranks that have no base."""
         return tuple(self._restored_from[rank] for rank in self._here.ranks if rank in self._restored_from)
 
     async def _load_rank(self, rank: RankPlan, sources: Sequence[ShardSource] | None = None) -> None:
         """Load the base of one rank into a slot of this node, and verify it.
 
-        The member tries the sources in this order: this node, other nodes, S3. `sources` replaces the plan's list of
-        sources.
+        The load tries the plan's sources in order: this node, other nodes, S3. `sources` replaces this list.
         """
         shard = self._shards[rank.rank]
         sources = rank.sources if sources is None else sources
@@ -123,23 +122,24 @@ class BaseLoading:
             return
         kind = await self._load_first(rank.rank, sources, before_attempt=shard.begin_load, is_followed=True)
         slot = shard.slot(self._plan.base_step)
-        assert slot is not None, "what was loaded is sealed"
+        assert slot is not None, "a loaded slot is sealed"
         self._arrived(rank.rank, slot.file, slot.file.header, slot.file.header.payload_bytes)
         self._restored_from[rank.rank] = kind
 
     async def load_earlier(self, rank: Rank) -> SlotFile:
         """Load the shard of an earlier rank into a slot of this node, and verify it.
 
-        `EarlierShards` calls this after a relayout, once per shard. The load tries a source on this node first.
+        An earlier rank is a rank of the previous layout, before the number of ranks changed. `EarlierShards` calls this
+        method once per shard. The load tries a source on this node first.
 
         Args:
-            rank: an earlier rank.
+            rank: the earlier rank that owns the shard.
 
         Returns:
             The slot file, sealed and verified.
 
         Raises:
-            LoadFailed: no source delivered the shard; contains a code and a message for the user.
+            LoadFailed: no source delivered the shard. The error contains a code and a message for the user.
         """
         assert self._plan.relayout is not None, "earlier shards exist only after a relayout"
         sources = [
@@ -150,7 +150,7 @@ class BaseLoading:
         await self._load_first(rank, sources)
         content = self._contents.earlier(rank)
         slot = self._store.sealed(rank, content) if content is not None else None
-        assert slot is not None, "what was loaded is sealed"
+        assert slot is not None, "a loaded slot is sealed"
         return slot.file
 
     async def _load_first(
@@ -173,7 +173,7 @@ class BaseLoading:
             The kind of the source that delivered the shard.
 
         Raises:
-            LoadFailed: no source delivered the shard; contains a code and a message for the user.
+            LoadFailed: no source delivered the shard. The error contains a code and a message for the user.
         """
         refusals, is_mismatch, has_room = [], True, True
         for source in sources:
@@ -191,7 +191,7 @@ class BaseLoading:
                 refusals.append(f"{source.kind}{f' {source.node_id}' if source.node_id else ''}: {error}")
                 is_mismatch = is_mismatch and isinstance(error, (ShardRejected, CorruptCheckpoint, ObjectMissing))
                 has_room = has_room and not isinstance(error, NoRoom)
-                log.warning("rank %d step %d was not loaded from %s", rank, source.step, refusals[-1])
+                log.warning("rank %d: step %d was not loaded from %s", rank, source.step, refusals[-1])
                 continue
             log.info(
                 "rank %d: step %d restored from %s in %.3f s", rank, source.step, source.kind, time.monotonic() - begun
@@ -209,15 +209,15 @@ class BaseLoading:
         )
 
     async def regain(self, shard: OwnedShard) -> None:
-        """Fetch a base that this node has lost during a restart of its agent.
+        """Fetch a base that this node lost while its agent restarted.
 
-        This rank cannot vote before the base is available. Failed attempts are repeated until the base is on this node
-        or is no longer needed.
+        The shard's rank cannot vote without its base. The method repeats failed attempts until the base is on this node
+        or a step is committed.
         """
         rank = self._plan.ranks[shard.rank]
         asked = {source.node_id for source in rank.sources if source.kind == "peer"}
         held = [
-            # A holder may have received the base from this node earlier.
+            # A holder may have received the base from this node before the loss.
             structs.replace(rank.sources[0], kind="peer", node_id=peer, object=None)
             for peer in rank.holders[1:]
             if peer not in asked
@@ -229,7 +229,7 @@ class BaseLoading:
             try:
                 await self._load_rank(rank, sources)
             except LoadFailed as error:
-                log.warning("the base of rank %d is lost here: %s", shard.rank, error)
+                log.warning("rank %d: the base that this node lost cannot be fetched yet: %s", shard.rank, error)
                 await asyncio.sleep(REGAIN_SECONDS)
             else:
                 shard.seal(self._plan.base_step)
@@ -238,9 +238,9 @@ class BaseLoading:
     async def _load_local(self, rank: Rank, source: ShardSource) -> None:
         slot = self._store.sealed(rank, Content(source.origin_generation, source.step))
         if slot is None or slot.file.header.payload_digest != source.digest:
-            raise ShardRejected("no slot here holds it")
+            raise ShardRejected("no slot of this node holds the step")
         if not await self._store.verify(slot, threads=self._share(VERIFY_THREADS), is_pressing=True):
-            raise ShardRejected("the slot no longer hashes to its digest")
+            raise ShardRejected("the slot no longer matches its digest")
 
     async def _load_peer(self, rank: Rank, source: ShardSource, *, is_followed: bool) -> None:
         timeouts = self._plan.timeouts

@@ -1,6 +1,6 @@
-"""Uploads of committed shards to S3, as the coordinator marks them.
+"""Uploads the committed shards that the coordinator marks as checkpoints to S3.
 
-A failed upload is tried again a few times. The slot stays pinned meanwhile, so the same step can still be stored.
+The agent retries a failed upload a few times. Meanwhile the slot stays pinned, so that its step can still be stored.
 
 Invariant: the slot of an upload is pinned before it can be granted again. Uploads of one shard run one after another.
 """
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointUploads:
-    """The uploads of one generation on this node. The node's `Member` owns the object."""
+    """Uploads shards of one generation from this node. The node's `Member` owns the object."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class CheckpointUploads:
             store: this node's slots, which are verified before an upload.
             objects: the object store (S3).
             contents: provides the number of the committed step, which may be uploaded.
-            faults: receives failed uploads, until a later upload of the shard succeeds.
+            faults: receives a fault per failed upload; a later success of the shard removes the fault.
             grant_if_due: called when the slot of a cancelled upload is free.
             on_change: called when an upload has ended or failed.
             pause: waits for the given seconds before a failed upload is tried again.
@@ -81,7 +81,7 @@ class CheckpointUploads:
         """The newest upload task of each local rank; the task may have ended."""
 
     def hear(self, announcement: Announcement) -> None:
-        """Upload the step that the coordinator marked, and cancel uploads that occupy the slot of the final step."""
+        """Upload the marked step, and cancel uploads whose slots are needed for the final step of the training."""
         self.begin(announcement.persist_step)
         for shard in self._shards.values():
             if is_superseded(shard.pinned, proposed=announcement.proposed, persist=announcement.persist_step):
@@ -94,15 +94,15 @@ class CheckpointUploads:
                 self._background.begin(self._end_upload(shard), f"end of the upload of rank {shard.rank}")
 
     def begin(self, persist: Step) -> None:
-        """Upload a marked step, if this node has it and it is still kept."""
+        """Upload the step that the coordinator marked, if this node still holds the step and may upload it."""
         self._persist = persist
         for shard in self._shards.values():
             self._upload_if_due(shard)
 
     async def abort_abandoned(self) -> None:
-        """Remove the unfinished uploads that ended agents left in S3. No upload begins before this.
+        """Remove the unfinished uploads that ended agents left in S3. New uploads wait for the end of this call.
 
-        If S3 refuses, the bucket's rule for unfinished uploads removes them (docs/operating.md#server).
+        If S3 refuses, a lifecycle rule of the bucket removes unfinished uploads later (docs/operating.md#server).
         """
         prefix = self._plan.checkpoint.prefix
         where = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={self._plan.run}/")
@@ -126,7 +126,7 @@ class CheckpointUploads:
             now: monotonic time of the event loop, in seconds.
 
         Returns:
-            Faults that name the rank and the object. The node's reports contain them until there is progress.
+            Faults that name the rank and the object. The node reports them until the uploads make progress.
         """
         return tuple(
             NodeFault(code="upload_stalled", message=message, is_permanent=False)
@@ -172,7 +172,7 @@ class CheckpointUploads:
         """Try once to upload a step from its pinned slot, and record the result.
 
         Args:
-            shard: the shard to upload. If the upload fails, the reported fault names the shard's rank.
+            shard: the shard to upload; a fault of the upload names the shard's rank.
             slot: the sealed slot; pinned until the upload has ended.
             step: content of the slot.
             failures: number of earlier attempts, which all failed.
@@ -200,7 +200,7 @@ class CheckpointUploads:
         return None
 
     async def _upload(self, shard: OwnedShard, step: Step, slot: SlotFile, digests: bytes) -> UploadedShard:
-        """Upload a sealed slot and record the progress for `stalls`."""
+        """Upload a sealed slot, and record the progress, from which `stalls` derives its faults."""
         loop, rank = asyncio.get_running_loop(), shard.rank
 
         def note(change: Callable[[UploadProgress], UploadProgress]) -> None:

@@ -1,10 +1,10 @@
-"""Serves earlier shards to the ranks of this node, after a relayout.
+"""Serves shards of the previous layout to the ranks of this node, after the number of ranks has changed (a relayout).
 
-    rank ── FetchShard ──▶ RankLines ──▶ EarlierShards ──▶ BaseLoading.load_earlier: own slot, peer, S3
-         ◀─ FetchedShard ──
+    rank ── FetchShard ──▶ RankLines ──▶ EarlierShards ──▶ BaseLoading.load_earlier: own slot, peer, S3 ◀─ FetchedShard
+    ──
 
-Invariant: a path is given to a rank only after the whole shard was verified against the plan's digest. The slot keeps
-its content until all ranks of this node have loaded (`KeptContents.is_loading_earlier`).
+Invariant: a rank receives a slot's path only after the whole shard was verified against the plan's digest. The slot
+keeps its content until all ranks of this node have loaded (`KeptContents.is_loading_earlier`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 
 class EarlierShards:
-    """The earlier shards of one generation's base on this node. The node's `Member` owns the object."""
+    """Loads and serves the earlier shards of one generation's base. The node's `Member` owns the object."""
 
     def __init__(self, plan: GenerationPlan, here: PlanNode, loading: BaseLoading, store: SlotStore) -> None:
-        """Create the object; `fetch` loads shards.
+        """Create the object; `fetch` loads a shard.
 
         Args:
-            plan: plan of the generation, with a relayout or without one.
+            plan: plan of the generation; without a relayout, the object serves no shard.
             here: this node in the plan.
             loading: loads one earlier shard per call.
             store: this node's slots.
@@ -64,8 +64,7 @@ class EarlierShards:
             faults: receives the fault if no source delivers the shard.
 
         Returns:
-            The answer. None if no source delivers the shard: the fault ends the generation, and the rank waits until
-            then, as with a base that cannot be loaded.
+            The answer. None if no source delivers the shard. The rank then waits until the fault ends the generation.
         """
         if self._relayout is None or not 0 <= rank < self._relayout.world_size:
             problem = f"the base of step {self._base_step} has no shard of an earlier rank {rank}"
@@ -75,7 +74,7 @@ class EarlierShards:
                 try:
                     file = await self._loading.load_earlier(rank)
                 except LoadFailed as error:
-                    log.warning("earlier rank %d cannot be loaded: %s", rank, error)
+                    log.warning("the shard of earlier rank %d cannot be loaded: %s", rank, error)
                     faults.report(error.code, str(error), subject=f"earlier rank {rank}", shard=rank)
                     return None
                 path = self._store.open_to_rank(file.path)

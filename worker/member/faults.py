@@ -1,4 +1,4 @@
-"""The present faults of one generation on this node, as they are reported to the control plane."""
+"""Collects the present faults of one generation on this node, for the node's reports to the control plane."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from everstep.protocol.ids import Rank
 
 
 class ReportedFaults:
-    """Faults by type and object. `RankLines` owns the object; all parts of the generation report to it."""
+    """The present faults, by type and object. `RankLines` owns this store; all parts of the generation use it."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         """Create the object without faults. `on_change` is called after each change."""

@@ -1,7 +1,7 @@
-"""The contents of shards that this node must keep during a generation.
+"""Names the contents of shards that this node must not overwrite during a generation.
 
-Until the node learns of the generation's first commit, it keeps the contents that the plan names. Afterwards, it keeps
-only the committed content of each shard.
+Before the generation's first commit, these are the contents that the plan names. After the first commit, it is only the
+committed content of each shard.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from worker.core.slots import Content, kept
 
 
 class KeptContents:
-    """Contents that no slot of this node may overwrite. The `Member` updates `committed`."""
+    """The contents that no slot of this node may overwrite. The `Member` updates `committed`."""
 
     def __init__(self, plan: GenerationPlan, here: PlanNode) -> None:
         """Create the object before the first commit.
@@ -23,9 +23,9 @@ class KeptContents:
             here: this node in the plan, with the contents to keep until the first commit.
         """
         self.committed: Step = NONE
-        """The newest committed step that this node has heard of, or `NONE`."""
+        """The newest committed step that an announcement or a page has shown to this node, or `NONE`."""
         self.is_loading_earlier = plan.relayout is not None
-        """True while ranks of this node still load earlier shards of a base of another layout."""
+        """True while ranks of this node still load shards of the previous layout, after a relayout."""
         self._plan = plan
         self._named: dict[Rank, set[Content]] = {}
         for named in here.keep:
@@ -34,13 +34,13 @@ class KeptContents:
     def base(self, rank: Rank) -> Content | None:
         """Return the content that a rank is restored from.
 
-        None if the generation starts from the beginning or after a relayout, and for earlier ranks.
+        Return None if the generation starts without a base or after a relayout, and for ranks of the previous layout.
         """
         sources = self._plan.ranks[rank].sources if rank < self._plan.world_size else ()
         return Content(sources[0].origin_generation, sources[0].step) if sources else None
 
     def earlier(self, rank: Rank) -> Content | None:
-        """Return the base's content of an earlier rank; None without a relayout."""
+        """Return the base's content of a rank of the previous layout; None without a relayout."""
         relayout = self._plan.relayout
         if relayout is None or rank >= relayout.world_size:
             return None
@@ -51,10 +51,10 @@ class KeptContents:
 
         Args:
             rank: the owner of the shard.
-            committed: a committed step from another source, for example from an owner's message.
+            committed: a committed step that another node has reported; `NONE` if no node has.
 
         Returns:
-            The committed content. Before the first commit, the contents that the plan names and the base.
+            The committed content. Before the first commit, the base and the contents that the plan names.
         """
         step, base = max(self.committed, committed), self.base(rank)
         if self.is_loading_earlier:

@@ -1,4 +1,4 @@
-"""Measurements of the iterations on this node, for charts (`worker.core.own_metrics`)."""
+"""Measures the training iterations of this node, for charts (`worker.core.own_metrics`)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class Measurements:
         self._sent_bytes = sent_bytes
         self._own_metrics = OwnMetrics()
         self._passed: tuple[Step, float] = (NONE, 0.0)
-        """The newest captured boundary of this node's first rank, and the time at which that rank passed it."""
+        """The newest captured boundary of this node's first rank, and the time (monotonic) at which the rank passed it.
+        """
 
     def record(self, shard: OwnedShard, message: Boundary, seconds: float | None) -> None:
         """Record the measurements of an iteration. `seconds` is the iteration's duration; None if it is unknown."""

@@ -1,10 +1,10 @@
-"""This node's part in one generation: it loads shards, serves ranks and takes part in the rounds.
+"""A node's part in one generation: the member loads shards, serves ranks and takes part in the rounds.
 
-    Prepare ─▶ (agent: promise) ─▶ Member.open ─▶ BaseLoading.load ─▶ Member.begin_rounds ─▶ replicas, uploads
-            ─▶ Member.close
+    Prepare ─▶ (agent: promise) ─▶ Member.open ─▶ BaseLoading.load ─▶ Member.begin_rounds ─▶ replicas, uploads ─▶
+    Member.close
 
-Its parts have modules of their own: `BaseLoading`, `EarlierShards`, `RankLines`, `CheckpointUploads`, `PeerSessions`,
-`MemberStatus`.
+The member consists of `BaseLoading`, `EarlierShards`, `RankLines`, `CheckpointUploads`, `PeerSessions` and
+`MemberStatus`, each in its own module.
 
 Invariant: the `Member` owns everything that a generation starts on this node: sessions, senders, uploads and rank
 connections. All of these have ended when `close` returns. Only slots outlive the member.
@@ -61,7 +61,7 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 AGAIN_SECONDS = 1.0
-"""Seconds between an unexpected exception of a background task and the restart of the task."""
+"""Seconds until a background task restarts after an unexpected exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,32 +89,31 @@ class Node:
     on_snapshot: Callable[[float], None] = lambda _: None
     """Called with the duration of every snapshot in seconds."""
     printed: Printed | None = None
-    """Returns lines that the ranks of the running generation have printed.
-
-    None means that holders receive no lines.
+    """Returns printed lines of the running generation's ranks. With None, other nodes receive no lines.
     """
 
 
 class Member:
-    """This node's part in one generation.
+    """A node's part in one generation.
 
-    The agent owns the member. It calls `open` and `base.load` first, or `adopt` after its own restart.
+    The agent owns the member. It first calls `open` and `base.load`, or `adopt` if a restarted agent finds running
+    ranks.
     """
 
     def __init__(self, node: Node, plan: GenerationPlan, key: bytes, *, on_change: Callable[[], None]) -> None:
-        """Create the parts of the generation; nothing is opened yet.
+        """Create the parts of the generation; `open` or `adopt` starts them.
 
         Args:
-            node: the parts of this node that exist longer than the generation.
+            node: the parts of this node that outlive the generation.
             plan: plan of the generation; never changes.
             key: secret key of the generation.
-            on_change: called after a change that is reported to the control plane immediately.
+            on_change: called after a change that the agent reports to the control plane immediately.
         """
         self.plan = plan
         self.here = plan.node(node.node_id)
         self.shards: dict[Rank, OwnedShard] = {}
         self.server: RoundServer | None = None
-        """The coordinator of the generation; None on every other node."""
+        """The coordinator of the generation, if it runs on this node; otherwise None."""
         self.contents = KeptContents(plan, self.here)
         self.sessions = PeerSessions(node.node_id, node.address, plan, key)
         self.pacer = NodePacer()
@@ -123,7 +122,7 @@ class Member:
         self._on_change = on_change
         self._slot_count = 3 if plan.checkpoint.third_slot else 2
         self._reported: tuple[object, ...] = ()
-        """The facts of the last immediate report."""
+        """The facts in the newest immediate report to the control plane."""
         self._tasks: set[asyncio.Task[None]] = set()
         node.store.memory_nodes = memory_nodes(self.here.ranks, node.gpu_nodes)
         node.store.place(Strays.of(plan, node.node_id))
@@ -203,17 +202,17 @@ class Member:
     # -- load
 
     async def open(self, *, has_ranks: bool = False) -> Path:
-        """Prepare slots and pages for the generation, and write its source tree. Then its ranks can be started.
+        """Prepare slots and pages for the generation, and unpack its source archive, so that its ranks can start.
 
         Args:
-            has_ranks: True if ranks are already running. The source tree then stays unchanged, because these ranks
-                import from it.
+            has_ranks: True if ranks of the generation already run. The source tree then stays unchanged, because these
+                ranks import from it.
 
         Returns:
             The path of the entry point.
 
         Raises:
-            LoadFailed: the generation cannot be prepared; contains a code and a message for the user.
+            LoadFailed: the generation cannot be prepared. The error contains a code and a message for the user.
         """
         store = self._node.store
         await store.empty_all_but({rank: self.contents.keep(rank) for rank in store.shards})
@@ -223,14 +222,16 @@ class Member:
             self._open_shards()
         except OSError as error:  # tmpfs is completely full; a retry or another node may succeed
             raise LoadFailed(
-                FaultCode.MEMORY_FULL, f"the ranks' pages cannot be made on tmpfs: {error.strerror}", is_permanent=False
+                FaultCode.MEMORY_FULL,
+                f"the ranks' pages cannot be created on tmpfs: {error.strerror}",
+                is_permanent=False,
             ) from error
         return entry
 
     def adopt(self) -> None:
         """Take over the running generation from an earlier agent process on this node, with its slots and pages."""
         for rank in self._node.store.shards:
-            if rank not in self.here.ranks:  # incoming transfers of the slot ended with the earlier process
+            if rank not in self.here.ranks:  # transfers into this slot ended with the earlier process
                 self._node.store.settle_copiers(rank)
         self._node.listener.admit(self.sessions.credentials, self.serve)
         self._open_shards()
@@ -273,7 +274,7 @@ class Member:
     # -- rounds
 
     def begin_rounds(self, *, is_restarted: bool) -> None:
-        """Start to take part in the rounds. On the coordinator's node, also start the coordinator.
+        """Begin to take part in the rounds. On the coordinator's node, also start the coordinator.
 
         Args:
             is_restarted: True if the agent adopted a running generation. The coordinator then waits for a report of
@@ -328,10 +329,10 @@ class Member:
             self._begin(sender.run, f"replicas of rank {shard.rank} to {peer}")
 
     async def _supply_regained(self, shard: OwnedShard) -> None:
-        """Start the senders after the base is regained.
+        """Fetch the lost base of a shard, then start the shard's senders.
 
-        A holder lists its steps when a session begins, and the owner counts only those steps that the owner also has.
-        So the session must not begin earlier.
+        A holder lists its steps when a session begins, and the owner counts only the listed steps that it also holds. A
+        session that began before the fetch would therefore miss the base.
         """
         await self.base.regain(shard)
         self._supply(shard)
@@ -349,9 +350,9 @@ class Member:
                 await self.rounds.serve(session)
 
     def _keep_distance(self, distance: int) -> None:
-        """Pass the distance between proposals to the coordinator if the coordinator runs on this node.
+        """Pass the distance between proposed steps to the coordinator if the coordinator runs on this node.
 
-        All ranks have the same iterations, so the measurements of the coordinator's node suffice.
+        All ranks iterate together, so the measurements of the coordinator's node suffice.
         """
         if self.server is not None:
             self.server.keep_distance(distance)
@@ -359,7 +360,8 @@ class Member:
     def _keep_pacing(self, pacing: Pacing) -> None:
         """Pass the pacing mode to the coordinator if the coordinator runs on this node.
 
-        The coordinator's mode applies to all nodes.
+        The pacing mode decides whether replicas wait for idle network time. The coordinator's mode applies to all
+        nodes.
         """
         if self.server is not None:
             self.server.keep_pacing(pacing)
@@ -367,7 +369,7 @@ class Member:
     def _hear(self, announcement: Announcement) -> None:
         """Apply an announcement of the coordinator to this node.
 
-        Uploads are pinned first, because the ranks may then get the slots that are not pinned.
+        Slots to upload are pinned first, because the ranks may then receive the slots that are not pinned.
         """
         self.contents.committed = max(self.contents.committed, announcement.committed)
         self._node.store.strays = self._node.store.strays.heard(announcement.committed, announcement.held)
@@ -379,8 +381,8 @@ class Member:
     def _is_loading_earlier(self) -> bool:
         """Return whether a rank of this node still loads earlier shards after a relayout.
 
-        The ranks' pages show it, also after a restart of the agent. When all ranks have loaded, their earlier shards
-        need not be kept any longer than the plan says.
+        The ranks' pages show this even after a restart of the agent. Once all ranks have loaded, the earlier shards
+        lose their additional protection from being overwritten.
         """
         if self.contents.is_loading_earlier and all(
             shard.page.rank().boundary >= self.plan.base_step for shard in self.shards.values()
@@ -396,7 +398,7 @@ class Member:
     def _report_visible(self) -> None:
         """Report important changes to the control plane immediately.
 
-        Mere progress waits for the next regular report.
+        Other progress waits for the next regular report.
         """
         finished = self.server is not None and self.server.ending
         visible = (finished, len(self.uploads.uploaded), *(shard.reported for shard in self.shards.values()))
@@ -409,9 +411,9 @@ class Member:
     def _begin(self, work: Callable[[], Awaitable[None]], name: str) -> None:
         """Run a part of the generation in the background until `detach`.
 
-        If the part ends with an unexpected exception, report the fault and start the part again. Without the restart,
-        commits would stop without a visible cause. A full disk is reported as a fault of the node; the fault
-        ends by itself.
+        If the part raises an unexpected exception, report the fault and start the part again. Without the restart,
+        commits would stop without a visible cause. A full disk is reported as a fault of the node, until writes succeed
+        again.
         """
 
         async def run() -> None:
@@ -447,7 +449,7 @@ class Member:
     async def close(self) -> None:
         """End the generation on this node after its ranks have exited.
 
-        Unsealed slots are emptied, sealed slots stay.
+        Unsealed slots are emptied. Sealed slots keep their content.
         """
         await self.detach()
         for slots in self._node.store.shards.values():
@@ -460,8 +462,8 @@ class Member:
 def _schedule(plan: CheckpointPlan, *, unix_now: float, now: float) -> CheckpointSchedule:
     """Return the checkpoint schedule at the start of a generation.
 
-    The current interval began at `CheckpointPlan.stored_at_seconds`, or begins now if that time is 0. The function
-    converts this Unix time once, because the schedule counts in monotonic time.
+    The current interval began when the last checkpoint was stored (`CheckpointPlan.stored_at_seconds`), or begins now
+    if that time is 0. The function converts this Unix time to monotonic time, in which the schedule counts.
     """
     age = max(0.0, unix_now - plan.stored_at_seconds) if plan.stored_at_seconds else 0.0
     return CheckpointSchedule(

@@ -1,4 +1,4 @@
-"""This node's connections to the other members of one generation."""
+"""Opens this node's connections to the other nodes of one generation."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class PeerSessions:
     """Opens authenticated sessions and streams to the nodes of one generation."""
 
     def __init__(self, node_id: NodeId, address: str, plan: GenerationPlan, key: bytes) -> None:
-        """Create the object; nothing is opened yet.
+        """Create the object without connections.
 
         Args:
             node_id: this node.
             address: address of this node's first network card.
             plan: plan of the running generation, with the addresses of its nodes.
-            key: secret key of the generation, known to its members.
+            key: secret key that only the nodes of the generation hold.
         """
         self.credentials = Credentials(
             plan.job,
@@ -44,7 +44,7 @@ class PeerSessions:
         return _PeerDialler(self, peer, kind, owner_rank)
 
     async def dial(self, peer: NodeId, kind: SessionKind, owner_rank: Rank = NO_RANK) -> TcpSession:
-        """Open a session to a member of this generation (see `tcp.dial`)."""
+        """Open a session to another node of this generation (see `tcp.dial`)."""
         node = self._plan.node(peer)
         return await dial(
             self.credentials,
@@ -57,7 +57,7 @@ class PeerSessions:
         )
 
     async def stream(self, session: Session, number: int) -> socket.socket:
-        """Open a stream of a session, over the next pair of network cards (see `Dialler`)."""
+        """Open a stream of a session. Consecutive numbers use different pairs of network cards (see `Dialler`)."""
 
         async def over(card: NetworkCard, to: Address) -> TcpSession:
             address, port = to

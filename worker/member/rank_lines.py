@@ -1,10 +1,10 @@
-"""The connections to the ranks of one generation, and what each message of a rank and each announcement does.
+"""Serves the ranks' connections in one generation: handles each message of a rank and each announcement.
 
     rank ─▶ RankServer ─▶ RankLines.message ─┬─▶ RankSlots      SlotsRequest, Capturing, Captured, Abandoned
                                              └─▶ OwnedShard     Boundary (measured by Traffic and Measurements)
     Announcement ─▶ RankLines.hear ─▶ OwnedShard, then RankSlots
 
-Invariant: a rank gets its `Welcome` only after every node has verified its shards.
+Invariant: a rank receives its `Welcome`, which starts its training, only after every node has verified its shards.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from worker.tasks import Background
 
 log = logging.getLogger(__name__)
 FIRST_STEPS = 2
-"""Number of boundaries after a launch that are reported to the control plane immediately.
+"""Number of boundaries after a launch that the agent reports to the control plane immediately.
 
 Later boundaries wait for the next regular report.
 """
@@ -59,7 +59,7 @@ NO_LAYOUT = "the rank's slots are not ready yet"
 
 
 FetchEarlier = Callable[[Rank, ReportedFaults], Awaitable[FetchedShard | None]]
-"""Loads the shard of an earlier rank (`EarlierShards.fetch`)."""
+"""Loads a shard of the previous layout (`EarlierShards.fetch`)."""
 
 
 class RankLines:
@@ -92,8 +92,8 @@ class RankLines:
             shards: shards of this node's ranks.
             store: this node's slots.
             keep: returns the contents of a shard that must not be overwritten.
-            on_change: called after a change that is reported to the control plane immediately.
-            on_round_change: called after a change that is reported to the coordinator.
+            on_change: called after a change that the agent reports to the control plane immediately.
+            on_round_change: called after a change that the agent reports to the coordinator.
             traffic: receives boundaries, snapshots and idle spans.
             outbox: receives the values that rank 0 logs, and the measurements of its node.
             slot_count: maximum number of slots per shard on this node.
@@ -101,14 +101,15 @@ class RankLines:
             usage: returns the use of the node's devices.
             sent_bytes: returns the bytes sent to holders of this node's shards so far.
             on_snapshot: called for every snapshot with the seconds from its boundary to the end of its capture.
-            earlier_layout: returns the layout of the base if another number of ranks made it.
-            fetch_earlier: loads an earlier shard; None if the generation has no relayout.
-            is_loading_earlier: returns whether a rank of this node still loads earlier shards.
+            earlier_layout: returns the base's layout if the base was captured by another number of ranks; otherwise
+                None.
+            fetch_earlier: loads a shard of the previous layout; None if the generation has no relayout.
+            is_loading_earlier: returns whether a rank of this node still loads shards of the previous layout.
         """
         self.faults = ReportedFaults(on_change)
         self.measurements = Measurements(plan.run, plan.generation, outbox, now=now, usage=usage, sent_bytes=sent_bytes)
         self.background = Background()
-        """Digests of captures, and the creation of slots."""
+        """Runs the digests of captures and the creation of slots in the background."""
         self.slots = RankSlots(
             plan,
             shards,
@@ -132,19 +133,19 @@ class RankLines:
         self._outbox = outbox
         self._lines: dict[Rank, RankLine] = {}
         self._waiting: dict[Rank, RankLine] = {}
-        """Ranks that connected before every node had verified its shards.
+        """Connections of ranks that wait until every node has verified its shards.
 
         The agent sends these ranks only messages about the progress of their base.
         """
         self._early: dict[Rank, SlotsRequest] = {}
-        """Slot requests of ranks while the base is loaded, before the start or after a relayout.
+        """Slot requests that ranks sent while this node still loaded the base or, after a relayout, earlier shards.
 
-        These slots are created after the load, because the load needs memory for its own slots first. A slot that is
-        granted for a capture must not be needed for an earlier shard.
+        The agent creates these slots after the load, because the load first needs memory for its own slots. A new
+        capture must not overwrite a slot that the load needs.
         """
         self._is_loaded = False
-        # A rank that returns from `init` early waits for the other ranks in a collective with a time limit. Loads from
-        # memory take seconds, loads from S3 take minutes.
+        # A rank that returns from `init` early waits for the other ranks in a collective operation with a time limit.
+        # Loads from memory take seconds, but loads from S3 take minutes and could exceed the limit.
         self._is_followed = bool(plan.base_step) and all(
             rank.sources and rank.sources[0].kind != "s3" for rank in plan.ranks
         )
@@ -152,7 +153,7 @@ class RankLines:
 
     @property
     def waiting(self) -> tuple[Rank, ...]:
-        """Connected ranks whose training has not started, because shards of some nodes are not verified yet."""
+        """Connected ranks whose training has not started, because some nodes have not verified their shards yet."""
         return tuple(self._waiting)
 
     @property
@@ -171,7 +172,7 @@ class RankLines:
         return self.background.is_idle
 
     async def idle(self) -> None:
-        """Wait until the work that messages and announcements started has ended."""
+        """Wait until all work has ended that messages and announcements started."""
         await self.background.idle()
 
     async def close(self) -> None:
@@ -196,7 +197,7 @@ class RankLines:
         return True
 
     def arrived(self, rank: Rank, file: SlotFile, header: SlotHeader, verified_bytes: int) -> None:
-        """Record progress of a rank's base (see `OwnedShard.arrive`), and inform the rank."""
+        """Record the progress of loading a rank's base (see `OwnedShard.arrive`), and inform the rank."""
         shard = self._shards[rank]
         was_told = shard.arriving is not None
         shard.arrive(file, header, verified_bytes)
@@ -207,7 +208,7 @@ class RankLines:
     def welcome_all(self) -> None:
         """Start the training of all ranks, because every node has verified its shards.
 
-        Ranks that connected earlier are waiting for this message.
+        Connected ranks receive their `Welcome` now, later ranks when they connect.
         """
         self._is_loaded = True
         for rank, line in self._waiting.items():
@@ -267,24 +268,27 @@ class RankLines:
             case IdleSpans():
                 self.traffic.spans(rank, message)
             case Logged():
-                if rank == 0:  # Only rank 0's values are stored.
+                if rank == 0:  # Only the values of rank 0 are stored.
                     self._outbox.add(self.run, self._points(message), message.dropped_count)
             case RankFault():
                 is_permanent = message.code in PERMANENT_RANK_FAULTS
                 self.faults.report(message.code, f"rank {rank}: {message.message}", is_permanent=is_permanent)
             case _:
-                log.warning("rank %d sends %s", rank, type(message).__name__)
+                log.warning("rank %d sent an unexpected %s message", rank, type(message).__name__)
 
     async def _send_earlier(self, fetch: FetchEarlier, rank: Rank, owner: Rank) -> None:
-        """Load an earlier shard and send the answer. Without an answer, a fault ends the generation."""
+        """Load a shard of the previous layout and send the answer to the rank.
+
+        If the load fails, the rank receives no answer, and a fault ends the generation.
+        """
         fetched = await fetch(owner, self.faults)
         if fetched is not None:
             self._send(rank, fetched)
 
     def _boundary(self, shard: OwnedShard, message: Boundary) -> None:
-        """Measure an iteration, grant a slot to a rank that waits, and report the boundary to the coordinator."""
+        """Measure the last iteration, grant a slot to a waiting rank, and report the boundary to the coordinator."""
         half = shard.page.rank()
-        # The rank was between boundaries when the present step was proposed.
+        # A waiting rank was between boundaries when the present step was proposed, so it may still need a slot.
         if half.standing is not Standing.MOVING:
             self.slots.grant_if_due(shard)
         if message.boundary <= self._plan.base_step + FIRST_STEPS:
@@ -303,7 +307,7 @@ class RankLines:
     # -- announcements of the coordinator
 
     def hear(self, announcement: Announcement) -> None:
-        """Apply an announcement to the shards and their ranks' pages. Wake ranks that wait, and grant slots."""
+        """Apply an announcement to the shards and their ranks' pages, notify waiting ranks, and grant slots."""
         self.traffic.hear(announcement.pacing)
         for shard in self._shards.values():
             if shard.hear(announcement):

@@ -1,12 +1,11 @@
-"""The slots of ranks: requested once, then granted, captured into and sealed for each proposed step.
+"""Manages the slots of this node's ranks: creation on request, then grant, capture and seal for each proposed step.
 
-    SlotsRequest ─▶ slots here ─▶ slots of the holders ─┐
-    Announcement ───────────────────────────────────────┴▶ grant ─▶ the rank's page
-    Capturing ─▶ digests of the final part ─▶ holders receive this part
+    SlotsRequest ─▶ slots here ─▶ slots of the holders ─┐ Announcement ───────────────────────────────────────┴▶ grant
+    ─▶ the rank's page Capturing ─▶ digests of the final part ─▶ holders receive this part
     Captured  ─▶ all digests ─▶ slot sealed ─▶ `OwnedShard.seal`
 
-Invariant: a rank is granted a slot only for the proposed step, and only when all holders in view have created theirs.
-A rank's report counts only for a slot that the rank is allowed to write.
+Invariant: a rank receives a slot only for the proposed step, and only after all holders in view have created their
+slots. The agent ignores a rank's message about a slot that the rank may not write.
 """
 
 from __future__ import annotations
@@ -79,8 +78,8 @@ class RankSlots:
             slot_count: maximum number of slots per shard on this node.
             send: sends a message to a rank, if the rank is connected.
             on_snapshot: called for every snapshot with the seconds from its boundary to the end of its capture.
-            faults: receives the fault that the slots never fit.
-            background: runs the creation and the digests of slots.
+            faults: receives a fault if the slots can never fit into the node's memory.
+            background: runs the creation and the digests of slots as tasks.
         """
         self.capacities: dict[Rank, int] = {}
         """Slot capacity of each rank in bytes.
@@ -100,32 +99,32 @@ class RankSlots:
         self._layouts: dict[Rank, tuple[bytes, int]] = {}
         """Layout hash and capacity that each rank requested."""
         self._refused: dict[Rank, str] = {}
-        """Reason why a rank's last slot request was refused permanently."""
+        """Reason why a rank's last slot request was permanently refused."""
         self._unmet: dict[Rank, SlotsRequest] = {}
-        """Slot requests for which this node has no room at the moment."""
+        """Slot requests for which this node has too little free memory at the moment."""
         self._unprepared: dict[Rank, Step] = {}
-        """The last step that was proposed before the rank's slots were ready.
+        """The last step, per rank, that was proposed before the rank's slots were ready.
 
         The first steps of every launch are proposed before the slots are ready.
         """
         self._sealing: dict[Rank, Step] = {}
-        """Captured steps whose slots are being digested."""
+        """The captured step, per rank, whose slot is being digested."""
         self._granting: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     # -- requests and grants
 
     def request(self, shard: OwnedShard, request: SlotsRequest) -> None:
-        """Create slots in the background as a rank has requested, then grant one for the proposed step."""
+        """Create the slots that a rank requests in the background, then grant a slot for the proposed step."""
         self._background.begin(self._reserve(shard, request))
 
     def grant_if_due(self, shard: OwnedShard) -> None:
-        """Grant a slot for the proposed step, if the rank has none yet.
+        """Grant the rank a slot for the proposed step, unless the rank already has one.
 
         Called for each announcement, and when a pinned slot becomes free.
         """
         if shard.proposed in (NONE, self._plan.base_step) or shard.granted_slot >= 0:
             return
-        if shard.rank not in self._layouts:  # Slots are missing or being created; the grant waits.
+        if shard.rank not in self._layouts:  # The slots do not exist yet. `_reserve` grants one after their creation.
             self._unprepared[shard.rank] = shard.proposed
         unmet = self._unmet.pop(shard.rank, None)
         self._background.begin(self._grant(shard) if unmet is None else self._reserve(shard, unmet))
@@ -150,7 +149,7 @@ class RankSlots:
                 slot_count=self._slot_count,
             )
         except NoRoom as error:
-            if error.is_passing:  # The request is repeated with every proposed step, and training continues.
+            if error.is_passing:  # The agent repeats the request with every proposed step, and training continues.
                 shard.refusal = f"Protection waits for memory on its node: {error}"
                 self._unmet[shard.rank] = request
                 return
@@ -161,7 +160,7 @@ class RankSlots:
             figures = self._figures(copies, shards, request, error)
             self._refused[shard.rank] = shard.refusal = figures
             self._send(shard.rank, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
-            # A job that already has a protected state continues with it.
+            # A job that already has a committed step continues without new snapshots.
             if shard.foundation == NONE and self._plan.relayout is None:
                 self._faults.report("protection_does_not_fit", figures, is_permanent=True)
             return
@@ -182,21 +181,21 @@ class RankSlots:
     def _figures(self, copies: int, shards: Sequence[int], request: SlotsRequest, error: NoRoom) -> str:
         """Return the fault message with the sizes of the required and the available memory.
 
-        A rank that has not requested slots yet counts with the size of the refused request.
+        The estimate assumes that a rank without slots needs as much memory as the refused request.
         """
         every = sum(shards) + (len(self._shards) - len(shards)) * (request.capacity_bytes + HEADER_BYTES)
         needed = slot_bytes_per_node(copies=copies, shard_bytes=[every], slot_count=self._slot_count)
-        besides = ", with what else it holds," if needed < error.needed_bytes else ""
+        besides = ", with its other slots," if needed < error.needed_bytes else ""
         return (
             f"Protection.Copies: {self._slot_count} slots · {copies} copies · {every:,} bytes of shards per "
             f"node{besides} "
             f"need {max(needed, error.needed_bytes):,} bytes of host memory per node; {error.available_bytes:,} "
-            "are there. "
+            "are available. "
             "Use fewer copies, more nodes, or an instance type with more memory."
         )
 
     async def _grant(self, shard: OwnedShard) -> None:
-        """Prepare a slot for the proposed step, unless the rank has passed the step or its slots are not ready."""
+        """Grant a slot for the proposed step, unless the rank has passed the step or its slots are not ready."""
         async with self._granting[shard.rank]:
             step = shard.proposed
             layout = self._layouts.get(shard.rank)
@@ -204,12 +203,14 @@ class RankSlots:
                 return
             if layout is None:
                 late = ", ".join(shard.late_holders)
-                shard.refusal = self._refused.get(shard.rank) or (f"{late} makes slots for it" if late else NO_LAYOUT)
+                shard.refusal = self._refused.get(shard.rank) or (
+                    f"{late} has not created its slots yet" if late else NO_LAYOUT
+                )
                 return
             if not shard.needs_slot():
                 return
             if self._sealing.get(shard.rank) == step:
-                return  # The rank has already captured the step for the first proposal.
+                return  # The step was proposed before, and the rank has already captured it.
             self._settle(shard)
             before = self._files(shard)
             try:
@@ -224,14 +225,14 @@ class RankSlots:
                 shard.refusal = (
                     ""
                     if index is not None
-                    else "no slot is free: one is being uploaded, the other holds the committed step"
+                    else "no slot is free: one slot is being uploaded, another holds the committed step"
                 )
             except NoRoom as error:
                 index, shard.refusal = None, str(error)
             shard.forget_lost()
             if index is None or shard.proposed != step:
                 return
-            if self._files(shard) != before:  # The file was replaced, so the rank must map it again.
+            if self._files(shard) != before:  # The file was replaced, so the rank must map the new file.
                 self._send(
                     shard.rank, SlotsGranted(layout_hash=layout[0], capacity_bytes=layout[1], paths=self._paths(shard))
                 )
@@ -240,7 +241,7 @@ class RankSlots:
                 self._send(shard.rank, WordChanged())
 
     def _settle(self, shard: OwnedShard) -> None:
-        """Release slots that were being written when the agent restarted, once the rank's copier is idle."""
+        """Release slots that were being written when the agent restarted, once the rank has stopped copying."""
         if shard.page.rank().copying == NONE:
             self._store.settle_copiers(shard.rank)
 
@@ -253,7 +254,7 @@ class RankSlots:
     # -- captures
 
     def capturing(self, shard: OwnedShard, capturing: Capturing) -> None:
-        """Digest the part of a capture that is final, and offer this part to the holders."""
+        """Digest the final part of a running capture, and offer this part to the holders."""
         slot = self._slot_of(shard, capturing)
         if slot is not None and 0 <= capturing.final_bytes <= capturing.payload_bytes:
             self._follow(shard, slot, capturing).grow(capturing.final_bytes)
@@ -262,25 +263,25 @@ class RankSlots:
     def captured(self, shard: OwnedShard, captured: Captured) -> None:
         """Seal a captured step, even if it is not proposed at the moment.
 
-        The step may be proposed again, but the rank captures each step only once.
+        The coordinator may propose the step again, but the rank captures each step only once.
         """
         slot = self._slot_of(shard, captured)
         if slot is None:
-            self._store.settle_copiers(shard.rank)  # The slot was granted again meanwhile.
+            self._store.settle_copiers(shard.rank)  # The slot was granted for another step in the meantime.
             return
         slot.is_busy = False
         if _is_of_another_file(captured, slot):
             log.warning(
-                "rank %d: step %d is not what lies in slot %d: that was made anew since",
+                "rank %d: step %d is not in slot %d, because the slot's file was replaced during the capture",
                 shard.rank,
                 captured.step,
                 captured.slot,
             )
             self._store.give_up(shard.rank, shard.content(captured.step))
-            shard.abandon(captured.step, "the rank wrote into a slot that was made anew since")
+            shard.abandon(captured.step, "the slot's file was replaced during the capture")
             return
         digests = self._follow(shard, slot, captured)
-        if not digests.is_sealed:  # A sealed slot means that the message is a duplicate.
+        if not digests.is_sealed:  # If the slot is already sealed, the message is a duplicate.
             self._sealing[shard.rank] = captured.step
             if _may_stand(captured.chunk_digests, digests):
                 digests.add(captured.chunk_digests)
@@ -293,14 +294,15 @@ class RankSlots:
         self._store.give_up(shard.rank, shard.content(abandoned.step))
         had_none = NO_LAYOUT if self._unprepared.get(shard.rank) == abandoned.step else ""
         refusal = shard.refusal or had_none
-        # With a refusal, an earlier proposal would not have helped, so the step does not count as late.
+        # A step counts as late only if an earlier proposal would have helped. A refused step would still have been
+        # refused.
         late = abandoned.reason.startswith(LATE_REASON) and not refusal
         shard.abandon(abandoned.step, refusal or abandoned.reason, late=late)
 
     def _slot_of(self, shard: OwnedShard, said: Capturing | Captured) -> Slot | None:
-        """Return the slot that the rank's message names, if the rank is allowed to write it."""
+        """Return the slot that the rank's message names, or None if the rank may not write the slot."""
         slots = self._store.shards.get(shard.rank, [])
-        # The rank may write the slot even if a restarted agent has marked it as empty.
+        # The rank may write its granted slot even if a restarted agent has marked the slot as empty.
         is_granted = (said.step, said.slot) == (
             shard.proposed,
             shard.granted_slot,
@@ -313,7 +315,10 @@ class RankSlots:
             0 < said.payload_bytes <= capacity
             and 0 <= said.index_offset <= said.payload_bytes - said.index_bytes <= said.payload_bytes
         ):
-            shard.abandon(said.step, f"a payload of {said.payload_bytes} bytes in {capacity}")
+            shard.abandon(
+                said.step,
+                f"the captured state of {said.payload_bytes} bytes does not fit into its slot of {capacity} bytes",
+            )
             return None
         return slots[said.slot]
 
@@ -347,9 +352,9 @@ class RankSlots:
 
 
 def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
-    """Return whether a rank's digests show that it wrote into another file than the slot's present file.
+    """Return whether the rank's digests show that the rank wrote into an earlier file of this slot.
 
-    The check compares the last chunk, which contains the index.
+    The check compares the digest of the last chunk, which contains the index.
     """
     count = chunk_count(captured.payload_bytes)
     if not captured.chunk_digests or len(captured.chunk_digests) != DIGEST_BYTES * count:
@@ -359,7 +364,7 @@ def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
 
 
 def _may_stand(chunk_digests: bytes, digests: ChunkDigests) -> bool:
-    """Return whether the rank's chunk digests can replace digests of the agent.
+    """Return whether the agent can use the rank's chunk digests instead of computing its own.
 
     The rank's digests must cover all chunks, and the agent must have digested no chunk yet. An error in the rank's
     digests is detected later: every holder verifies each chunk on arrival, and this node verifies all chunks before a

@@ -1,4 +1,4 @@
-"""The state of one generation on this node, for reports to the control plane. Nothing here changes the generation."""
+"""Reads the state of one generation on this node, for reports to the control plane. Changes only phase clocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from worker.shards.owned_shard import OwnedShard
 
 
 class MemberStatus:
-    """Reads the parts of a `Member`, and keeps the phase clocks of its ranks."""
+    """Reads the parts of a `Member`, and updates the phase clocks of its ranks."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class MemberStatus:
         return tuple(statuses)
 
     def target(self) -> Step:
-        """Return the last step of the training, as its ranks have announced it; 0 before an announcement."""
+        """Return the last step of the training as the ranks have announced it; 0 before they announce it."""
         return Step(max((shard.page.rank().target for shard in self._shards.values()), default=0))
 
     def begin_clocks(self) -> None:
@@ -96,7 +96,7 @@ class MemberStatus:
         return tuple(shard.protection(self._plan.ranks[rank].holders) for rank, shard in self._shards.items())
 
     def silent_peers(self) -> tuple[NodeId, ...]:
-        """Return the neighbours in the tree of agents that have fallen silent."""
+        """Return the neighbours of this node in the tree of agents that have stopped sending messages."""
         return tuple(sorted(self._rounds.silent))
 
     def faults(self) -> tuple[NodeFault, ...]:
@@ -110,5 +110,5 @@ class MemberStatus:
         return (*faults, NodeFault(code=FaultCode.COORDINATOR_UNREACHABLE, message=message, is_permanent=False))
 
     def round_status(self) -> RoundStatus | None:
-        """Return the coordinator's state; None on every other node."""
+        """Return the coordinator's state if it runs on this node; otherwise None."""
         return server.status() if (server := self._server()) is not None else None

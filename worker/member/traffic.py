@@ -1,10 +1,11 @@
-"""Decides from the iterations of a node's ranks when snapshots may use the network, and how often to propose.
+"""Decides from the ranks' iterations when snapshots may use the network, and how often a step is proposed.
 
-    Boundary, Captured ──▶ Budget, PacingTrial ──distance, pacing──▶ Coordinator ──pacing──▶ every node
-    IdleSpans ──▶ SpanPacer ──pacing──▶ senders
+    Boundary, Captured ──▶ Budget, PacingTrial ──distance, pacing──▶ Coordinator ──pacing──▶ every node IdleSpans ──▶
+    SpanPacer ──pacing──▶ senders
 
-One local rank represents all ranks, because collectives synchronize their iterations. The distance between proposals
-and the pacing depend only on the measurements of the coordinator's node. The other nodes receive the decision.
+Pacing delays chunks of a snapshot until the network is idle. One local rank represents all ranks, because collective
+operations synchronize their iterations. The coordinator's node decides on the pacing and on the distance between
+proposed steps, from its own measurements. The other nodes receive the decision.
 
 Invariant: without a profile of the idle spans, chunks are sent immediately. Without measurements, every step is
 proposed. Pacing ends if it makes training slower per captured step than unpaced sending.
@@ -26,27 +27,27 @@ from worker.replication.pacing import NodePacer, SpanPacer, Unpaced
 
 log = logging.getLogger(__name__)
 ALPHA_SECONDS = 0.0002
-"""Start-up time of a chunk: a wake-up and a system call."""
+"""Seconds to start sending a chunk: a wake-up and a system call."""
 WORTH_RATIO = 0.02
 """Minimum length of transfers and of idle spans for pacing, as a fraction of an iteration.
 
-Shorter transfers hardly disturb training, and shorter idle spans have no room for chunks. In these cases chunks are
-sent immediately.
+Chunks are sent immediately if transfers or idle spans are shorter. Shorter transfers hardly disturb training, and
+shorter idle spans have no room for chunks.
 """
 UNPACED = Unpaced()
 SAID = {
-    Pacing.AT_ONCE: "go at once",
-    Pacing.TRIED: "go at once or wait for idle spans, to see which of them makes kept steps take less",
-    Pacing.IN_IDLE_SPANS: "wait for idle spans",
+    Pacing.AT_ONCE: "replicas are sent immediately",
+    Pacing.TRIED: "replicas are sent immediately or in idle network time, in turn, to measure which costs less",
+    Pacing.IN_IDLE_SPANS: "replicas wait for idle network time",
 }
 STALE_RATIO = 1.5
 """Factor by which the iteration time must change before a new pacing trial starts."""
 
 
 class Traffic:
-    """Measurements and decisions of one node.
+    """The measurements and decisions of one node.
 
-    The node's `Member` owns it. All methods run on the agent's event loop.
+    The node's `Member` owns the object. All methods run on the agent's event loop.
     """
 
     def __init__(
@@ -63,11 +64,10 @@ class Traffic:
 
         Args:
             ranks: ranks of this node; the first rank represents all ranks.
-            pacer: pacer of the node.
-            replica_count: number of shard transfers per snapshot: the holders on other nodes, summed over this node's
-                shards.
+            pacer: the pacer that all senders of the node use.
+            replica_count: shard transfers per snapshot, one for each shard of this node and holder on another node.
             max_slowdown: limit for the job's slowdown by snapshots, as a fraction of the iteration's duration.
-            on_distance: called with the new distance between proposals when it changes.
+            on_distance: called with the new distance between proposed steps when it changes.
             on_pacing: called with the wanted pacing when it changes.
         """
         self.budget = Budget(max_slowdown)
@@ -83,20 +83,20 @@ class Traffic:
         self._trials = _untried()
         self._profile: IdleSpans | None = None
         self._planned: SpanPacer | None = None
-        """Pacer for the profile.
+        """Pacer for the present profile of idle spans.
 
         None until the link's rate has been measured, and None if pacing has no benefit.
         """
         self._is_every_step = True
-        """True while the budget has never increased the interval above one in this training."""
+        """True while the budget has allowed a snapshot of every step in this training."""
         self._tried_seconds: float | None = None
-        """Duration of an iteration when the trial began."""
+        """Duration in seconds of an iteration when the trial began."""
         self._is_paced: bool | None = None
-        """True if this iteration's chunks wait for idle spans; None if there is no pacer for the profile."""
+        """True if the chunks of this iteration's snapshot wait for idle spans; None if the profile has no pacer."""
         self._was_paced: bool | None = None
         """Value of `_is_paced` in the previous iteration."""
         self._trying: _Try | None = None
-        """The last iteration with a measured snapshot, kept until the next capture."""
+        """The last iteration with a measured snapshot; None after the next capture."""
         self._passed_at: float | None = None
         self._has_captured = False
         self._was_sending = False
@@ -104,22 +104,22 @@ class Traffic:
 
     @property
     def trial(self) -> PacingTrial:
-        """The pacing trial that applies to the present interval between proposals.
+        """The pacing trial for the present interval between proposed steps.
 
-        There are two trials: one for the time in which every step is proposed, and one for longer intervals. With every
-        step proposed, a snapshot that takes two iterations costs a step. With longer intervals it costs none, so lost
-        steps do not count.
+        A trial compares paced with unpaced sending. One trial applies while every step is proposed, the other for
+        longer intervals. With every step proposed, a snapshot that takes two iterations costs a step. With longer
+        intervals it costs no step, so lost steps do not count.
 
         Once the budget has enlarged the interval in this training, only the second trial applies. Otherwise the
-        decisions would oscillate: with pacing, every step would be proposed again, then snapshots would be unpaced, and
-        the budget would be exceeded again.
+        decisions would oscillate: pacing would allow every step again, then unpaced sending would exceed the budget
+        again.
         """
         return self._trials[self._is_every_step]
 
     def hear(self, pacing: Pacing) -> None:
         """Apply the coordinator's announced pacing mode, from the next boundary on."""
         if pacing is not self._pacing:
-            log.info("replicas %s", SAID[pacing])
+            log.info("%s", SAID[pacing])
             self._pacing = pacing
 
     def captured(self, rank: Rank) -> None:
@@ -127,7 +127,7 @@ class Traffic:
         self._has_captured |= rank == self._speaker
 
     def spans(self, rank: Rank, message: IdleSpans) -> None:
-        """Use the idle spans that a rank's profiler has measured. A later profile replaces an earlier one."""
+        """Use the idle spans that a rank's profiler has measured. A later profile replaces an earlier profile."""
         if rank == self._speaker:
             self._profile, self._planned, self._trying = message, None, None
             self._pacer.unpace()
@@ -136,17 +136,17 @@ class Traffic:
                 self._trials, self._tried_seconds, self._is_every_step = _untried(), None, True
 
     def boundary(self, rank: Rank, message: Boundary, half: RankHalf, *, is_sending: bool) -> float | None:
-        """Process a boundary, or a message that a rank no longer passes boundaries.
+        """Process a rank's message that it has passed a boundary, or that it passes no more boundaries.
 
         Args:
             rank: the rank that sent the message.
             message: the rank's message about the boundary that it passed.
             half: the part of the shared page that the rank writes.
-            is_sending: True if data is or may be due to a holder of some shard of the job.
+            is_sending: True if a holder of any shard of the job may still lack data.
 
         Returns:
             Duration in seconds of the iteration that ended. None if no iteration ended, or if the rank does not
-                represent the node.
+            represent the node.
         """
         if rank != self._speaker:
             return None
@@ -182,7 +182,7 @@ class Traffic:
         self._is_every_step &= self.budget.interval == 1
         if self.budget.interval != before.interval:
             log.info(
-                "a step is proposed every %d steps: snapshots may cost %.2g of an iteration",
+                "one of %d steps is captured, because snapshots may slow training by at most %.2g of an iteration",
                 self.budget.interval,
                 before.max_slowdown,
             )
@@ -198,7 +198,8 @@ class Traffic:
         elif was_sending:
             self._trying = replace(trying, lost_count=trying.lost_count + 1)
         else:
-            self._trying = None  # the budget or an upload delayed the next step
+            # The budget or an upload has delayed the next step, so this iteration measures nothing.
+            self._trying = None
 
     def _tried(self, done: _Try) -> None:
         before = self.trial
@@ -213,13 +214,13 @@ class Traffic:
         if trial.verdict is not None:
             took = trial.paced.kept_seconds, trial.at_once.kept_seconds
             log.debug(
-                "as this node sees it, a kept step takes %.3f s where replicas wait for idle spans, and %.3f s "
-                "where they do not",
+                "measured on this node: a captured step takes %.3f s if replicas wait for idle network time, and "
+                "%.3f s if they do not",
                 *took,
             )
 
     def _plan(self) -> None:
-        """Create the pacer for the profile as soon as the link's rate is known, if pacing has a benefit.
+        """Create the pacer for the profile once the link's rate has been measured, if pacing has a benefit.
 
         A snapshot that does not fit into the idle spans of one iteration would be late. As long as every step may be
         proposed, such a snapshot is sent immediately.
@@ -236,14 +237,14 @@ class Traffic:
             )
             self._tried_seconds = self._tried_seconds or profile.iteration_seconds
             log.info(
-                "there are %d idle spans for replicas in an iteration of %.3f s",
+                "the network has %d idle spans for replicas in an iteration of %.3f s",
                 len(profile.spans),
                 profile.iteration_seconds,
             )
 
     @property
     def _wanted(self) -> Pacing:
-        """The pacing that this node's measurements suggest."""
+        """The pacing mode that this node's measurements suggest."""
         if self._planned is None:
             return Pacing.AT_ONCE
         return {None: Pacing.TRIED, True: Pacing.IN_IDLE_SPANS, False: Pacing.AT_ONCE}[self.trial.verdict]
@@ -274,8 +275,5 @@ class _Try:
 
 
 def _untried() -> dict[bool, PacingTrial]:
-    """Return two empty pacing trials.
-
-    The trial with the key True applies while every step is proposed, the other trial applies otherwise.
-    """
+    """Return two empty pacing trials: key True while every step is proposed, key False for longer intervals."""
     return {True: PacingTrial(), False: PacingTrial()}

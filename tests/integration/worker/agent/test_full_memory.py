@@ -97,7 +97,7 @@ async def steps_until(fleet: Fleet, what: str, arrived: Callable[[], object]) ->
         (
             OSError(errno.ENOSPC, "No space left on device"),
             "memory_full",
-            "the ranks' pages cannot be made on tmpfs: No space left on device",
+            "the ranks' pages cannot be created on tmpfs: No space left on device",
         ),
         (LookupError("a bug"), "agent_error", "LookupError('a bug')"),
     ],

@@ -386,7 +386,7 @@ async def test_a_refusal_by_what_else_lies_on_the_node_says_figures_that_do_not_
     await place.store.reserve(Rank(1), capacity_bytes=300_000, layout_hash=LAYOUT, slot_count=2)
     assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=400_000)), SlotsRefused)
     assert (
-        "with what else it holds, need 1,400,000 bytes of host memory per node; 1,048,576 are there"
+        "with its other slots, need 1,400,000 bytes of host memory per node; 1,048,576 are available"
         in place.shard.refusal
     )
 
@@ -409,7 +409,7 @@ async def test_a_step_that_waits_for_slots_says_so_and_no_reason_of_before(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(place.store, "reserve", for_ever)
-    place.shard.refusal = "no slot is free: one is being uploaded, the other holds the committed step"
+    place.shard.refusal = "no slot is free: one slot is being uploaded, another holds the committed step"
     place.lines.welcome_all()
     place.lines.message(RANK, SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=4096))
     await asked.wait()
@@ -483,7 +483,7 @@ async def test_no_slot_is_granted_before_the_holders_have_made_theirs(place: Pla
     place.stand_at(4)
     place.say_late(3)
     told = place.shard.round()
-    assert (told.vote, told.is_late, told.reason) == (Vote.ABANDON, False, f"{PEER} makes slots for it")
+    assert (told.vote, told.is_late, told.reason) == (Vote.ABANDON, False, f"{PEER} has not created its slots yet")
     place.propose(5)
     assert place.shard.reserved is not None
     place.shard.ready(PEER, *place.shard.reserved)
