@@ -175,9 +175,7 @@ def test_a_holders_replica_is_corrupt_when_it_is_needed(place: Workplace) -> Non
     job.wait_ended()
     (incident,) = job.incidents()
     assert_incident(incident, cause="instance_terminated", source="s3", lost_steps=interval + 3, base=interval)
-    corrupt = (
-        f"step {effect.facts['step']} of rank 0: peer {holder}: chunks of the payload do not hash to their digests"
-    )
+    corrupt = f"step {effect.facts['step']} of rank 0: peer {holder}: chunks of the shard do not match their digests"
     assert any(corrupt in sentence for sentence in incident["Evidence"]), incident
     assert_identical(job)
 

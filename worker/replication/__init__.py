@@ -1,1 +1,1 @@
-"""Communication between agents: authenticated sessions, transfers of shards, and the rounds of the step protocol."""
+"""Connects the agents of a generation: sessions, transfers of shards, and the rounds that commit steps."""

@@ -2,11 +2,11 @@
 
     RoundMember ──NodeReport──▶ RoundServer ──▶ core.rounds.Coordinator ──Announcement──▶ RoundMember
 
-Reports and announcements travel over the tree of agents (`worker.replication.round_member`). The root of the tree is
-the `RoundMember` on the coordinator's own node.
+Reports and announcements travel over a tree of agents, whose root is the `RoundMember` on the coordinator's own node
+(`worker.replication.round_member`).
 
-Invariant: only the newest report of each node counts, and only if the report carries this coordinator's term. The term
-identifies the present process of the coordinator's agent, so reports to an earlier process are ignored.
+Invariant: only the newest report of each node counts, and only if it contains this coordinator's term. The term
+identifies the present process of the coordinator's agent, so the coordinator ignores reports to an earlier process.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ log = logging.getLogger(__name__)
 
 
 def new_life() -> int:
-    """Return the coordinator's term: a number that is higher after every restart of this node's agent.
+    """Return a new coordinator's term: a number that is higher after every restart of this node's agent.
 
-    The number is the monotonic time in nanoseconds. The monotonic clock continues across restarts of the agent, until
-    the node ends.
+    The number is the monotonic time in nanoseconds. The monotonic clock continues while the node runs, so a restart of
+    the agent does not reset it.
     """
     return int(asyncio.get_running_loop().time() * 1e9)
 
 
 class RoundServer:
-    """Feeds reports into the pure `Coordinator` and publishes its state as announcements.
+    """Passes reports to the pure `Coordinator`, and publishes the coordinator's state as announcements.
 
     The `Member` on the coordinator's node owns the server.
     """
@@ -58,12 +58,13 @@ class RoundServer:
 
         Args:
             generation: the generation of these rounds.
-            core: a new coordinator, or a recovering one after a restart of this agent.
-            final_round_seconds: maximum time that ranks at the final boundary wait for its commit.
+            core: a new coordinator, or a recovering coordinator after a restart of this agent.
+            final_round_seconds: maximum time for which ranks at the final boundary wait for the commit of the final
+                step.
             now: returns Unix time, for timestamps that users see.
             clock: returns monotonic time in seconds.
-            schedule: the checkpoints that are due by time; None means none.
-            node_bytes: returns the bytes of this node's committed shards. All nodes have about as many.
+            schedule: decides when a checkpoint is due by time; None for no such checkpoints.
+            node_bytes: returns the bytes of this node's committed shards, an estimate for every node.
         """
         self.core = core
         self.schedule = schedule or CheckpointSchedule()
@@ -81,7 +82,7 @@ class RoundServer:
         self._final_timer: asyncio.TimerHandle | None = None
         self._pacing = Pacing.AT_ONCE
         self._refused: list[str] = []
-        """Last logged reasons for abandoning a step. Each change is logged once."""
+        """Reasons for abandoning steps that were logged last. A reason is logged only when it changes."""
 
     def announcement(self) -> Announcement:
         """Return the coordinator's present state as a message for the members."""
@@ -98,13 +99,13 @@ class RoundServer:
             finished=core.is_finished,
             pacing=self._pacing,
             held=core.held,
-            # After a restart, the announcement stays empty until every member has reported.
+            # After a restart, the server announces no steps until every member has reported.
             is_silent=core.is_recovering,
         )
 
     @property
     def ending(self) -> tuple[bool, StopState]:
-        """Whether the rounds are finished, and the state of the agreed stop."""
+        """(whether the rounds are finished, state of the agreed stop)."""
         return self.core.is_finished, self.core.stop_state
 
     def status(self) -> RoundStatus:
@@ -145,24 +146,24 @@ class RoundServer:
             self._apply(self._with_due_checkpoint().report(*rounds))
 
     def keep_distance(self, distance: int) -> None:
-        """Set the minimum distance between later proposals, in steps."""
+        """Set the minimum distance in steps between proposed steps."""
         self._apply(self.core.keep_distance(distance))
 
     def keep_pacing(self, pacing: Pacing) -> None:
-        """Announce the pacing mode with which every node sends replicas from now on."""
+        """Announce the pacing mode, which decides whether the nodes' replicas wait for idle network time."""
         self._pacing = pacing
         self.changed.notify()
 
     def request_checkpoint(self, step: Step) -> None:
-        """Request the upload of the next commit at or after `step`."""
+        """Request that the first commit at or after `step` is uploaded to S3."""
         self._apply(self.core.request_checkpoint(step))
 
     def request_stop(self) -> None:
-        """Ask all ranks to stop at one step."""
+        """Request that all ranks stop at the same step."""
         self._apply(self.core.request_stop())
 
     def halt(self) -> None:
-        """Record that the agents are ending the ranks.
+        """Record that the control plane has ordered the end of the ranks.
 
         If a user requested the stop, this call also starts the upload of the committed step.
         """
@@ -174,9 +175,9 @@ class RoundServer:
             self._final_timer.cancel()
 
     def _with_due_checkpoint(self) -> Coordinator:
-        """Return the rounds with a request for a checkpoint, if one is due by time.
+        """Return the coordinator with a request for a checkpoint, if a checkpoint is due by time.
 
-        Only a commit can become a checkpoint, and commits follow from reports. The server therefore needs no timer.
+        Only a commit can become a checkpoint, and commits result from reports. The server therefore needs no timer.
         """
         core = self.core
         if core.wanted > core.persist or not self.schedule.is_due(self._clock()):

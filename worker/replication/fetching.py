@@ -1,4 +1,4 @@
-"""Fetches a shard from another node that has it in memory. A node does this while it loads a generation.
+"""Fetches a shard from the memory of another node, while this node loads a generation.
 
 Invariant: a sealed slot contains exactly the content and the digest that the plan names.
 """
@@ -26,7 +26,7 @@ from worker.tasks import finish, first_of
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.1
 LOOKS_PER_SILENCE = 4
-"""Number of checks per `silence_seconds` whether bytes of an unfinished chunk have arrived."""
+"""Checks per `silence_seconds` for progress within an unfinished chunk."""
 
 
 async def fetch_shard(
@@ -50,17 +50,16 @@ async def fetch_shard(
         rank: the rank that owns the shard.
         source: origin generation, step and digest from the plan.
         store: this node's slots.
-        keep: contents of this shard that must survive.
+        keep: contents of this shard that the fetch must not overwrite.
         slot_count: maximum slots of this shard on this node.
-        answer_seconds: maximum time for which dialling is retried while the holder rejects the session or does not
-            answer.
+        answer_seconds: maximum time for repeated dials while the holder rejects the session or does not answer.
         silence_seconds: time without any data after which the connection counts as broken.
         arrived: receives progress, see `receive_shard`.
         stream_limit: maximum number of streams.
 
     Raises:
         ShardRejected: the holder lacks the shard, or the received data does not match the digest.
-        NoRoom: this node lacks memory for the slot, or every slot must be kept.
+        NoRoom: this node lacks memory for the slot, or `keep` protects every slot.
         PeerError: the connection broke.
         MalformedMessage: the holder violated the protocol.
         TimeoutError: the holder did not answer in time.
@@ -80,7 +79,7 @@ async def fetch_shard(
             raise ShardRejected(begin.reason)
         named = (rank, source.origin_generation, source.step)
         if not isinstance(begin, BeginShard) or (begin.owner_rank, begin.origin_generation, begin.step) != named:
-            raise MalformedMessage("another shard than the one asked for")
+            raise MalformedMessage("the holder announced another shard than the requested one")
         for number in range(fetch_streams(begin.payload_bytes, stream_limit)):
             try:
                 streams.add(await dialler.stream(session, number))
@@ -88,16 +87,18 @@ async def fetch_shard(
                 if not streams.lines:
                     raise
                 log.warning(
-                    "rank %d is fetched over %d stream%s, not more: %s", rank, number, "s" if number > 1 else "", error
+                    "rank %d is fetched over only %d stream%s: %s", rank, number, "s" if number > 1 else "", error
                 )
                 break
 
         async def told() -> ShardDigests | EndShard:
             message = await session.receive()
             if not isinstance(message, ShardDigests | EndShard) or message.transfer != begin.transfer:
-                raise MalformedMessage(f"{type(message).__name__} where a shard should go on")
+                raise MalformedMessage(
+                    f"{type(message).__name__} received, expected the next digests or the end of the shard"
+                )
             if isinstance(message, EndShard) and message.digest != source.digest:
-                raise MalformedMessage("another shard than the one asked for")
+                raise MalformedMessage("the holder announced another shard than the requested one")
             return message
 
         async def receive() -> None:
@@ -117,7 +118,7 @@ async def fetch_shard(
 
         async def deliver(line: socket.socket) -> None:
             await streams.run(line, receiver.receive)
-            raise PeerLost("the holder has closed a stream")  # The chunks requested over this stream are lost.
+            raise PeerLost("the holder closed a stream")  # The chunks requested over this stream are lost.
 
         await first_of(receive(), *(deliver(line) for line in streams.lines))
     finally:

@@ -1,8 +1,9 @@
-"""Decides when a chunk may leave this node: immediately, at a constant rate, or in the network's idle spans.
+"""Decides when a chunk of a shard may leave this node: immediately, or in the network's idle spans.
 
-All senders of a node share one pacer, because they share the node's link.
+All senders of a node share one pacer, because they share the node's network link.
 
-Invariant: pacing only delays chunks. If training stops, or reports no boundaries, snapshots use the network freely.
+Invariant: pacing delays chunks, but never drops them. If training stops or reports no boundaries, chunks are sent
+without delay.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ If no boundary was reported for this long, training is not iterating, and chunks
 """
 
 SHORT_SECONDS = 0.002
-"""Longest pause that a stream's thread sleeps by itself. The event loop schedules longer pauses.
+"""Longest pause for which a stream's thread sleeps itself. The event loop schedules longer pauses.
 
-On a busy node, the event loop would overrun such a short pause.
+A busy event loop would end such a short pause too late.
 """
 KEPT_TRANSFERS = 32
 ENOUGH_TRANSFERS = 8
 """Number of measurements that `NodePacer` requires before it reports the link's rate."""
 TELLING_BYTES = 64 * 1024
-"""Minimum bytes of a busy period whose rate is measured.
+"""Minimum bytes that a busy period must send for its rate to count.
 
-The rate of a shorter period would depend on the latency instead of the link.
+The rate of a smaller period would depend on the latency instead of the link.
 """
 
 
@@ -47,7 +48,7 @@ class Pacer(Protocol):
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes per chunk. The sender reads it before each chunk, because it may change."""
+        """Bytes per chunk. The sender reads this value before each chunk, because the value may change."""
 
     async def admit(self, bytes_count: int) -> None:
         """Wait until a chunk may be sent. Chunks are admitted in the order of the calls.
@@ -57,16 +58,16 @@ class Pacer(Protocol):
         """
 
     def book(self, bytes_count: int) -> float | None:
-        """Admit a chunk from any thread, without the event loop, if it has at most a short wait.
+        """Reserve a time for a chunk without the event loop, if the chunk has at most a short wait.
 
-        Most chunks directly follow another chunk and are admitted this way.
+        Called in any thread. Most chunks directly follow another chunk and need no `admit`.
 
         Args:
             bytes_count: size of the chunk.
 
         Returns:
-            Seconds until the chunk may be sent, at most `SHORT_SECONDS`. None if the chunk was not admitted; the caller
-                then calls `admit`.
+            Seconds until the chunk may be sent, at most `SHORT_SECONDS`. None if the wait is longer; the caller then
+            calls `admit`.
         """
 
 
@@ -83,7 +84,7 @@ class Transfer(Protocol):
 
 
 class SharedLink:
-    """The use of one link by several transfers (`worker.core.link_use`). Thread-safe.
+    """Measures how several transfers use one network link (`worker.core.link_use`). Thread-safe.
 
     Args:
         clock: monotonic seconds, the same clock as the transfers use.
@@ -96,7 +97,7 @@ class SharedLink:
 
     @property
     def use(self) -> LinkUse:
-        """The measured use of the link until now."""
+        """The measured use of the link until the present time."""
         with self._lock:
             self._use = self._use.until(self._clock())
             return self._use
@@ -116,7 +117,7 @@ class SharedLink:
             return max(1, self._use.sender_count)
 
     def join(self) -> LinkUse:
-        """Add a transfer with data to send. Return the measured use at this moment."""
+        """Add a transfer that now has data to send. Return the measured use at this moment."""
         with self._lock:
             self._use = self._use.joined(self._clock())
             return self._use
@@ -130,7 +131,7 @@ class SharedLink:
     def drain(self, since: float) -> None:
         """Record that a holder has received the last bytes of a transfer.
 
-        The kernel had accepted these bytes at `since`. See `LinkUse.drained`.
+        The kernel accepted these bytes at time `since`. See `LinkUse.drained`.
         """
         with self._lock:
             self._use = self._use.drained(since, self._clock())
@@ -142,7 +143,7 @@ class Unpaced:
     chunk_bytes = MAX_CHUNK_BYTES
 
     def book(self, bytes_count: int) -> float | None:  # noqa: ARG002 — the protocol's
-        """Return 0 (see `Pacer`)."""
+        """Return 0 seconds (see `Pacer`)."""
         return 0.0
 
     async def admit(self, bytes_count: int) -> None:
@@ -151,6 +152,8 @@ class Unpaced:
 
 class SpanPacer:
     """Pacer that sends chunks in the profiled idle spans of an iteration, relative to the last boundary.
+
+    An opening is the next time in an idle span at which a chunk can be sent completely.
 
     Args:
         spans: idle spans of an iteration, in order of time.
@@ -169,8 +172,7 @@ class SpanPacer:
     ) -> None:
         self._windows = [usable(span) for span in spans]
         self.chunk_bytes = chunk_bytes_for(self._windows, link)
-        # After a late wake-up, a chunk may still be sent in the margin between the window and the end of a typical
-        # span.
+        # A chunk that wakes late may still be sent after its window, within the margin up to the end of a typical span.
         self._lateness_seconds = (
             (1 - MU_RATIO) / 2 * statistics.median(span.seconds for span in spans) if spans else 0.0
         )
@@ -181,7 +183,7 @@ class SpanPacer:
         self._free_at = 0.0
         self._turn = asyncio.Lock()
         self._lock = threading.Lock()
-        """Protects `_free_at`, because threads also book chunks."""
+        """Protects `_free_at`, because threads also reserve times for chunks."""
         self._changed = Signal()
 
     def boundary(self, at_seconds: float) -> None:
@@ -196,7 +198,7 @@ class SpanPacer:
             self._changed.notify()
 
     def pause(self) -> None:
-        """Stop waiting for openings until the next boundary, because training is not iterating."""
+        """Stop waiting for openings until the next boundary, because training has stopped iterating."""
         self._boundary_at = None
         self._changed.notify()
 
@@ -210,7 +212,7 @@ class SpanPacer:
                 await self._changed.wait(self._changed.version, wait)
 
     def book(self, bytes_count: int) -> float | None:
-        """Admit the chunk if the open window has room for it (see `Pacer`)."""
+        """Reserve the next opening for the chunk if the wait is short (see `Pacer`)."""
         if self._turn.locked():
             return None
         now = self._clock()
@@ -220,7 +222,7 @@ class SpanPacer:
     def _wait(self, cost: float, asked_at: float, now: float, *, patience_seconds: float) -> float:
         """Return the seconds until the chunk's opening.
 
-        The opening is reserved if the wait is within `patience_seconds`.
+        If the wait is at most `patience_seconds`, the opening is reserved for the chunk.
         """
         with self._lock:
             at = self._opening(cost, asked_at)
@@ -241,10 +243,10 @@ class SpanPacer:
 
 
 class NodePacer:
-    """The pacer that all senders of a node use.
+    """The pacer that all senders of a node use. The node's `Member` owns it.
 
-    It delegates to another pacer, which the node's `Member` replaces after measurements of the job. The `Member` owns
-    the object.
+    The object passes each call to its present pacer. After measurements of the job, the member replaces the present
+    pacer.
 
     Args:
         clock: monotonic seconds.
@@ -262,7 +264,7 @@ class NodePacer:
         """Bytes sent by finished transfers."""
         self._under_way: set[Transfer] = set()
         self._measured: set[Transfer] = set()
-        """Running transfers that were sent unpaced and that the holder has completely verified."""
+        """Running transfers that were sent unpaced and whose bytes the holder has completely verified."""
         self._begun = (0, 0.0)
         """(bytes sent, busy seconds of the link) at the start of the present busy period."""
         self._is_telling = True
@@ -277,8 +279,8 @@ class NodePacer:
     def counted(self, transfer: Transfer) -> Iterator[None]:
         """Count the bytes of a transfer while the context is open, and add them to the node's total afterwards.
 
-        The link is measured per busy period: from the start of the first transfer until no transfer is running. The
-        bytes of a whole busy period are divided by the time in which the link was in use.
+        The link's rate is measured per busy period: from the start of the first transfer until no transfer is running.
+        The rate is the bytes of the whole period divided by the time in which the link was in use.
         """
         if not self._under_way:
             self._begun, self._is_telling = (self._sent_bytes, self.link.use.busy_seconds), True
@@ -298,13 +300,13 @@ class NodePacer:
             self._rates.append(bytes_count / seconds)
 
     def hold(self, pacer: Pacer) -> None:
-        """Switch to another pacer. Chunks that wait for the previous pacer are sent immediately."""
+        """Replace the present pacer. Chunks that wait for the previous pacer are sent immediately."""
         if pacer is not self.current:
             self.pause()
             self.current = pacer
 
     def unpace(self) -> None:
-        """Send every chunk immediately, so that the link can be measured again.
+        """Send every chunk immediately, so that the link's rate can be measured again.
 
         Paced transfers yield no measurements of the link.
         """
@@ -323,15 +325,15 @@ class NodePacer:
 
     @property
     def bytes_per_second(self) -> float | None:
-        """Rate of the link; None before there are `ENOUGH_TRANSFERS` measurements.
+        """Rate of the link in bytes per second; None before there are `ENOUGH_TRANSFERS` measurements.
 
-        It is the fastest recent measurement, because training traffic may have slowed the other transfers.
+        The rate is the fastest recent measurement, because training traffic may have slowed the other transfers.
         """
         return max(self._rates) if len(self._rates) >= ENOUGH_TRANSFERS else None
 
     @property
     def transfer_bytes(self) -> float:
-        """Median bytes of a transfer of one shard to one holder."""
+        """Median bytes of the recent transfers of one shard to one holder."""
         return statistics.median(self._sizes) if self._sizes else 0.0
 
     @property
@@ -340,19 +342,19 @@ class NodePacer:
         return self.current.chunk_bytes
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait for the present pacer (see `Pacer`)."""
+        """Wait until the present pacer admits the chunk (see `Pacer`)."""
         await self.current.admit(bytes_count)
 
     def book(self, bytes_count: int) -> float | None:
-        """Book with the present pacer (see `Pacer`)."""
+        """Reserve a time at the present pacer (see `Pacer`)."""
         return self.current.book(bytes_count)
 
     def boundary(self, at_seconds: float) -> None:
-        """Pass a boundary to the present pacer if that is a `SpanPacer` (see `SpanPacer.boundary`)."""
+        """Inform the present pacer of a boundary if the pacer is a `SpanPacer` (see `SpanPacer.boundary`)."""
         if isinstance(self.current, SpanPacer):
             self.current.boundary(at_seconds)
 
     def pause(self) -> None:
-        """Pause the present pacer if that is a `SpanPacer` (see `SpanPacer.pause`)."""
+        """Pause the present pacer if the pacer is a `SpanPacer` (see `SpanPacer.pause`)."""
         if isinstance(self.current, SpanPacer):
             self.current.pause()

@@ -1,6 +1,6 @@
-"""Serves the sessions that other agents open to this node to replicate or to fetch shards.
+"""Serves the sessions in which other agents send shards to this node or fetch shards from it.
 
-Invariant: there is one replica session per generation and owner. A new session first ends the previous session, so two
+Invariant: one replica session exists per generation and owner. A new session first ends the previous session, so two
 sessions never write the same shard.
 """
 
@@ -51,7 +51,7 @@ MAX_STREAMS = 64
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """An open session, registered so that its streams can find it."""
+    """An open session, registered so that the streams of the session can attach to it."""
 
     peer: NodeId
     receiver: Receiver | None
@@ -62,7 +62,7 @@ class _Open:
     error: Exception | None = None
 
     def fail(self, error: Exception) -> None:
-        """Record the error of a stream or transfer and end the session with it."""
+        """Record the error of a stream or transfer. The session then ends with this error."""
         self.error = self.error or error
         self.trouble.set()
 
@@ -76,7 +76,7 @@ class _Open:
 class ReplicaReceiver:
     """The accepting side of all replica and fetch sessions of one generation, and of their streams.
 
-    The node's `Member` owns it.
+    The node's `Member` owns the object.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class ReplicaReceiver:
 
         Args:
             store: this node's slots.
-            held_ranks: shards of other nodes that the plan places on this node. Replica sessions of other shards are
-                rejected.
-            keep: returns the contents of a shard that must survive, given the newest committed step that its owner has
-                reported.
+            held_ranks: owners of the shards that the plan places on this node. The receiver rejects replica sessions of
+                other owners.
+            keep: returns the contents of a shard that must not be overwritten, given the newest committed step that its
+                owner has reported.
             slot_count: maximum number of slots per shard on this node.
-            take_lines: stores printed lines of an owner's ranks. None: the lines are discarded.
+            take_lines: stores log lines that an owner's ranks have printed. With None, the lines are discarded.
         """
         self._take_lines = take_lines
         self._store = store
@@ -121,7 +121,7 @@ class ReplicaReceiver:
         """
         owner = self._open.get(session.opened.session)
         if owner is None or owner.peer != session.peer or len(owner.streams.lines) >= MAX_STREAMS:
-            raise MalformedMessage("a stream of no session")
+            raise MalformedMessage("a stream names a session that is not open")
         line = session.detach()
         owner.streams.add(line)
         if owner.receiver is None:
@@ -149,7 +149,7 @@ class ReplicaReceiver:
         """
         rank = session.opened.owner_rank
         if rank not in self._held:
-            raise MalformedMessage(f"rank {rank} is not held here")
+            raise MalformedMessage(f"this node is not a holder of rank {rank}")
         task = asyncio.current_task()
         assert task is not None
         earlier = self._sessions.get(rank)
@@ -165,7 +165,7 @@ class ReplicaReceiver:
     async def _serve(
         self, session: Session, receiver: Receiver | None, work: Callable[[_Open], Coroutine[object, object, None]]
     ) -> None:
-        """Run a session's work and let its streams attach. On return, all threads of the session have ended."""
+        """Run the work of a session with its streams. On return, all threads of the session have ended."""
         owner = _Open(session.peer, receiver)
         self._open[session.opened.nonce] = owner
         try:
@@ -213,13 +213,15 @@ class ReplicaReceiver:
                             self._in_turn(owner, taking, partial(self._reserve, session, rank, message))
                         )
                     case _:
-                        raise MalformedMessage(f"{type(message).__name__} where a shard of rank {rank} should begin")
+                        raise MalformedMessage(
+                            f"{type(message).__name__} received, expected the beginning of a shard of rank {rank}"
+                        )
         finally:
             await end(taking, reserving, saying)
 
     @staticmethod
     async def _in_turn(owner: _Open, behind: asyncio.Task[None] | None, work: Callable[[], Awaitable[None]]) -> None:
-        """Run one task of a session after the session's previous task. An error ends the session."""
+        """Run one task of a session after the session's previous task has ended. An error ends the session."""
         try:
             if behind is not None and not behind.done():
                 await asyncio.wait([behind])
@@ -230,7 +232,8 @@ class ReplicaReceiver:
     async def _say_preparing(self, session: Session, rank: Rank) -> None:
         """Send progress messages to the owner while this node creates slots for its shard.
 
-        This node sends no other message in this time. Without progress messages, the owner would drop this holder.
+        This node sends no other message while it creates slots. Without progress messages, the owner would drop this
+        holder from the view.
         """
         while True:
             if not self._store.is_making(rank):
@@ -240,14 +243,14 @@ class ReplicaReceiver:
                 await session.send(PreparingShard())
 
     async def _reserve(self, session: Session, rank: Rank, wanted: ReserveShard) -> None:
-        """Create the slots for this owner's shards in advance, so that the first shard finds its memory allocated."""
+        """Create the slots for this owner's shards before the first shard arrives."""
         try:
             await self._store.reserve(
                 rank, capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash, slot_count=self._slot_count
             )
         except NoRoom as error:
-            # The owner is notified when its first shard is rejected.
-            log.info("no room for the shards of rank %d: %s", rank, error)
+            # The owner learns of the missing memory when this node rejects its first shard.
+            log.info("no memory for the shards of rank %d: %s", rank, error)
         await session.send(ShardReserved(capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash))
 
     async def _take_one(
@@ -292,7 +295,7 @@ class ReplicaReceiver:
         while True:
             wanted = await session.receive()
             if not isinstance(wanted, FetchShard):
-                raise MalformedMessage(f"{type(wanted).__name__} on a fetch session")
+                raise MalformedMessage(f"{type(wanted).__name__} received on a fetch session, expected a request")
             number += 1
             slot = self._store.sealed(wanted.owner_rank, Content(wanted.origin_generation, wanted.step))
             digests = None
@@ -322,5 +325,5 @@ class ReplicaReceiver:
 async def _answer(session: Session) -> ShardWanted | ShardSealed | ShardRefused:
     message = await session.receive()
     if not isinstance(message, ShardWanted | ShardSealed | ShardRefused):
-        raise MalformedMessage(f"{type(message).__name__} where chunks should be asked for")
+        raise MalformedMessage(f"{type(message).__name__} received, expected a request for chunks")
     return message

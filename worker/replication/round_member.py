@@ -1,10 +1,10 @@
-"""Takes part in the rounds of a generation, and relays messages for the nodes below in the tree of agents.
+"""Takes part in the rounds of a generation, and relays the messages of the nodes below it in the tree of agents.
 
-    parent node ◀── own state and reports from below ── RoundMember ◀── RoundReport ── child nodes
-                ── Announcement ──▶ applied on this node, then ──▶
+    parent node ◀── own state and reports from below ── RoundMember ◀── RoundReport ── child nodes ── Announcement ──▶
+    applied on this node, then ──▶
 
 Every node runs a `RoundMember`. Both sides of a connection send a message at least every third of `holder_deadline`,
-and detect silence of the other side. So a silent node is detected even if no data is due to that node.
+and detect silence of the other side. A silent node is therefore detected even if no other node has data for it.
 
 Invariant: the content of a report does not depend on its receiver. Every report is the newest complete state of a node,
 numbered by that node.
@@ -28,14 +28,14 @@ from worker.tasks import Signal, first_of
 
 log = logging.getLogger(__name__)
 COMPANY_SECONDS = 0.02
-"""Seconds for which a non-urgent change waits, so that one message carries several changes.
+"""Seconds for which a non-urgent change waits, so that one message can report several changes.
 
 See docs/design.md#the-tree-of-agents.
 """
 PROGRESS_SECONDS = 0.25
-"""Seconds for which reports of passed boundaries wait, because the coordinator does not need them before the next vote.
+"""Seconds for which reports of passed boundaries wait, because the coordinator needs them only for the next vote.
 
-Usually the next vote is sent sooner, and its message includes the progress. The wait is also limited to
+Usually the next vote is sent sooner, and its message includes the boundaries. The wait is also limited to
 `PROGRESS_RATIO` of the deadline, so that the connection never seems silent.
 """
 PROGRESS_RATIO = 1 / 12
@@ -64,18 +64,18 @@ class RoundMember:
             generation: the generation of these rounds.
             node_id: this node.
             tree: the generation's tree of agents.
-            state: returns the newest state of this node's ranks.
-            hear: receives announcements; called on the loop, must not block.
+            state: returns the newest state of each rank of this node.
+            hear: applies an announcement on this node; called on the event loop, must not block.
             deadline_seconds: time without a message after which a neighbour counts as silent.
             on_silence: called when a neighbour falls silent or sends messages again.
         """
         self.changed = Signal()
-        """Signals a change to report. Code that changes the state of this node's ranks must notify this event."""
+        """Event for changes to report. Code that changes the state of this node's ranks must notify this event."""
         self.silent_since: float | None = None
         """Time at which this node lost its last connection to a node above it, on the loop's clock.
 
-        None while connected. A node above this node may have lost its own connection, and then reports this loss
-        itself. So only a node without any connection upwards must be reported as cut off from the coordinator.
+        None while connected to a node above. If that node loses its own connection, it reports this loss itself. Only a
+        node without any connection upwards therefore reports that it is cut off from the coordinator.
         """
         self._generation = generation
         self._node_id = node_id
@@ -89,7 +89,7 @@ class RoundMember:
         self._deadline = deadline_seconds
         self._on_silence = on_silence
         self.heard_at: dict[NodeId, float] = {}
-        """Time of the last message of each neighbour to this agent process, on the loop's clock."""
+        """Time at which this agent process received the last message of each neighbour, on the loop's clock."""
         self._silent: frozenset[NodeId] = frozenset()
         self._announced = Announcement(
             generation=generation, term=NO_TERM, sequence=0, committed=NONE, proposed=NONE, is_silent=True
@@ -112,7 +112,7 @@ class RoundMember:
 
     @property
     def silent(self) -> frozenset[NodeId]:
-        """Neighbours that have sent messages in this generation, but no message for longer than the deadline."""
+        """Neighbours that have sent a message to this process, but none for longer than the deadline."""
         return self._silent
 
     async def run(
@@ -124,9 +124,8 @@ class RoundMember:
             dial: opens a round session to a node.
             patience_seconds: time for which only the parent is dialled. After that, the nodes above the parent are also
                 dialled.
-            is_restarted: True if an earlier agent process took part. This process does not know which announcements the
-                earlier process received. A parent may have older announcements, so the first announcement must come
-                from the coordinator itself.
+            is_restarted: True if an earlier agent process of this node took part. It may have received newer
+                announcements than the parent. The first announcement must then come from the coordinator itself.
         """
         await first_of(self._take_part(dial, patience_seconds, is_restarted=is_restarted), self._watch())
 
@@ -134,7 +133,7 @@ class RoundMember:
         self, dial: Callable[[NodeId], Awaitable[Session]], patience_seconds: float, *, is_restarted: bool
     ) -> None:
         now = asyncio.get_running_loop().time
-        # A restart of this task has closed the connection.
+        # After a restart of this task, the connection is closed.
         self.silent_since = now() if self.silent_since is None else self.silent_since
         failures = 0
         while True:
@@ -150,8 +149,8 @@ class RoundMember:
                 finally:
                     session.close()
             except (PeerError, ProtocolError) as error:
-                log.info("line to %s: %s", above, error)
-            if self.silent_since is None:  # The attempt established a connection.
+                log.info("no connection to %s for the rounds: %s", above, error)
+            if self.silent_since is None:  # The attempt had established a connection.
                 self.silent_since, failures = now(), 0
             await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
             failures += 1
@@ -160,7 +159,7 @@ class RoundMember:
         """Serve the session of a child node until the connection ends.
 
         Args:
-            session: opened by that node.
+            session: the session that the child node has opened.
 
         Raises:
             MalformedMessage: the child reports for a node that is not below the child, or for ranks of another node.
@@ -187,7 +186,9 @@ class RoundMember:
         while True:
             message = await session.receive()
             if not isinstance(message, Announcement) or message.generation != self._generation:
-                raise MalformedMessage(f"{type(message).__name__} of another kind or generation from {session.peer}")
+                raise MalformedMessage(
+                    f"{session.peer} sent {type(message).__name__}, not an announcement of this generation"
+                )
             self.silent_since = None
             self._heard_from(session.peer)
             self._listened(message)
@@ -195,7 +196,7 @@ class RoundMember:
     def _listened(self, message: Announcement) -> None:
         newest = max((self._known.term, 0), (self._announced.term, self._announced.sequence + 1))
         if (message.term, message.sequence) < newest:
-            return  # Outdated: a newer announcement arrived from another node, or the coordinator has restarted since.
+            return  # The message is outdated: another node sent a newer announcement, or the coordinator has restarted.
         self._begin_term(message.term)
         self._announced = message
         if not message.is_silent:
@@ -209,7 +210,7 @@ class RoundMember:
             self.changed.notify()
 
     async def _announce(self, session: Session) -> None:
-        """Send the newest announcement immediately, after every change, and periodically as a sign of life.
+        """Send the newest announcement to a child: at once, after every change, and periodically as a sign of life.
 
         The first announcement is sent even if it is still empty.
         """
@@ -225,19 +226,19 @@ class RoundMember:
         while True:
             message = await session.receive()
             if not isinstance(message, RoundReport) or message.generation != self._generation:
-                raise MalformedMessage(f"{type(message).__name__} of another kind or generation from {session.peer}")
+                raise MalformedMessage(f"{session.peer} sent {type(message).__name__}, not a report of this generation")
             self._heard_from(session.peer)
             for each in message.nodes:
                 if (
                     each.node_id not in members
                     or not {rank.rank for rank in each.ranks} <= self._tree.ranks[each.node_id]
                 ):
-                    raise MalformedMessage(f"{session.peer} reports ranks of {each.node_id} that it does not speak for")
+                    raise MalformedMessage(f"{session.peer} may not report these ranks of {each.node_id}")
             self._known = self._known.take(*message.nodes)
             self.changed.notify()
 
     def _newest(self) -> Reports:
-        """Return all known reports, including the present state of this node."""
+        """Return the newest report of each node below, and of this node."""
         ranks, own = self._state(), self._known.newest.get(self._node_id)
         if self._known.term != NO_TERM and (own is None or own.ranks != ranks):
             self._sequence += 1
@@ -254,14 +255,14 @@ class RoundMember:
         return send
 
     async def _report(self, send: Send) -> None:
-        """Send new reports upwards. Reports that are not urgent may wait; empty messages are signs of life."""
+        """Send new reports to the node above. Reports without urgency may wait; empty messages are signs of life."""
         now = asyncio.get_running_loop().time
         told, told_at = Reports(), now()
         new_since: float | None = None
         """Time at which the oldest unsent change was noticed."""
         while True:
             seen, newest = self.changed.version, self._newest()
-            # An empty message is due at this time as a sign of life, even without changes.
+            # Without changes, an empty message is due at this time as a sign of life.
             due = told_at + self._deadline / 3
             if news := newest.since(told):
                 new_since = now() if new_since is None else new_since

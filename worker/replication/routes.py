@@ -1,4 +1,4 @@
-"""Chooses the network cards for each stream between two nodes, and skips pairs of cards that fail.
+"""Chooses the pair of network cards for each stream between two nodes, and skips pairs that fail.
 
 A *pair* consists of a card of this node and a card of the peer.
 
@@ -6,8 +6,8 @@ A *pair* consists of a card of this node and a card of the peer.
     stream 1 ─▶ this node's second card, the peer's second      if it fails: the next pairs, then the session's own
     stream 2 ─▶ ...
 
-Invariant: a pair is skipped only after another pair has reached the same peer in the meantime. If no pair reaches the
-peer, the peer is lost, and the cards may be sound. The session's own pair is never skipped.
+Invariant: a pair is skipped only if another pair reaches the same peer. If no pair reaches the peer, the peer is lost,
+and the cards may be sound. The session's own pair is never skipped.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from worker.node.network_cards import NetworkCard
 
 log = logging.getLogger(__name__)
 LEFT_OUT_SECONDS = 60.0
-"""Time for which a pair of local and remote interfaces is skipped after a failed connection.
+"""Seconds for which a pair of network cards is skipped after a failed connection.
 
-Each attempt over a failed pair costs a full handshake timeout.
+Each attempt over a failed pair takes a full handshake timeout.
 """
 Address = tuple[str, int]
 Way = tuple[NetworkCard, Address]
@@ -36,7 +36,7 @@ T = TypeVar("T")
 class Ways:
     """The pairs of network cards for streams to other nodes.
 
-    Each member of a generation has one, and uses it on its event loop.
+    The node's `PeerSessions` owns the object.
 
     Args:
         cards: this node's cards, the card with the node's address first.
@@ -66,7 +66,7 @@ class Ways:
             The result of `dial`.
 
         Raises:
-            PeerError: no pair reaches the peer, or the answering node is not the peer.
+            PeerError: no pair reaches the peer, or another node answers.
         """
         now = asyncio.get_running_loop().time()
         count = math.lcm(len(self._cards), len(addresses))
@@ -89,9 +89,9 @@ class Ways:
     def _leave_out(self, peer: NodeId, lost: Mapping[Way, PeerLost]) -> None:
         now = asyncio.get_running_loop().time()
         for way, error in lost.items():
-            if now >= self._left_out.get(way, -math.inf):  # Do not log a failure that another stream has just logged.
+            if now >= self._left_out.get(way, -math.inf):  # Log a failure only if no other stream has just logged it.
                 log.warning(
-                    "streams to %s leave out %s for %g s: %s",
+                    "streams to %s skip the cards %s for %g s: %s",
                     peer,
                     way[0].name or way[0].address,
                     LEFT_OUT_SECONDS,

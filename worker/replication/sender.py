@@ -1,10 +1,10 @@
 """Sends one owned shard to one of its holders, for the lifetime of the generation.
 
-The sender asks the pure `Shard` which step this holder needs next, and sends that step. When the holder has sealed the
-step, its answer becomes an acknowledgement.
+The sender sends the steps that the pure `Shard` selects for this holder. When the holder has sealed a step, its answer
+counts as an acknowledgement.
 
-Invariant: the holder's silence is measured only while data is due to the holder (`worker.core.silence`). So an idle
-connection never counts as silent.
+Invariant: the sender measures the holder's silence only while it owes the holder data (`worker.core.silence`). An idle
+connection therefore never counts as silent.
 """
 
 from __future__ import annotations
@@ -44,36 +44,34 @@ from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Seconds to wait before the first, second and later dials; the last value repeats."""
+"""Seconds before the first, second and later dials after a failure; the last value repeats."""
 REFUSED_SECONDS = 0.2
 """Seconds to wait after a holder rejected a shard, for example because it had no free slot."""
 FLOW_BYTES_PER_SECOND = 625e6
-"""Minimum rate of a sound link, in bytes per second.
+"""Expected rate of a link before a faster rate was measured, in bytes per second.
 
-This is the limit of AWS for one flow outside a placement group, 5 Gbit/s.
+The value is AWS's limit for one flow outside a placement group, 5 Gbit/s.
 """
 SLOW_RATIO = 0.1
-"""Fraction of the expected rate below which a link counts as slow. The expected rate is the best measured rate."""
+"""Fraction of the best measured rate below which a link counts as slow."""
 SUSPECT_RATIO = 1 / 6
-"""Share of the holder deadline after which a slow transfer makes the link suspected.
+"""Fraction of the holder deadline after which a slow transfer makes the sender suspect the link.
 
-Only the time in which the transfer sends counts.
-
-After the full deadline the link is reported as slow.
+Only the time in which the transfer sends counts. After the full deadline, the agent reports the link as slow.
 """
 TELLING_BYTES = 64 * 1024 * 1024
-"""Minimum size of a transfer whose rate is measured, in bytes. Smaller transfers say little about the link."""
+"""Minimum size of a transfer whose rate is measured, in bytes. The rate of a smaller transfer depends on latency."""
 LOOKS_PER_DEADLINE = 10
-"""Number of silence checks per holder deadline."""
+"""Checks of the holder's silence per holder deadline."""
 
 
 Answer = ShardWanted | ShardSealed | ShardRefused
 Printed = Callable[[int], Awaitable[Tail]]
-"""Returns the lines that this node's ranks have printed, from the given number to the newest."""
+"""Returns the log lines that this node's ranks have printed, from the given line number to the newest line."""
 
 
 class ReplicaSender:
-    """Sends one shard to one holder. The node's `Member` owns it and cancels `run`."""
+    """Sends one shard to one holder. The node's `Member` owns the sender and runs `run` as a task."""
 
     def __init__(
         self,
@@ -86,21 +84,21 @@ class ReplicaSender:
         holder_deadline_seconds: float,
         printed: Printed | None = None,
     ) -> None:
-        """Create the sender; `run` starts it.
+        """Create the sender; `run` connects to the holder.
 
         Args:
             shard: the owned shard to send.
             peer: node that holds a copy of the shard.
             dialler: opens connections to the holder.
             store: this node's slots.
-            pacer: the node's pacer.
-            holder_deadline_seconds: maximum time without progress of a holder to which data is due.
-            printed: returns lines that this node's ranks have printed; the holder receives them before the end of a
-                shard. None means that no lines are sent.
+            pacer: decides when chunks may be sent; shared by all senders of the node.
+            holder_deadline_seconds: maximum seconds without progress, while the holder lacks data.
+            printed: returns log lines of this node's ranks, which the holder receives before the end of a shard. With
+                None, no lines are sent.
         """
         self._printed = printed
         self._held_lines = 0
-        """Number of the first line that this session's holder lacks."""
+        """Number of the first log line that the holder has not received in this session."""
         self.stream_count = StreamCount(limit=OWN_STREAMS)
         self._shard = shard
         self._store = store
@@ -112,33 +110,34 @@ class ReplicaSender:
         self._paused_count = 0
         """Number of streams that wait for the pacer or are being opened.
 
-        While the number is above 0, silence of the holder does not count.
+        While the number is above 0, the holder's silence does not count.
         """
         self._is_verifying = False
-        """True while the own slot is digested before or after a transfer."""
+        """True while this node digests its own slot before or after a transfer."""
         self._transfer = 0
         self.queue: ChunkQueue | None = None
-        """Chunks of the running transfer; None between transfers."""
+        """Queue of the running transfer's chunks; None between transfers."""
         self._best_rate = FLOW_BYTES_PER_SECOND
         self.link = SlowLink()
-        """Limit of the link, and whether it is suspected."""
+        """The limit of a slow link, or of a link that is suspected to be slow."""
         self.line = BrokenLine()
-        """Transfers that broken connections cut short since the last complete transfer."""
+        """Counts the transfers that broken connections cut short since the last complete transfer."""
         self._filled: tuple[int, float] | None = None
-        """(bytes, part seconds) of the running transfer after its first check period.
+        """(bytes, part seconds) that the running transfer had sent at its first check; None before this check.
 
-        By this check the kernel's send buffers are full, so the kernel accepts bytes only as fast as it sends them.
+        From this check on, the kernel's send buffers are full, so the kernel accepts bytes only as fast as it sends
+        them.
         """
         self.streams = Streams()
-        """Streams of the present session, or of the last one."""
+        """Streams of the present session; between sessions, the closed streams of the last session."""
         self._most_streams = self.stream_count.limit
-        """Maximum number of streams that could be opened in this session."""
+        """Maximum number of streams for this session. Lowered when a further stream cannot be opened."""
 
     async def run(self) -> None:
         """Send steps to the holder until cancelled.
 
-        After a broken connection, the sender waits and dials again, without a limit on attempts. After an unexpected
-        exception it also dials again, and counts a failed attempt of the holder.
+        After a broken connection, the sender waits and dials again, without a limit on attempts. An unexpected
+        exception has the same effect.
         """
         await first_of(self._supply(), self._watch())
 
@@ -162,7 +161,7 @@ class ReplicaSender:
                 self._failed(str(error))
                 log.debug("replica session of rank %d to %s: %s", self._shard.rank, self._peer, error)
             except Exception as error:  # A bug in one sender must not stop commits.
-                self._failed(f"sending to it fails here: {error!r}")
+                self._failed(f"sending to this holder raised {error!r}")
                 failures = len(RETRY_SECONDS)
                 log.exception("replica session of rank %d to %s", self._shard.rank, self._peer)
             await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
@@ -172,7 +171,7 @@ class ReplicaSender:
         self._held_lines = 0
         first = await session.receive()
         if not isinstance(first, HolderInventory) or first.owner_rank != self._shard.rank:
-            raise MalformedMessage("a holder that does not begin with its inventory")
+            raise MalformedMessage("the holder's first message is not its inventory")
         self._progress()
         self._shard.inventory(self._peer, first.sealed)
         answers: asyncio.Queue[Answer] = asyncio.Queue()
@@ -189,10 +188,10 @@ class ReplicaSender:
                 case PreparingShard():
                     self._progress()
                 case _:
-                    raise MalformedMessage(f"{type(message).__name__} from a holder")
+                    raise MalformedMessage(f"the holder sent an unexpected {type(message).__name__} message")
 
     async def _feed(self, session: Session, answers: asyncio.Queue[Answer]) -> None:
-        """Send the wanted steps, one shard after another."""
+        """Send the steps that the holder lacks, one after another."""
         shard = self._shard
         reserved: tuple[int, bytes] | None = None
         while True:
@@ -201,7 +200,7 @@ class ReplicaSender:
                 reserved = shard.reserved
                 await session.send(ReserveShard(capacity_bytes=reserved[0], layout_hash=reserved[1]))
             await self._fit(session)
-            # There is no await between the choice of the slot and its first use. Otherwise the slot could be granted
+            # No await separates the choice of the slot from its first use. During an await, the slot could be granted
             # for another step.
             step = shard.wanted(self._peer)
             slot = shard.source(step) if step != NONE else None
@@ -223,15 +222,14 @@ class ReplicaSender:
                 and await self._is_damaged_here(slot)
             ):
                 log.error(
-                    "what rank %d captured of step %d does not hash to its digests in its own slot either: it "
-                    "is given up",
+                    "rank %d: step %d is damaged in this node's own slot too; the step is abandoned",
                     shard.rank,
                     step,
                 )
                 shard.give_up_damaged(step)
             elif isinstance(outcome, ShardRefused):
                 self._failed(f"it refuses step {step}: {outcome.reason}")
-                log.info("%s refuses step %d of rank %d: %s", self._peer, step, shard.rank, outcome.reason)
+                log.info("%s rejects step %d of rank %d: %s", self._peer, step, shard.rank, outcome.reason)
                 await asyncio.sleep(REFUSED_SECONDS)
 
     async def _send(
@@ -239,7 +237,7 @@ class ReplicaSender:
     ) -> ShardSealed | ShardRefused | bool:
         """Send one slot, while it is captured or after it was sealed.
 
-        Return False if the slot was granted again, or if the step that is being captured is no longer expected.
+        Return False if the slot was granted for another step, or if the capture of the step was abandoned.
         """
         self._is_verifying = True
         try:
@@ -308,7 +306,7 @@ class ReplicaSender:
         return outcome
 
     async def _is_damaged_here(self, slot: Slot) -> bool:
-        """Return whether the own slot is damaged, after its replica arrived damaged.
+        """Return whether this node's own slot is damaged. Called after its replica arrived damaged.
 
         A damaged slot is emptied.
         """
@@ -319,28 +317,28 @@ class ReplicaSender:
             self._is_verifying = False
 
     async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
-        """Return as soon as a step that is being captured is no longer expected.
+        """Return as soon as the rank is no longer capturing the step.
 
-        The transfer must then end, because the capture may never finish.
+        The transfer must then end, because the capture may never be completed.
         """
         while self._shard.capturing == step or digests.is_decided:
             await self._shard.changed.wait(self._shard.changed.version)
 
     def is_slow(self, queue: ChunkQueue) -> bool:
-        """Return whether the link was slow for the whole holder deadline."""
+        """Return whether the transfer was slow for the whole holder deadline."""
         return self._crawls(queue, self._deadline)
 
     def _crawls(self, queue: ChunkQueue, seconds: float) -> bool:
         """Return whether the transfer was slow for more than `seconds` of sending time.
 
-        Slow means that the rate was below `SLOW_RATIO` of the expected rate. The sending time is divided among the
-        transfers that share the node's link. The best rate is measured without this division, because the transfers may
-        have used different network paths.
+        A transfer is slow if its rate is below `SLOW_RATIO` of the best rate. Its sending time is divided among the
+        transfers that share the node's link. The best rate was measured without this division, because the transfers
+        may have used different network paths.
         """
         return queue.busy_seconds > seconds and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 
     def _held_to(self, link: SlowLink) -> None:
-        """Apply the link's limit to the streams.
+        """Apply the limit of a slow link to the streams.
 
         The limit is divided by the number of transfers that share the node's link.
         """
@@ -348,13 +346,13 @@ class ReplicaSender:
         self.streams.limit(None if link.limit is None else link.limit / self._pacer.link.sharer_count)
 
     async def _fit(self, session: Session) -> None:
-        """Open or close streams to reach the best number, or as many as can be opened.
+        """Open or close streams to reach the best measured number of streams, as far as streams can be opened.
 
         The first stream uses the session's own pair of network cards. Other streams may use other cards.
         """
         streams = self.streams
         while (count := len(streams.lines)) < min(self.stream_count.count, self._most_streams):
-            beside = int(count > 0)  # Without any stream, silence of the holder counts.
+            beside = int(count > 0)  # While no stream exists, the silence of the holder counts.
             self._paused(beside)
             try:
                 streams.add(await self._dialler.stream(session, count))
@@ -363,7 +361,7 @@ class ReplicaSender:
                     raise
                 several = "s" if count > 1 else ""
                 log.warning(
-                    "rank %d sends to %s over %d stream%s, not more: %s",
+                    "rank %d sends to %s over only %d stream%s: %s",
                     self._shard.rank,
                     self._peer,
                     count,
@@ -376,12 +374,12 @@ class ReplicaSender:
         streams.shrink(self.stream_count.count)
 
     def _measured(self, queue: ChunkQueue) -> None:
-        """Update the measured rates after a finished, unpaced transfer."""
+        """Update the measured rates after a complete, unpaced transfer."""
         size, seconds = queue.taken_bytes, queue.busy_seconds
         self._pacer.measured(queue)
         if size >= TELLING_BYTES and seconds > 0:
             self._best_rate = max(self._best_rate, size / seconds)
-            # A transfer that used fewer streams does not measure this number of streams.
+            # If streams could not be opened, the transfer does not measure the intended number of streams.
             if self.stream_count.count <= self._most_streams:
                 self.stream_count = self.stream_count.measured(size / seconds)
 
@@ -396,7 +394,7 @@ class ReplicaSender:
         self._silence = self._silence.failed(asyncio.get_running_loop().time())
 
     def _cut_short(self, words: str) -> None:
-        """Record a broken connection. The break counts only if a step was due to the holder."""
+        """Record a broken connection. It counts only if the holder still lacked a step."""
         if (step := self._shard.wanted(self._peer)) != NONE:
             self._tell_of(self.line.cut_short(step, words))
 
@@ -408,7 +406,7 @@ class ReplicaSender:
         self._paused_count += count
 
     def check_link(self, queue: ChunkQueue) -> None:
-        """Check the rate of the running transfer. On a slow link, limit it to leave room for training."""
+        """Check the rate of the running transfer, and limit it on a slow link to leave capacity for training."""
         sent, seconds = queue.taken_bytes, queue.part_seconds
         link, filled = self.link, self._filled
         if filled is None and queue.busy_seconds >= self._silence.period_seconds:
@@ -424,13 +422,13 @@ class ReplicaSender:
         self._held_to(link.looked(sent, seconds, sound=SLOW_RATIO * self._best_rate))
 
     async def _watch(self) -> None:
-        """Check the holder periodically."""
+        """Check the holder at regular intervals."""
         while True:
             await asyncio.sleep(self._silence.period_seconds)
             self.check_holder(asyncio.get_running_loop().time())
 
     def check_holder(self, now: float) -> None:
-        """Drop the holder from the view after a holder deadline with due data and without progress."""
+        """Drop the holder from the view if it lacked data and made no progress for the holder deadline."""
         self._silence = self._silence.looked(
             now,
             is_owed=self._shard.is_owed(self._peer),

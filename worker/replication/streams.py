@@ -1,4 +1,4 @@
-"""The data connections of a session. Threads move chunks directly between a slot's memory and a socket.
+"""The data connections (streams) of a session. Threads move chunks directly between a slot's memory and a socket.
 
     session   ── messages ──▶ the agent's loop
     stream 1  ── chunks ────▶ a thread, blocked in the kernel
@@ -38,12 +38,12 @@ from worker.replication.pacing import Pacer, SharedLink
 from worker.tasks import ended
 
 OWN_STREAMS = min(32, os.cpu_count() or 1)
-"""Maximum number of streams that this side opens in a session."""
+"""Maximum number of streams that the dialling side opens in a session."""
 BUFFER_BYTES = 512 * 1024
 """Requested size of the kernel's send and receive buffers of a stream.
 
-Linux doubles the size and includes its own bookkeeping. With automatic buffers of several megabytes, data would leave
-the processor's cache between two copies. To move and verify 1 GiB in both directions over loopback took 441 ms with
+Linux doubles the size for its own bookkeeping. With automatic buffers of several megabytes, data would leave the
+processor's cache between two copies. Moving and verifying 1 GiB in both directions over loopback took 441 ms with
 automatic buffers, and 361 ms with this size. The size suffices for 1 GB/s at a round-trip time of 0.4 ms. Connections
 with a longer round trip use more streams.
 """
@@ -53,28 +53,28 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 Many kernels limit unprivileged processes to 208 KiB and silently reduce larger requests.
 """
 CANCELLED_SECONDS = 0.05
-"""Seconds for which chunks in flight may still be sent after a cancellation, before their connections are cut."""
+"""Seconds for which chunks in flight may still be sent after a cancellation. Then their connections are cut."""
 DRAIN_BYTES = 1024 * 1024
 PROGRESS_SECONDS = 0.05
 """Minimum seconds between two progress reports of a transfer. Each report wakes the event loop."""
 UNSENT_BYTES = 128 * 1024
 """Maximum unsent bytes that the kernel buffers for a paced stream.
 
-A chunk admitted into an idle span is thus sent within this span, or delays the request for the next chunk.
+A chunk that was admitted into an idle span is thus sent within the span. If it is not, it delays the next chunk.
 """
 _TCP_NOTSENT_LOWAT = 25
 _SO_MAX_PACING_RATE = 47
 _LEAST_RATE = 64 * 1024
 """Lowest rate to which a stream is limited, in bytes per second.
 
-The kernel sends one burst and then pauses. With a limit of 1000, a connection was silent for more than ten seconds,
-even after the limit was lifted (Linux 6.18).
+Under a limit, the kernel sends one burst and then pauses. With a limit of 1000, a connection was silent for more than
+ten seconds, even after the limit was lifted (Linux 6.18).
 """
 _UNLIMITED = 2 ** (8 * struct.calcsize("L")) - 1
 
 
 class Payload(Protocol):
-    """Access of the threads to a slot's payload."""
+    """Gives threads access to a slot's payload."""
 
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
         """Return the bytes `start` to `end` of the payload."""
@@ -91,21 +91,21 @@ class Streams:
         """Create the object without streams.
 
         Args:
-            receive_seconds: interval at which a receiving thread reports the received part of a chunk. With None, it
-                reports only whole chunks, which avoids wake-ups.
+            receive_seconds: interval at which a receiving thread reports the received part of a chunk. With None, the
+                thread reports only whole chunks, which causes fewer wake-ups.
         """
         self.lines: list[socket.socket] = []
         self.attached = asyncio.Event()
-        """Set once the session has a stream."""
+        """Set once a stream has been added to the session."""
         self._receive_seconds = receive_seconds
         self._limit: float | None = None
         self._working: dict[socket.socket, asyncio.Future[None]] = {}
-        """Completion of the work of each stream that runs work."""
+        """Future of each stream's running work; streams without work are absent."""
         self._threads: dict[socket.socket, queue.SimpleQueue[Callable[[], None] | None]] = {}
         """Work queue of each stream's thread, for streams that have a thread."""
 
     def add(self, line: socket.socket) -> None:
-        """Add a connected, blocking socket. `close` closes it."""
+        """Add a connected, blocking socket as a stream. `close` closes the socket."""
         for forced, asked in ((_SO_SNDBUFFORCE, socket.SO_SNDBUF), (_SO_RCVBUFFORCE, socket.SO_RCVBUF)):
             try:
                 line.setsockopt(socket.SOL_SOCKET, forced, BUFFER_BYTES)
@@ -140,10 +140,10 @@ class Streams:
     def begin(self, line: socket.socket, work: Callable[[socket.socket], None]) -> asyncio.Future[None]:
         """Start `work` on one stream in the stream's thread.
 
-        The thread is kept for later work: starting a thread costs more than a small transfer.
+        The thread continues to exist for later work, because starting a thread costs more than a small transfer.
 
         Args:
-            line: socket from `lines` whose stream runs no work.
+            line: socket of a stream without running work, from `lines`.
             work: function that may block. It returns or raises soon after the connection is cut.
 
         Returns:
@@ -170,7 +170,7 @@ class Streams:
             try:
                 threading.Thread(target=_work, args=(bodies,), name="everstep-stream", daemon=True).start()
             except RuntimeError as error:
-                raise PeerLost(f"a stream has no thread: {error}") from error
+                raise PeerLost(f"no thread can be started for a stream: {error}") from error
             self._threads[line] = bodies
         self._working[line] = done
         self._threads[line].put(body)
@@ -182,7 +182,7 @@ class Streams:
             done.set_result(None)
         else:
             done.set_exception(error)
-            done.exception()  # mark as retrieved: a cancelled caller does not read it
+            done.exception()  # mark the error as retrieved, because a cancelled caller does not read it
 
     async def cut(self, *lines: socket.socket) -> None:
         """Break each given connection on which a thread is working.
@@ -196,7 +196,7 @@ class Streams:
         await ended(*ends)
 
     def limit(self, bytes_per_second: float | None) -> None:
-        """Limit the total rate of all streams in the kernel, but not below `_LEAST_RATE` per stream.
+        """Limit the total rate of all streams in the kernel, but to no less than `_LEAST_RATE` per stream.
 
         None removes the limit.
         """
@@ -209,11 +209,11 @@ class Streams:
             else max(_LEAST_RATE, int(bytes_per_second / max(1, len(self.lines))))
         )
         for line in self.lines:
-            with contextlib.suppress(OSError):  # the connection is lost; the thread that uses it will notice
+            with contextlib.suppress(OSError):  # the connection is lost; the thread that uses it receives the error
                 line.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("L", rate))
 
     def shrink(self, count: int) -> None:
-        """Close the streams beyond `count`. These streams must run no work."""
+        """Close the streams beyond the first `count`. These streams must run no work."""
         for line in self.lines[count:]:
             self.drop(line)
 
@@ -249,7 +249,7 @@ def _timeval(seconds: float) -> bytes:
 
 
 def _cut(line: socket.socket) -> None:
-    """Wake a thread that is blocked on the connection; all later operations fail."""
+    """Wake the thread that is blocked on the connection, and make all later operations on the connection fail."""
     try:
         line.shutdown(socket.SHUT_RDWR)
     except OSError:
@@ -260,9 +260,9 @@ def _cut(line: socket.socket) -> None:
 
 
 class ChunkQueue:
-    """The wanted chunks of one transfer, shared by the threads of all streams. A free thread takes the next chunk.
+    """The chunks that the receiver of a transfer wants, shared by the threads of all streams. Thread-safe.
 
-    Thread-safe.
+    A free thread takes the next chunk.
 
     Args:
         clock: monotonic seconds.
@@ -280,13 +280,13 @@ class ChunkQueue:
         self._told_at = clock()
         self._left: deque[int] = deque()
         self._open_count = 0
-        """Wanted chunks that the kernel has not completely accepted."""
+        """Wanted chunks that the kernel has not accepted completely."""
         self._working_count = 0
         """Number of streams that are sending a chunk."""
         self._held_count = 0
         """Number of sending streams that the pacer holds back."""
         self._busy_since: LinkUse | None = None
-        """Use of the link at the moment when this transfer last began to have data to send.
+        """The link's use at the moment when this transfer last began to have data to send.
 
         None while the transfer has no data to send.
         """
@@ -299,14 +299,14 @@ class ChunkQueue:
     def busy_seconds(self) -> float:
         """Seconds in which this transfer had data that it was allowed to send.
 
-        Time without data, or with all streams held back by the pacer, does not count, because it shows nothing about
-        the link.
+        Time in which the transfer has no data, or in which the pacer holds all streams back, does not count. It says
+        nothing about the link's rate.
         """
         return self._spent()[0]
 
     @property
     def part_seconds(self) -> float:
-        """Seconds of `busy_seconds`, divided among the transfers that used the link at the same time."""
+        """The seconds in `busy_seconds`, each divided by the number of transfers that used the link at that time."""
         return self._spent()[1]
 
     def _spent(self) -> tuple[float, float]:
@@ -320,7 +320,7 @@ class ChunkQueue:
             )
 
     def _turn(self) -> None:
-        """Start or stop the time measurement when the transfer begins or ceases to have data to send."""
+        """Start or stop the time measurement when the transfer begins or stops to have data to send."""
         is_held = 0 < self._held_count == self._working_count
         is_busy = self._open_count > 0 and not is_held and not self.cancelled.is_set()
         if is_busy and self._busy_since is None:
@@ -332,7 +332,7 @@ class ChunkQueue:
             self._busy_since = None
 
     def add(self, chunks: Sequence[tuple[int, int]]) -> None:
-        """Queue (first, count) ranges of chunks."""
+        """Add (first, count) ranges of chunks to the queue."""
         with self._changed:
             for first, count in chunks:
                 self._left.extend(range(first, first + count))
@@ -382,7 +382,7 @@ class ChunkQueue:
             self._turn()
 
     def taken(self, size: int) -> bool:
-        """Record the number of bytes that the kernel accepted; 0 if it accepted none for `PROGRESS_SECONDS`.
+        """Record how many bytes the kernel accepted; 0 if it accepted none for `PROGRESS_SECONDS`.
 
         Return whether a progress report is due.
         """
@@ -418,8 +418,8 @@ async def send_chunks(
 ) -> None:
     """Send chunks of a payload over all streams.
 
-    Return when the queue is complete and the kernel has accepted its chunks. A cancelled call returns when no thread
-    reads `source` any more. Chunks in flight end soon, or their connections are cut.
+    Return when the queue is complete and the kernel has accepted its chunks. A cancelled call returns after all threads
+    have stopped reading `source`. Chunks in flight may be sent for a short time, then their connections are cut.
 
     Args:
         streams: at least one stream.
@@ -427,7 +427,7 @@ async def send_chunks(
         transfer: number of the transfer in `BeginShard`.
         queue: the chunks that the receiver wants; it may grow meanwhile.
         payload_bytes: size of the whole payload.
-        pacer: asked before each piece. With None, every chunk is sent immediately and in one piece.
+        pacer: admits each piece of a chunk. With None, every chunk is sent immediately and in one piece.
         progress: called on the event loop at most every `PROGRESS_SECONDS`, with the size of the newest piece that the
             kernel accepted.
         paused: called on the loop with +1 when a stream begins to wait for the pacer, and with -1 when the wait ends.
@@ -442,7 +442,7 @@ async def send_chunks(
     def admit(size: int) -> None:
         """Wait in the stream's thread until the pacer admits the piece.
 
-        A cancellation breaks the connection, because the chunk on it stays incomplete.
+        A cancelled wait breaks the connection, because the chunk on this connection stays incomplete.
         """
         if pacer is None:
             return
@@ -459,7 +459,7 @@ async def send_chunks(
             try:
                 asked.result()
             except concurrent.futures.CancelledError as error:
-                raise ConnectionAbortedError("given up between two pieces of a chunk") from error
+                raise ConnectionAbortedError("the transfer was cancelled between two pieces of a chunk") from error
             finally:
                 waiting.discard(asked)
                 loop.call_soon_threadsafe(paused, -1)
@@ -479,7 +479,7 @@ async def send_chunks(
                     _send_all(line, header if begin == start else b"", piece, taken)
             queue.finish()
 
-    lines = streams.lines[: chunk_count(payload_bytes)]  # Use at most as many streams as chunks.
+    lines = streams.lines[: chunk_count(payload_bytes)]  # Use no more streams than there are chunks.
     sending: list[asyncio.Future[None]] = []
     try:
         sending += [streams.begin(line, work) for line in lines]
@@ -499,16 +499,16 @@ async def send_chunks(
 
 
 def _send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callable[[int], None]) -> None:
-    """Send the header and the data without copying.
+    """Send the header and the data without copying them.
 
-    Report the accepted data bytes, and 0 after `PROGRESS_SECONDS` without an accepted byte.
+    Report how many data bytes the kernel accepted, and 0 after `PROGRESS_SECONDS` without an accepted byte.
     """
     sent = -len(header)
     while sent < data.nbytes:
         try:
             with data[max(0, sent) :] as rest:
                 count = line.sendmsg([header[sent:], rest]) if sent < 0 else line.send(rest)
-        except BlockingIOError:  # Timed out. The watcher of the holder decides when to cut the connection.
+        except BlockingIOError:  # The send timed out. `ReplicaSender` decides when to cut the connection.
             taken(0)
             continue
         before, sent = max(0, sent), sent + count
@@ -522,7 +522,7 @@ def _send_all(line: socket.socket, header: bytes, data: memoryview, taken: Calla
 class IncomingShard:
     """The receiving side of one transfer: the missing chunks, and the threads that write them.
 
-    Threads claim chunks. The owner waits for the chunks and closes the object.
+    Threads claim a chunk before they write it. The owner of the object waits for the chunks and closes the object.
     """
 
     def __init__(self, target: Payload, *, transfer: int, payload_bytes: int) -> None:
@@ -536,14 +536,14 @@ class IncomingShard:
         self.transfer = transfer
         self.payload_bytes = payload_bytes
         self.chunk_digests = b""
-        """Expected digests of the announced chunks, from the first chunk on."""
+        """Expected digests of the chunks that the sender has announced, from the first chunk on."""
         self.missing: set[int] = set()
         """Wanted chunks that are not verified yet."""
         self.damaged: set[int] = set()
-        """Chunks that arrived but did not match their digest."""
+        """Chunks that arrived and did not match their digest."""
         self.landed_count = 0
         self.come_bytes = 0
-        """Number of received bytes of all claimed chunks, including incomplete and unverified chunks."""
+        """Received bytes of all claimed chunks, including incomplete and unverified chunks."""
         self._target = target
         self._lock = threading.Lock()
         self._claimed: set[int] = set()
@@ -551,18 +551,21 @@ class IncomingShard:
         self._index: range | None = None
         self._tell: Callable[[int], None] = lambda _: None
         self._told_count = 0
-        """Length of the verified prefix, in chunks, that was last reported."""
+        """Length of the verified prefix, in chunks, at the last report."""
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 
     def name(self, chunk_digests: bytes, missing: Iterable[int]) -> None:
-        """Add the digests of the next chunks, and the wanted chunks among them. Called on the loop."""
+        """Add the digests of the next announced chunks, and the chunks among them that this node lacks.
+
+        Called on the event loop.
+        """
         with self._lock:
             self.chunk_digests += chunk_digests
             self.missing.update(missing)
 
     def follow(self, index: range, notify: Callable[[int], None]) -> None:
-        """Call `notify` with the contiguous verified prefix, immediately and as chunks arrive.
+        """Report the length of the verified prefix to `notify`, now and whenever it grows.
 
         Called on the loop after all digests are announced, and the payload's digest has been verified against them.
 
@@ -587,14 +590,17 @@ class IncomingShard:
             self._tell(chunk_range(count - 1, self.payload_bytes)[1] if count else 0)
 
     def again(self) -> Ranges:
-        """Return the damaged chunks, which the caller requests again, and clear the list. Called on the loop."""
+        """Return the damaged chunks and clear their list. The caller requests these chunks again.
+
+        Called on the event loop.
+        """
         with self._lock:
             damaged = ranges(self.damaged)
             self.damaged.clear()
         return damaged
 
     def claim(self, index: int, size: int) -> memoryview | None:
-        """Reserve a chunk's memory for the calling thread. Return None if the chunk is not wanted.
+        """Reserve a chunk's memory for the calling thread. Return None for a chunk that this node already has.
 
         Thread-safe.
 
@@ -610,7 +616,9 @@ class IncomingShard:
         """
         start, stop = chunk_range(index, self.payload_bytes)
         if start >= stop or size != stop - start:
-            raise MalformedMessage(f"a chunk {index} of {size} bytes in a payload of {self.payload_bytes}")
+            raise MalformedMessage(
+                f"chunk {index} of {size} bytes does not exist in a payload of {self.payload_bytes} bytes"
+            )
         with self._lock:
             if self._is_closed or index not in self.missing or index in self._claimed:
                 return None
@@ -618,7 +626,7 @@ class IncomingShard:
             return self._target.payload(start, stop)
 
     def come(self, size: int) -> None:
-        """Count received bytes of a claimed chunk. Thread-safe."""
+        """Add to the number of received bytes of claimed chunks. Thread-safe."""
         with self._lock:
             self.come_bytes += size
 
@@ -646,7 +654,7 @@ class IncomingShard:
             self._loop.call_soon_threadsafe(self._look)
 
     async def settled(self, silence_seconds: float | None) -> None:
-        """Wait until every missing chunk has arrived, intact or damaged, and the callback of `follow` has been called.
+        """Wait until every missing chunk has arrived, intact or damaged, and `notify` has received the final prefix.
 
         Args:
             silence_seconds: maximum time without any received byte; None means no limit.
@@ -654,19 +662,19 @@ class IncomingShard:
         Raises:
             PeerLost: no byte was received for `silence_seconds`.
         """
-        while len(self.missing) > len(self.damaged):  # `missing` includes the damaged chunks
+        while len(self.missing) > len(self.damaged):  # `missing` still includes the damaged chunks
             before = self.come_bytes
             try:
                 async with asyncio.timeout(silence_seconds):
                     await self._event.wait()
             except TimeoutError as error:
                 if self.come_bytes == before:
-                    raise PeerLost(f"nothing has come for {silence_seconds:g} s") from error
+                    raise PeerLost(f"no data received for {silence_seconds:g} s") from error
             self._event.clear()
-        self._look()  # The call for the last chunk may not have run yet.
+        self._look()  # The report of the last chunk to `notify` may not have run yet.
 
     def shut(self) -> bool:
-        """Reject further claims. Return whether no chunk is claimed."""
+        """Reject further claims. Return True if no chunk is claimed at present."""
         with self._lock:
             self._is_closed = True
             return not self._claimed
@@ -674,7 +682,7 @@ class IncomingShard:
     async def close(self) -> None:
         """Reject further claims and wait until all present claims are released.
 
-        Streams that may be silent for ever must be cut first.
+        The caller must first cut streams that may stay silent for ever.
         """
         while True:
             self._event.clear()
@@ -684,7 +692,7 @@ class IncomingShard:
 
 
 class Receiver:
-    """The destination of chunks that a session's streams receive: at most one transfer at a time."""
+    """The destination of the chunks that a session's streams receive. At most one transfer runs at a time."""
 
     def __init__(self) -> None:
         self.current: IncomingShard | None = None
@@ -704,7 +712,7 @@ class Receiver:
         while _receive_all(line, memoryview(header)):
             transfer, index, size = CHUNK_HEADER.unpack(header)
             if not 0 < size <= MAX_CHUNK_BYTES:
-                raise MalformedMessage(f"a chunk of {size} bytes")
+                raise MalformedMessage(f"a chunk of invalid size: {size} bytes")
             incoming = self.current
             place = incoming.claim(index, size) if incoming is not None and incoming.transfer == transfer else None
             if incoming is None or place is None:  # The transfer has ended, or the chunk is a duplicate.
@@ -723,7 +731,7 @@ def _receive_all(line: socket.socket, view: memoryview, come: Callable[[int], No
     Args:
         line: a blocking socket, optionally with a timeout.
         view: uint8[n].
-        come: called after each read with the number of received bytes.
+        come: called with the number of received bytes after each read.
 
     Returns:
         False if the other side closed the connection before the first byte.

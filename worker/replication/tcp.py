@@ -1,12 +1,13 @@
 """Sessions over TCP (`everstep.protocol.peer_messages` shows the handshake).
 
-A session carries messages on the agent's loop. A stream begins as a session. After the handshake, `detach` returns the
-raw socket for use in a thread (`streams`).
+A session transfers messages on the agent's event loop. A stream begins as a session. After the handshake, `detach`
+returns its raw socket for use in a thread (`streams`).
 
-Invariant: a peer that has not proved its possession of the generation's key can send only the handshake. The length of
+Invariant: a peer can send only the handshake until it has proved that it holds the generation's key. The length of
 every frame is checked before its body is read.
 
-The module has more than 500 lines. Both ends of the handshake and the session that follows it share limits and framing.
+The module has more than 500 lines, because both ends of the handshake and the session after it share limits and
+framing.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ HANDSHAKE_SECONDS = 5.0
 MAX_SESSIONS = 4096
 """Maximum connections of a listener. Further connections are closed unread."""
 MAX_UNPROVEN = 256
-"""Maximum sessions in the handshake.
+"""Maximum number of sessions in the handshake.
 
-Beyond this number, the listener closes the oldest session of the address with the most unproven sessions. So a flood
-from one address evicts only its own sessions.
+Beyond this number, the listener closes the oldest session of the address that has the most sessions in the handshake. A
+flood from one address therefore evicts only its own sessions.
 """
 MAX_HANDSHAKE_BYTES = 4096
 """Maximum message size before both sides are authenticated."""
@@ -62,7 +63,7 @@ Most messages are smaller than this size, so one read often returns several mess
 would double the number of system calls.
 """
 CANCELLED_SECONDS = 0.05
-"""Seconds granted to a message whose sender was cancelled, before the connection is cut."""
+"""Seconds for which a message is still sent after its sender was cancelled. Then the connection is cut."""
 
 
 class TcpSession:
@@ -75,7 +76,7 @@ class TcpSession:
         self._sending = asyncio.Lock()
         self._is_closed = False
         self._sent_count = 0
-        """Messages with a digest that this side has sent."""
+        """Number of messages with a digest that this side has sent."""
         self._received_count = 0
         self._inbox = bytearray()
         """Received bytes of messages that `receive` has not returned yet."""
@@ -88,7 +89,7 @@ class TcpSession:
         self._missing = 0
         """Number of bytes that the awaited message still lacks."""
         self._arrival: asyncio.Future[None] | None = None
-        """Completed when bytes arrive; None while no caller waits."""
+        """Future that completes when bytes arrive; None while no caller waits."""
         self._is_watched = False
         """True while the loop watches the socket for incoming bytes."""
         self.opened = opened
@@ -98,7 +99,7 @@ class TcpSession:
     async def send(self, *messages: Message) -> None:
         """Send messages (see `Session`).
 
-        Each message is sent completely, or the connection is cut, even if the caller is cancelled.
+        Even if the caller is cancelled, each message is sent completely, or the connection is cut.
         """
         async with self._sending:
             data = b"".join(map(frame if self._ahead is None else self._checked_frame, messages))
@@ -126,21 +127,21 @@ class TcpSession:
         Usually the kernel accepts all bytes, which saves an iteration of the event loop.
         """
         if self._is_closed:
-            raise PeerLost(f"the line to {self.peer} is closed")
+            raise PeerLost(f"the connection to {self.peer} is closed")
         try:
             return self.line.send(data)
         except BlockingIOError:
             return 0
         except OSError as error:
             self.close()
-            raise PeerLost(f"the line to {self.peer} is lost: {error}") from error
+            raise PeerLost(f"the connection to {self.peer} is lost: {error}") from error
 
     async def _send_all(self, data: bytes) -> None:
         try:
             await self._loop.sock_sendall(self.line, data)
         except OSError as error:
             self.close()
-            raise PeerLost(f"the line to {self.peer} is lost: {error}") from error
+            raise PeerLost(f"the connection to {self.peer} is lost: {error}") from error
 
     async def receive(self) -> Message:
         """Return the next message (see `Session`)."""
@@ -159,17 +160,17 @@ class TcpSession:
         return message
 
     def _checked_frame(self, message: Message) -> bytes:
-        """Return the frame of a message after the handshake: length, digest, message."""
+        """Return the bytes of a message after the handshake: length, digest, message."""
         data = encode(message)
         checked = self._digest(self._sent_count, data)
         self._sent_count += 1
         return LENGTH.pack(DIGEST_BYTES + len(data)) + checked + data
 
     def _checked(self, content: bytes) -> bytes:
-        """Return the message of such a frame, without its length."""
+        """Verify the digest of a received message, and return the message without the digest."""
         message = content[DIGEST_BYTES:]
         if self._digest(self._received_count, message) != content[:DIGEST_BYTES]:
-            raise MalformedMessage(f"message {self._received_count} of the session does not hash to its digest")
+            raise MalformedMessage(f"message {self._received_count} of the session does not match its digest")
         self._received_count += 1
         return message
 
@@ -177,33 +178,33 @@ class TcpSession:
         return digest(self.opened.nonce + number.to_bytes(8, "big") + data)
 
     def read_ahead(self) -> None:
-        """Read as many bytes per call as are available, from the next read on.
+        """Read as many bytes as are available, from the next read on, and exchange digests with the other side.
 
-        From now on, both sides also send a digest before each message, over the session, the message's number and the
-        message. TCP's own checksum has 16 bits, and a flipped bit in a step or a vote would otherwise be believed.
+        Both sides now send a digest before each message. It covers the session, the message's number and the message.
+        TCP's own checksum has only 16 bits, and would miss some flipped bits in a step or a vote.
 
-        Called after the handshake of a session that will not be detached.
+        Called after the handshake, unless the session becomes a stream.
         """
         self._ahead = memoryview(bytearray(READ_AHEAD_BYTES))
         self._limit = MAX_PEER_MESSAGE_BYTES + DIGEST_BYTES
 
     def _frame_bytes(self) -> int:
-        """Return the length of the next frame, or of its header if that is incomplete."""
+        """Return the length of the next frame, or the header's length while the header is incomplete."""
         if len(self._inbox) < LENGTH.size:
             return LENGTH.size
         (length,) = LENGTH.unpack_from(self._inbox)
         if length > self._limit:
-            raise OversizedMessage(f"a frame of {length} bytes announced; the limit is {self._limit}")
+            raise OversizedMessage(f"the peer announced a frame of {length} bytes; the limit is {self._limit}")
         return LENGTH.size + int(length)
 
     async def _read(self, missing: int) -> None:
         """Wait until more bytes have arrived.
 
-        The loop keeps watching the socket afterwards, because starting and stopping the watch costs more than reading a
-        message.
+        The event loop continues to watch the socket afterwards, because starting and stopping the watch costs more than
+        reading a message.
         """
         if self._is_closed:
-            raise PeerLost(f"the line to {self.peer} is closed")
+            raise PeerLost(f"the connection to {self.peer} is closed")
         self._missing = missing
         arrival = self._arrival = self._loop.create_future()
         self._come()
@@ -212,19 +213,19 @@ class TcpSession:
                 self._loop.add_reader(self.line, self._come)
                 self._is_watched = True
             await arrival
-        except OSError as error:  # The kernel has no resources to watch another socket.
+        except OSError as error:  # The kernel lacks the resources to watch another socket.
             self.close()
-            raise PeerLost(f"the line to {self.peer} is lost: {error}") from error
+            raise PeerLost(f"the connection to {self.peer} is lost: {error}") from error
         finally:
             if self._arrival is arrival:
                 self._arrival = None
             if arrival.done() and not arrival.cancelled():
-                arrival.exception()  # mark as retrieved, even after a cancellation
+                arrival.exception()  # mark the error as retrieved, even after a cancellation
 
     def _come(self) -> None:
         """Read available bytes for the waiting caller.
 
-        If no caller waits, the bytes stay in the kernel, and the full kernel buffer eventually blocks the sender.
+        If no caller waits, the bytes stay in the kernel. The full buffer of the kernel eventually blocks the sender.
         """
         arrival = self._arrival
         if arrival is None or arrival.done():
@@ -240,7 +241,7 @@ class TcpSession:
         except BlockingIOError:
             return
         except OSError as error:
-            arrival.set_exception(PeerLost(f"the line to {self.peer} is lost: {error}"))
+            arrival.set_exception(PeerLost(f"the connection to {self.peer} is lost: {error}"))
             self.close()
         else:
             self._inbox += into[:count]
@@ -257,7 +258,7 @@ class TcpSession:
     def detach(self) -> socket.socket:
         """Return the blocking socket of a stream after its handshake, and end the session.
 
-        Closing the session afterwards does not close the socket.
+        Closing the session later does not close the socket.
         """
         assert self._ahead is None, "what was read ahead would be lost"
         self._unwatch()
@@ -271,7 +272,7 @@ class TcpSession:
             self._is_closed = True
             self._unwatch()
             if self._arrival is not None and not self._arrival.done():
-                self._arrival.set_exception(PeerLost(f"the line to {self.peer} is closed"))
+                self._arrival.set_exception(PeerLost(f"the connection to {self.peer} is closed"))
             self._loop.remove_writer(self.line.fileno())
             self.line.close()
 
@@ -295,7 +296,7 @@ async def dial(
         address: IPv4 address of the peer, from the plan.
         port: TCP port of the peer, from the plan.
         kind: purpose of the session, part of the authenticated handshake.
-        owner_rank: the rank whose shard a replica session transfers; -1 for other kinds.
+        owner_rank: the owner of the shard that a replica session transfers; -1 for other kinds.
         source: this node's network card, to which the socket is bound.
         session: for a stream, the nonce of the session that it belongs to.
 
@@ -310,7 +311,7 @@ async def dial(
     try:
         line = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     except OSError as error:
-        raise PeerLost(f"no line to {peer} can be opened: {error}") from error
+        raise PeerLost(f"no connection to {peer} can be opened: {error}") from error
     opened = Open(
         run=credentials.run,
         generation=credentials.generation,
@@ -332,7 +333,7 @@ async def dial(
         raise PeerLost(f"{peer} at {address}:{port} does not answer: {error or 'timed out'}") from error
     except ProtocolError as error:
         dialled.close()
-        raise PeerRefused(f"{peer} at {address}:{port} does not speak our protocol: {error}") from error
+        raise PeerRefused(f"{peer} at {address}:{port} does not use Everstep's protocol: {error}") from error
     except BaseException:
         dialled.close()
         raise
@@ -344,20 +345,22 @@ async def _prove(session: TcpSession, credentials: Credentials, peer: NodeId) ->
     await session.send(opened)
     challenge = await session.receive()
     if isinstance(challenge, Refused):
-        raise PeerRefused(f"{peer} refuses: {challenge.reason}")
+        raise PeerRefused(f"{peer} rejects this node: {challenge.reason}")
     if not isinstance(challenge, Challenge):
-        raise MalformedMessage("no challenge")
+        raise MalformedMessage("the peer sent no challenge")
     expected = session_mac(credentials.key, "listener", opened, challenge.nonce, challenge.node_id, credentials.job)
     if challenge.node_id != peer or not hmac.compare_digest(challenge.mac, expected):
-        raise PeerRefused(f"who answers as {peer} does not hold the key of generation {credentials.generation}")
+        raise PeerRefused(
+            f"the node that answers as {peer} does not hold the key of generation {credentials.generation}"
+        )
     await session.send(
         Answer(mac=session_mac(credentials.key, "dialler", opened, challenge.nonce, peer, credentials.job))
     )
     verdict = await session.receive()
     if isinstance(verdict, Refused):
-        raise PeerRefused(f"{peer} refuses: {verdict.reason}")
+        raise PeerRefused(f"{peer} rejects this node: {verdict.reason}")
     if not isinstance(verdict, Accepted):
-        raise MalformedMessage("no verdict")
+        raise MalformedMessage("the peer sent no verdict")
     session.addresses = verdict.addresses
     if opened.kind != "stream":
         session.read_ahead()
@@ -367,17 +370,17 @@ Serve = Callable[[TcpSession], Awaitable[None]]
 
 
 def _nobody(origin: str) -> Open:
-    """Return a placeholder for the `Open` message of a peer that has connected but not sent a message yet."""
+    """Return a placeholder for the `Open` message of a peer that has connected and sent nothing yet."""
     return Open(
         run=RunId(""), generation=Generation(0), kind="round", node_id=NodeId(origin), owner_rank=Rank(-1), nonce=b""
     )
 
 
 class PeerListener:
-    """Accepts sessions of the generation that this node is a member of. Rejects and counts all other sessions.
+    """Accepts sessions of the generation to which this node belongs. Rejects and counts all other sessions.
 
-    The agent owns the listener. It calls `admit` when the control plane's Load names a generation, and `revoke` when
-    the agent promises a higher generation.
+    The agent owns the listener. The agent calls `admit` when it loads a generation, and `revoke` when its work for the
+    generation ends.
     """
 
     def __init__(self, node_id: NodeId) -> None:
@@ -385,8 +388,9 @@ class PeerListener:
         self.port = 0
         self.refused_count = 0
         self.promised_run: RunId | None = None
-        """Run of the newest promise, kept after the node's release. Sessions of other generations of this run cause no
-        warning.
+        """Run of the newest promise; stays set after the node's release.
+
+        Rejected sessions of other generations of this run are not logged as warnings.
         """
         self._listening: list[socket.socket] = []
         self._addresses: tuple[tuple[str, int], ...] = ()
@@ -394,7 +398,7 @@ class PeerListener:
         self._serve: Serve | None = None
         self._sessions: dict[asyncio.Task[None], TcpSession] = {}
         self._unproven: dict[TcpSession, str] = {}
-        """Sessions in their handshake with their source addresses, oldest first."""
+        """Sessions in their handshake, with their source addresses, oldest first."""
 
     def start(self, address: str, port: int = 0, *, more_cards: Sequence[NetworkCard] = ()) -> None:
         """Start listening.
@@ -403,7 +407,7 @@ class PeerListener:
             address: the node's address.
             port: port on that address; with 0, the kernel chooses a port.
             more_cards: the node's other network cards, for streams. They use the same port, so that one firewall rule
-                covers all. A card on which listening fails is skipped.
+                covers all cards. A card on which listening fails is skipped.
 
         Raises:
             OSError: the address is not this node's, or the port is in use.
@@ -414,7 +418,7 @@ class PeerListener:
             try:
                 self._addresses += ((card.address, self._listen(card, self.port)),)
             except OSError as error:
-                log.warning("no streams come in over %s, port %d: %s", card.address, self.port, error)
+                log.warning("no streams can arrive over card %s, port %d: %s", card.address, self.port, error)
 
     def _listen(self, card: NetworkCard, port: int) -> int:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -430,7 +434,7 @@ class PeerListener:
         return int(listener.getsockname()[1])
 
     def expect(self, run: RunId) -> None:
-        """Set the run of the newest promise."""
+        """Set the run of the newest promise (`promised_run`)."""
         self.promised_run = run
 
     def admit(self, credentials: Credentials, serve: Serve) -> None:
@@ -463,15 +467,15 @@ class PeerListener:
     def _accept(self, listener: socket.socket) -> None:
         """Accept every waiting connection.
 
-        The event loop calls this synchronously, so a cancellation cannot lose an accepted connection.
+        The event loop calls this method directly and not in a task, so a cancellation cannot lose a connection.
         """
         while True:
             try:
                 line, origin = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError as error:  # No descriptors are left. Waiting connections stay in the backlog.
-                log.error("no session can be accepted for %g s: %s", ACCEPT_RETRY_SECONDS, error)
+            except OSError as error:  # No file descriptors are left. Waiting connections stay in the backlog.
+                log.error("no session is accepted for %g s: %s", ACCEPT_RETRY_SECONDS, error)
                 self._loop().remove_reader(listener)
                 self._loop().call_later(ACCEPT_RETRY_SECONDS, self._listen_again, listener)
                 return
@@ -498,7 +502,7 @@ class PeerListener:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         session = self._sessions.pop(task)
-        session.close()  # A task that was cancelled before its start has not closed the session.
+        session.close()  # A task that was cancelled before it started has not closed its session.
         self._unproven.pop(session, None)
 
     async def _session(self, session: TcpSession) -> None:
@@ -529,7 +533,7 @@ class PeerListener:
     async def _check(self, session: TcpSession) -> Serve:
         opened = await session.receive()
         if not isinstance(opened, Open):
-            raise MalformedMessage(f"a session that begins with {type(opened).__name__}")
+            raise MalformedMessage(f"the session begins with {type(opened).__name__}, not with Open")
         credentials, serve = self._credentials, self._serve
         if (
             credentials is None
@@ -540,7 +544,7 @@ class PeerListener:
             await session.send(Refused(reason=reason))
             raise OtherGeneration(reason) if is_own_run(self.promised_run, opened.run) else PeerRefused(reason)
         if session._is_closed:
-            raise PeerLost("others came in the meantime, more than may be unproven at once")
+            raise PeerLost("too many other sessions are in the handshake")
         tune(session.line, silence_seconds=credentials.silence_seconds)
         nonce = secrets.token_bytes(NONCE_BYTES)
         mac = session_mac(credentials.key, "listener", opened, nonce, self.node_id, credentials.job)
@@ -550,7 +554,8 @@ class PeerListener:
         if not isinstance(answer, Answer) or not hmac.compare_digest(answer.mac, expected):
             await session.send(Refused(reason="the key does not match"))
             raise PeerRefused(f"{opened.node_id} does not hold the key of generation {opened.generation}")
-        if credentials is not self._credentials:  # The agent has promised a higher generation during the handshake.
+        # The agent has promised a higher generation since the handshake began.
+        if credentials is not self._credentials:
             raise PeerRefused("the generation is over")
         await session.send(Accepted(addresses=self._addresses))
         session.opened, session.peer = opened, opened.node_id

@@ -55,16 +55,16 @@ from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 MAX_REPEATS = 3
-"""Maximum number of repeated requests for damaged chunks. After them, the shard is rejected."""
+"""Maximum number of repeated requests for damaged chunks. Then the shard is rejected."""
 CLOSE_SECONDS = 1.0
-"""Seconds for which chunks in flight may still arrive after a transfer has ended, before the streams are cut."""
+"""Seconds for which chunks in flight may still arrive after the end of a transfer. Then the streams are cut."""
 
 
 Arrived = Callable[[SlotFile, SlotHeader, int], None]
-"""Callback that reports how much of a received shard is verified.
+"""Receives reports of how much of a shard is verified.
 
-Its arguments are the slot's file, the header with which it will be sealed, and the length of the verified prefix of the
-payload in bytes. The index and the digests are verified before the first call.
+Its arguments are the slot's file, the header with which the slot will be sealed, and the length in bytes of the
+payload's verified prefix. The index and the digests are verified before the first call.
 """
 
 
@@ -83,9 +83,9 @@ def announcement(slot: SlotHeader, *, transfer: int, committed: Step) -> BeginSh
     """Return the message that announces a slot.
 
     Args:
-        slot: header of the slot, or the header that it will have.
+        slot: header of the slot, or the header with which it will be sealed.
         transfer: number of the transfer, higher than all earlier numbers of the session.
-        committed: the newest committed step that this node has heard of.
+        committed: the newest committed step of the shard, or `NONE`.
 
     Returns:
         The message.
@@ -118,12 +118,12 @@ async def send_shard(
     paused: Callable[[int], None] = lambda _: None,
     before_end: Callable[[], Awaitable[Sequence[Message]]] | None = None,
 ) -> ShardSealed | ShardRefused:
-    """Send a slot that is sealed or will be sealed.
+    """Send a slot that is sealed, or that its rank is still writing.
 
-    The caller must protect the slot: it must be a registered reader of the slot, or have pinned the slot.
+    The caller must protect the slot's content with `SlotStore.reading` or a pin.
 
     Args:
-        session: its other side runs `receive_shard`.
+        session: session to a node that runs `receive_shard`.
         streams: streams of the session.
         answers: returns the receiver's next answer to this transfer.
         file: mapped file of the slot.
@@ -140,7 +140,7 @@ async def send_shard(
 
     Returns:
         The receiver's final answer. If the call is cancelled because the slot was granted again or its capture was
-            abandoned, the caller must send `CancelShard`.
+        abandoned, the caller must send `CancelShard`.
 
     Raises:
         PeerLost: the connection is lost.
@@ -152,9 +152,9 @@ async def send_shard(
     is_ended = False
 
     async def news() -> list[Message]:
-        """Return messages with the digests that became final since the last call.
+        """Return messages with the digests of the chunks that became final since the last call.
 
-        Once the slot is sealed, they include the end of the shard.
+        Once the slot is sealed, the messages include the end of the shard.
         """
         nonlocal named_count, is_ended
         found: list[Message] = []
@@ -177,13 +177,15 @@ async def send_shard(
                 await session.send(*found)
             else:
                 await _wait(digests, seen, paused)
-        await asyncio.Event().wait()  # Wait until the receiver's final answer ends this task.
+        await asyncio.Event().wait()  # The receiver's final answer cancels this task.
 
     async def hear() -> None:
         while isinstance(answer := await answers(), ShardWanted):
             progress(0)
             if not are_within(answer.chunks, named_count):
-                raise MalformedMessage(f"chunks {answer.chunks} wanted of {named_count}")
+                raise MalformedMessage(
+                    f"the receiver requested chunks {answer.chunks}, but only {named_count} were announced"
+                )
             if answer.chunks:
                 queue.add(answer.chunks)
                 is_wanted.set()
@@ -211,8 +213,8 @@ async def send_shard(
 async def _wait(digests: ChunkDigests, seen: int, paused: Callable[[int], None]) -> None:
     """Wait for the next final chunks of the capture.
 
-    `paused` receives +1 before the wait and -1 after it, because the receiver is not silent while the owner has no
-    chunk to send.
+    `paused` receives +1 before the wait and -1 after it. Meanwhile the receiver has no chunk to answer, so its silence
+    must not count.
     """
     paused(1)
     try:
@@ -237,25 +239,25 @@ async def receive_shard(
     """Receive one shard into a slot and seal it.
 
     Args:
-        session: its other side runs `send_shard`; `begin` was read from it.
+        session: session to a node that runs `send_shard`; `begin` was its last message.
         streams: streams of the session; their threads run `receiver.receive`.
         receiver: receiver of these streams.
         begin: the sender's announcement of the shard, not checked yet.
         next_message: returns the sender's next message about this transfer.
         store: this node's slots.
-        keep: contents of this shard that must survive.
+        keep: contents of this shard that must not be overwritten.
         slot_count: maximum slots of this shard on this node.
         silence_seconds: maximum time without any data. None means no limit: the sender paces itself, and the kernel
             detects dead connections.
         arrived: called on the loop as chunks are verified. If given, the index is requested first. The first call
-            follows after the announced digests match the payload's digest.
+            happens after the announced digests match the payload's digest.
 
     Returns:
         The digest of the sealed payload.
 
     Raises:
         ShardRejected: the shard was not sealed; the session can continue.
-        NoRoom: memory for slots does not suffice, or every slot must be kept; the session can continue.
+        NoRoom: the node lacks memory for the slot, or `keep` protects every slot; the session can continue.
         PeerLost: the connection broke. The received chunks are kept in an unsealed slot for the next session.
         MalformedMessage: the sender's messages contradict each other; the connection must be closed.
     """
@@ -291,7 +293,9 @@ async def receive_shard(
 def _check(begin: BeginShard) -> None:
     sizes = 0 < begin.payload_bytes <= begin.capacity_bytes and begin.index_offset >= 0 and begin.index_bytes >= 0
     if not sizes or begin.index_offset + begin.index_bytes > begin.payload_bytes:
-        raise MalformedMessage(f"a shard of {begin.payload_bytes} bytes in {begin.capacity_bytes}")
+        raise MalformedMessage(
+            f"a shard of {begin.payload_bytes} bytes does not fit into a slot of {begin.capacity_bytes} bytes"
+        )
 
 
 async def _take(
@@ -312,24 +316,24 @@ async def _take(
             async with asyncio.timeout(silence_seconds):
                 message = await told()
         except TimeoutError as error:
-            raise PeerLost(f"nothing has been said for {silence_seconds:g} s") from error
+            raise PeerLost(f"the sender sent no message for {silence_seconds:g} s") from error
         known = len(incoming.chunk_digests) // DIGEST_BYTES
         if isinstance(message, EndShard):
             if known != count or shard_digest(incoming.chunk_digests, begin.payload_bytes) != message.digest:
                 raise MalformedMessage(
-                    f"the digest of a shard is not that of its {count} chunks, of which {known} were named"
+                    f"the digest of a shard does not match its {count} chunks, of which {known} were announced"
                 )
             return
         named, rest = divmod(len(message.chunk_digests), DIGEST_BYTES)
         if message.first != known or rest or not 0 < named <= count - known:
             raise MalformedMessage(
-                f"{len(message.chunk_digests)} bytes of digests from chunk {message.first} on, after {known} of {count}"
+                f"{len(message.chunk_digests)} bytes of digests from chunk {message.first}, after {known} of {count}"
             )
         digests = incoming.chunk_digests + message.chunk_digests
         missing = set()
         for index in range(known, known + named):
             if slot.arrived.get(index) != chunk_digest(digests, index):
-                slot.arrived.pop(index, None)  # The chunk in the slot will be overwritten.
+                slot.arrived.pop(index, None)  # The chunk in the slot differs and will be overwritten.
                 missing.add(index)
         missing -= await _copy_unchanged(store, slot, begin, digests, missing)
         incoming.name(message.chunk_digests, missing)
@@ -345,10 +349,10 @@ async def _mend(session: Session, incoming: IncomingShard, silence_seconds: floa
         await incoming.settled(silence_seconds)
         if not incoming.missing:
             return
-        log.warning("%d chunks of transfer %d came damaged", len(incoming.damaged), incoming.transfer)
+        log.warning("%d chunks of transfer %d arrived damaged", len(incoming.damaged), incoming.transfer)
         if repeat < MAX_REPEATS:
             await session.send(ShardWanted(transfer=incoming.transfer, chunks=incoming.again()))
-    raise ShardDamaged("chunks of the payload do not hash to their digests")
+    raise ShardDamaged("chunks of the shard do not match their digests")
 
 
 async def _close(incoming: IncomingShard, streams: Streams, slot: Slot) -> None:
@@ -363,7 +367,7 @@ async def _close(incoming: IncomingShard, streams: Streams, slot: Slot) -> None:
 
 
 async def _under_way(incoming: IncomingShard, streams: Streams) -> None:
-    """Wait for chunks in flight. If a stream receives no bytes within a chunk for too long, close all streams."""
+    """Wait for chunks in flight. If they do not arrive within `CLOSE_SECONDS`, close all streams."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
             await incoming.close()
@@ -377,7 +381,7 @@ async def _copy_unchanged(
 ) -> set[int]:
     """Copy unchanged chunks from the shard's other slots, and verify them like received chunks.
 
-    Return their indices.
+    Return the indices of the copied chunks.
     """
     others = [
         (other, other.digests.known)
@@ -411,7 +415,7 @@ async def _copy_unchanged(
 
 
 def _copy(target: memoryview, source: memoryview) -> None:
-    """Copy without the interpreter lock, which slice assignment would hold."""
+    """Copy without holding the interpreter lock. A slice assignment would hold the lock."""
     size = source.nbytes
     to, out_of = (ctypes.c_char * size).from_buffer(target), (ctypes.c_char * size).from_buffer(source)
     ctypes.memmove(to, out_of, size)

@@ -1,6 +1,7 @@
-"""Interfaces of the network that replication uses: authenticated sessions for messages, and their streams for shards.
+"""Network interfaces for replication: authenticated sessions for messages, and their streams for shards.
 
-Invariant: a `Session` exists only after the other side has proved for this session that it has the generation's key.
+Invariant: a `Session` exists only after the other side has proved, for this session, that it holds the generation's
+key.
 """
 
 from __future__ import annotations
@@ -24,26 +25,27 @@ class Credentials:
     node_id: NodeId
     key: bytes
     silence_seconds: float
-    """Time without an answer of a peer's kernel after which its connection is lost (`worker.node.sockets`)."""
+    """Seconds without an answer of the peer's kernel until the connection counts as lost (`worker.node.sockets`).
+    """
 
     def __repr__(self) -> str:
         return f"Credentials(run={self.run}, generation={self.generation}, node_id={self.node_id})"
 
 
 class Session(Protocol):
-    """An open connection to another agent. Messages arrive in order or not at all."""
+    """An open connection to another agent. Messages arrive in order, or the session fails."""
 
     opened: Open
     """The first message of the dialling side, with the purpose of the session."""
     peer: NodeId
     addresses: tuple[tuple[str, int], ...]
-    """The listener's addresses, one per network card; empty on the listener's side."""
+    """The listener's addresses, one per network card; empty in the listener's own session object."""
 
     async def send(self, *messages: Message) -> None:
         """Send messages in one write, so that the other side wakes up once.
 
         Args:
-            *messages: each has at most `MAX_PEER_MESSAGE_BYTES` when encoded; the other side rejects longer ones.
+            *messages: at most `MAX_PEER_MESSAGE_BYTES` each when encoded; the other side rejects longer messages.
 
         Raises:
             PeerLost: the connection is lost.
@@ -74,7 +76,7 @@ class Dialler(Protocol):
             The session, authenticated on both sides; the caller closes it.
 
         Raises:
-            PeerError: the peer does not answer, or the answering node is not the peer.
+            PeerError: the peer does not answer, or another node answers.
         """
 
     async def stream(self, session: Session, number: int) -> socket.socket:
@@ -88,5 +90,5 @@ class Dialler(Protocol):
             A connected, blocking socket, authenticated on both sides.
 
         Raises:
-            PeerError: the peer does not answer, or the answering node is not the peer.
+            PeerError: the peer does not answer, or another node answers.
         """

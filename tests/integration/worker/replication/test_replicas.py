@@ -1022,7 +1022,7 @@ async def test_a_holder_that_a_bug_keeps_from_everything_leaves_the_view_with_th
     await pair.until(lambda: bug.called_count > 2)
     look(sender, count=LOOKS_PER_DEADLINE + 3)
     assert (pair.shard.view, pair.shard.vote) == (frozenset(), Vote.ACKED)
-    assert pair.shard.holder_troubles == {HOLDER: "sending to it fails here: LookupError('a bug')"}
+    assert pair.shard.holder_troubles == {HOLDER: "sending to this holder raised LookupError('a bug')"}
 
 
 async def test_what_is_sent_measures_the_node_s_link(make: Callable[..., Pair]) -> None:
@@ -1338,7 +1338,7 @@ async def test_a_holder_whose_wire_damages_everything_is_dropped_however_much_is
                     await session.send(ShardWanted(transfer=begin.transfer, chunks=((0, named),)))
                 assert isinstance(await session.receive(), EndShard)
                 await session.send(
-                    ShardRefused(transfer=begin.transfer, reason="chunks of the payload do not hash to their digests")
+                    ShardRefused(transfer=begin.transfer, reason="chunks of the shard do not match their digests")
                 )
         else:
             with session.detach() as line:
@@ -1478,7 +1478,7 @@ async def test_of_a_shard_with_a_damaged_chunk_what_lies_before_it_alone_is_ther
 )
 async def test_what_is_not_there_exactly_is_not_to_be_fetched(pair: Pair, wrong: dict[str, object]) -> None:
     await held_by_the_holder(pair)
-    with pytest.raises(ShardRejected, match="not held here"):
+    with pytest.raises(ShardRejected, match="this node is not a holder of rank"):
         await fetch(pair, **wrong)
     assert pair.owner_store.inventory() == ()
 

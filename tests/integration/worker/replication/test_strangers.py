@@ -82,7 +82,7 @@ async def test_who_is_no_member_is_refused_by_either_side(pair: Pair, who: tcp.C
 
 
 async def test_who_answers_must_be_who_was_called(pair: Pair) -> None:
-    with pytest.raises(PeerRefused, match="who answers as i-other"):
+    with pytest.raises(PeerRefused, match="the node that answers as i-other"):
         await pair.dial(peer=NodeId("i-other"))
     assert await is_alive(pair)
 
@@ -311,7 +311,7 @@ async def test_an_oversized_answer_is_refused_by_the_dialler() -> None:
         return line
 
     answering = asyncio.create_task(answer())
-    with pytest.raises(PeerRefused, match="does not speak our protocol"):
+    with pytest.raises(PeerRefused, match="does not use Everstep's protocol"):
         await tcp.dial(
             credentials(OWNER),
             peer=HOLDER,

@@ -624,7 +624,7 @@ async def test_what_a_rank_wrote_into_another_file_is_not_sealed_as_its_step(
     number, digests = await written(place, 3, monkeypatch)
     place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join([*digests[:3], digests[0]])))
     assert place.shard.vote is Vote.ABANDON
-    assert "made anew" in place.shard.reason
+    assert "replaced during the capture" in place.shard.reason
     assert place.store.shards[RANK][number].file.header.state is not SlotState.SEALED
     await place.lines.close()
 

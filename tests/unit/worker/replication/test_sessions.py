@@ -131,7 +131,7 @@ async def test_a_message_with_a_flipped_bit_ends_the_session() -> None:
             session = TcpSession(other, OPEN, NodeId("i-1"))
             session.read_ahead()
             one.send(data)
-            with pytest.raises(MalformedMessage, match="does not hash to its digest"):
+            with pytest.raises(MalformedMessage, match="does not match its digest"):
                 await session.receive()
 
 
@@ -148,7 +148,7 @@ async def test_a_message_that_is_lost_repeated_or_out_of_order_ends_the_session(
             one.send(b"".join(changed))
             for _ in changed[1:]:
                 assert await session.receive() == SMALL
-            with pytest.raises(MalformedMessage, match="does not hash to its digest"):
+            with pytest.raises(MalformedMessage, match="does not match its digest"):
                 await session.receive()
 
 
