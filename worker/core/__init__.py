@@ -1,4 +1,4 @@
-"""Pure decisions of the agent: slots to overwrite, steps to commit, duties of this node in a generation.
+"""Pure decisions of the agent: which slot to overwrite, which step to commit, and what a node does in a generation.
 
-The modules of this package do no input or output. The rest of `worker` carries their decisions out.
+The modules of this package do no input or output. The other packages of `worker` carry the decisions out.
 """

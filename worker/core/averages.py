@@ -1,8 +1,8 @@
 """Robust averages of durations, and the standard errors of these averages.
 
 The agent averages iteration times with a trimmed mean: the mean of the values without the smallest and the largest
-tenth. A median would ignore an effect in fewer than half of the iterations. A plain mean would be distorted by a single
-outlier.
+tenth. A median would not show an effect in fewer than half of the iterations. A single outlier would distort a plain
+mean.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Sequence
 
 TRIMMED_RATIO = 0.1
-"""Share of the values that the trimmed mean cuts off at each end.
+"""Share of the values that the trimmed mean ignores at each end.
 
-The number of values that are cut off is rounded up. Of three or more values, at least one is cut off at each end.
+The number of ignored values is rounded up. From three or more values, at least one is ignored at each end.
 """
 _MEDIAN_ERROR = 1.2533 * 1.4826
 """Factor for the standard error of a median of n normally distributed values.
@@ -39,9 +39,8 @@ def trimmed_mean(values: Sequence[float]) -> float:
 def trimmed_error(values: Sequence[float]) -> float:
     """Estimate the standard error of a trimmed mean.
 
-    The estimate is the standard deviation of the winsorized values: each value that was cut off is replaced by the
-    nearest value that was kept. The estimate has the unit of the values, and is 0 for a single value. `values` must not
-    be empty.
+    The estimate is the standard deviation of the winsorized values: the nearest remaining value replaces each ignored
+    value. The estimate has the unit of the values, and is 0 for a single value. `values` must not be empty.
 
     Source: Tukey and McLaughlin 1963, https://www.jstor.org/stable/25049278.
     """

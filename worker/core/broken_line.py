@@ -2,9 +2,9 @@
 
     sound ── `CUTS` breaks without a complete step in between ──▶ breaking ── a step arrives in one transfer ──▶ sound
 
-When a connection breaks, the holder keeps the received chunks, and the next transfer continues from there. A single
-break therefore delays a step only briefly. After a series of breaks, steps arrive late or not at all. The owner still
-keeps the holder in its view, because the holder answers.
+When a connection breaks, the holder stores the received chunks, and the next transfer sends only the missing chunks. A
+single break therefore delays a step only briefly. After a series of breaks, steps arrive late or not at all. The holder
+stays in the owner's view, because it answers.
 
 Only a step that arrived in a single transfer proves a sound connection. In a test, a connection was reset ten times per
 second, with a step of 64 MiB every 160 ms. No step took more than three transfers, but a third to a half of the steps
@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from everstep.protocol.ids import Step
 
 CUTS = 3
-"""Number of interrupted transfers after which the connection is reported.
+"""Number of interrupted transfers after which the owner reports the connection.
 
 A restart of the holder's agent interrupts one transfer, and another transfer may break for an unrelated reason. If
-connections break as soon as they are open, three breaks take a few tenths of a second because of the waits before
-reconnecting. The owner therefore reports the connection long before the owner drops the holder from its view
-(`holder_deadline`).
+every connection breaks at once, three breaks take a few tenths of a second. The owner therefore reports the connection
+long before it drops the holder from its view (`holder_deadline`).
 """
 
 
@@ -33,8 +32,8 @@ reconnecting. The owner therefore reports the connection long before the owner d
 class BrokenLine:
     """State of the connection to one holder.
 
-    Each `ReplicaSender` keeps one object and replaces it when the state changes. A new object represents a sound
-    connection.
+    Each `ReplicaSender` stores one object and replaces the object when the state changes. A new object represents a
+    sound connection.
     """
 
     cut_count: int = 0
@@ -45,14 +44,13 @@ class BrokenLine:
     """Cause of the last interruption."""
 
     def cut_short(self, step: Step, words: str) -> BrokenLine:
-        """Record that the connection broke while the holder lacked a step that could be sent."""
+        """Record that the connection broke while the holder lacked a step that the owner could send."""
         return BrokenLine(self.cut_count + 1, step, words)
 
     def arrived(self, step: Step) -> BrokenLine:
-        """Record that the holder has all of `step`.
+        """Record that the holder has received all of `step`.
 
-        If an earlier transfer of this step was interrupted, the arrival of the step proves nothing about the
-        connection.
+        If the transfer of this step was interrupted before, the arrival does not prove a sound connection.
         """
         return self if step == self.step else BrokenLine()
 

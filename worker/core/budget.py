@@ -1,15 +1,15 @@
-"""Decides how often a step is proposed, so that saving stays within the job's limit (`Protection.MaxSlowdown`).
+"""Decides how often a step is proposed, so that snapshots slow training at most by `Protection.MaxSlowdown`.
 
 Iterations in which a snapshot is captured or sent are *loaded*; all others are *quiet*. The cost of a snapshot is the
-extra time of its loaded iterations, compared with quiet iterations. The time for which saving blocked the rank is a
-lower bound of the cost. The interval between two snapshots is chosen so that the cost per iteration of the interval is
-within the limit.
+extra time of its loaded iterations, compared with quiet iterations. The cost is at least the time for which the
+snapshot blocked the rank. The budget chooses the interval between two snapshots so that the cost, spread over the
+interval, is within the limit.
 
-`docs/benchmarks.md` compares the same job without a limit (*Slowdown of a real model*) and with the default limit
-(*Slowdown under a budget*).
+`docs/benchmarks.md` compares a job without a limit (*Slowdown of a real model*) with the same job under the default
+limit (*Slowdown under a budget*).
 
-Invariant: the interval grows only when the cost is too high with statistical confidence, and then to a length that
-makes the cost acceptable with high probability.
+Invariant: the interval grows only when the cost exceeds the limit by `BEYOND_DOUBT` standard errors. The new interval
+then probably keeps the cost within the limit.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from worker.core.averages import trimmed_error, trimmed_mean
 
 KEPT_QUIET, KEPT = 192, 48
-"""Number of recent quiet iterations and of recent snapshots that are stored.
+"""Number of recent quiet iterations, and of recent snapshots, whose measurements are stored.
 
-The list of snapshots is shorter, because snapshots may be far apart and a change of their cost should show soon.
+The list of snapshots is shorter. Snapshots may be far apart, and a change of their cost must become visible soon.
 """
 ENOUGH, LEAST = 32, 8
 """Minimum numbers of samples for a decision about the interval.
@@ -32,18 +32,18 @@ ENOUGH, LEAST = 32, 8
 ENOUGH_QUIET = 16
 """Minimum number of quiet iterations for a comparison with loaded iterations.
 
-With fewer quiet iterations, the cost is the time for which saving blocked the rank.
+With fewer quiet iterations, the estimated cost is the time for which saving blocked the rank.
 """
 GROWTH = 2
-"""Maximum factor by which one decision changes the interval. The cost is measured again afterwards."""
+"""Maximum factor by which one decision changes the interval. The next decision uses new measurements."""
 BEYOND_DOUBT = 2.0
 """Standard errors by which the measured cost must exceed the limit before the interval grows."""
 LIKELY = 1.0
 """Standard errors that are added to the measured cost when a new interval is computed."""
 REST_EVERY = 48
-"""Number of loaded iterations without a quiet one after which one proposal is delayed.
+"""Number of loaded iterations in a row after which one proposal is delayed by an iteration.
 
-The delay yields a quiet iteration for the comparison. A job that otherwise commits every step then commits 98 % of its
+The delay creates a quiet iteration for the comparison. A job that otherwise commits every step then commits 98 % of its
 steps.
 """
 MAX_INTERVAL = 1000
@@ -58,7 +58,7 @@ class Load:
     seconds: float
     """Total duration of the iterations that the snapshot loaded."""
     blocked_seconds: float
-    """Seconds of these iterations in which saving blocked the rank."""
+    """Seconds of these iterations for which saving blocked the rank."""
 
     def and_also(self, seconds: float, blocked_seconds: float) -> Load:
         """Return the load with one more iteration added."""
@@ -67,17 +67,17 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Measurements of the cost of saving, and the resulting interval.
+    """Measurements of the cost of snapshots, and the resulting interval.
 
     The coordinator's node keeps one object per generation.
     """
 
     max_slowdown: float
-    """Allowed cost of saving, as a fraction of the mean iteration."""
+    """Allowed cost of snapshots, as a fraction of the mean iteration."""
     interval: int = 1
     """Iterations from one proposed step to the next."""
     quiet: tuple[float, ...] = ()
-    """Durations in seconds of the newest iterations without any saving."""
+    """Durations in seconds of the newest iterations without any part of a snapshot."""
     snapshots: tuple[Load, ...] = ()
     """The newest complete snapshots. A snapshot counts as complete when the next one begins."""
     newest: Load | None = None
@@ -92,9 +92,9 @@ class Budget:
 
         Args:
             seconds: duration from boundary to boundary.
-            blocked_seconds: part of `seconds` in which saving blocked the rank.
-            is_loaded: a part of a snapshot was captured or sent in the iteration.
-            has_begun: the capture of a snapshot began in the iteration.
+            blocked_seconds: part of `seconds` for which the snapshot blocked the rank.
+            is_loaded: True if a part of a snapshot was captured or sent in the iteration.
+            has_begun: True if the capture of a snapshot began in the iteration.
 
         Returns:
             The budget, with a new interval if the measurements require or allow one.
@@ -102,7 +102,7 @@ class Budget:
         if not is_loaded:
             return replace(self, quiet=(*self.quiet, seconds)[-KEPT_QUIET:], since_rest=0)._settled()
         loaded = replace(self, since_rest=self.since_rest + 1)
-        if not has_begun:  # Data sent before the first snapshot does not count.
+        if not has_begun:  # Data that was sent before the first snapshot of this object does not count.
             return (
                 loaded
                 if self.newest is None
@@ -126,7 +126,7 @@ class Budget:
 
     @property
     def slowdown(self) -> float | None:
-        """Cost of saving at the present interval, as a fraction of the mean iteration.
+        """Cost of snapshots at the present interval, as a fraction of the mean iteration.
 
         None while there are too few measurements.
         """
@@ -147,20 +147,20 @@ class Budget:
                 else replace(self, interval=max(1, least), snapshots=())
             )
         if self._needed(self._cost(-BEYOND_DOUBT)) > max(self.interval, self.iterations_per_snapshot):
-            # Growth is limited relative to the present distance.
+            # The growth is limited relative to the present distance.
             most = GROWTH * max(self.interval, round(self.iterations_per_snapshot))
             return replace(self, interval=min(likely, most), snapshots=())
         return self
 
     def _needed(self, cost: float) -> int:
-        """Return the shortest interval at which snapshots of this cost stay within the limit."""
+        """Return the shortest interval in iterations at which the cost of snapshots stays within the limit."""
         usual = trimmed_mean(self.quiet or [load.seconds / load.iterations for load in self.snapshots])
         return max(1, min(MAX_INTERVAL, math.ceil(cost / (self.max_slowdown * usual) - 1e-9)))
 
     def _cost(self, errors: float) -> float:
-        """Return the cost per snapshot in seconds, `errors` standard errors above the measured value.
+        """Return the cost per snapshot in seconds: the measured cost plus `errors` standard errors.
 
-        The time for which saving blocked the rank has no error and is a lower bound.
+        The cost is at least the time for which snapshots blocked the rank; this time is measured exactly.
         """
         # Audited snapshots are slower; the trimmed mean ignores these outliers.
         held = trimmed_mean([load.blocked_seconds for load in self.snapshots])

@@ -1,6 +1,6 @@
-"""Decides when the next checkpoint is due by time: at a fixed interval, or at one that follows from measured uploads.
+"""Decides when the next checkpoint is due by time: at a fixed interval, or at an interval computed from uploads.
 
-The intervals in steps are not here: the coordinator counts steps itself (`worker.core.rounds`).
+The coordinator itself applies intervals in steps (`worker.core.rounds`).
 
 With an overhead bound, the interval is automatic:
 
@@ -12,14 +12,15 @@ With an overhead bound, the interval is automatic:
     B   bytes that one node uploads per checkpoint
     W   bandwidth budget in bytes per second and node; without a budget the last term is absent
 
-An interval contains one checkpoint, so training would take interval - c without it, and the overhead is
-c / (interval - c). The second term is the interval at which this overhead equals p.
+An interval contains one checkpoint, so training would take interval - c without it, and the overhead is c / (interval -
+c). The second term is the interval at which this overhead equals p.
 
-Source: CheckFreq (Mohan, Phanishayee and Chidambaram, FAST 2021) measures the cost of a checkpoint, spreads it over so
-many iterations that the overhead stays within a bound, and repeats the measurement while the job runs. The bandwidth
+Source: CheckFreq (Mohan, Phanishayee and Chidambaram, FAST 2021) measures the cost of a checkpoint and spreads it over
+enough iterations to keep the overhead within a bound. It repeats the measurement while the job runs. The bandwidth
 budget is Everstep's own.
 
-Invariant: no clock; times are seconds of the caller's monotonic clock. The modelled overhead never exceeds the bound.
+Invariant: the modelled overhead never exceeds the bound. The module reads no clock; all times are seconds of the
+caller's monotonic clock.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from worker.core.rounds import NONE
 KEPT_SHARE = 0.8
 """Weight of the earlier measurements of the pace after each further upload.
 
-The measurements of about five uploads count. One upload may last less than a step, so one measurement proves little.
+With this weight, about five uploads count. One upload may last less than a step, so one measurement shows little.
 """
 
 
@@ -43,10 +44,10 @@ def automatic_interval(
 
     Args:
         upload_seconds: U, duration of the newest upload.
-        cost_seconds: c, training time that the upload cost.
+        cost_seconds: c, training time in seconds that the upload cost.
         node_bytes: B, bytes that one node uploads per checkpoint.
         max_overhead: p, above 0.
-        max_bytes_per_second: W. 0: no budget.
+        max_bytes_per_second: W, bandwidth budget per node; 0 for no budget.
 
     Returns:
         The interval of the module's formula.
@@ -57,13 +58,13 @@ def automatic_interval(
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Steps that training made, and the time that it took."""
+    """A number of training steps, and the seconds that they took."""
 
     steps: float = 0.0
     seconds: float = 0.0
 
     def and_also(self, steps: int, seconds: float) -> Pace:
-        """Return the pace with a further observation."""
+        """Return the sum of this pace and a further observation."""
         return Pace(self.steps + steps, self.seconds + seconds)
 
     def aged(self) -> Pace:
@@ -72,43 +73,43 @@ class Pace:
 
     @property
     def steps_per_second(self) -> float:
-        """The pace; 0 without an observation."""
+        """Training steps per second; 0 without an observation."""
         return self.steps / self.seconds if self.seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSchedule:
-    """The checkpoints of one generation by time, and the measurements that they follow from.
+    """The schedule of one generation's checkpoints by time, with the measurements behind it.
 
     The coordinator's `RoundServer` keeps one object and replaces it with the result of `observe`.
     """
 
     interval_seconds: float = 0.0
-    """Fixed interval; 0 means none."""
+    """Fixed interval in seconds; 0 for no fixed interval."""
     max_overhead: float = 0.0
-    """Overhead bound of the automatic interval; 0 means that the interval is not automatic."""
+    """Overhead bound of the automatic interval, as a fraction of the training time; 0 for no automatic interval."""
     max_bytes_per_second: float = 0.0
-    """Bandwidth budget of one node for the automatic interval; 0 means none."""
+    """Bandwidth budget of one node for the automatic interval, in bytes per second; 0 for no budget."""
     begun_at: float = 0.0
-    """When the newest checkpoint began; before the first, when the job began."""
+    """Time at which the newest checkpoint began. Before the first checkpoint, it is the beginning of the job."""
     marked: Step = NONE
     """Step of the newest checkpoint that this generation began."""
     is_uploading: bool = False
-    """Whether a node uploads a shard."""
+    """True while any node uploads a shard."""
     is_measured: bool = True
-    """Whether the upload of the marked step is complete; True before a step is marked."""
+    """True if the upload of the marked step is complete, or no step is marked yet."""
     upload_seconds: float | None = None
-    """Duration of the newest complete upload of all shards. None before the first."""
+    """Duration of the newest complete upload of all shards, in seconds. None before the first such upload."""
     node_bytes: int = 0
     """Bytes that one node uploads per checkpoint."""
     boundary: Step = NONE
-    """The highest boundary at the last observation; `NONE` before a rank finished a step of this generation."""
+    """The highest boundary at the last observation; `NONE` before a rank has finished a step of this generation."""
     seen_at: float = 0.0
     """Time of the last observation."""
     undisturbed: Pace = field(default_factory=Pace)
-    """Training while no upload runs."""
+    """Pace of training while no upload runs."""
     disturbed: Pace = field(default_factory=Pace)
-    """Training while an upload runs."""
+    """Pace of training while an upload runs."""
 
     def observe(
         self, now: float, *, boundary: Step, persist: Step, is_uploading: bool, stored: Step, node_bytes: int
@@ -116,10 +117,11 @@ class CheckpointSchedule:
         """Return the schedule after an observation of the coordinator's state.
 
         Args:
-            now: seconds.
-            boundary: the highest boundary that a rank of this generation has reached by a step; `NONE` before.
+            now: monotonic time in seconds.
+            boundary: the highest boundary that a rank has reached by a step of this generation; `NONE` before the first
+                step.
             persist: the newest step that is marked for upload; `NONE` if there is none.
-            is_uploading: whether a node is uploading a shard.
+            is_uploading: True if any node is uploading a shard.
             stored: the newest step of which every rank's shard is uploaded; `NONE` if there is none.
             node_bytes: bytes of the committed shards of one node; 0 if unknown.
 
@@ -141,7 +143,7 @@ class CheckpointSchedule:
         return replace(seen, is_uploading=is_uploading, node_bytes=node_bytes or seen.node_bytes)
 
     def is_due(self, now: float) -> bool:
-        """Return whether the next commit should become a checkpoint."""
+        """Return whether the coordinator should mark the next commit as a checkpoint."""
         due_at = self.due_at
         return due_at is not None and due_at <= now and not (self.max_overhead and self.is_uploading)
 
@@ -173,7 +175,7 @@ class CheckpointSchedule:
     def cost_seconds(self) -> float:
         """Training time that the newest upload cost, in seconds.
 
-        Without a measurement of both paces, the upload counts as if no training was possible beside it.
+        Until both paces are measured, the estimate assumes that training stands still during the upload.
         """
         usual, slowed = self.undisturbed.steps_per_second, self.disturbed.steps_per_second
         share = 1.0 if usual <= 0 or self.disturbed.seconds <= 0 else min(1.0, max(0.0, 1 - slowed / usual))

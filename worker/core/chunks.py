@@ -2,11 +2,11 @@
 
 This is GEMINI's traffic scheduling (SOSP'23, section 5, Algorithm 2), with the corrections listed at `partition`.
 
-    profile ──IdleSpan──▶ partition ──ScheduledChunk──▶ how much of a snapshot fits, and when each piece is sent
-                    └───▶ opening ───when───▶ the pacer, chunk by chunk
+    profile ──IdleSpan──▶ partition ──ScheduledChunk──▶ how much of a snapshot fits, and when each piece is sent └───▶
+    opening ───when───▶ the pacer, chunk by chunk
 
-Times are offsets from the boundary at which the iteration begins. The start and end of a span vary from iteration to
-iteration, so chunks are scheduled in its middle part only.
+Times are offsets from the boundary at which the iteration begins. Chunks are scheduled only in the middle part of a
+span, because its start and end vary from iteration to iteration.
 
 Invariant: every byte is scheduled exactly once.
 """
@@ -22,7 +22,7 @@ from everstep.protocol.rank_messages import IdleSpan
 MU_RATIO = 0.85
 """Share of a span's mean length in which chunks may be sent.
 
-GEMINI does not publish its value; its published code uses 0.8 of the shortest span.
+GEMINI's paper does not state its share; its published code uses 0.8 of the shortest span.
 """
 MIN_CHUNK_BYTES = 32 * 1024
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
@@ -34,7 +34,7 @@ The end of a span stays unused if it is shorter than a chunk. Small chunks keep 
 UNIFORM_SHARE = 0.8
 """Share of the iteration in which uniform pacing sends all copies of the snapshot.
 
-The remaining time is needed for digests, votes and the commit.
+The rest of the iteration remains for digests, votes and the commit.
 """
 
 
@@ -64,7 +64,7 @@ class ScheduledChunk:
     """Position of the chunk in the snapshot, in bytes."""
     bytes_count: int
     span: int
-    """Index of the idle span. For a chunk that fits into no span, this is the number of spans."""
+    """Index of the idle span. A chunk that fits into no span has the number of spans as its index."""
     begin_seconds: float
     """Seconds from the boundary to the start of the chunk."""
 
@@ -92,7 +92,7 @@ def partition(
 ) -> tuple[ScheduledChunk, ...]:
     """Fit the copies of a snapshot into the idle spans of one iteration, chunk by chunk.
 
-    The code changes the printed algorithm in four points, and a test shows each:
+    The code differs from the printed algorithm in four points, each with a test:
 
     - A chunk costs f(its own size).
     - The number of copies is a parameter.
@@ -106,13 +106,13 @@ def partition(
         copies: number of copies to send, m - 1; the owner's own copy is not sent.
         buffer_bytes: R, total size of the receiver's buffers.
         buffers: p, number of these buffers; a chunk has at most R/p bytes.
-        bandwidth_bytes_per_second: B.
+        bandwidth_bytes_per_second: B, rate of the link.
         alpha_seconds: start-up time of a chunk.
         mu: used share of a mean span, in (0, 1].
 
     Returns:
         All chunks in order of time. Chunks with span `len(spans)` did not fit; they follow the last span and delay
-            training.
+        training.
 
     Raises:
         ValueError: an argument describes no valid link, buffer or span.
@@ -171,10 +171,10 @@ def uniform(
 
 
 def chunk_bytes_for(windows: Sequence[IdleSpan], link: Link) -> int:
-    """Return the chunk size of which `CHUNKS_PER_SPAN` fit into a typical window.
+    """Return the chunk size in bytes of which `CHUNKS_PER_SPAN` fit into a typical window.
 
-    A window is the usable part of an idle span. The typical window is the weighted median: half of the total window
-    time is in windows of at most this length.
+    A window is the usable part of an idle span. The typical window is the weighted median: windows of at most this
+    length contain half of the total window time.
     """
     half, passed = sum(window.seconds for window in windows) / 2, 0.0
     for length in sorted(window.seconds for window in windows):
@@ -186,7 +186,7 @@ def chunk_bytes_for(windows: Sequence[IdleSpan], link: Link) -> int:
 
 
 def opening(windows: Sequence[IdleSpan], after_seconds: float, cost_seconds: float) -> float | None:
-    """Return when a chunk may be sent, or None if no later window of this iteration suits.
+    """Return when a chunk may be sent, or None if no later window of this iteration has room for the chunk.
 
     A window is the usable part of an idle span. A chunk longer than every window starts at the beginning of the longest
     window, because some contention with training is better than a late snapshot.

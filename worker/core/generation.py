@@ -1,9 +1,9 @@
 """State machine of this node's part in a generation: promise, load, start (docs/design.md#generations).
 
 Invariant: the promised generation only grows. From the moment of the promise, the node acts on no message of a lower
-generation. The machine determines the next task. The agent performs the task and reports the result to the machine. The
-agent reports PROMISED to the control plane only after three facts: the promise is on disk, every old rank is proven to
-have exited, and every old stream is closed.
+generation. The machine determines the next task. The agent performs the task and passes the result to the machine.
+Before the agent reports PROMISED to the control plane, the promise is on disk, all older ranks have provably exited,
+and all older streams are closed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from everstep.protocol.ids import Generation, JobName, RunId
 class Event(StrEnum):
     """The events that change the phase of a member.
 
-    LOAD: A plan arrived.
-    LOADED: Every shard of this node's ranks is verified.
-    LOAD_FAILED: A shard failed verification or could not be fetched.
-    START: Every member of the generation is loaded.
-    EXITED: Every rank on this node has exited.
+    LOAD: A plan arrived. LOADED: Every shard of this node's ranks is verified. LOAD_FAILED: A shard failed verification
+    or could not be fetched. START: Every node of the generation has loaded its shards. EXITED: Every rank on this node
+    has exited.
     """
 
     LOAD = "load"
@@ -86,7 +84,7 @@ class Answer(StrEnum):
     PROMISE = "promise"
     """The Prepare is new.
 
-    The agent records the promise, ends all older ranks and streams, and then reports the promise.
+    The agent stores the promise, ends all older ranks and streams, and then reports the promise.
     """
     REPEAT = "repeat"
     """The node has already promised this generation.
@@ -94,14 +92,14 @@ class Answer(StrEnum):
     The control plane has not received the report of the promise, so the agent sends the report again.
     """
     REFUSE = "refuse"
-    """The Prepare is late: its generation is below the promised one."""
+    """The Prepare is late: its generation is below the promised generation."""
 
 
 def answer_prepare(member: Membership | None, run: RunId, generation: Generation) -> Answer:
     """Return how a node with this membership reacts to a Prepare.
 
     A Prepare for another run is accepted with any generation. Only the fleet table of the control plane assigns nodes
-    to runs, so the node's previous run has ended here.
+    to runs, so the node's previous run has ended on this node.
     """
     if member is None or member.run != run or generation > member.generation:
         return Answer.PROMISE
@@ -111,9 +109,9 @@ def answer_prepare(member: Membership | None, run: RunId, generation: Generation
 def is_own_run(promised: RunId | None, run: RunId) -> bool:
     """Return whether a rejected session comes from the run that this node works for.
 
-    Such a session is merely stale or early, so the agent logs no warning. The generation of the session does not
-    matter. Around a restart, peers may dial for the previous or for the next generation. A replacement node also
-    receives sessions of generations in which it was never a member.
+    Such a session is outdated or early and not suspicious, so the agent logs no warning. The generation of the session
+    does not matter. Around a restart, peers may dial for the previous or for the next generation. A replacement node
+    also receives sessions of generations in which it was never a member.
 
     Args:
         promised: the run of the newest promise; None before the first promise.

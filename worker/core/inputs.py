@@ -1,4 +1,4 @@
-"""Rules for input channels: paths of downloaded files, and eviction from a node's cache. No I/O.
+"""Rules for input channels: where files are stored, and which files are evicted from a node's cache. No I/O.
 
 Invariant: no file of a channel is placed outside the channel's directory, no two files share a path, and no file that a
 run uses is evicted.
@@ -20,19 +20,19 @@ class Misplaced(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HeldFile:
-    """One file in a node's cache of input files."""
+    """One file in the node's cache of input files."""
 
     name: str
     bytes: int
     used_at: float
-    """Time of last use, Unix seconds. The least recently used file is evicted first."""
+    """Unix time of the last use. The least recently used file is evicted first."""
     is_linked: bool
     """True if the directory of a run contains a link to the file. Such a file is never evicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Result of `make_room`: the files to evict, and whether the wanted files fit into the cache afterwards."""
+    """Result of `make_room`: the files to evict, and whether all wanted files then fit into the cache."""
 
     dropped: tuple[str, ...]
     """Names of the files to evict, the least recently used file first."""
@@ -51,7 +51,7 @@ def place_of(key: str, prefix: str) -> PurePosixPath | None:
         The relative path; None for the empty object that the S3 console creates for a folder.
 
     Raises:
-        Misplaced: the key leads out of the directory, or contains a component that is no valid file name.
+        Misplaced: the path would be outside the directory, or a component of the key is no valid file name.
     """
     below = key[len(prefix) :]
     if not below or below.endswith("/"):
@@ -71,7 +71,7 @@ def check_places(places: Sequence[PurePosixPath]) -> None:
         places: the paths of all files of a channel.
 
     Raises:
-        Misplaced: a path is also the folder of another path; the text names both.
+        Misplaced: a path is also the folder of another path; the error text names both.
     """
     files = set(places)
     for place in places:
@@ -85,11 +85,11 @@ def make_room(held: Sequence[HeldFile], wanted: Mapping[str, int], limit_bytes: 
 
     Args:
         held: all files of the cache.
-        wanted: size in bytes of every wanted file by name, whether cached or not.
+        wanted: size in bytes of every wanted file by name, including files that are already cached.
         limit_bytes: maximum size of the cache.
 
     Returns:
-        The evictions. Wanted and linked files are never among them.
+        The files to evict, never a wanted or linked file.
     """
     there = {file.name for file in held}
     total = sum(file.bytes for file in held) + sum(size for name, size in wanted.items() if name not in there)

@@ -1,12 +1,12 @@
 """Decides how many steps ahead of the ranks the coordinator proposes a step.
 
-This distance is the *lead*. All ranks must receive the proposal before they pass the proposed step. A rank that
-receives a proposal too late cannot capture that step, and the round is *late*. With a lead of one, every step can be
-committed; with a lead of two, every second step.
+This number is the *lead*. All ranks must receive the proposal before they pass the proposed step. A rank that receives
+a proposal too late cannot capture that step, and the round is *late*. With a lead of one, every step can be committed;
+with a lead of two, every second step.
 
-A lead that is too short costs one step per late round. A lead that is too long costs steps in every round. So the lead
-grows by one after every late round, and the coordinator tries a shorter lead again soon. If a round is late soon after
-the lead was shortened, the coordinator waits longer before the next attempt.
+A lead that is too short loses one step per late round. A lead that is too long loses steps in every round. The lead
+therefore grows by one after every late round, and the coordinator soon tries a shorter lead again. If a round is late
+soon after the lead was shortened, the coordinator waits longer before the next attempt.
 
 Invariant: if rounds are rarely late, the lead is mostly the shortest possible. If every round is late at some lead, at
 most one round in `MAX_PATIENCE` uses that lead.
@@ -17,16 +17,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 MAX_PATIENCE = 32
-"""Maximum number of clean rounds before the coordinator tries a shorter lead."""
+"""Maximum number of clean (committed) rounds before the coordinator tries a shorter lead."""
 SOON = 2
-"""Number of rounds after the lead was shortened in which a late round counts as a failure of the shorter lead."""
+"""A late round within this number of rounds after the lead was shortened shows that the shorter lead is too short."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """State of the lead: its length, and the number of clean rounds before a shorter lead is tried.
+    """The present lead, and the number of clean rounds before the coordinator tries a shorter lead.
 
-    The coordinator keeps one object per generation. A round is *clean* if its step was committed.
+    The coordinator holds one object per generation. A round is *clean* if its step was committed.
     """
 
     steps: int = 1
@@ -34,7 +34,7 @@ class Lead:
     patience: int = 1
     """Number of clean rounds before the coordinator tries a shorter lead."""
     clean_rounds: int = 0
-    """Clean rounds since the last change of the lead, or since the last late round if that is more recent."""
+    """Clean rounds since the last change of the lead or the last late round, whichever is more recent."""
 
     def late(self) -> Lead:
         """Return the lead after a round in which a rank passed the proposed step before it received the proposal."""

@@ -1,6 +1,6 @@
-"""The newest log lines of a node, which its peers store: rows with consecutive numbers, bounded in bytes. No I/O.
+"""The newest log lines of a node, which its peers store in case the node is lost. No I/O.
 
-A *tail* is the newest part of the log lines of a node's ranks.
+A *tail* is the newest part of the log lines of a node's ranks: numbered lines, with a limit in bytes.
 
 Invariant: the line numbers of a tail have no gaps. New lines that do not follow the last line replace the whole tail.
 When the tail exceeds its size limit, the oldest lines are dropped.
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 TAIL_BYTES: Final = 256 * 1024
-"""Maximum encoded bytes, per rank, of a node's newest lines that its peers store."""
+"""Maximum encoded bytes of a node's newest lines that its peers store, per rank."""
 MESSAGE_BYTES: Final = 256 * 1024
-"""Size at which a message with lines for a peer is complete. The line that reaches this size is included."""
+"""Size in bytes from which a message with lines for a peer is complete, including the line that reaches this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Tail:
 
     @property
     def end(self) -> int:
-        """One more than the number of the last line."""
+        """Number of the last line plus 1."""
         return self.first + len(self.rows)
 
     def extended(self, first: int, rows: Sequence[bytes], *, limit_bytes: int) -> Tail:
@@ -45,11 +45,11 @@ class Tail:
         Args:
             first: number of the first new line. Lines that the tail already has are skipped.
             rows: encoded lines, each with its line feed.
-            limit_bytes: size of the newest lines to keep. Older lines are dropped when the tail exceeds twice this
-                size.
+            limit_bytes: size of the newest lines that always remain. Older lines are dropped when the tail exceeds
+                twice this size.
 
         Returns:
-            The new tail; this object itself if no line is new.
+            The new tail, or this object itself if no line is new.
         """
         if first + len(rows) <= self.end:
             return self
@@ -61,12 +61,12 @@ class Tail:
         return longer.newest(limit_bytes) if longer.size > 2 * limit_bytes else longer
 
     def since(self, number: int) -> Tail:
-        """Return the lines from `number` on."""
+        """Return the tail's lines from `number` on."""
         skipped = min(max(0, number - self.first), len(self.rows))
         return Tail.of(self.first + skipped, self.rows[skipped:]) if skipped else self
 
     def newest(self, limit_bytes: int) -> Tail:
-        """Return the tail's newest lines within `limit_bytes`, but at least its last line."""
+        """Return the newest lines of the tail within `limit_bytes`, but at least the last line."""
         size, count = 0, 0
         for row in reversed(self.rows):
             size += len(row)

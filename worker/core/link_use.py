@@ -1,12 +1,11 @@
-"""Measures how long the transfers of a node use their shared link, in total and per transfer.
+"""Measures how long the transfers of a node use their shared network link, in total and per transfer.
 
-The ranks of a node send at the same boundary, each to its holders. The throughput of the link is the bytes that all of
-them sent, divided by the time in which at least one of them sent. The rate of one transfer is its bytes divided by its
-share of that time. One second shared by four transfers counts as a quarter of a second for each.
+The transfers of all ranks of a node begin at the same boundary. The throughput of the link is the bytes of all
+transfers, divided by the time in which at least one transfer was active. The rate of one transfer is its bytes divided
+by its share of this time. A second that four transfers share counts as a quarter of a second for each transfer.
 
-Every sender updates the measurement many times per second, even if it sends no byte. A gap in these updates means that
-the process itself was stopped (SIGSTOP, a paused host). The kernel may have sent an unknown number of bytes in such a
-gap.
+Every sender updates the measurement many times per second, even without sending. A gap between updates means that the
+process was stopped (SIGSTOP, a paused host). The kernel may have sent an unknown number of bytes in the gap.
 
 Invariant: time is counted only while at least one transfer has data to send and the process runs.
 """
@@ -16,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 STANDSTILL_SECONDS = 1.0
-"""Minimum gap between two updates, during a transfer, that shows that the process was stopped.
+"""Minimum gap between two updates during a transfer that shows that the process was stopped.
 
-Such a gap does not count as link time.
+The gap does not count as link time.
 """
 
 
@@ -29,7 +28,7 @@ class LinkUse:
     at_seconds: float = 0.0
     """Time of this measurement in monotonic seconds.
 
-    While no transfer has data to send, this is the time at which the last transfer stopped sending.
+    While no transfer has data to send, it is the time at which the last transfer stopped sending.
     """
     sender_count: int = 0
     """Number of transfers that have data to send."""
@@ -41,7 +40,7 @@ class LinkUse:
     def until(self, now: float) -> LinkUse:
         """Return the measurement at `now`, without the time in which the process was stopped.
 
-        A `now` before `at_seconds` changes nothing.
+        A value of `now` before `at_seconds` changes nothing.
         """
         passed = now - self.at_seconds
         if not self.sender_count or passed <= 0:
@@ -52,12 +51,12 @@ class LinkUse:
         return replace(self, at_seconds=now, busy_seconds=busy, part_seconds=part)
 
     def joined(self, now: float) -> LinkUse:
-        """Return the measurement at `now`, after one more transfer has begun to have data to send."""
+        """Return the measurement at `now`, with one more transfer that has data to send."""
         counted = self.until(now)
         return replace(counted, at_seconds=max(now, counted.at_seconds), sender_count=counted.sender_count + 1)
 
     def left(self, now: float) -> LinkUse:
-        """Return the measurement at `now`, after one transfer has run out of data to send."""
+        """Return the measurement at `now`, with one transfer fewer that has data to send."""
         counted = self.until(now)
         return replace(counted, sender_count=counted.sender_count - 1)
 

@@ -1,4 +1,4 @@
-"""Decides from evidence of the kernel and of the rank whether a rank ran out of memory. No I/O.
+"""Decides whether a rank ended because it ran out of memory, from evidence of the kernel and of the rank. No I/O.
 
     evidence                                                        certain    source
     the kernel's log reports a kill of this process                 yes        kernel_log
@@ -47,7 +47,7 @@ class KillCounts:
     """Counters of kernel kills for lack of memory. A value is None if the counter cannot be read."""
 
     cgroup: int | None = None
-    """Number of kills in the rank's memory cgroup; None if that cgroup is the whole machine."""
+    """Number of kills in the rank's memory cgroup; None if the rank's cgroup covers the whole machine."""
     node: int | None = None
     """Number of kills on the whole machine."""
 
@@ -69,7 +69,7 @@ UNMEASURED = MemoryUse()
 
 @dataclass(frozen=True, slots=True)
 class LostLoaders:
-    """DataLoader workers of a rank that ended without an exception of their own."""
+    """DataLoader workers of a rank whose end is the rank's last exception."""
 
     pids: tuple[int, ...]
     words: str
@@ -77,10 +77,10 @@ class LostLoaders:
 
 
 def lost_loaders(last_lines: str) -> LostLoaders | None:
-    """Return the DataLoader workers whose end is the rank's last exception, or None if it is another exception.
+    """Return the DataLoader workers whose end caused the rank's last exception, or None for another exception.
 
-    `last_lines` are the last lines of the rank's stderr. `end_of_killed` decides whether the kernel killed the workers
-    for lack of memory.
+    `last_lines` are the last lines of the rank's stderr. Afterwards, `end_of_killed` decides whether the kernel killed
+    the workers for lack of memory.
     """
     line = _last_exception(last_lines)
     found = _LOST_LOADERS.match(line)
@@ -90,17 +90,17 @@ def lost_loaders(last_lines: str) -> LostLoaders | None:
 def end_of_killed(
     before: KillCounts, after: KillCounts, use: MemoryUse, logged_bytes: int | None, loaders: LostLoaders | None = None
 ) -> MemoryEnd | None:
-    """Return how a process that ended by SIGKILL ran out of memory, or None without any evidence of a lack of memory.
+    """Return the strongest evidence that the kernel ended a process with SIGKILL for lack of memory, or None.
 
     Args:
         before: kill counters at some time before the rank ended.
-        after: kill counters after the rank ended. A count that is higher than in `before` is evidence.
+        after: kill counters after the rank ended. A counter that is higher than in `before` is evidence.
         use: the newest measurements before the rank ended.
         logged_bytes: the process's resident memory in the kernel's log (`logged_kill`); None without a log record.
         loaders: the DataLoader workers that ended instead of the rank itself; None if the rank was killed.
 
     Returns:
-        The strongest evidence, with the measurements.
+        The strongest evidence with the measurements; None without evidence.
     """
     if logged_bytes is not None:
         source = MemorySource.KERNEL_LOG
@@ -121,7 +121,7 @@ def end_of_killed(
 
 
 def end_of_raised(last_lines: str, use: MemoryUse) -> MemoryEnd | None:
-    """Return how a rank that ended by an exception ran out of memory, or None if it raised another exception.
+    """Return the evidence that a lack of memory caused a rank's last exception, or None for another exception.
 
     Args:
         last_lines: the last lines of the rank's stderr.
@@ -151,7 +151,7 @@ def logged_kill(log: str, pid: int, since_seconds: float) -> int | None:
     Args:
         log: records of /dev/kmsg, one per line.
         pid: pid of the process that may have been killed.
-        since_seconds: start of the process, in seconds since boot. Older records concern an earlier process with this
+        since_seconds: start of the process, in seconds since boot. Older records are about an earlier process with this
             pid.
 
     Returns:
@@ -173,7 +173,7 @@ def _has_risen(before: int | None, after: int | None) -> bool:
 
 
 def _last_exception(text: str) -> str:
-    """Return the line that names the exception of the last traceback; empty if there is no traceback."""
+    """Return the line with the exception of the last traceback; empty if there is no traceback."""
     _, found, rest = text.rpartition(_TRACEBACK)
     if not found:
         return ""

@@ -1,7 +1,7 @@
-"""Queue of logged values that the agent sends again until the control plane confirms them. Bounded. No I/O.
+"""Queue of logged values, which the agent sends again until the control plane confirms them. No I/O.
 
-Invariant: every logged step has a number that is used only once. A dropped step leaves a gap in the numbers, and the
-receiver counts the gaps.
+Invariant: the queue has at most `MAX_WAITING` logged steps. Every logged step has a number that is used only once. A
+dropped step leaves a gap in the numbers, which the receiver counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_WAITING = 20_000
 MAX_SENT = 1_000
 """Maximum number of logged steps per message."""
 MAX_SENT_VALUES = 10_000
-"""Maximum number of values per message. A single step with more values is sent alone."""
+"""Maximum number of values per message. A step with more values is sent in a message of its own."""
 AGAIN_SECONDS = 5.0
 """Seconds without a confirmation after which a message is sent again.
 
@@ -26,7 +26,7 @@ The control plane stores values once per second.
 
 
 class MetricOutbox:
-    """Values that rank 0 of this node's job has logged and the control plane has not confirmed.
+    """Values of rank 0 that the control plane has not confirmed yet.
 
     An agent has one outbox for its whole lifetime, across generations and jobs.
     """
@@ -60,9 +60,9 @@ class MetricOutbox:
         return len(self._waiting)
 
     def connected(self) -> None:
-        """Record a new connection to the control plane, and make all queued values due again.
+        """Record a new connection to the control plane. All queued values become due again.
 
-        The confirmation of a message on the old connection can no longer arrive.
+        A confirmation on the old connection can no longer arrive.
         """
         self._sent_at = None
 

@@ -27,21 +27,18 @@ from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS, FaultCode, N
 FIRST_SILENT_SECONDS = 60.0
 """Seconds without a finished request after which a disk that never finished a request counts as silent.
 
-Such a disk may be idle, with a driver that shows old finished requests as waiting. The agent writes to the disk when
-the agent starts. The kernel writes such data back after at most 35 s, so a working disk has finished requests within
-this time. Source: Linux, Documentation/admin-guide/sysctl/vm.rst (dirty_expire_centisecs, dirty_writeback_centisecs).
+Such a disk may be idle, while its driver wrongly shows finished requests as waiting. The agent writes to the disk when
+it starts. The kernel writes this data back after at most 35 s, so a working disk has finished a request by then.
+Source: Linux, Documentation/admin-guide/sysctl/vm.rst (dirty_expire_centisecs, dirty_writeback_centisecs).
 """
 XID_SECONDS = 600.0
-"""Time for which an Xid error is reported. Longer effects of the error show as `gpu_lost` or `gpu_ecc`."""
+"""Seconds for which an Xid error is reported. Lasting effects of the error are reported as `gpu_lost` or `gpu_ecc`."""
 THROTTLED_SECONDS = 10.0
 NIC_ERRORS = 100
 WINDOW_SECONDS = 60.0
 LOW_MEMORY_SHARE = 0.02
 LOW_SECONDS = 5.0
-"""Minimum duration of a memory shortage that is reported.
-
-A process that allocates much memory and ends soon afterwards is no fault.
-"""
+"""Minimum duration of a reported memory shortage. A process that briefly allocates much memory is no fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +50,7 @@ class GpuFacts:
     xids: tuple[int, ...] = ()
     """Xid errors since the last reading.
 
-    A stub, which simulates GPUs from a file, reports its configured errors at every reading.
+    A simulated GPU reports its configured errors at every reading.
     """
     ecc_uncorrectable: int = 0
     """Uncorrectable memory errors since the driver was loaded."""
@@ -97,11 +94,11 @@ class DiskWait:
     least_waiting: int | None
     """Minimum number of waiting requests over all readings at which the volume was idle or had made progress.
 
-    Some drivers lose count and show finished requests as waiting for ever. So requests count as waiting only if their
-    number is higher than this. The value is None until a finished request has been observed.
+    Some drivers count finished requests as waiting for ever. Requests therefore count as waiting only if their number
+    exceeds this minimum. The value is None until a finished request has been observed.
     """
     since: float | None
-    """Monotonic time at which the volume last made progress while requests waited; None while no request waits."""
+    """Monotonic time of the volume's last progress while requests waited; None while no request waits."""
 
     @property
     def limit_seconds(self) -> float:
@@ -123,8 +120,7 @@ class DiskFacts:
     least_bytes: int
     """Free bytes below which the file system counts as full."""
     queue: DiskQueue | None = None
-    """Request counts of the underlying volume; None if the file system is on no volume of this node, or if the counts
-    cannot be read.
+    """Request counts of the underlying volume; None if the counts cannot be read, or without a local volume.
     """
 
 
@@ -140,7 +136,7 @@ class NodeFacts:
     memory_total_bytes: int = 0
     memory_available_bytes: int = 0
     kill_count: int | None = None
-    """Counter of processes that the kernel killed for lack of memory; None if the counter cannot be read."""
+    """Number of processes that the kernel has killed for lack of memory; None if the counter cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +144,7 @@ class NodeHealth:
     """The present faults of a node, and the state that `judge` needs for the next reading."""
 
     xids: Mapping[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
-    """Monotonic time of the last report of each (GPU index, Xid)."""
+    """Monotonic time at which each (GPU index, Xid) was last reported by the driver."""
     slowed_since: Mapping[int, float] = field(default_factory=dict[int, float])
     seen_up: frozenset[str] = frozenset()
     errors: Mapping[str, tuple[tuple[float, int], ...]] = field(
@@ -158,7 +154,7 @@ class NodeHealth:
     kills: tuple[tuple[float, int], ...] = ()
     low_since: float | None = None
     waits: Mapping[str, DiskWait] = field(default_factory=dict[str, DiskWait])
-    """The `DiskWait` of each volume, by path of the file system."""
+    """The `DiskWait` of each volume. The key is the path of the file system."""
     faults: tuple[NodeFault, ...] = ()
 
 
@@ -166,8 +162,8 @@ def judge(before: NodeHealth, facts: NodeFacts) -> NodeHealth:
     """Return the node's health after one more reading.
 
     Args:
-        before: the result of the last call; a new `NodeHealth` for the first.
-        facts: a reading, later than the last one.
+        before: the result of the last call; a new `NodeHealth` for the first call.
+        facts: a reading that is later than the reading of the last call.
 
     Returns:
         The state for the next call, with the present faults, GPUs first.
@@ -248,8 +244,8 @@ def _of_links(
 def _wait(before: DiskWait | None, queue: DiskQueue, now: float) -> DiskWait:
     """Return the volume's `DiskWait` after one more reading.
 
-    If requests wait at two readings and none was finished in between, at least one request has waited for the whole
-    time between the readings.
+    If requests wait at two readings and the volume finished none in between, at least one request has waited for the
+    whole time.
     """
     finished, waiting = queue.finished_count, queue.waiting_count
     least = before.least_waiting if before is not None else None
@@ -301,7 +297,7 @@ def _fault(code: FaultCode, message: str, device: str) -> NodeFault:
 def _window(before: tuple[tuple[float, int], ...], now: float, count: int) -> tuple[tuple[float, int], ...]:
     """Return the readings of the last `WINDOW_SECONDS`.
 
-    A counter that decreased was reset, so its older readings are dropped.
+    A decreased counter was reset, so older readings are dropped.
     """
     kept = before if not before or before[-1][1] <= count else ()
     return (*((at, seen) for at, seen in kept if now - at <= WINDOW_SECONDS), (now, count))

@@ -1,11 +1,10 @@
 """Everstep's own measurements of a job's iterations, published next to the values that the script logs. No I/O.
 
-    Boundary, Captured ──▶ OwnMetrics ──at most every PERIOD_SECONDS──▶ one set of values
-                                            rank 0's node: a MetricPoint, numbered and stored
-                                            every node: the newest set, in its report
+    Boundary, Captured ──▶ OwnMetrics ──at most every PERIOD_SECONDS──▶ one set of values rank 0's node: a MetricPoint,
+    numbered and stored every node: the newest set, in its report
 
-The control plane adds the measurements of all nodes to each point of rank 0's node. On each node only the first rank
-reports, because collectives make the iterations of all ranks equally long.
+The control plane adds the measurements of all nodes to each point of rank 0's node. On each node, only the first rank's
+iterations are measured, because collective operations make the iterations of all ranks equally long.
 
 Invariant: a node produces at most one set per `PERIOD_SECONDS`, however fast its steps and however many its ranks. A
 set contains only values of the fixed list in `OwnMetrics.due`.
@@ -20,7 +19,7 @@ from everstep.protocol.rank_messages import OWN_METRICS
 PERIOD_SECONDS = 5.0
 """Minimum seconds between two sets of values.
 
-A chart shows about a thousand points, and a job usually has more iterations.
+A chart shows about a thousand points, and a job usually has more iterations than that.
 """
 
 
@@ -31,7 +30,7 @@ class NodeUsage:
     gpu_percent: float | None = None
     """Mean utilization of the node's GPUs."""
     gpu_least_percent: float | None = None
-    """Utilization of the least busy GPU. One idle GPU of eight hardly changes the mean."""
+    """Utilization of the least busy GPU. In the mean of eight GPUs, one idle GPU hardly shows."""
     network_bytes: int | None = None
     """Counter of the bytes that the network cards have sent and received."""
     memory_total_bytes: int | None = None
@@ -45,26 +44,26 @@ class NodeUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnMetrics:
-    """Sums of the measurements since the last point."""
+    """Sums of the measurements since the last published set of values."""
 
     began_at: float | None = None
-    """Monotonic time of the last point; None before the first point."""
+    """Monotonic time of the last set of values; None before the first set."""
     iteration_count: int = 0
     step_seconds: float = 0.0
     blocked_seconds: float = 0.0
     replica_count: int = 0
     replicate_seconds: float = 0.0
     replica_bytes: int = 0
-    """Total bytes sent to holders at the time of the last point."""
+    """Total bytes sent to holders at the time of the last set of values."""
     usage: NodeUsage = NodeUsage()
-    """The node's device use at the time of the last point."""
+    """Use of the node's devices at the time of the last set of values."""
 
     def iteration(self, seconds: float, blocked_seconds: float) -> OwnMetrics:
         """Add one iteration.
 
         Args:
             seconds: duration from boundary to boundary.
-            blocked_seconds: part of `seconds` in which saving blocked the rank.
+            blocked_seconds: part of `seconds` for which the snapshot blocked the rank.
 
         Returns:
             The new sums.
@@ -81,7 +80,7 @@ class OwnMetrics:
         return replace(self, replica_count=self.replica_count + 1, replicate_seconds=self.replicate_seconds + seconds)
 
     def due(self, now: float, replica_bytes: int, usage: NodeUsage) -> tuple[dict[str, float], OwnMetrics]:
-        """Return the values of a new point, and the sums for the next point.
+        """Return a new set of values, and the sums for the next set.
 
         Args:
             now: monotonic time of the newest boundary.
@@ -89,8 +88,8 @@ class OwnMetrics:
             usage: present use of the node's devices.
 
         Returns:
-            Values by name, and the new sums. The values are means since the last point; rates are included from the
-                second point on. Before the period has passed, the values are empty and the sums are unchanged.
+            Values by name, and the new sums. The values are means since the last set; rates are included from the
+            second set on. Before the period has passed, the values are empty and the sums are unchanged.
         """
         if self.began_at is not None and now - self.began_at < PERIOD_SECONDS:
             return {}, self

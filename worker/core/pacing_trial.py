@@ -1,13 +1,13 @@
-"""Decides by measurement whether a job trains faster with paced snapshots or with unpaced snapshots.
+"""Decides by measurement whether a job trains faster with paced or with unpaced snapshots.
 
 Pacing delays the chunks of a snapshot until the network is idle. Without pacing, a snapshot is sent immediately.
 
     steps 0-3 paced ─▶ 4-7 unpaced ─▶ 8-11 unpaced ─▶ 12-15 paced ─▶ … ─▶ verdict
 
-Pacing avoids contention with the collectives of training. Its cost is extra wake-ups and processor time. If agents
-share cores with the ranks, pacing has another cost: the agents send while the ranks compute, and idle while the ranks
-wait for the network. A delayed snapshot may also be unfinished when the next step is due, and that next step is then
-not captured. So the trial measures both modes and compares the training time per captured step.
+Pacing avoids contention with the collective operations of training. It costs extra wake-ups and processor time. On
+cores that agents and ranks share, the agents then send while the ranks compute. A delayed snapshot may also be
+unfinished when the next step is due, so that the next step is not captured. The trial therefore measures both modes and
+compares the training time per captured step.
 
 Invariant: the mode of a trial step depends on its step number alone. All nodes try the same mode at the same time,
 because one node that sends at a bad moment slows the iteration of every node. All nodes follow the verdict of the
@@ -27,10 +27,11 @@ from worker.core.averages import median_error
 RUN_STEPS = 4
 """Number of consecutive steps in the same mode.
 
-Work of one iteration may be delayed into the next one. With several steps per mode, most of it counts for its own mode.
+Work of one iteration may continue in the next iteration. With several steps per mode, most of this work counts for its
+own mode.
 """
 LEAST, LEAST_TO_PACE, ENOUGH = 8, 16, 32
-"""Numbers of measured iterations per mode after which the trial may or must end.
+"""Measured iterations per mode after which the trial may end or must end.
 
 `LEAST` is the minimum for the verdict "unpaced", `LEAST_TO_PACE` the minimum for the verdict "paced". After `ENOUGH`
 iterations the trial always ends with a verdict. Late snapshots are rare and cost whole steps. Eight paced iterations
@@ -39,27 +40,24 @@ may contain no late snapshot, so the verdict "paced" requires more iterations.
 MOST_LOST = 4
 """Maximum number of lost steps attributed to one snapshot. A higher number of lost steps indicates a lost holder."""
 BEYOND_DOUBT = 2.0
-"""Number of standard errors by which a result must be certain to end the trial before `ENOUGH` iterations."""
+"""A verdict before `ENOUGH` iterations needs a difference of this number of standard errors."""
 WORTH_RATIO = 0.01
-"""Share of the time per captured step that pacing must save.
-
-Smaller gains are noise, and unpaced sending is simpler.
+"""Share of the time per captured step that pacing must save. A smaller gain may be noise.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """The newest iterations whose snapshots were sent in one of the two modes."""
+    """The newest iterations whose snapshots were sent in the same mode, paced or unpaced."""
 
     seconds: tuple[float, ...] = ()
     """Duration of each iteration, from boundary to boundary."""
     lost: tuple[int, ...] = ()
-    """Number of steps lost per iteration: following steps that were not captured because its snapshot was still being
-    sent.
+    """Lost steps per iteration: following steps that were not captured while its snapshot was still being sent.
     """
 
     def take(self, seconds: float, lost_count: int) -> Tries:
-        """Return the tries with one more iteration. Only the newest `ENOUGH` iterations are kept."""
+        """Return the object with one more iteration. Only the newest `ENOUGH` iterations are stored."""
         return Tries((*self.seconds, seconds)[-ENOUGH:], (*self.lost, min(lost_count, MOST_LOST))[-ENOUGH:])
 
     @property
@@ -77,7 +75,7 @@ class Tries:
 
 @dataclass(frozen=True, slots=True)
 class PacingTrial:
-    """Measurements and verdict of one trial of the two modes.
+    """Measurements and verdict of one trial of paced and unpaced sending.
 
     Each node has its own trial. All nodes follow the verdict of the coordinator's node.
     """
@@ -118,8 +116,8 @@ class PacingTrial:
 def is_tried_paced(step: Step) -> bool:
     """Return whether the trial paces the snapshot of `step`.
 
-    The order of the two modes within each pair of runs is pseudo-random. So the pattern does not coincide with work
-    that a script does every n steps.
+    Within each pair of runs, the order of the two modes is pseudo-random. The pattern therefore does not coincide with
+    work that a script does every n steps.
     """
     pair, place = divmod(step // RUN_STEPS, 2)
     return bool(place ^ digest(pair.to_bytes(8, "little"))[0] & 1)

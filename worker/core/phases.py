@@ -3,8 +3,8 @@
 A *stay* is the time in which the phase, the boundary and the announced limit of a rank do not change.
 
 Invariant: the duration of a stay is recorded only after the rank has moved on by itself. The duration ends at the last
-reading of the stay, because the time between two readings may contain several short stays. The duration of a phase with
-an announced limit is not recorded, because it does not show the job's usual pace.
+reading of the stay, because several short stays may lie between two readings. The duration of a phase with an announced
+limit is not recorded, because it does not show the job's usual pace.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ The job compiles kernels and fills caches in this time, so its duration is recor
 
 @dataclass(frozen=True, slots=True)
 class PhaseClock:
-    """Observations of one rank in one generation."""
+    """Observations of one rank's stays in one generation."""
 
     base: int
-    """The step from which the rank's generation continues."""
+    """The step with which the rank's generation begins."""
     phase: str = ""
     boundary: int = -2
     since: float = 0.0
@@ -45,7 +45,7 @@ class PhaseClock:
             now: monotonic seconds, not before the last reading.
 
         Returns:
-            The clock. If the rank has moved on, `longest` includes the finished duration.
+            The new clock. If the rank's stay has ended, `longest` includes its duration.
         """
         phase = FIRST_STEP if half.phase is Phase.TRAIN and half.boundary <= self.base else half.phase.name.lower()
         if (phase, half.boundary, half.limit) == (self.phase, self.boundary, self.limit_seconds):

@@ -4,16 +4,15 @@ One machine is an owner's shard, the other is the coordinator of a generation.
 
     Coordinator ──(C, w)──▶ Shard ──wanted──▶ holders ──acknowledge──▶ Shard ──vote──▶ Coordinator
 
-C is the newest committed step and w is the proposed step. Both machines are level-triggered: `Shard.hear` takes the
-coordinator's newest state, and `Coordinator.report` takes a rank's newest state. `Coordinator.advance` derives the next
-state from all reports; repeated calls change nothing. Neither machine has a clock. The caller reports the expiry of
-timeouts, for example "this holder is dropped" or "the final round is over".
+C is the newest committed step and w is the proposed step. Both machines work on newest states, and repeated or lost
+messages do no harm. `Shard.hear` applies the coordinator's newest state, and `Coordinator.report` applies a rank's
+newest state. `Coordinator.advance` derives the next state from all reports. Neither machine has a clock. The caller
+reports the expiry of timeouts, for example "this holder is dropped" or "the final round is over".
 
 Invariant: within a generation, C never decreases. A step is proposed a second time only after every rank has reported
-that it forgot the first proposal.
+that it has dropped the first proposal.
 
-The module has more than 500 lines. The two machines exchange each other's states, and a change of the protocol changes
-both.
+The module has more than 500 lines, because a change of the protocol changes both machines.
 """
 
 from __future__ import annotations
@@ -28,26 +27,27 @@ from worker.core.lead import Lead
 NONE = Step(-1)
 """Value of a step field that contains no step."""
 REASON_BYTES = 500
-"""Maximum length of the reason why a step is abandoned.
+"""Maximum length in bytes of the reason why a step is abandoned.
 
-Reports of 1,024 ranks share one message, and an exception text of a script can be arbitrarily long.
+Reports of up to 1,024 ranks share one message, and an exception text of a script can have any length.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """State of one owned shard in the rounds, kept by its owner's agent."""
+    """State of one owned shard in the rounds. The agent on the owner's node holds the object."""
 
     base: Step
-    """The step from which the generation was restored; 0 if the generation starts from the beginning."""
+    """The step from which the generation was restored; 0 if the generation starts without a base."""
     peers: tuple[NodeId, ...]
     """The planned holders except the owner's own node."""
     view: frozenset[NodeId]
-    """Peers whose acknowledgement a vote requires."""
+    """Peers whose acknowledgement the vote ACKED requires."""
     returning: frozenset[NodeId] = frozenset()
     """Peers outside the view that answer again, or that have lost the committed step.
 
-    A vote also waits for these peers. Otherwise the next step would overwrite the step that is being sent to them.
+    A vote also waits for these peers. Otherwise, the next step would overwrite the step that the owner is sending to
+    them.
     """
     unheard: frozenset[NodeId] = frozenset()
     """Dropped peers that have not answered since the owner dropped them.
@@ -67,11 +67,11 @@ class Shard:
     Holders may already receive the captured parts. The owner never votes on the step before it is sealed.
     """
     held: frozenset[tuple[NodeId, Step]] = frozenset()
-    """Steps that peers have acknowledged and not revoked."""
+    """Pairs (peer, step): the peer has acknowledged the step, and the acknowledgement was not revoked since."""
 
     @classmethod
     def begin(cls, base: Step, peers: tuple[NodeId, ...]) -> Shard:
-        """Return the shard at the start of a generation. Every planned holder is in view, and the base is sealed."""
+        """Return the shard at the start of a generation: all planned holders are in view, and the base is sealed."""
         return cls(base=base, peers=peers, view=frozenset(peers), sealed=frozenset({base} if base else ()))
 
     @classmethod
@@ -85,7 +85,7 @@ class Shard:
         vote: Vote,
         sealed: frozenset[Step],
     ) -> Shard:
-        """Return the shard after its agent has restarted.
+        """Return the shard's state after a restart of its agent.
 
         The committed step, the proposed step and the vote come from the rank's page, the sealed steps from the slots.
         All holders are in view again until they miss the deadline. Each holder reports its steps when it connects.
@@ -122,7 +122,7 @@ class Shard:
             reason="",
             is_late=False,
         )
-        # A dropped peer may have acknowledged the newly committed step after this owner's vote.
+        # A dropped peer may have acknowledged the newly committed step after this owner had voted.
         if committed > self.committed:
             for peer in self.peers:
                 heard = heard if peer in heard.unheard else heard._confirmed(peer)
@@ -140,10 +140,10 @@ class Shard:
         )._settled()
 
     def forget(self, step: Step) -> Shard:
-        """Record that the owner's own slot no longer contains `step` because the slot was granted again.
+        """Record that the owner's own slot no longer contains `step`, because the slot was granted again.
 
         A second capture of the step may differ from the first, so the peers' acknowledgements of the step are revoked.
-        The foundation is exempt, because it is never captured again.
+        The foundation keeps its acknowledgements, because it is never captured again.
         """
         held = self.held if step == self.foundation else frozenset(each for each in self.held if each[1] != step)
         return replace(self, sealed=self.sealed - {step}, held=held)
@@ -159,9 +159,9 @@ class Shard:
         return replace(self, held=self.held | {(peer, step)}, unheard=self.unheard - {peer})._confirmed(peer)._settled()
 
     def inventory(self, peer: NodeId, steps: frozenset[Step]) -> Shard:
-        """Record that `peer` has connected and reports exactly these sealed steps.
+        """Record that `peer` has connected and holds exactly these sealed steps.
 
-        Its acknowledgements of other steps are revoked.
+        The peer's acknowledgements of other steps are revoked.
         """
         held = frozenset(each for each in self.held if each[0] != peer) | {(peer, step) for step in steps}
         lost = {peer} if self.committed != NONE and peer in self.view and self.committed not in steps else set[NodeId]()
@@ -181,7 +181,7 @@ class Shard:
     def drop(self, peer: NodeId) -> Shard:
         """Record that `peer` missed the holder deadline.
 
-        Commits continue without the peer, and the job is reported as degraded.
+        Commits continue without the peer, and the agent reports the job's protection as degraded.
         """
         unheard = self.unheard | ({peer} & frozenset(self.peers))
         return replace(self, view=self.view - {peer}, returning=self.returning - {peer}, unheard=unheard)._settled()
@@ -200,7 +200,7 @@ class Shard:
         return NONE
 
     def is_capturable(self, half: RankHalf) -> bool:
-        """Return whether a rank with this half of the page can still capture the proposed step.
+        """Return whether the rank that wrote this half of the page can still capture the proposed step.
 
         A rank that has passed the step's boundary cannot capture the step any more.
         """
@@ -210,7 +210,7 @@ class Shard:
         return is_before or (half.boundary == self.proposed and half.standing is not Standing.MOVING)
 
     def _confirmed(self, peer: NodeId) -> Shard:
-        """Return `peer` to the view if it has the foundation and this owner has not voted yet in this round."""
+        """Return `peer` to the view if it holds the foundation and this owner has not voted yet in this round."""
         if peer in self.view or peer not in self.peers or self.vote is not Vote.NONE or self.foundation == NONE:
             return self
         is_there = (peer, self.foundation) in self.held
@@ -248,7 +248,7 @@ def _cut(reason: str) -> str:
 
 
 def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
-    """Return the answer to an announced stop that a rank's agent reports.
+    """Return a rank's answer to an announced stop, which the rank's agent reports.
 
     A rank answers only at boundaries. A rank that passed the boundary before the stop could not see the announcement in
     time. It may never reach its next boundary, because the other ranks wait at the stop while this rank waits for them
@@ -262,8 +262,7 @@ def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
 
     Returns:
         (the stop that is answered, `ECHO_YES` or `ECHO_NO`). If the agent need not answer for the rank, the result is
-            the
-            rank's own answer.
+        the rank's own answer.
     """
     if state is StopState.ANNOUNCED and half.echo_step != stop and half.boundary >= stop:
         return stop, ECHO_NO
@@ -277,21 +276,24 @@ class Coordinator:
     world_size: int
     base: Step
     every_steps: int
-    """Steps between two checkpoints in S3; 0 means that checkpoints are made only at an agreed stop."""
+    """Steps between two checkpoints in S3; 0 for checkpoints only at an agreed stop."""
     slot_count: int = 2
     stored: Step = FIRST_STEP
     """Step of the newest complete checkpoint in S3 at the start of the generation; 0 if there is none."""
     strayed: frozenset[Rank] = frozenset()
     """Ranks whose protection the coordinator announces (`worker.core.strays.strayed`).
 
-    The set holds each rank whose shard is a stray on some node, and all ranks that share a node with such a rank.
+    A stray is a shard on a node to which the new plan does not assign it. The set contains each rank with a stray, and
+    all ranks on the same node as such a rank.
     """
     is_relayout: bool = False
-    """True if another number of ranks made the base. No node has a slot of the base in the new layout, so the base is
-    neither proposed nor uploaded.
+    """True if the base was captured by another number of ranks.
+
+    No node has a slot of the base in the new layout, so the base is neither proposed nor uploaded.
     """
     distance: int = 1
-    """Minimum steps from a committed step to the next proposal; set by the job's budget (`worker.core.budget`)."""
+    """Minimum steps from a committed step to the next proposal, set by the job's budget (`worker.core.budget`).
+    """
     committed: Step = NONE
     proposed: Step = NONE
     newest: Step = NONE
@@ -302,15 +304,16 @@ class Coordinator:
     cadence: int = 1
     """Steps between the last two commits."""
     persist: Step = NONE
-    """The newest step to upload to S3.
+    """The newest step to upload to S3, or `NONE`.
 
-    The step is committed, or the base of a job that is stopped before its first commit. If the upload of an older step
-    occupies a slot, the final step is marked as soon as it is proposed; agents then cancel the older upload.
+    The step is committed, or it is the base of a job that is stopped before its first commit. Exception: if the upload
+    of an older step occupies a slot, the final step is marked as soon as it is proposed. Agents then cancel the older
+    upload.
     """
     wanted: Step = NONE
-    """Lower bound of the step that a user has asked to upload; `NONE` without a request."""
+    """The first commit at or above this step is to be uploaded, on a user's request; `NONE` without a request."""
     is_recovering: bool = False
-    """True after a restart until every rank's agent has reported. No step is proposed during this time."""
+    """True from a restart until every rank's agent has reported. The coordinator proposes no step during this time."""
     stop_requested: bool = False
     stop: Step = NONE
     stop_state: StopState = StopState.NONE
@@ -373,19 +376,19 @@ class Coordinator:
     # -- events
 
     def report(self, *rounds: RankRound) -> Coordinator:
-        """Apply the newest state of some ranks, and all transitions that follow."""
+        """Apply the newest states of some ranks, and all transitions that result."""
         newest = {each.rank: each for each in (*self.ranks, *rounds)}
         return replace(self, ranks=tuple(newest[rank] for rank in sorted(newest))).advance()
 
     def keep_distance(self, distance: int) -> Coordinator:
-        """Set the minimum distance of later proposals. A step that is already proposed stays proposed."""
+        """Set the minimum distance of later proposals. A step that is already proposed is not affected."""
         return replace(self, distance=distance)
 
     def request_checkpoint(self, step: Step) -> Coordinator:
         """Request the upload of the next commit at or after `step`. A repeated request changes nothing.
 
-        The next commit is uploaded, because members may be about to reuse the slot of an existing commit. Each
-        announcement of a commit also names the step to upload, so members pin its slot before the slot can be reused.
+        A later commit is uploaded, because nodes may be about to reuse the slot of the present commit. The announcement
+        of a commit also names the step to upload, so that nodes pin its slot before the slot can be reused.
         """
         return replace(self, wanted=max(self.wanted, step))
 
@@ -401,7 +404,7 @@ class Coordinator:
         return replace(self, is_finished=True).advance() if self.final != NONE else self
 
     def halt(self) -> Coordinator:
-        """Record that the agents have begun to end the ranks, so that no step is proposed any more.
+        """Record that the agents have begun to end the ranks. No further step is proposed.
 
         After a requested stop, the committed step becomes the job's final state. Without a stop request, the call
         changes nothing.
@@ -412,14 +415,14 @@ class Coordinator:
 
     @property
     def highest_boundary(self) -> Step:
-        """The highest boundary that any rank has reported; the base before the first report."""
+        """The highest boundary that any rank has reported. Before the first report, it is the base."""
         return max((each.boundary for each in self.ranks), default=self.base)
 
     @property
     def held(self) -> tuple[Rank, ...]:
         """Shards in `strayed` whose planned holders have all sealed the base or a later step.
 
-        A shard counts only if its owner reports that every holder is in view.
+        A shard is included only if its owner reports that every holder is in view.
         """
         return tuple(
             each.rank
@@ -436,12 +439,12 @@ class Coordinator:
 
     @property
     def stored_by_all(self) -> Step:
-        """The newest step of which every rank's shard is uploaded; `NONE` if there is none."""
+        """The newest step whose shards are all uploaded; `NONE` without such a step."""
         return min((each.stored_step for each in self.ranks), default=NONE) if self.is_complete else NONE
 
     @property
     def due_step(self) -> Step:
-        """The step from which on the next commit is uploaded by its number; `NONE` without an interval in steps."""
+        """The lowest step whose commit is uploaded by the interval in steps; `NONE` without such an interval."""
         if not self.every_steps:
             return NONE
         floor = self.persist if self.persist != NONE else self.stored
@@ -473,26 +476,26 @@ class Coordinator:
             stop_state=StopState.CONFIRMED,
         )
         if known.stop == NONE:
-            # An announced stop counts as withdrawn. The number of this stop is not reused, because pages still contain
-            # answers to it.
+            # A restarted coordinator treats an announced stop as withdrawn. It does not reuse the number of this stop,
+            # because pages still contain answers to it.
             known = replace(known, stop=max(each.heard_stop for each in self.ranks), stop_state=StopState.NONE)
         return replace(known, committed=committed, newest=newest, persist=committed if self.every_steps else NONE)
 
     def _decided(self) -> Coordinator:
-        """Commit or abandon the proposed step once the ranks' votes decide about it."""
+        """Commit or abandon the proposed step once the ranks' votes permit a decision."""
         if self.is_recovering or self.proposed == NONE or not self.is_complete:
             return self
         votes = [each for each in self.ranks if each.proposed == self.proposed]
-        # The base is never captured.
+        # The base is never captured in this generation.
         abandoned = [each for each in votes if each.vote is Vote.ABANDON and each.proposed != self.base]
         late = any(each.is_late for each in abandoned)
         if abandoned:
-            if self.proposed == self.final and not late:  # The final step cannot be captured again.
+            if self.proposed == self.final and not late:  # The ranks cannot capture the final step again.
                 return replace(self, proposed=NONE, is_finished=True)
             return replace(self, proposed=NONE, lead=self.lead.late() if late else self.lead)
         if len(votes) < self.world_size or not all(each.vote is Vote.ACKED for each in votes):
             return self
-        # Limit the growth: the distance after an outage is not the intended cadence.
+        # Limit the cadence, because the distance after an outage is not typical.
         cadence = min(self.proposed - self.committed, 2 * self.cadence) if self.committed != NONE else 1
         return replace(
             self,
@@ -506,9 +509,9 @@ class Coordinator:
     def _persist(self, committed: Step) -> Step:
         """Return the step to upload after `committed` was committed.
 
-        A commit at or past the next multiple of the interval is uploaded. The base is also uploaded if a multiple of
-        the interval lies between the newest checkpoint and the base. In that case an earlier generation ended before it
-        had uploaded the step for that multiple.
+        The first commit at or past the next multiple of the interval is uploaded. The base is uploaded if a multiple of
+        the interval is between the newest checkpoint and the base. In this case, an earlier generation ended before it
+        had uploaded its checkpoint.
         """
         if self.is_uploading:
             return self.persist
@@ -517,7 +520,7 @@ class Coordinator:
         return committed if NONE < self.due_step <= committed else self.persist
 
     def _stopping(self) -> Coordinator:
-        """Agree on the step after which all ranks stop: announce, collect answers, confirm or withdraw.
+        """Agree on the step after which all ranks stop: announce it, collect answers, then confirm or withdraw it.
 
         See docs/design.md#agreed-stop.
         """
@@ -538,7 +541,7 @@ class Coordinator:
         return self
 
     def _closing(self) -> Coordinator:
-        """Propose the final step when all ranks wait at one boundary. Finish when it is committed."""
+        """Propose the final step when all ranks wait at the same boundary, and finish when this step is committed."""
         if self.is_recovering or self.is_finished or not self.is_complete:
             return self
         standing = [each for each in self.ranks if each.standing is not Standing.MOVING]
@@ -555,7 +558,7 @@ class Coordinator:
         return self
 
     def _left_behind(self) -> Coordinator:
-        """Mark the foundation for upload when a stopped job has finished, even if its final step was not committed.
+        """Mark the foundation for upload when a stopped job has finished without committing its final step.
 
         The foundation is also marked if the final step was marked but not committed. In that case, the upload of an
         older step was cancelled to free a slot for the final step.
@@ -571,7 +574,7 @@ class Coordinator:
 
     @property
     def _is_stopping(self) -> bool:
-        # After a restart, the coordinator's state may contain only one of the two.
+        # After a restart, the coordinator's state may contain only one of the two steps.
         return self.stop_requested or self.stop_state is StopState.CONFIRMED
 
     def _propose(self) -> Coordinator:
@@ -586,12 +589,13 @@ class Coordinator:
                 return replace(self, proposed=self.final, newest=max(self.newest, self.final), persist=persist)
             return self
         if is_full:
-            # The uploaded step and the committed step occupy both slots, so the next capture waits for the upload.
+            # With two slots, the uploaded step and the committed step occupy both, so the next capture waits for the
+            # upload.
             return self
         soonest = max(self.highest_boundary + self.lead.steps, self.newest + 1)
         step = max(soonest, self.committed + self.distance)
         if self.every_steps:
             multiple = -(-soonest // self.every_steps) * self.every_steps
-            # Propose every multiple of the interval, so that a commit exists at each.
+            # Propose every multiple of the interval, so that each multiple can be committed.
             step = multiple if multiple - step <= self.cadence else step
         return replace(self, proposed=Step(step), newest=Step(step))

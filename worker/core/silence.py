@@ -1,17 +1,17 @@
-"""Measures a holder's silence, without the time in which the owner could not receive its messages. No I/O.
+"""Measures for how long a holder is silent, without the time in which the owner could not receive messages. No I/O.
 
     data is due and requested                ──▶ silent  ── progress, or nothing due or requested ──▶ not silent
     attempts fail, each after some progress  ──▶ failing ── an attempt succeeds, or nothing is due ──▶ not failing
 
-A single failed attempt with progress is a broken connection: the holder keeps the received chunks, and the next attempt
-continues from there. An attempt without any progress counts as silence.
+A single failed attempt with progress is a broken connection: the holder stores the received chunks, and the next
+attempt sends the rest. An attempt without any progress counts as silence.
 
-A dropped holder may return to the view when it answers. A holder that was dropped while attempts failed, or that was
-dropped again after a return, must first wait. The wait is at least as long as the failure, and doubles each time. So a
-persistent fault delays commits less and less often.
+A dropped holder may return to the view when it answers. It must first wait if it was dropped while attempts failed, or
+dropped again after a return. The wait is at least as long as the failure, and doubles each time. A persistent fault
+therefore delays commits less and less often.
 
-The owner checks the holder once per period. A late check means that the owner itself did not run, and that messages of
-this time are still unread.
+The owner checks the holder once per period. If a check is late, the owner itself did not run, and messages from this
+time are still unread.
 
 Invariant: time in which the owner did not run or was busy never counts as a holder's silence.
 """
@@ -22,23 +22,23 @@ import math
 from dataclasses import dataclass, replace
 
 LATE_RATIO = 2.0
-"""Number of periods between two checks from which the second check counts as late."""
+"""A check is late if more than this number of periods has passed since the last check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """State of one holder's silence, kept by an owner. Times are seconds of any monotonic clock."""
+    """The silence of one holder, measured by an owner. Times are seconds of any monotonic clock."""
 
     period_seconds: float
     """Seconds between two checks."""
     looked_at: float = -math.inf
     owed_since: float | None = None
-    """Time since which the owner has had data due for the holder without progress; None if the holder is not silent.
+    """Time since which the holder lacks data and makes no progress; None if the holder is not silent.
 
     Time that does not count as silence shifts this value forward.
     """
     failing_since: float | None = None
-    """Time at which the present series of failed attempts began, although each made progress. None without a series.
+    """Time at which the present series of failed attempts, each with some progress, began. None without a series.
 
     Time that does not count as silence shifts this value forward.
     """
@@ -47,9 +47,9 @@ class Silence:
     has_failed: bool = False
     """True after one failed attempt with progress; the next failed attempt starts a series."""
     returns_at: float = -math.inf
-    """Earliest time at which the dropped holder may return to the view; -inf after a success."""
+    """Earliest time at which a dropped holder may return to the view; -inf after a success."""
     apart_seconds: float = 0.0
-    """Wait in seconds that the owner imposed when it last dropped the holder."""
+    """Seconds for which the holder had to stay out of view when the owner last dropped it."""
 
     def looked(self, now: float, *, is_owed: bool, is_asked: bool, is_occupied: bool) -> Silence:
         """Return the state after another periodic check.
@@ -58,7 +58,7 @@ class Silence:
             now: present time in seconds.
             is_owed: True if the holder lacks data that could be sent.
             is_asked: True if no work on the owner's side delays this data.
-            is_occupied: True if the owner must first finish other work.
+            is_occupied: True if the owner must first finish other work of its own.
 
         Returns:
             The state in which the time since the last check counts as silence, or does not count.
@@ -85,7 +85,7 @@ class Silence:
         return replace(self, failing_since=now if self.has_failed else None, has_progressed=False, has_failed=True)
 
     def answered(self) -> Silence:
-        """Record that a dropped holder is reachable again. Its earlier failures are forgotten."""
+        """Record that a dropped holder answers again. Its earlier failures no longer count."""
         return replace(self, failing_since=None, has_failed=False, owed_since=None)
 
     def succeeded(self) -> Silence:
@@ -95,8 +95,8 @@ class Silence:
     def given_up(self) -> Silence:
         """Record that the owner dropped the holder, so that commits continue without it.
 
-        A call before the end of the holder's wait changes nothing. The holder was then in view only because it already
-        had the step.
+        A call before the end of the holder's wait changes nothing. In this case, the holder was in view only because it
+        already held the step.
         """
         if not self.may_return:
             return self

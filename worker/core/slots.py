@@ -3,9 +3,9 @@
 A holder has two slots per shard, or three if the job asks for three. Each slot stores one *content*: the state of the
 shard at one step of one generation.
 
-Invariant: each content that must survive is identified by its origin generation and step. A slot with any other content
-may be overwritten, but only with the step that is being proposed or loaded. This module does not need the history of a
-job, because the plan lists the contents to keep.
+Invariant: contents that must not be overwritten are identified by origin generation and step. A slot with any other
+content may be overwritten, but only with the step that is being proposed or loaded. The plan lists the contents that
+the generation may still need.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from everstep.protocol.rank_messages import NONE
 from everstep.protocol.slot import SlotState
 
 UPLOAD_TRIES = 6
-"""Tries of one upload. With the longest pauses, the last try begins 31 s after the first failure."""
+"""Attempts to upload one shard. With the longest pauses, the last attempt begins 31 s after the first failure."""
 FIRST_PAUSE_SECONDS = 1.0
-"""Longest pause after the first failure of an upload."""
+"""Longest pause after the first failed attempt of an upload, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The state of one shard: its step, and the generation that captured that step."""
+    """What a slot contains: the state of one shard at `step`, captured in generation `origin`."""
 
     origin: Generation
     step: Step
@@ -43,7 +43,7 @@ class SlotView:
     A pinned slot must not be overwritten.
     """
     is_busy: bool = False
-    """True if a rank's copier may still write into the slot; this is possible after the agent has restarted."""
+    """True if a rank's copier may still write into the slot. This is possible after a restart of the agent."""
 
 
 EMPTY = SlotView(SlotState.EMPTY, None)
@@ -52,8 +52,8 @@ EMPTY = SlotView(SlotState.EMPTY, None)
 def being_written(slots: Sequence[SlotView], content: Content) -> int | None:
     """Return the index of the slot that was already granted for `content`, or None.
 
-    The last step of a training may be proposed twice. The rank then does not capture the step again, because its first
-    capture is still on the way to the agent. So the second proposal must use the same slot as the first.
+    The coordinator may propose the last step of the training twice. The rank captures the step only once, and the agent
+    may still be receiving this capture. The second proposal must therefore use the same slot.
 
     Args:
         slots: the shard's slots on this node, in order.
@@ -69,14 +69,14 @@ def being_written(slots: Sequence[SlotView], content: Content) -> int | None:
 
 
 def writable(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None:
-    """Return the index of the slot that may be overwritten, or None if every slot is kept, pinned or busy.
+    """Return the index of the slot to overwrite, or None if every slot is protected, pinned or busy.
 
     A holder's agent calls this before each capture and each incoming replica. It prefers an empty slot, then an
     unsealed slot, then the sealed slot with the oldest step.
 
     Args:
         slots: the shard's slots on this node, in order.
-        keep: contents that must survive, from `kept`.
+        keep: the protected contents, from `kept`.
 
     Returns:
         An index into `slots`, or None.
@@ -103,9 +103,9 @@ def kept(committed: Content | None, planned: Collection[Content], base: Content 
     only the committed content. Before the first commit the result is the plan's keep list and the base.
 
     Args:
-        committed: the newest committed content of the generation that this node knows; None before the first commit.
-        planned: the plan's keep list for this shard: every content up to the base that this node should keep.
-        base: the content that the generation was restored from; None if it started from the beginning.
+        committed: the newest committed content of the generation; None before the first commit.
+        planned: the plan's list for this shard: every content up to the base that this node must not overwrite.
+        base: the content that the generation was restored from; None if it started without a base.
 
     Returns:
         The contents to keep.
@@ -118,9 +118,8 @@ def kept(committed: Content | None, planned: Collection[Content], base: Content 
 def is_superseded(uploading: Step, *, proposed: Step, persist: Step) -> bool:
     """Return whether the agent must cancel an upload because its slot is needed for the final step.
 
-    The coordinator marks a step for upload while it proposes that step in one case only: the ranks have stopped at
-    their final step. The upload of the final step then replaces the older upload, which is not yet a complete
-    checkpoint.
+    The coordinator marks a proposed step for upload only when the ranks have stopped at their final step. The upload of
+    the final step then replaces the older upload, which is not a complete checkpoint yet.
 
     Args:
         uploading: the step whose slot is pinned for an upload; -1 if no upload is running.
@@ -134,15 +133,16 @@ def is_superseded(uploading: Step, *, proposed: Step, persist: Step) -> bool:
 
 
 def retry_pause(failures: int) -> float | None:
-    """Return the longest pause before the next try of a failed upload, in seconds.
+    """Return the longest pause before the next attempt of a failed upload, in seconds.
 
-    The caller pauses for a random part of it, so that nodes that failed together do not retry together.
+    The caller pauses for a random part of this time, so that nodes that failed together do not retry together.
 
     Args:
-        failures: tries of this upload that have failed, at least 1.
+        failures: number of failed attempts of this upload, at least 1.
 
     Returns:
-        Doubled after each failure. None once the upload has failed for good: the slot must not stay pinned for long.
+        The pause, which doubles after each failure. None after the last attempt, because the slot must not stay pinned
+        for long.
     """
     return None if failures >= UPLOAD_TRIES else FIRST_PAUSE_SECONDS * 2 ** (failures - 1)
 
@@ -165,7 +165,7 @@ def memory_nodes(ranks: Sequence[Rank], gpu_nodes: Sequence[int]) -> dict[Rank, 
         gpu_nodes: the NUMA node of each GPU; negative if unknown. Empty if the machine has only one NUMA node.
 
     Returns:
-        NUMA nodes by rank. Ranks without a GPU, or whose GPU has no known NUMA node, are left out.
+        NUMA nodes by rank, without the ranks whose GPU's NUMA node is unknown.
     """
     return {rank: node for rank, node in zip(ranks, gpu_nodes, strict=False) if node >= 0}
 
@@ -173,7 +173,7 @@ def memory_nodes(ranks: Sequence[Rank], gpu_nodes: Sequence[int]) -> dict[Rank, 
 def slot_bytes_per_node(*, copies: int, shard_bytes: Collection[int], slot_count: int = 2) -> int:
     """Return the host memory for the slots of one node, in bytes (docs/design.md#slots).
 
-    The formula assumes that the node holds as many replicas for other nodes as other nodes hold for this node.
+    The formula assumes that this node holds as many replicas of other nodes' shards as other nodes hold of its shards.
 
     Args:
         copies: number of copies of each shard, including the owner's copy.

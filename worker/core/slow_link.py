@@ -1,11 +1,11 @@
 """Limits snapshots on a slow link to half of the link's rate, so that training traffic does not queue behind them.
 
-    suspected slow ──▶ limited to half of its rate ──▶ limit lifted, rate measured ─┬─▶ limited again for longer
-                                                                                   └─▶ sound
+    suspected slow ──▶ limited to half of its rate ──▶ limit lifted, rate measured ─┬─▶ limited again for longer └─▶
+    sound
 
-The rate of a limited transfer does not show what the link could carry. So each transfer begins without a limit. In a
-long transfer the limit is lifted periodically. It is lifted the first time soon, because the suspicion may be wrong.
-All durations count only the time in which the transfer was allowed to send.
+The rate of a limited transfer does not show the full rate of the link. Each transfer therefore begins without a limit.
+In a long transfer, the limit is lifted periodically. The first limit is short, because the suspicion may be wrong. All
+durations count only the time in which the transfer was allowed to send.
 
 Invariant: a link that has its full rate is never limited for more than `RETRY_SECONDS` of sending.
 """
@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 ROOM_RATIO = 0.5
 """Share of a slow link's rate that snapshots may use.
 
-At the full rate, even the smallest collective waits behind the kernel's send buffer: 12 to 30 ms at 12.5 MB/s.
+At the full rate, even the smallest collective operation waits behind the kernel's send buffer: 12 to 30 ms at 12.5
+MB/s.
 """
 LOOK_SECONDS = 0.2
 """Duration of a measurement without a limit, in seconds of sending."""
@@ -29,30 +30,30 @@ Each limit lasts twice as long as the previous one.
 FASTER_RATIO = 2.0
 """Factor by which the rate must grow after a limit is lifted to require a second measurement.
 
-Right after a limit is lifted, the kernel still waits for its timers or fills its buffers, which distorts the rate.
+Right after the limit is lifted, the kernel's timers and buffers distort the rate.
 """
 HELD_RATIO = 0.8
-"""Fraction of the limit below which the measured rate shows that the limited link has slowed down further."""
+"""Fraction of the limit below which the measured rate shows that the limited link has become even slower."""
 LEAST_BYTES_PER_SECOND = 256 * 1024
 """Rate below which a link counts as stopped.
 
-Such a link is not limited: training could not use the spared rate, and a limit would delay the transfer when the link
-recovers.
+Such a link is not limited. Training could not use the remaining rate, and a limit would delay the transfer when the
+link recovers.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SlowLink:
-    """State of one holder's link while the link is slow or suspected. A sender has one per holder."""
+    """State of the link to one holder. A sender holds one object per holder."""
 
     carries: float = 0.0
-    """Rate in bytes per second that was measured when the link was found slow; 0 while the link is sound."""
+    """Rate in bytes per second that was measured when the link was first suspected; 0 while the link is sound."""
     limit: float | None = None
     """Limit in force, in bytes per second; None if the link is not limited."""
     begun: tuple[int, float] = (0, 0.0)
     """(bytes sent, seconds of sending) of the running transfer when the limit was last set or lifted."""
     retry_seconds: float = FIRST_RETRY_SECONDS
-    """Duration of the present limit, or of the last one."""
+    """Duration of the present or last limit, in seconds of sending."""
     is_faster: bool = False
     """True if the last measurement without a limit showed a much higher rate."""
 

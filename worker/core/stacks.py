@@ -48,7 +48,7 @@ def describe(threads: Sequence[ThreadStack]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The first stack sample of a process in a row of samples with equal stacks."""
+    """The first of a series of stack samples of a process with equal stacks."""
 
     text: str
     at: float
@@ -59,11 +59,11 @@ def compare(before: Look | None, found: Look) -> tuple[Look, float, float]:
     """Return how long the stacks of a process have been the same.
 
     Args:
-        before: the sample that the last call for this process returned; None for the first call.
+        before: the sample that the last call for this process returned; None for a process without an earlier call.
         found: the new sample of the same process.
 
     Returns:
-        (the sample to pass to the next call, seconds for which the stacks have been the same, CPU seconds used in that
+        (the sample to pass to the next call, seconds for which the stacks have been equal, CPU seconds used in this
         time).
     """
     if before is None or before.text != found.text:

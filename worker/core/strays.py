@@ -1,9 +1,9 @@
 """Decides when a node drops replicas of shards that the new plan places on other nodes.
 
 A *stray* is a shard in this node's slots that the node neither owns nor holds under the running plan. Strays protect
-their shards until the new holders have replicas. On a node whose memory is sized exactly, strays and new replicas do
-not fit together. The node then drops one content of one stray at a time, and only if the shard stays protected without
-that content.
+their shards until the new holders have replicas. A node without spare memory has no room for its strays and the new
+replicas at the same time. The node then drops one content of one stray at a time, and only if the shard stays protected
+without this content.
 
     content of the stray    dropped if a new slot lacks room                  dropped in any case
     ---------------------   -----------------------------------------------   ------------------------------------------
@@ -11,18 +11,17 @@ that content.
     older than the base     the loss of any one node never makes the job go   holders have it; or a later step is
                             back to this step; or the shard's owner keeps     committed, which makes the older contents
                             this step, too, and other nodes have the base     of all nodes useless
-                            of all shards of that owner; or the base is
-                            committed
+                            of all shards of that owner; or the base is committed
 
 After a relayout, strays of the base protect the job until the first commit. A node without room may drop a stray that
 another node before it in the plan also keeps, and a stray that it fetched for its ranks, once they have loaded.
 
-Nodes that wait for each other's memory still make progress. If the job might go back to an older step, the owner of a
-shard keeps that step, unless the owner is a replacement. So a node with a stray of a surviving owner can immediately
-drop one slot of this stray. The node then receives the base of the shard that the plan placed on it. When that base is
-sealed, the next node may drop its stray of the same shard, and so on. After several losses it may happen that no
-content can be dropped. The owners then drop the full node from their view at the holder deadline. The base is committed
-without that node, and the older contents may then be dropped.
+Nodes that wait for each other's memory still make progress. The owner of a shard keeps an older step to which the job
+might go back, unless the owner is a replacement. A node with a stray of a surviving owner can therefore immediately
+drop one slot of this stray. The node then receives the base of the shard that the plan placed on it. When this base is
+sealed, the next node may drop its stray of the same shard, and so on. After several losses, possibly no content may be
+dropped. The owners then drop the full node from their view at the holder deadline. The base is committed without this
+node, and the older contents may then be dropped.
 
 Invariant: until the base is committed, one further node may be lost. All shards can then still be restored to a common
 step, if the plan had such a step. After the loss of an owner, this step is the base: other nodes have the base of the
@@ -52,24 +51,22 @@ class Strays:
     """
 
     placed: frozenset[Rank] = frozenset()
-    """Shards that the plan places on this node, owned or held. All other shards are strays."""
+    """Shards that this node owns or holds under the plan. All other shards in its slots are strays."""
     base: Step = NONE
     doubled: Mapping[tuple[Rank, Content], frozenset[Rank]] = field(default_factory=lambda: MappingProxyType({}))
     """Contents, identified by (rank, content), that the plan requires the shard's owner to keep.
 
-    The value is the set of this owner's ranks whose base no other node keeps yet.
+    The value is the set of the owner's ranks whose base no other node holds yet.
     """
     needed: frozenset[Step] = frozenset()
-    """Steps before the base to which the job would go back after the loss of some node (`_needed`)."""
+    """Steps before the base to which the job would return after the loss of some node (`_needed`)."""
     is_loaded: bool = False
-    """True once every node has verified the base of its ranks.
-
-    Until then a node may still have to fetch the base from a stray.
+    """True once every node has verified its ranks' base. Before, a node may have to fetch the base from a stray.
     """
     committed: Step = NONE
     """The newest committed step of the generation that the coordinator has announced to this node; set by `heard`."""
     sole: frozenset[tuple[Rank, Content]] | None = None
-    """After a relayout: contents that this node keeps and no node before it in the plan; None without a relayout."""
+    """After a relayout: contents that this node must keep and no earlier node in the plan. None without a relayout."""
     held: frozenset[Rank] = frozenset()
     """Shards with a stray whose planned holders all have the base or a later step; set by `heard`."""
 
@@ -93,7 +90,7 @@ class Strays:
         return replace(self, is_loaded=True)
 
     def heard(self, committed: Step, held: Iterable[Rank]) -> Strays:
-        """Apply the coordinator's newest announcement. Facts of earlier announcements stay valid."""
+        """Apply the coordinator's newest announcement. Facts from earlier announcements remain true."""
         return replace(self, committed=max(self.committed, committed), held=self.held | frozenset(held))
 
     def makes_way(self, rank: Rank, content: Content | None) -> bool:
@@ -104,7 +101,7 @@ class Strays:
             content: the content of the slot; None if the slot is empty.
 
         Returns:
-            True if the module's invariant also holds without this slot.
+            True if the module's invariant stays true without this slot.
         """
         if rank in self.placed or not self.is_loaded:
             return False
@@ -119,7 +116,7 @@ class Strays:
         return not is_needed or (alone is not None and alone <= self.held)
 
     def is_over(self, rank: Rank) -> bool:
-        """Return whether the stray of `rank` is obsolete and may be dropped in any case."""
+        """Return whether no node needs the stray of `rank` any more, so that this node may drop it in any case."""
         if rank in self.placed or self.committed == NONE:
             return False
         return rank in self.held or self.committed > self.base
@@ -128,7 +125,7 @@ class Strays:
 def strayed(plan: GenerationPlan) -> frozenset[Rank]:
     """Return the ranks whose protection the coordinator announces.
 
-    These are the ranks with a stray, and all other ranks of their owners.
+    These are the ranks with a stray, and all other ranks on their owners' nodes.
     """
     if plan.relayout is not None:
         return frozenset()
@@ -142,8 +139,8 @@ def strayed(plan: GenerationPlan) -> frozenset[Rank]:
 
 
 def _alone(plan: GenerationPlan) -> frozenset[Rank]:
-    """Return the ranks whose base only their owner keeps."""
-    owners = {rank.rank: rank.holders[0] for rank in plan.ranks}  # Every owner has loaded the base.
+    """Return the ranks whose base only the owner's node holds."""
+    owners = {rank.rank: rank.holders[0] for rank in plan.ranks}  # Every owner has loaded its base.
     elsewhere = {
         reference.owner_rank
         for node in plan.nodes
@@ -154,10 +151,10 @@ def _alone(plan: GenerationPlan) -> frozenset[Rank]:
 
 
 def _needed(plan: GenerationPlan) -> frozenset[Step]:
-    """Return the steps before the base to which the job would go back after the loss of one particular node.
+    """Return the older steps to which the job would return after the loss of some node.
 
-    That node is the only one that has the base of one of its shards. Without the node, the base is incomplete, but the
-    returned step is still complete on the other nodes.
+    This node is the only holder of one shard's base. Without it the base is incomplete, but the returned step is
+    complete on the other nodes.
     """
     keepers = defaultdict[Step, dict[Rank, set[NodeId]]](dict)
     for node in plan.nodes:
@@ -176,7 +173,7 @@ def _needed(plan: GenerationPlan) -> frozenset[Step]:
 
 
 def _sole(plan: GenerationPlan, node_id: NodeId) -> frozenset[tuple[Rank, Content]]:
-    """Return the contents that the plan requires a node to keep, and no node before it."""
+    """Return the contents that the plan requires this node to keep and no earlier node in the plan."""
     kept_before: set[tuple[Rank, Content]] = set()
     for node in plan.nodes:
         kept = {(each.owner_rank, Content(each.origin_generation, each.step)) for each in node.keep}

@@ -1,4 +1,4 @@
-"""Selection of the chunks of a shard to transfer, and of the number of streams.
+"""Selects which chunks of a shard to transfer, and the number of streams.
 
 Invariant: a receiver never requests a chunk that another slot of the same shard already contains.
 """
@@ -11,21 +11,20 @@ from dataclasses import dataclass, replace
 from everstep.protocol.slot import DIGEST_BYTES
 
 Ranges = tuple[tuple[int, int], ...]
-"""Runs of consecutive chunks as (first, count), in ascending order, with at least one other chunk between two runs."""
+"""Runs of consecutive chunks as (first, count), in ascending order. At least one chunk separates two runs."""
 WORTHWHILE = 1.2
-"""Factor by which a doubled number of streams must raise the rate. Otherwise the additional streams cost more than they
-gain.
+"""Factor by which doubling the streams must raise the rate. Otherwise the additional streams are not worthwhile.
 """
 
 TRIES = 3
-"""Number of transfers with the same number of streams before that number is judged.
+"""Number of transfers with the same number of streams before this number of streams is judged.
 
 The fastest transfer counts, because training may have slowed the others.
 """
 STREAM_BYTES = 64 * 1024 * 1024
 """Bytes per stream of a fetch.
 
-One flow on AWS sends this amount in 0.1 s, which is a hundred times as long as opening another stream takes.
+One flow on AWS sends this amount in 0.1 s, a hundred times the time that opening another stream takes.
 """
 
 
@@ -87,8 +86,8 @@ class StreamCount:
     """Finds the best number of streams for a session by measurement.
 
     A single TCP flow is slower than many networks (AWS: 5 Gbit/s outside a cluster placement group, 10 Gbit/s within).
-    The capacity of a host's cards and cores is not known in advance. The number doubles as long as doubling raises the
-    rate by `WORTHWHILE`, then stays at the best value.
+    The capacity of a host's cards and cores is not known in advance. The number of streams doubles as long as this
+    raises the rate by `WORTHWHILE`, then stays at the best value.
     """
 
     limit: int

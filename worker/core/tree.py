@@ -4,12 +4,11 @@ This module does no I/O.
 
     position 0 ─┬─ 1 ─┬─ 17 …            0 is the coordinator; the parent of i is (i - 1) // ARITY
                 │     └─ … 32
-                ├─ 2 ─── 33 … 48
-                └─ … 16
+                ├─ 2 ─── 33 … 48 └─ … 16
 
-A node's report carries the coordinator's term that it answers, and a sequence number. Per node, only the newest report
-of the newest term is kept, regardless of its way through the tree. So an outdated report never replaces a newer one,
-and no report is counted twice.
+A node's report contains the term of the coordinator process that it answers, and a sequence number. For each node, only
+the newest report of the newest term is stored, whatever its path through the tree. An outdated report therefore never
+replaces a newer report, and no report is counted twice.
 
 Invariant: the coordinator receives the same facts over the tree as over direct connections to all nodes, only later.
 """
@@ -27,19 +26,20 @@ from everstep.protocol.rounds import NodeReport, RankRound
 ARITY = 16
 """Maximum number of children of a node. A tree of 10,000 nodes then has four levels.
 
-At 512 agents, arities of 8, 16 and 32 perform about the same (measured by `benchmarks.scale`). A higher arity adds work
-to each node. A lower arity adds levels, and each level may delay a non-urgent report by 20 ms.
+With 512 agents, arities of 8, 16 and 32 perform about the same (measured by `benchmarks.scale`). A higher arity adds
+work to each node. A lower arity adds levels, and each level may delay a non-urgent report by 20 ms.
 """
 RANKS_PER_MESSAGE = 1024
-"""Maximum ranks per `RoundReport`. The report of a rank takes about 100 bytes, plus its reason, so a message stays far
-below `MAX_PEER_MESSAGE_BYTES`.
+"""Maximum number of ranks per `RoundReport`.
+
+The report of a rank takes about 100 bytes plus its reason, so a message stays far below `MAX_PEER_MESSAGE_BYTES`.
 """
 NO_TERM = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTree:
-    """Position of every node in the tree of one generation, and the ranks of every node."""
+    """The position of every node in the tree of one generation, and the ranks of every node."""
 
     order: tuple[NodeId, ...]
     """Nodes by position; the coordinator is first."""
@@ -62,7 +62,7 @@ class RoundTree:
         return cls(order, MappingProxyType({node: frozenset(named) for node, named in ranks.items()}), arity)
 
     def ancestors(self, node: NodeId) -> tuple[NodeId, ...]:
-        """Return the nodes that `node` may dial: its parent first, the coordinator last; empty for the coordinator."""
+        """Return the nodes to which `node` may connect, its parent first and the coordinator last."""
         above: list[NodeId] = []
         position = self.order.index(node)
         while position:
@@ -71,7 +71,7 @@ class RoundTree:
         return tuple(above)
 
     def below(self, node: NodeId) -> frozenset[NodeId]:
-        """Return the nodes that `node` reports for: itself and all its descendants.
+        """Return the nodes whose reports `node` sends: itself and all its descendants.
 
         Empty if `node` is not a member.
         """
@@ -101,7 +101,7 @@ class Reports:
         return Reports(term) if term > self.term else self
 
     def take(self, *reports: NodeReport) -> Reports:
-        """Return this object updated by `reports`. Reports of an older term or a lower sequence number are ignored."""
+        """Return this object updated by `reports`. Reports of an older term or lower sequence number are ignored."""
         known = self.begin_term(max((each.term for each in reports), default=NO_TERM))
         newest = dict(known.newest)
         for each in reports:
@@ -138,7 +138,7 @@ class Reports:
         """Return whether the unsent reports contain only passed boundaries and repeated announcements.
 
         While a step is proposed, such reports can wait for the votes of all ranks, because the votes contain the same
-        facts. A report of a rank without a proposed step does not count as progress.
+        facts. A report of a rank without a proposed step is not such progress.
         """
         return all(
             before is not None
@@ -149,7 +149,7 @@ class Reports:
         )
 
     def _voted(self, members: frozenset[NodeId]) -> Step | None:
-        """Return the step that all ranks of `members` have voted on, or None."""
+        """Return the step on which all ranks of `members` have voted, or None."""
         if len(self.newest) < len(members):
             return None
         steps = {
@@ -163,7 +163,7 @@ class Reports:
 def messages(reports: Sequence[NodeReport]) -> Iterator[tuple[NodeReport, ...]]:
     """Group the reports into messages of at most `RANKS_PER_MESSAGE` ranks.
 
-    A node with more ranks gets a separate message.
+    A node with more ranks has a message of its own.
     """
     group: list[NodeReport] = []
     count = 0
@@ -188,5 +188,5 @@ def _is_progress(now: RankRound, before: RankRound) -> bool:
 
 
 def _rare(rank: RankRound) -> tuple[object, ...]:
-    """Return the fields that change rarely and on whose change the coordinator acts immediately."""
+    """Return the fields that change rarely, and to whose change the coordinator reacts immediately."""
     return rank.standing, rank.echo_step, rank.echo, rank.pinned_step, rank.stored_step

@@ -1,4 +1,4 @@
-"""The progress of one upload to S3, and the message about an upload that makes none. Pure."""
+"""The progress of one upload to S3, and the message about an upload without progress. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from everstep.protocol.ids import Rank, Step
 
 STALL_SECONDS = 60.0
-"""Time without progress after which an upload is reported. A part of 32 MiB then needs a rate below 0.6 MB/s."""
+"""Seconds without progress after which the agent reports an upload as stalled.
+
+A part of 32 MiB then has a rate below 0.6 MB/s.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +25,7 @@ class UploadProgress:
     """The object, as s3://bucket/key; empty until the first attempt begins."""
     object_bytes: int = 0
     stored_bytes: int = 0
-    """Bytes of the parts that S3 has stored in this attempt."""
+    """Bytes of all parts that S3 has stored in this attempt."""
 
     def begun(self, name: str, object_bytes: int, now: float) -> UploadProgress:
         """Return the progress at the start of an attempt, which stores the object under a new name."""

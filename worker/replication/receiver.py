@@ -319,7 +319,7 @@ class ReplicaReceiver:
                 finally:
                     slot.pins -= 1
             if digests is None:
-                await session.send(ShardRefused(transfer=number, reason="not held here"))
+                await session.send(ShardRefused(transfer=number, reason="this node does not hold the shard"))
 
 
 async def _answer(session: Session) -> ShardWanted | ShardSealed | ShardRefused:

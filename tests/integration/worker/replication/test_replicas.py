@@ -355,7 +355,7 @@ async def test_a_chunk_that_is_always_damaged_is_refused_and_counted_and_the_ses
             hand.chunks(payload(9, 4000), await hand.wanted())
         answer = await hand.session.receive()
         assert isinstance(answer, ShardRefused)
-        assert "do not hash" in answer.reason
+        assert "do not match" in answer.reason
         assert pair.receiver.rejected_count == 1
         assert pair.held() == {}
         assert isinstance(await hand.whole(1, data), ShardSealed)
@@ -596,8 +596,8 @@ async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can
         await pair.until(lambda: pair.shard.vote is Vote.ACKED)
     assert pair.shard.view == {HOLDER}
     assert (dialler.tried, len(dialler.sessions), len(sender.streams.lines)) == ([0, 1], 1, 1)
-    assert [record.message for record in caplog.records if "not more" in record.message] == [
-        f"rank {RANK} sends to {HOLDER} over 1 stream, not more: 10.0.1.7:9000 does not answer"
+    assert [record.message for record in caplog.records if "over only" in record.message] == [
+        f"rank {RANK} sends to {HOLDER} over only 1 stream: 10.0.1.7:9000 does not answer"
     ]
 
 
@@ -646,7 +646,7 @@ async def test_a_fetch_goes_over_the_cards_that_can_be_reached(
         dialler, RANK, source, pair.owner_store, keep=set(), slot_count=2, answer_seconds=20, silence_seconds=20
     )
     assert dialler.tried == [0, 1]
-    assert f"rank {RANK} is fetched over 1 stream, not more: 10.0.1.7:9000 does not answer" in caplog.messages
+    assert f"rank {RANK} is fetched over only 1 stream: 10.0.1.7:9000 does not answer" in caplog.messages
     assert pair.owner_store.sealed(RANK, content(1)) is not None
 
 
@@ -1352,7 +1352,7 @@ async def test_a_holder_whose_wire_damages_everything_is_dropped_however_much_is
     await pair.capture(1)
     await pair.until(lambda: pair.shard.vote is Vote.ACKED)
     assert pair.shard.view == frozenset()
-    assert "do not hash" in pair.shard.holder_troubles[HOLDER]
+    assert "do not match" in pair.shard.holder_troubles[HOLDER]
 
 
 async def test_an_owner_says_in_the_holders_words_why_it_is_out_of_view_and_forgets_it_when_it_heals(
@@ -1466,7 +1466,7 @@ async def test_of_a_shard_with_a_damaged_chunk_what_lies_before_it_alone_is_ther
     with held.file.payload(2000, 2001) as view:
         view[0] ^= 1
     told: list[int] = []
-    with pytest.raises(ShardRejected, match="do not hash"):
+    with pytest.raises(ShardRejected, match="do not match"):
         await fetch(pair, arrived=lambda _file, _header, verified_bytes: told.append(verified_bytes))
     assert max(told) == 2000
 
@@ -1478,7 +1478,7 @@ async def test_of_a_shard_with_a_damaged_chunk_what_lies_before_it_alone_is_ther
 )
 async def test_what_is_not_there_exactly_is_not_to_be_fetched(pair: Pair, wrong: dict[str, object]) -> None:
     await held_by_the_holder(pair)
-    with pytest.raises(ShardRejected, match="this node is not a holder of rank"):
+    with pytest.raises(ShardRejected, match="this node does not hold the shard"):
         await fetch(pair, **wrong)
     assert pair.owner_store.inventory() == ()
 
@@ -1489,7 +1489,7 @@ async def test_a_fetched_shard_that_has_rotted_in_its_holders_memory_is_not_seal
     assert held is not None
     with held.file.payload(2000, 2001) as view:
         view[0] ^= 1
-    with pytest.raises(ShardRejected, match="do not hash"):
+    with pytest.raises(ShardRejected, match="do not match"):
         await fetch(pair)
     assert pair.owner_store.inventory() == ()
 

@@ -66,7 +66,7 @@ async def test_a_card_that_leads_nowhere_is_tried_once_and_those_behind_it_are_u
     assert await network.opened(ways, 4) == ["e0", "e2", "e3", "e0"]
     assert [name for name, _ in network.tried].count("e1") == 1
     assert [record.getMessage() for record in caplog.records] == [
-        "streams to i-b leave out e1 for 60 s: 10.0.1.1 does not answer"
+        "streams to i-b skip the cards e1 for 60 s: 10.0.1.1 does not answer"
     ]
 
 
