@@ -1,7 +1,7 @@
 """Ends a run on this node: waits for the uploads of the run's output, then removes its files and processes.
 
-    Release ─▶ Departure.begin ─▶ outputs uploaded or stalled ─▶ Departure.finish ─▶ release Prepare of another run ─▶
-    Departure.make_way ─────────────────────────────────▶ release
+    Release ─▶ Departure.begin ─▶ outputs uploaded or stalled ─▶ Departure.finish ─▶ release
+    Prepare of another run ─▶ Departure.make_way ─────────────────────────────────▶ release
 
 Invariant: the node reports the run until the release, so that the control plane assigns no other job to the node
 before. After a release, no file, process or promise of the run remains on this node.

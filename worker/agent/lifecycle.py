@@ -1,6 +1,7 @@
 """Leads the node through one generation after another: promise, load, start, and the exits of the ranks.
 
-    Prepare ─▶ promise ─▶ Load ─▶ load ─▶ Start ─▶ start ─▶ exits of all ranks ▲ a higher Prepare, from any phase
+    Prepare ─▶ promise ─▶ Load ─▶ load ─▶ Start ─▶ start ─▶ exits of all ranks
+                  ▲ a higher Prepare, from any phase
 
 `worker.core.generation` decides which phase follows. The agent changes the promise on disk before it acts (`promise`),
 so that a restarted agent resumes the phase (`Lifecycle.resume`).

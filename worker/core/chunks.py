@@ -2,8 +2,8 @@
 
 This is GEMINI's traffic scheduling (SOSP'23, section 5, Algorithm 2), with the corrections listed at `partition`.
 
-    profile ──IdleSpan──▶ partition ──ScheduledChunk──▶ how much of a snapshot fits, and when each piece is sent └───▶
-    opening ───when───▶ the pacer, chunk by chunk
+    profile ──IdleSpan──▶ partition ──ScheduledChunk──▶ how much of a snapshot fits, and when each piece is sent
+                    └───▶ opening ───when───▶ the pacer, chunk by chunk
 
 Times are offsets from the boundary at which the iteration begins. Chunks are scheduled only in the middle part of a
 span, because its start and end vary from iteration to iteration.

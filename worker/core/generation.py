@@ -19,9 +19,11 @@ from everstep.protocol.ids import Generation, JobName, RunId
 class Event(StrEnum):
     """The events that change the phase of a member.
 
-    LOAD: A plan arrived. LOADED: Every shard of this node's ranks is verified. LOAD_FAILED: A shard failed verification
-    or could not be fetched. START: Every node of the generation has loaded its shards. EXITED: Every rank on this node
-    has exited.
+    LOAD: A plan arrived.
+    LOADED: Every shard of this node's ranks is verified.
+    LOAD_FAILED: A shard failed verification or could not be fetched.
+    START: Every node of the generation has loaded its shards.
+    EXITED: Every rank on this node has exited.
     """
 
     LOAD = "load"

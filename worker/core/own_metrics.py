@@ -1,7 +1,8 @@
 """Everstep's own measurements of a job's iterations, published next to the values that the script logs. No I/O.
 
-    Boundary, Captured ──▶ OwnMetrics ──at most every PERIOD_SECONDS──▶ one set of values rank 0's node: a MetricPoint,
-    numbered and stored every node: the newest set, in its report
+    Boundary, Captured ──▶ OwnMetrics ──at most every PERIOD_SECONDS──▶ one set of values
+                                            rank 0's node: a MetricPoint, numbered and stored
+                                            every node: the newest set, in its report
 
 The control plane adds the measurements of all nodes to each point of rank 0's node. On each node, only the first rank's
 iterations are measured, because collective operations make the iterations of all ranks equally long.

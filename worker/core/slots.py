@@ -25,7 +25,7 @@ FIRST_PAUSE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a slot contains: the state of one shard at `step`, captured in generation `origin`."""
+    """The content of a slot: the state of one shard at `step`, captured in generation `origin`."""
 
     origin: Generation
     step: Step

@@ -1,7 +1,7 @@
 """Limits snapshots on a slow link to half of the link's rate, so that training traffic does not queue behind them.
 
-    suspected slow ──▶ limited to half of its rate ──▶ limit lifted, rate measured ─┬─▶ limited again for longer └─▶
-    sound
+    suspected slow ──▶ limited to half of its rate ──▶ limit lifted, rate measured ─┬─▶ limited again for longer
+                                                                                   └─▶ sound
 
 The rate of a limited transfer does not show the full rate of the link. Each transfer therefore begins without a limit.
 In a long transfer, the limit is lifted periodically. The first limit is short, because the suspicion may be wrong. All

@@ -11,7 +11,8 @@ without this content.
     older than the base     the loss of any one node never makes the job go   holders have it; or a later step is
                             back to this step; or the shard's owner keeps     committed, which makes the older contents
                             this step, too, and other nodes have the base     of all nodes useless
-                            of all shards of that owner; or the base is committed
+                            of all shards of that owner; or the base is
+                            committed
 
 After a relayout, strays of the base protect the job until the first commit. A node without room may drop a stray that
 another node before it in the plan also keeps, and a stray that it fetched for its ranks, once they have loaded.

@@ -4,7 +4,8 @@ This module does no I/O.
 
     position 0 ─┬─ 1 ─┬─ 17 …            0 is the coordinator; the parent of i is (i - 1) // ARITY
                 │     └─ … 32
-                ├─ 2 ─── 33 … 48 └─ … 16
+                ├─ 2 ─── 33 … 48
+                └─ … 16
 
 A node's report contains the term of the coordinator process that it answers, and a sequence number. For each node, only
 the newest report of the newest term is stored, whatever its path through the tree. An outdated report therefore never

@@ -1,7 +1,7 @@
 """Serves shards of the previous layout to the ranks of this node, after the number of ranks has changed (a relayout).
 
-    rank ── FetchShard ──▶ RankLines ──▶ EarlierShards ──▶ BaseLoading.load_earlier: own slot, peer, S3 ◀─ FetchedShard
-    ──
+    rank ── FetchShard ──▶ RankLines ──▶ EarlierShards ──▶ BaseLoading.load_earlier: own slot, peer, S3
+         ◀─ FetchedShard ──
 
 Invariant: a rank receives a slot's path only after the whole shard was verified against the plan's digest. The slot
 keeps its content until all ranks of this node have loaded (`KeptContents.is_loading_earlier`).

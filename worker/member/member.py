@@ -1,7 +1,7 @@
 """A node's part in one generation: the member loads shards, serves ranks and takes part in the rounds.
 
-    Prepare ─▶ (agent: promise) ─▶ Member.open ─▶ BaseLoading.load ─▶ Member.begin_rounds ─▶ replicas, uploads ─▶
-    Member.close
+    Prepare ─▶ (agent: promise) ─▶ Member.open ─▶ BaseLoading.load ─▶ Member.begin_rounds ─▶ replicas, uploads
+            ─▶ Member.close
 
 The member consists of `BaseLoading`, `EarlierShards`, `RankLines`, `CheckpointUploads`, `PeerSessions` and
 `MemberStatus`, each in its own module.

@@ -1,7 +1,8 @@
 """Manages the slots of this node's ranks: creation on request, then grant, capture and seal for each proposed step.
 
-    SlotsRequest ─▶ slots here ─▶ slots of the holders ─┐ Announcement ───────────────────────────────────────┴▶ grant
-    ─▶ the rank's page Capturing ─▶ digests of the final part ─▶ holders receive this part
+    SlotsRequest ─▶ slots here ─▶ slots of the holders ─┐
+    Announcement ───────────────────────────────────────┴▶ grant ─▶ the rank's page
+    Capturing ─▶ digests of the final part ─▶ holders receive this part
     Captured  ─▶ all digests ─▶ slot sealed ─▶ `OwnedShard.seal`
 
 Invariant: a rank receives a slot only for the proposed step, and only after all holders in view have created their

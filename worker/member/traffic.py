@@ -1,7 +1,7 @@
 """Decides from the ranks' iterations when snapshots may use the network, and how often a step is proposed.
 
-    Boundary, Captured ──▶ Budget, PacingTrial ──distance, pacing──▶ Coordinator ──pacing──▶ every node IdleSpans ──▶
-    SpanPacer ──pacing──▶ senders
+    Boundary, Captured ──▶ Budget, PacingTrial ──distance, pacing──▶ Coordinator ──pacing──▶ every node
+    IdleSpans ──▶ SpanPacer ──pacing──▶ senders
 
 Pacing delays chunks of a snapshot until the network is idle. One local rank represents all ranks, because collective
 operations synchronize their iterations. The coordinator's node decides on the pacing and on the distance between

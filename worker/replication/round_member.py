@@ -1,7 +1,7 @@
 """Takes part in the rounds of a generation, and relays the messages of the nodes below it in the tree of agents.
 
-    parent node ◀── own state and reports from below ── RoundMember ◀── RoundReport ── child nodes ── Announcement ──▶
-    applied on this node, then ──▶
+    parent node ◀── own state and reports from below ── RoundMember ◀── RoundReport ── child nodes
+                ── Announcement ──▶ applied on this node, then ──▶
 
 Every node runs a `RoundMember`. Both sides of a connection send a message at least every third of `holder_deadline`,
 and detect silence of the other side. A silent node is therefore detected even if no other node has data for it.
