@@ -17,10 +17,11 @@ class JobState(StrEnum):
     """The states of a job.
 
     QUEUED: The job waits in the fleet's queue. The job leaves this state when the fleet admits it, when a user stops
-    it, or when it exceeds its limit for pending time. ALLOCATING: The fleet has admitted the job and assigns its nodes,
-    all together (a gang). The job leaves this state when the gang is complete. It returns to QUEUED for a job of higher
-    priority, or when its nodes do not arrive in time. PREPARING: The job has a new generation number, and its members
-    promise that generation. The job leaves this state
+        it, or when it exceeds its limit for pending time.
+    ALLOCATING: The fleet has admitted the job and assigns its nodes, all together (a gang). The job leaves this state
+        when the gang is complete. It returns to QUEUED for a job of higher priority, or when its nodes do not arrive in
+        time.
+    PREPARING: The job has a new generation number, and its members promise that generation. The job leaves this state
         when all members have promised and the plan is stored.
     LOADING: The plan is stored, and the members load their shards. The job leaves this state when every node has
         verified its shards.
@@ -29,8 +30,9 @@ class JobState(StrEnum):
     PAUSING: The control plane has requested an agreed stop, because a job of higher priority needs the nodes or a
         person paused the job. The job returns to QUEUED when a checkpoint holds its last step.
     STOPPING: The control plane has requested an agreed stop. The job leaves this state when all ranks have exited.
-    COMPLETED: Every rank exited with success. Final. FAILED: The control plane ended the job, because another
-    generation would fail too. Final. STOPPED: A user or a limit ended the job. Final.
+    COMPLETED: Every rank exited with success. Final.
+    FAILED: The control plane ended the job, because another generation would fail too. Final.
+    STOPPED: A user or a limit ended the job. Final.
 
     A fault in any state from PREPARING to PAUSING returns the job to PREPARING and opens an incident.
     """
@@ -51,14 +53,19 @@ class JobState(StrEnum):
 class JobEvent(StrEnum):
     """The events that change the state of a job.
 
-    ADMITTED: The fleet has enough nodes for the job. SENT_BACK: The job returns to the queue: another job has
-    precedence, a person paused the job, or its nodes did not
+    ADMITTED: The fleet has enough nodes for the job.
+    SENT_BACK: The job returns to the queue: another job has precedence, a person paused the job, or its nodes did not
         arrive in time.
-    GANG_ASSIGNED: The fleet has assigned all nodes of the job. PLANNED: All members promised the generation, and its
-    plan is complete. LOADED: Every node has verified its shards. STARTED: Ranks run on every node. FAULTED: A fault
-    ended the generation, and a new generation starts. PAUSE_ASKED: A job of higher priority or a person requests a
-    pause. PAUSED: S3 has a checkpoint of the last step, and the nodes are free. STOP_ASKED: A user or a limit requests
-    a stop. FINISHED: Every rank exited with success. HALTED: Every rank exited after a stop, or no rank had started.
+    GANG_ASSIGNED: The fleet has assigned all nodes of the job.
+    PLANNED: All members promised the generation, and its plan is complete.
+    LOADED: Every node has verified its shards.
+    STARTED: Ranks run on every node.
+    FAULTED: A fault ended the generation, and a new generation starts.
+    PAUSE_ASKED: A job of higher priority or a person requests a pause.
+    PAUSED: S3 has a checkpoint of the last step, and the nodes are free.
+    STOP_ASKED: A user or a limit requests a stop.
+    FINISHED: Every rank exited with success.
+    HALTED: Every rank exited after a stop, or no rank had started.
     GAVE_UP: The control plane ends the job, because another generation would fail too.
     """
 
@@ -83,11 +90,11 @@ class NodeState(StrEnum):
     JOINING: EC2 has the instance, and its agent has not connected yet. The node leaves this state when the agent
         connects, when the join limit passes, or when the instance ends.
     SPARE: The agent is connected, and no job uses the node. The node leaves this state when it is assigned, is surplus,
-    or has a fault. ASSIGNED: One job uses the node. The node leaves this state when the job ends or excludes the node.
+        or has a fault.
+    ASSIGNED: One job uses the node. The node leaves this state when the job ends or excludes the node.
     HELD: The fleet neither uses nor terminates the node, because the node is unreachable, distrusted, or kept for
-    inspection.
-        An unreachable node leaves this state when its agent reports again. Any other node leaves this state when a
-        person decides.
+        inspection. An unreachable node leaves this state when its agent reports again. Any other node leaves this state
+        when a person decides.
     REBOOTING: EC2 reboots the node for a fault that a reboot can repair. The node leaves this state when its agent
         reports without the fault, or when the reboot limit passes.
     DRAINING: The node is excluded or surplus, and EC2 terminates it. The node leaves this state when EC2 reports the
@@ -107,11 +114,14 @@ class NodeState(StrEnum):
 class NodeEvent(StrEnum):
     """The events that change the state of a node.
 
-    CONNECTED: The node's agent connected. ASSIGNED: The fleet assigned the node to a job. RELEASED: The node becomes
-    free. Its job ended or gave the node up, its agent reports again, or a person returned the node to service.
-    EXCLUDED: A job's verdict or a person excludes the node, or the fleet has more nodes than it needs. HELD: The fleet
-    keeps the node, but no job may use it. REBOOTED: A fault or a person's request requires a reboot. ENDED: EC2 reports
-    that the instance is ending or has ended.
+    CONNECTED: The node's agent connected.
+    ASSIGNED: The fleet assigned the node to a job.
+    RELEASED: The node becomes free. Its job ended or gave the node up, its agent reports again, or a person returned
+        the node to service.
+    EXCLUDED: A job's verdict or a person excludes the node, or the fleet has more nodes than it needs.
+    HELD: The fleet keeps the node, but no job may use it.
+    REBOOTED: A fault or a person's request requires a reboot.
+    ENDED: EC2 reports that the instance is ending or has ended.
     """
 
     CONNECTED = "connected"
@@ -144,9 +154,11 @@ class IncidentState(StrEnum):
 class IncidentEvent(StrEnum):
     """The events that change the state of an incident.
 
-    NODES_THERE: All nodes of the new generation have promised. TRAINING_AGAIN: Every rank has completed a step after
-    the base step. CAUGHT_UP: Training has reached the newest step before the failure. FAILED_AGAIN: Another failure
-    occurred before the incident closed. JOB_ENDED: The job ended.
+    NODES_THERE: All nodes of the new generation have promised.
+    TRAINING_AGAIN: Every rank has completed a step after the base step.
+    CAUGHT_UP: Training has reached the newest step before the failure.
+    FAILED_AGAIN: Another failure occurred before the incident closed.
+    JOB_ENDED: The job ended.
     """
 
     NODES_THERE = "nodes_there"
@@ -181,10 +193,11 @@ class FleetStatus(StrEnum):
 
     Every pass derives the status from its observations. The status is not stored and has no transition table.
 
-    - ACTIVE: the fleet takes all actions.
-    - FROZEN: the group differs from the registered contract, or most agents are silent at the same time. The fleet
-      terminates no instance until this condition ends.
-    - DELETING: the fleet terminates its nodes one by one. Then the control plane deletes the fleet.
+    -
+    ACTIVE: the fleet takes all actions. -
+    FROZEN: the group differs from the registered contract, or most agents are silent at the same time. The fleet
+        terminates no instance until this condition ends. -
+    DELETING: the fleet terminates its nodes one by one. Then the control plane deletes the fleet.
     """
 
     ACTIVE = "active"
@@ -314,9 +327,10 @@ class TrainingJobStatus(StrEnum):
 class ProtectionState(StrEnum):
     """How well copies in the memory of nodes protect a job's training state.
 
-    - PROTECTED: every shard has all its copies.
-    - DEGRADED: at least one shard lacks a copy, or ranks skip snapshots.
-    - UNPROTECTED: memory holds no complete step.
+    -
+    PROTECTED: every shard has all its copies. -
+    DEGRADED: at least one shard lacks a copy, or ranks skip snapshots. -
+    UNPROTECTED: memory holds no complete step.
     """
 
     PROTECTED = "Protected"
