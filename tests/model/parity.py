@@ -1,0 +1,1007 @@
+"""Explicit-state model of parity protection (docs/adr/0035-parity-in-memory.md), over the real decision code.
+
+    worker.core.rounds.Shard, Coordinator       rounds, votes, views: a member's peers are its group's other members
+    worker.core.slots.writable, kept            which slot may be written, for shards and for shares
+    control_plane.core.recovery.choose          the base of a new generation, its sources and keep lists
+    control_plane.core.placement.plan           the groups
+    tests.model.parity_rules                    accumulation of a share, and what survivors can rebuild
+
+Each node has one rank. A rank captures and seals a step at once, because `tests.model.step_protocol` explores captures.
+This model explores contributions: chunks that arrive twice, lines that break, agents that restart between two chunks,
+offers of outdated steps, headers and shares that memory damages, and losses at every moment, also during a restore.
+
+The bytes of a share are symbolic: the set of the shards that it contains an odd number of times. A second application
+of a chunk removes the shard from the set, exactly as XOR does.
+
+    python -m tests.model.parity NODES GROUP STEPS FAULTS [--bug NAME] [--walks N] [--seed S] [--steady]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cached_property, lru_cache
+from itertools import combinations
+from typing import NamedTuple
+
+from control_plane.core import placement, recovery
+from control_plane.core.observed.steps import GenerationRecord, RefusedSource
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.plan import SlotRecord
+from everstep.protocol.rank_messages import Standing, Vote
+from everstep.protocol.rounds import RankRound
+from everstep.protocol.slot import SlotState
+from tests.model import parity_rules
+from tests.model.explore import Driver, Explored, Found, every_interleaving, walk
+from tests.model.parity_rules import Contribution, Share
+from tests.model.step_protocol import Violation
+from tests.model.world import NONE, Pair, empty_pair, put
+from worker.core import slots
+from worker.core.rounds import Coordinator, Shard
+from worker.core.slots import EMPTY, Content, SlotView
+
+Event = tuple[object, ...]
+Token = tuple[int, Content]
+"""The shard of a rank, as a part of a share's bytes."""
+DAMAGE: Token = (-1, Content(Generation(0), Step(0)))
+"""The difference that a memory fault makes in a share."""
+SHARE = 1_000
+"""Added to the rank of a share's holder where an inventory or a keep list names the share."""
+REBUILT = NodeId("rebuilt")
+"""Node of the shards that survivors can rebuild, in the survey for `recovery.choose`."""
+WEIGHTS = {
+    "boundary": 0.3,
+    "drop": 0.3,
+    "break": 0.3,
+    "restart": 0.15,
+    "spoil": 0.1,
+    "damage": 0.05,
+    "lose": 0.03,
+    "lose too many": 0.03,
+    "lose again": 0.1,
+}
+"""Weights of the kinds of events in a random walk; 1 for all others."""
+SLOWLY = {**dict.fromkeys(WEIGHTS, 0.0), "boundary": 0.05}
+"""Weights for walks without faults, in which contributions keep up with training."""
+
+
+class Phase(IntEnum):
+    """State of the line on which one member contributes to another member's share.
+
+    OFF: no connection. IDLE: connected. OPEN: the holder has granted a slot, and the chunk is in transit. SENT: the
+    holder has received the chunk. WAITING: the contribution is complete, others are not. SEALED: the acknowledgement is
+    in transit.
+    """
+
+    OFF = 0
+    IDLE = 1
+    OPEN = 2
+    SENT = 3
+    WAITING = 4
+    SEALED = 5
+
+
+class Line(NamedTuple):
+    """The line from a contributor to the holder of a share."""
+
+    phase: Phase = Phase.OFF
+    step: int = NONE
+
+
+class ShareSlot(NamedTuple):
+    """One slot of a share."""
+
+    view: SlotView = EMPTY
+    value: frozenset[Token] = frozenset()
+    """The slot's bytes: the shards that it contains an odd number of times."""
+    share: Share | None = None
+    """The accumulation; None unless the slot is WRITING."""
+    header: frozenset[Contribution] = frozenset()
+    """The contributions that the header of a sealed slot names."""
+
+
+class Plan(NamedTuple):
+    """The base of a new generation, which its nodes are loading."""
+
+    base: int
+    origin: int
+    keep: tuple[tuple[frozenset[Content], frozenset[Content]], ...]
+    """Contents to keep, by seat: of the node's shard and of its share."""
+    rebuilt: tuple[Contribution | None, ...]
+    """By rank: the shard to rebuild; None if the node has it, or if the base is 0."""
+
+
+class Inventory(NamedTuple):
+    """The sealed slots of one node, frozen when the node promised."""
+
+    committed: int
+    shards: tuple[Content, ...]
+    shares: tuple[tuple[Content, frozenset[Contribution]], ...]
+
+
+class Restore(NamedTuple):
+    """Progress of a new generation until training starts."""
+
+    dead: frozenset[int]
+    """Seats whose lost node has no replacement yet."""
+    inventories: tuple[Inventory | None, ...]
+    """Inventory of each node; None until the node promises."""
+    quiet: frozenset[int] = frozenset()
+    """Seats that have promised since the last start. Their nodes no longer act for the old generation."""
+    plan: Plan | None = None
+    loaded: tuple[bool, ...] = ()
+
+
+class World(NamedTuple):
+    """One state of the model. A seat is a position in the plan; the rank of a seat has the same number."""
+
+    generation: int
+    """The newest started generation."""
+    issued: int
+    lineage: tuple[tuple[int, int, int], ...]
+    """Every started generation as (generation, parent, base)."""
+    base: int
+    origin: int
+    """The generation that captured the base."""
+    keep: tuple[tuple[frozenset[Content], frozenset[Content]], ...]
+    coordinator: Coordinator
+    shards: tuple[Shard, ...]
+    boundaries: tuple[int, ...]
+    own: tuple[Pair, ...]
+    """The slots of each node's own shard."""
+    shares: tuple[tuple[ShareSlot, ...], ...]
+    """The slots of each node's share."""
+    lines: tuple[tuple[Line, ...], ...]
+    """Lines by contributor and holder."""
+    restore: Restore | None
+    new: frozenset[int]
+    """Seats whose page lacks the started generation's C, because a load cleared the page or the node is new."""
+    refused: frozenset[tuple[int, int, int]]
+    faults: int
+    # facts that only the checker uses
+    best: int
+    """The newest committed step that must survive; 0 if there is none, or after more losses than parity covers."""
+    counted: tuple[int, int]
+    """Generation and step of the newest commit, which a restarted coordinator may derive again."""
+    stood: tuple[bool, ...]
+    """By rank: whether all other members were in view when the rank last acknowledged."""
+    covered: tuple[bool, ...]
+    """By group: whether one loss in the group is covered since the last commit."""
+    weak: frozenset[int]
+    """Seats that lost a shard or a share of the last commit, and therefore count as lost until the next one."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """All decisions that the model calls. A planted bug replaces one of them."""
+
+    shard: type[Shard] = Shard
+    share: type[Share] = Share
+    writable: Callable[..., int | None] = slots.writable
+    kept: Callable[..., frozenset[Content]] = slots.kept
+    place: Callable[..., int | None] = parity_rules.place
+    rebuildable: Callable[..., dict[Content, Contribution]] = parity_rules.rebuildable
+    verifies: bool = True
+    """True if a node compares a rebuilt shard with the lost owner's digest."""
+    cancels: bool = True
+    """True if a member cancels the contribution of a step that is neither committed nor proposed any more."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The constants of a model."""
+
+    nodes: int
+    group: int
+    """Nodes per group; the last group also has the remainder."""
+    steps: int
+    faults: int
+
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Return the groups of seats, by the control plane's own placement."""
+        planned = placement.plan([NodeId(f"{seat}") for seat in range(self.nodes)], self.group, {})
+        return tuple(tuple(int(node) for node in group) for group in planned.groups)
+
+
+class Model:
+    """The protocol as a model: every event that is possible in a state, and the state after it."""
+
+    def __init__(
+        self, shape: Shape, rules: Rules | None = None, *, is_fine: bool = False, start: World | None = None
+    ) -> None:
+        """Create the model.
+
+        Args:
+            shape: sizes and the budget of faults.
+            rules: the decisions; the real ones by default.
+            is_fine: True makes every part of a contribution an event of its own. Otherwise a contribution and its
+                acknowledgements are one event.
+            start: first state of the exploration; a job's first generation by default.
+        """
+        self.shape = shape
+        self.rules = rules or Rules()
+        self.is_fine = is_fine
+        self.groups = shape.groups()
+        self.seats = range(shape.nodes)
+        self._start = start
+
+    def first(self) -> World:
+        """Return the start of the first generation: no snapshot exists."""
+        if self._start is not None:
+            return self._start._replace(
+                shards=tuple(
+                    self.rules.shard(**{name: getattr(shard, name) for name in Shard.__dataclass_fields__})
+                    for shard in self._start.shards
+                )
+            )
+        n = self.shape.nodes
+        nothing = (frozenset[Content](), frozenset[Content]())
+        world = World(
+            generation=0,
+            issued=0,
+            lineage=(),
+            base=0,
+            origin=0,
+            keep=(nothing,) * n,
+            coordinator=Coordinator.begin(world_size=n, base=Step(0), every_steps=0),
+            shards=(),
+            boundaries=(),
+            own=(empty_pair(),) * n,
+            shares=((ShareSlot(),) * 2,) * n,
+            lines=(),
+            restore=None,
+            new=frozenset(),
+            refused=frozenset(),
+            faults=0,
+            best=0,
+            counted=(0, NONE),
+            stood=(False,) * n,
+            covered=(False,) * len(self.groups),
+            weak=frozenset(),
+        )
+        return self._started(world, Plan(0, 0, world.keep, (None,) * n), 1)
+
+    def _started(self, world: World, plan: Plan, generation: int) -> World:
+        n, base = self.shape.nodes, Step(plan.base)
+        return world._replace(
+            generation=generation,
+            issued=generation,
+            lineage=(*world.lineage, (generation, world.generation, plan.base)),
+            base=plan.base,
+            origin=plan.origin,
+            keep=plan.keep,
+            coordinator=Coordinator.begin(world_size=n, base=base, every_steps=0),
+            shards=tuple(self.rules.shard.begin(base, self._peers(rank)) for rank in self.seats),
+            boundaries=(plan.base,) * n,
+            lines=((Line(),) * n,) * n,
+            restore=None,
+            new=frozenset(),
+        )
+
+    # -- reading the state
+
+    @cached_property
+    def group_of(self) -> tuple[tuple[int, ...], ...]:
+        """The group of each seat."""
+        return tuple(next(group for group in self.groups if seat in group) for seat in self.seats)
+
+    def _peers(self, rank: int) -> tuple[NodeId, ...]:
+        return tuple(NodeId(f"{seat}") for seat in self.group_of[rank] if seat != rank)
+
+    def content(self, world: World, step: int) -> Content:
+        """Return the name of the content of `step` in the running generation."""
+        return Content(Generation(world.origin if step == world.base and step else world.generation), Step(step))
+
+    @staticmethod
+    def has(world: World, rank: int, content: Content) -> bool:
+        """Return whether a node has its own shard of `content`, sealed."""
+        return slots.find_sealed(world.own[rank], content) is not None
+
+    @staticmethod
+    def share(world: World, holder: int, content: Content) -> ShareSlot | None:
+        """Return a node's sealed share of `content`, or None."""
+        return next(
+            (each for each in world.shares[holder] if each.view == SlotView(SlotState.SEALED, content)),
+            None,
+        )
+
+    def acts(self, world: World, seat: int) -> bool:
+        """Return whether the node in `seat` still works for the running generation."""
+        restore = world.restore
+        if restore is None:
+            return True
+        return restore.plan is None and seat not in restore.dead | restore.quiet
+
+    def keeps(self, world: World, seat: int, *, told: int = NONE, is_share: bool = False) -> frozenset[Content]:
+        """Return the contents that a node may not overwrite, by the knowledge of its agent."""
+        committed = max(told, world.shards[seat].committed)
+        base = Content(Generation(world.origin), Step(world.base)) if world.base else None
+        return self.rules.kept(
+            self.content(world, committed) if committed != NONE else None, world.keep[seat][is_share], base
+        )
+
+    def path(self, world: World) -> recovery.Path:
+        """Return the path of the newest started generation: the generation and its ancestors."""
+        return _path(world.lineage, world.generation)
+
+    # -- events
+
+    def moves(self, world: World) -> Iterator[tuple[Event, World]]:
+        """Yield every possible event with the state after it."""
+        for seat in self.seats:
+            if self.acts(world, seat):
+                yield from self._rounds(world, seat)
+                yield from self._boundary(world, seat)
+                for peer in self.group_of[seat]:
+                    if peer != seat and self.acts(world, peer):
+                        yield from self._line_moves(world, seat, peer)
+        yield from self._failures(world) if world.restore is None else self._restore_moves(world, world.restore)
+
+    def _rounds(self, world: World, seat: int) -> Iterator[tuple[Event, World]]:
+        if not self.acts(world, 0):
+            return
+        shard, coordinator = world.shards[seat], world.coordinator
+        report = RankRound(
+            rank=Rank(seat),
+            boundary=Step(world.boundaries[seat]),
+            committed=shard.committed,
+            proposed=shard.proposed,
+            vote=shard.vote,
+            is_late=shard.is_late,
+            standing=Standing.MOVING,
+        )
+        if report not in coordinator.ranks:
+            yield ("report", seat), self._coordinated(world, coordinator.report(report))
+        if not coordinator.is_recovering:
+            heard = shard.hear(coordinator.committed, coordinator.proposed)
+            if heard.proposed <= world.boundaries[seat] and heard.proposed != NONE:
+                heard = heard.abandon(heard.proposed, "late", late=True)
+            if heard != shard:
+                yield ("hear", seat, coordinator.committed, coordinator.proposed), self._apply(world, seat, heard)
+
+    def _apply(self, world: World, rank: int, shard: Shard) -> World:
+        before = world.shards[rank]
+        if shard.committed < before.committed:
+            raise Violation(f"rank {rank} goes back from C={before.committed} to {shard.committed}")
+        if before.vote is not shard.vote is Vote.ACKED:
+            world = world._replace(stood=put(world.stood, rank, len(shard.view) == len(shard.peers)))
+        return world._replace(shards=put(world.shards, rank, shard))
+
+    def _coordinated(self, world: World, coordinator: Coordinator) -> World:
+        before = world.coordinator
+        world = world._replace(coordinator=coordinator)
+        if coordinator.is_recovering or coordinator.committed == NONE:
+            return world
+        if not before.is_recovering and coordinator.committed < before.committed:
+            raise Violation(f"C falls from {before.committed} to {coordinator.committed}")
+        counted = (world.generation, int(coordinator.committed))
+        if counted <= world.counted or coordinator.committed < world.best:
+            return world
+        dead = world.restore.dead if world.restore is not None else frozenset[int]()
+        content = self.content(world, coordinator.committed)
+        damaged = {
+            seat
+            for seat in self.seats
+            if (share := self.share(world, seat, content)) is not None and DAMAGE in share.value
+        }
+        covered = tuple(all(world.stood[seat] for seat in group) for group in self.groups)
+        known = world._replace(best=coordinator.committed, counted=counted, covered=covered, weak=dead | damaged)
+        return known if self._is_covered(known, frozenset()) else known._replace(best=0)
+
+    def _boundary(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
+        """A rank passes its next boundary, which no rank passes before all ranks have reached the one before."""
+        boundary, shard = world.boundaries[rank] + 1, world.shards[rank]
+        if boundary > self.shape.steps or boundary - 1 > min(world.boundaries):
+            return
+        after = world._replace(boundaries=put(world.boundaries, rank, boundary))
+        if shard.proposed == boundary and shard.vote is Vote.NONE and boundary not in shard.sealed:
+            index = self.rules.writable(world.own[rank], self.keeps(world, rank))
+            if index is None:
+                after = self._apply(after, rank, shard.abandon(shard.proposed, "no slot"))
+            else:
+                content = self.content(world, boundary)
+                after = self._own(after, rank, put(world.own[rank], index, SlotView(SlotState.SEALED, content)))
+                for lost in shard.sealed:
+                    if not self.has(after, rank, self.content(world, lost)):
+                        shard = shard.forget(lost)
+                after = self._apply(after, rank, shard.seal(Step(boundary)))
+        yield ("boundary", rank, boundary), after
+
+    @staticmethod
+    def _own(world: World, rank: int, pair: Pair) -> World:
+        return world._replace(own=put(world.own, rank, pair))
+
+    # -- contributions
+
+    def _line_moves(self, world: World, rank: int, holder: int) -> Iterator[tuple[Event, World]]:
+        line, shard = world.lines[rank][holder], world.shards[rank]
+        is_given_up = line.phase > Phase.IDLE and line.step not in (shard.foundation, shard.proposed)
+        if is_given_up and self.rules.cancels:
+            yield ("cancel", rank, holder, line.step), self._line(world, rank, holder, Line(Phase.IDLE))
+        match line.phase:
+            case Phase.OFF if not self._lacks_base(world, rank):
+                yield ("connect", rank, holder), self._connected(world, rank, holder)
+            case Phase.IDLE:
+                begun = self._begun(world, rank, holder)
+                if begun is not None and not self.is_fine:
+                    yield ("contribute", rank, holder), self._settled(begun, rank, holder)
+                elif begun is not None:
+                    yield ("begin", rank, holder, begun.lines[rank][holder].step), begun
+            case Phase.OPEN:
+                yield ("chunk", rank, holder, line.step), self._received(world, rank, holder)
+            case Phase.SENT:
+                yield ("end", rank, holder, line.step), self._ended(world, rank, holder)
+            case Phase.WAITING if self._accumulating(world, rank, holder) is None:
+                yield ("refuse", rank, holder, line.step), self._line(world, rank, holder, Line(Phase.IDLE))
+            case Phase.SEALED:
+                yield ("acknowledge", rank, holder, line.step), self._acknowledged(world, rank, holder)
+
+    def _settled(self, world: World, rank: int, holder: int) -> World:
+        """Return the state after a whole contribution and all acknowledgements that it causes."""
+        if world.lines[rank][holder].phase is Phase.OPEN:
+            world = self._received(world, rank, holder)
+        if world.lines[rank][holder].phase is Phase.SENT:
+            world = self._ended(world, rank, holder)
+        for other in self.group_of[holder]:
+            if world.lines[other][holder].phase is Phase.SEALED and self.acts(world, other):
+                world = self._acknowledged(world, other, holder)
+        return world
+
+    @staticmethod
+    def _line(world: World, rank: int, holder: int, line: Line) -> World:
+        return world._replace(lines=put(world.lines, rank, put(world.lines[rank], holder, line)))
+
+    @staticmethod
+    def _slot(world: World, holder: int, index: int, slot: ShareSlot) -> World:
+        return world._replace(shares=put(world.shares, holder, put(world.shares[holder], index, slot)))
+
+    def _lacks_base(self, world: World, rank: int) -> bool:
+        """Return whether an owner lost the base before its commit. It then has no lines until the next generation."""
+        shard = world.shards[rank]
+        return bool(world.base) and shard.committed == NONE and world.base not in shard.sealed
+
+    def _connected(self, world: World, rank: int, holder: int) -> World:
+        """The holder sends the inventory of its share. A share counts if its header names the contributor's shard."""
+        listed = {
+            slot.view.content.step
+            for slot in world.shares[holder]
+            if slot.view.state is SlotState.SEALED
+            and slot.view.content is not None
+            and slot.view.content == self.content(world, slot.view.content.step)
+            and self.has(world, rank, slot.view.content)
+            and contribution(rank, slot.view.content) in slot.header
+        }
+        peer = NodeId(f"{holder}")
+        world = self._line(world, rank, holder, Line(Phase.IDLE))
+        return self._apply(world, rank, world.shards[rank].answer(peer).inventory(peer, frozenset(listed)))
+
+    def _begun(self, world: World, rank: int, holder: int) -> World | None:
+        """The member offers the step that the holder lacks. Return None if it offers none or the holder refuses."""
+        step = world.shards[rank].wanted(NodeId(f"{holder}"))
+        content = self.content(world, step)
+        if step == NONE or not self.has(world, rank, content):
+            return None
+        ours = contribution(rank, content)
+        sealed = self.share(world, holder, content)
+        if sealed is not None and ours in sealed.header:
+            return self._line(world, rank, holder, Line(Phase.SEALED, step))
+        keep = self.keeps(world, holder, told=world.shards[rank].committed, is_share=True)
+        views = [slot.view for slot in world.shares[holder]]
+        index = self.rules.place(views, content, keep, self.rules.writable)
+        if index is None:
+            return None
+        slot = world.shares[holder][index]
+        if slot.view != SlotView(SlotState.WRITING, content):
+            if content not in keep and slot.view.content is not None and slot.view.content.step > step:
+                raise Violation(f"an offer of {content} displaces {slot.view.content} at node {holder}")
+            others = frozenset(Rank(member) for member in self.group_of[holder] if member != holder)
+            slot = ShareSlot(SlotView(SlotState.WRITING, content), share=self.rules.share(others))
+        assert slot.share is not None
+        world = self._slot(world, holder, index, slot._replace(share=slot.share.begin(ours)))
+        return self._line(world, rank, holder, Line(Phase.OPEN, step))
+
+    def _accumulating(self, world: World, rank: int, holder: int) -> int | None:
+        """Return the index of the slot that accumulates the line's step and knows the member's contribution."""
+        content = self.content(world, world.lines[rank][holder].step)
+        for index, slot in enumerate(world.shares[holder]):
+            if slot.share is not None and slot.view.content == content:
+                return index if contribution(rank, content) in slot.share.announced else None
+        return None
+
+    def _received(self, world: World, rank: int, holder: int) -> World:
+        """The holder receives and verifies the chunk. A chunk of a share that was given up is refused."""
+        line, index = world.lines[rank][holder], self._accumulating(world, rank, holder)
+        if index is None:
+            return self._line(world, rank, holder, Line(Phase.IDLE))
+        slot = world.shares[holder][index]
+        assert slot.share is not None
+        if slot.share.accepts(Rank(rank), 0):
+            token = (rank, self.content(world, line.step))
+            slot = slot._replace(value=slot.value ^ {token}, share=slot.share.apply(Rank(rank), 0))
+        return self._line(self._slot(world, holder, index, slot), rank, holder, line._replace(phase=Phase.SENT))
+
+    def _ended(self, world: World, rank: int, holder: int) -> World:
+        """The contribution is complete. The last one seals the share, which all contributors are told."""
+        line, index = world.lines[rank][holder], self._accumulating(world, rank, holder)
+        if index is None:
+            return self._line(world, rank, holder, Line(Phase.IDLE))
+        slot, content = world.shares[holder][index], self.content(world, line.step)
+        assert slot.share is not None
+        share = slot.share.finish(Rank(rank), [0])
+        world = self._line(world, rank, holder, line._replace(phase=Phase.WAITING))
+        if not share.is_complete:
+            return self._slot(world, holder, index, slot._replace(share=share))
+        sealed = ShareSlot(SlotView(SlotState.SEALED, content), slot.value, None, share.announced)
+        expected = {(member, content) for member in self.group_of[holder] if member != holder}
+        if sealed.value != expected:
+            raise Violation(f"node {holder} seals a share of {content} that contains {sorted(map(str, sealed.value))}")
+        world = self._slot(world, holder, index, sealed)
+        for member in self.group_of[holder]:
+            if world.lines[member][holder] == Line(Phase.WAITING, line.step):
+                world = self._line(world, member, holder, Line(Phase.SEALED, line.step))
+        return world
+
+    def _acknowledged(self, world: World, rank: int, holder: int) -> World:
+        step = Step(world.lines[rank][holder].step)
+        world = self._line(world, rank, holder, Line(Phase.IDLE))
+        return self._apply(world, rank, world.shards[rank].acknowledge(NodeId(f"{holder}"), step))
+
+    # -- failures
+
+    def _failures(self, world: World) -> Iterator[tuple[Event, World]]:
+        if world.faults >= self.shape.faults:
+            return
+        faulty = world._replace(faults=world.faults + 1)
+        for rank in self.seats:
+            shard = world.shards[rank]
+            for holder in self.group_of[rank]:
+                peer = NodeId(f"{holder}")
+                if peer in shard.awaited and shard.wanted(peer) != NONE:
+                    yield ("drop", rank, holder), self._apply(faulty, rank, shard.drop(peer))
+                if self.is_fine and holder != rank and world.lines[rank][holder].phase is not Phase.OFF:
+                    yield ("break", rank, holder), self._line(faulty, rank, holder, Line())
+            yield ("restart", rank), self._restarted(faulty, rank)
+            if self.is_fine and self._is_covered(world, frozenset({rank})):
+                yield from self._damages(faulty, rank)
+        yield from self._losses(faulty, "lose")
+
+    def _damages(self, world: World, seat: int) -> Iterator[tuple[Event, World]]:
+        """Memory damages a committed shard or share, and the group can lose no other node until the next commit.
+
+        A restarted agent finds an invalid header and treats the slot as empty. Nobody notices changed bytes of a share
+        before they are used.
+        """
+        weaker = world._replace(weak=world.weak | {seat})
+        for index, view in enumerate(world.own[seat]):
+            if view.content is not None and view.content.step <= world.best:
+                spoiled = self._own(weaker, seat, put(world.own[seat], index, EMPTY))
+                yield ("spoil", seat, "shard", view.content.step), self._restarted(spoiled, seat)
+        for index, slot in enumerate(world.shares[seat]):
+            content = slot.view.content
+            if slot.view.state is SlotState.SEALED and content is not None and content.step <= world.best:
+                spoiled = self._slot(weaker, seat, index, ShareSlot())
+                yield ("spoil", seat, "share", content.step), self._restarted(spoiled, seat)
+                changed = slot._replace(value=slot.value | {DAMAGE})
+                yield ("damage", seat, content.step), self._slot(weaker, seat, index, changed)
+
+    def _restarted(self, world: World, seat: int) -> World:
+        """Restart the agent of a node: it finds its page and its sealed slots, and forgets unsealed shares."""
+        world = self._cut(world, {seat})
+        world = world._replace(shares=put(world.shares, seat, _sealed_only(world.shares[seat])))
+        shard = world.shards[seat]
+        sealed = frozenset(
+            view.content.step
+            for view in world.own[seat]
+            if view.content is not None and view.content == self.content(world, view.content.step)
+        )
+        adopted = self.rules.shard.adopt(
+            Step(world.base),
+            self._peers(seat),
+            committed=shard.committed,
+            proposed=shard.proposed,
+            vote=shard.vote,
+            sealed=sealed,
+        )
+        if adopted.proposed != NONE and adopted.proposed <= world.boundaries[seat]:
+            adopted = adopted.abandon(adopted.proposed, "the agent was away")
+        if seat == 0:
+            recovered = Coordinator.recover(world_size=self.shape.nodes, base=Step(world.base), every_steps=0)
+            world = world._replace(coordinator=recovered)
+        return world._replace(shards=put(world.shards, seat, adopted))
+
+    @staticmethod
+    def _cut(world: World, seats: Collection[int]) -> World:
+        lines = tuple(
+            tuple(Line() if rank in seats or holder in seats else line for holder, line in enumerate(row))
+            for rank, row in enumerate(world.lines)
+        )
+        return world._replace(lines=lines)
+
+    def _is_covered(self, world: World, lost: frozenset[int]) -> bool:
+        """Return whether the last commit must survive a loss: at most one member per group, and only if covered."""
+        return all(
+            len((world.weak | lost).intersection(group)) <= is_covered
+            for group, is_covered in zip(self.groups, world.covered, strict=True)
+        )
+
+    def _losses(self, world: World, name: str) -> Iterator[tuple[Event, World]]:
+        for size in range(self.shape.nodes):
+            for seats in combinations(self.seats, size):
+                lost = frozenset(seats)
+                if self._is_covered(world, lost) and world.best:
+                    yield (name, *seats), self._lost(world, lost)
+                elif name == "lose again" or size <= 2:
+                    beyond = world._replace(best=0, covered=(False,) * len(self.groups), weak=frozenset())
+                    yield ("lose too many" if name == "lose" else name, *seats), self._lost(beyond, lost)
+
+    def _lost(self, world: World, lost: frozenset[int]) -> World:
+        """Nodes are lost with all their slots. The control plane asks all others for a promise."""
+        world = self._cut(world, lost)
+        before, dead, quiet = world.restore, lost, frozenset[int]()
+        if before is not None:
+            dead |= before.dead
+            quiet = frozenset(self.seats) if before.plan is not None else before.quiet
+        return world._replace(
+            own=tuple(empty_pair() if seat in lost else pair for seat, pair in enumerate(world.own)),
+            shares=tuple((ShareSlot(),) * 2 if seat in lost else pair for seat, pair in enumerate(world.shares)),
+            weak=(world.weak | lost) if world.best else frozenset(),
+            issued=world.issued + 1,
+            new=world.new | lost,
+            restore=Restore(dead, (None,) * self.shape.nodes, quiet),
+        )
+
+    # -- a new generation
+
+    def _restore_moves(self, world: World, restore: Restore) -> Iterator[tuple[Event, World]]:
+        live = [seat for seat in self.seats if seat not in restore.dead]
+        missing = [seat for seat in live if restore.inventories[seat] is None]
+        for seat in missing:
+            yield ("promise", seat), self._promised(world, restore, seat)
+        if restore.plan is not None:
+            for seat in self.seats:
+                if not restore.loaded[seat]:
+                    yield ("load", seat), self._loaded(world, restore, restore.plan, seat)
+            if all(restore.loaded):
+                yield ("start",), self._started(world, restore.plan, world.issued)
+        elif not missing:
+            yield ("plan",), self._planned(world, restore)
+        if world.faults < self.shape.faults:
+            yield from self._losses(world._replace(faults=world.faults + 1), "lose again")
+
+    def _promised(self, world: World, restore: Restore, seat: int) -> World:
+        """A node promises: it closes its lines, discards unsealed shares, and reports its inventory."""
+        world = self._cut(world, {seat})
+        world = world._replace(shares=put(world.shares, seat, _sealed_only(world.shares[seat])))
+        committed = NONE if seat in world.new else world.shards[seat].committed
+        inventory = Inventory(
+            committed,
+            tuple(view.content for view in world.own[seat] if view.content is not None),
+            tuple((slot.view.content, slot.header) for slot in world.shares[seat] if slot.view.content is not None),
+        )
+        inventories = put(restore.inventories, seat, inventory)
+        return world._replace(restore=restore._replace(inventories=inventories, quiet=restore.quiet | {seat}))
+
+    def _planned(self, world: World, restore: Restore) -> World:
+        """The control plane chooses the base: the newest step that every node has or that its group can rebuild."""
+        path = self.path(world)
+        present = {seat: listed for seat, listed in enumerate(restore.inventories) if listed is not None}
+        inventories = {
+            NodeId(f"{seat}"): (
+                *(_record(seat, content, contribution(seat, content).digest) for content in listed.shards),
+                *(_record(SHARE + seat, content, b"share") for content, _ in listed.shares),
+            )
+            for seat, listed in present.items()
+        }
+        rebuilt: dict[tuple[int, Content], Contribution] = {}
+        for group in self.groups:
+            found = self.rules.rebuildable(
+                [Rank(seat) for seat in group],
+                {
+                    Rank(seat): {each: contribution(seat, each).digest for each in present[seat].shards}
+                    for seat in group
+                    if seat in present
+                },
+                {Rank(seat): dict(present[seat].shares) for seat in group if seat in present},
+            )
+            rebuilt.update({(lost.rank, content): lost for content, lost in found.items()})
+        survey = recovery.Survey(
+            owners=[NodeId(f"{seat}") for seat in self.seats],
+            inventories={
+                **inventories,
+                REBUILT: tuple(_record(rank, content, lost.digest) for (rank, content), lost in rebuilt.items()),
+            },
+            path=path,
+            worlds={Generation(generation): self.shape.nodes for generation, _, _ in world.lineage},
+            refused=[
+                RefusedSource(rank=Rank(r), origin_generation=Generation(o), step=Step(s)) for r, o, s in world.refused
+            ],
+            committed=recovery.newest_committed(
+                path, Step(NONE), [(Generation(world.generation), Step(each.committed)) for each in present.values()]
+            ),
+        )
+        chosen = recovery.choose(survey)
+        if chosen.base_step < world.best:
+            raise Violation(f"the base is {chosen.base_step} although {world.best} was committed and covered")
+        firsts = [sources[0] for sources in chosen.sources if sources]
+        origins = {source.origin_generation for source in firsts}
+        if len(origins) > 1:
+            raise Violation(f"base {chosen.base_step} as captured by generations {sorted(origins)}")
+        origin = max(origins, default=0)
+        base = Content(Generation(origin), chosen.base_step)
+        keep = tuple((_kept_of(chosen, seat, seat), _kept_of(chosen, seat, SHARE + seat)) for seat in self.seats)
+        wanted = tuple(
+            rebuilt[rank, base] if firsts and firsts[rank].node_id == REBUILT else None for rank in self.seats
+        )
+        plan = Plan(chosen.base_step, origin, keep, wanted)
+        return world._replace(restore=restore._replace(dead=frozenset(), plan=plan, loaded=(False,) * self.shape.nodes))
+
+    def _loaded(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
+        """A node discards what it need not keep, and rebuilds its shard of the base if it lacks the shard."""
+        base = Content(Generation(plan.origin), Step(plan.base)) if plan.base else None
+        keep, keep_shares = (self.rules.kept(None, planned, base) for planned in plan.keep[seat])
+        world = self._own(world, seat, tuple(EMPTY if view.content not in keep else view for view in world.own[seat]))
+        kept = tuple(ShareSlot() if slot.view.content not in keep_shares else slot for slot in world.shares[seat])
+        world = world._replace(shares=put(world.shares, seat, kept))
+        lost = plan.rebuilt[seat]
+        if base is not None and lost is not None:
+            if not self._is_rebuilt_right(world, seat, base):
+                if self.rules.verifies:
+                    return self._mismatched(world, seat, base)
+                raise Violation(f"rank {seat} continues from a wrong state of step {plan.base}")
+            index = self.rules.writable(world.own[seat], keep - {base})
+            if index is None:
+                raise Violation(f"no slot of node {seat} can take the base {plan.base}")
+            world = self._own(world, seat, put(world.own[seat], index, SlotView(SlotState.SEALED, base)))
+        elif base is not None and not self.has(world, seat, base):
+            raise Violation(f"step {plan.base} of rank {seat} is planned and nobody has it any more")
+        return world._replace(restore=restore._replace(loaded=put(restore.loaded, seat, True)), new=world.new | {seat})
+
+    def _is_rebuilt_right(self, world: World, lost: int, base: Content) -> bool:
+        """Combine the survivors' shards with each survivor's share, and return whether the lost shard results."""
+        others = [seat for seat in self.group_of[lost] if seat != lost]
+        for holder in others:
+            share = self.share(world, holder, base)
+            if share is None or not self.has(world, holder, base):
+                raise Violation(f"node {holder} no longer has what rank {lost} of step {base.step} is rebuilt from")
+            rest = {(seat, base) for seat in others if seat != holder}
+            if share.value ^ rest != {(lost, base)}:
+                return False
+        return True
+
+    def _mismatched(self, world: World, rank: int, base: Content) -> World:
+        """A rebuilt shard does not match its digest, so a new generation continues from an older base."""
+        if not any(DAMAGE in slot.value for pair in world.shares for slot in pair):
+            raise Violation(f"rank {rank} of step {base.step} is rebuilt wrongly although no share was damaged")
+        beyond = world._replace(
+            refused=world.refused | {(rank, base.origin, base.step)},
+            best=0,
+            covered=(False,) * len(self.groups),
+            weak=frozenset(),
+        )
+        return self._lost(beyond, frozenset())
+
+    # -- invariants
+
+    def check(self, world: World) -> None:
+        """Check that a further covered loss cannot lose a commit: at most one loss per group since the commit.
+
+        Raises:
+            Violation: the remaining nodes neither have nor can rebuild a common step at least as new.
+        """
+        if not world.best:
+            return
+        dead = world.restore.dead if world.restore is not None else frozenset[int]()
+        for lost in self._all_losses:
+            if self._is_covered(world, lost) and self._newest_left(world, dead | lost) < world.best:
+                raise Violation(f"without {sorted(dead | lost)} no common step from {world.best} on is left")
+
+    @cached_property
+    def _all_losses(self) -> list[frozenset[int]]:
+        return [frozenset(lost) for size in range(self.shape.nodes) for lost in combinations(self.seats, size)]
+
+    def _newest_left(self, world: World, dead: frozenset[int]) -> int:
+        path, common = self.path(world), None
+        for group in self.groups:
+            contents = {view.content for seat in group for view in world.own[seat] if view.content is not None}
+            steps = {
+                content.step
+                for content in contents
+                if content.step <= path.get(content.origin, NONE) and self._is_left(world, group, content, dead)
+            }
+            common = steps if common is None else common & steps
+        return max(common or (), default=NONE)
+
+    def _is_left(self, world: World, group: Sequence[int], content: Content, dead: frozenset[int]) -> bool:
+        """Return whether the live members of a group have all shards of a content, or what rebuilds the lost one."""
+        left = [seat for seat in group if seat not in dead and self.has(world, seat, content)]
+        if len(left) >= len(group) - 1:
+            shares = [self.share(world, seat, content) for seat in left]
+            return len(left) == len(group) or all(each is not None and DAMAGE not in each.value for each in shares)
+        return False
+
+    def is_done(self, world: World) -> bool:
+        """Return whether every rank is at the last step."""
+        return world.restore is None and all(boundary == self.shape.steps for boundary in world.boundaries)
+
+
+def contribution(rank: int, content: Content) -> Contribution:
+    """Return the contribution of a rank's shard. Equal contents have equal digests."""
+    return Contribution(Rank(rank), 1, bytes([rank, content.origin, content.step]))
+
+
+def _sealed_only(pair: tuple[ShareSlot, ...]) -> tuple[ShareSlot, ...]:
+    return tuple(slot if slot.view.state is SlotState.SEALED else ShareSlot() for slot in pair)
+
+
+def _record(owner: int, content: Content, digest: bytes) -> SlotRecord:
+    return SlotRecord(
+        owner_rank=Rank(owner),
+        origin_generation=content.origin,
+        step=content.step,
+        payload_bytes=1,
+        digest=digest,
+        layout_hash=b"",
+    )
+
+
+def _kept_of(chosen: recovery.Restore, seat: int, owner: int) -> frozenset[Content]:
+    listed = chosen.keep.get(NodeId(f"{seat}"), ())
+    return frozenset(Content(each.origin_generation, each.step) for each in listed if each.owner_rank == owner)
+
+
+@lru_cache(maxsize=1024)
+def _path(lineage: tuple[tuple[int, int, int], ...], generation: int) -> recovery.Path:
+    records = [
+        GenerationRecord(
+            generation=Generation(g), parent=Generation(p), base_step=Step(b), world_size=1, was_started=True
+        )
+        for g, p, b in lineage
+    ]
+    return recovery.path_of(records, Generation(generation))
+
+
+def steady(nodes: int, group: int, *, committed: int = 2, seed: int = 1) -> World:
+    """Return a state in the middle of training, with a covered commit that every agent has received."""
+    driver = Driver(Model(Shape(nodes, group, 99, 0)), seed=seed, weights=SLOWLY)
+    driver.until(
+        lambda world: (
+            world.best >= committed
+            and all(world.covered)
+            and all(shard.committed == world.best for shard in world.shards)
+        )
+    )
+    return driver.world
+
+
+# -- planted bugs
+
+
+class AppliesTwice(Share):
+    """A chunk that arrives again is combined with the slot again."""
+
+    __slots__ = ()
+
+    def accepts(self, rank: Rank, chunk: int) -> bool:
+        return True
+
+
+class SealsEarly(Share):
+    """A share is sealed while one contribution is missing."""
+
+    __slots__ = ()
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.complete) >= len(self.contributors) - 1
+
+
+class CountsBegun(Share):
+    """A contribution counts as complete before its chunk has arrived."""
+
+    __slots__ = ()
+
+    def begin(self, contribution: Contribution) -> Share:
+        begun = super().begin(contribution)
+        return replace(begun, complete=begun.complete | {contribution.rank})
+
+
+def overwrite_oldest(views: Sequence[SlotView], keep: Collection[Content]) -> int | None:
+    """Overwrite the slot with the oldest step, even if that step is committed."""
+    steps = [-1 if view.content is None else view.content.step for view in views]
+    return steps.index(min(steps))
+
+
+def place_in_oldest(
+    views: Sequence[SlotView], content: Content, keep: Collection[Content], free: Callable[..., int | None]
+) -> int | None:
+    """Accumulate a share over the share of C before C moves."""
+    return parity_rules.place(views, content, keep, overwrite_oldest)
+
+
+def place_any(
+    views: Sequence[SlotView], content: Content, keep: Collection[Content], free: Callable[..., int | None]
+) -> int | None:
+    """Let an outdated offer displace the share of a newer step."""
+    index = slots.being_written(views, content)
+    return free(views, keep) if index is None else index
+
+
+def rebuild_from_some(
+    group: Sequence[Rank],
+    shards: Mapping[Rank, Mapping[Content, bytes]],
+    shares: Mapping[Rank, Mapping[Content, Collection[Contribution]]],
+) -> dict[Content, Contribution]:
+    """Count a lost shard as rebuildable from any one share."""
+    named = {(content, each) for listed in shares.values() for content, all_of in listed.items() for each in all_of}
+    return {content: each for content, each in named if content not in shards.get(each.rank, {})}
+
+
+def rebuild_without_shares(
+    group: Sequence[Rank],
+    shards: Mapping[Rank, Mapping[Content, bytes]],
+    shares: Mapping[Rank, Mapping[Content, Collection[Contribution]]],
+) -> dict[Content, Contribution]:
+    """Count a lost shard as rebuildable although a survivor's share was never sealed."""
+    contents = {content for listed in shards.values() for content in listed}
+    lost = {content: [rank for rank in group if content not in shards.get(rank, {})] for content in contents}
+    return {content: contribution(ranks[0], content) for content, ranks in lost.items() if len(ranks) == 1}
+
+
+class AcksAlone(Shard):
+    """A member acknowledges a step when its own shard is sealed, without the shares."""
+
+    __slots__ = ()
+
+    def _settled(self) -> Shard:
+        ready = self.vote is Vote.NONE and self.proposed != NONE and self.proposed in self.sealed
+        return replace(self, vote=Vote.ACKED) if ready else self
+
+
+BUGS: Mapping[str, Rules] = {
+    "applied-twice": Rules(share=AppliesTwice),
+    "sealed-early": Rules(share=SealsEarly),
+    "counts-begun": Rules(share=CountsBegun),
+    "early-recycle": Rules(place=place_in_oldest),
+    "outdated-offer": Rules(place=place_any),
+    "unverified": Rules(verifies=False),
+    "two-losses": Rules(rebuildable=rebuild_from_some),
+    "without-shares": Rules(rebuildable=rebuild_without_shares),
+    "owner-ack": Rules(shard=AcksAlone),
+    "never-cancels": Rules(cancels=False),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Explore with the options of the command line and print the counts, or the events of a violation."""
+    parser = argparse.ArgumentParser(prog="python -m tests.model.parity")
+    for name in ("nodes", "group", "steps", "faults"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("--bug", choices=sorted(BUGS))
+    parser.add_argument("--walks", type=int, default=0, help="random walks instead of every interleaving")
+    parser.add_argument("--seed", type=int, default=0, help="of the first walk")
+    parser.add_argument("--steady", action="store_true", help="from the middle of a training; STEPS counts from there")
+    chosen = parser.parse_args(arguments)
+    start = steady(chosen.nodes, chosen.group) if chosen.steady else None
+    steps = chosen.steps + (max(start.boundaries) if start is not None else 0)
+    shape = Shape(chosen.nodes, chosen.group, steps, chosen.faults)
+    model = Model(shape, BUGS.get(chosen.bug), is_fine=bool(chosen.walks), start=start)
+    seen = Explored()
+    try:
+        if not chosen.walks:
+            seen = every_interleaving(model, limit=20_000_000)
+        for seed in range(chosen.seed, chosen.seed + chosen.walks):
+            _, walked = walk(model, random.Random(seed), 60 * max(chosen.steps, 2), weights=WEIGHTS)
+            seen.update(walked)
+    except Found as found:
+        sys.stdout.write(f"{found}\n")
+        return 1
+    sys.stdout.write(f"{seen.states or sum(seen.values())} states, the invariants hold; {dict(seen.most_common())}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
