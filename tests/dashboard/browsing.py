@@ -27,15 +27,15 @@ CUT_OFF = (
     "ERR_CONNECTION_RESET",
     "status of 503",
 )
-"""Substrings of Chromium's messages about an unreachable server."""
+"""Substrings of the messages that Chromium logs about an unreachable server."""
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """Start Chromium for the duration of the block."""
     with sync_playwright() as playwright:
-        # Chromium's sandbox does not start as root, and containers run tests as root. The pages are our own. Other
-        # tests fill /dev/shm, so Chromium must not use it.
+        # Chromium's sandbox does not start as root, but containers run tests as root. The pages are our own, so the
+        # tests need no sandbox. Other tests fill /dev/shm, so Chromium must not use it.
         expect.set_options(timeout=WAIT_MS)
         started = playwright.chromium.launch(
             executable_path=find_chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"]
@@ -63,7 +63,7 @@ def watched(
         size: width and height of the window.
         scheme: light or dark.
         motion: `reduce`, or `no-preference`. With `no-preference`, tests have to wait for animations.
-        is_cut: True if the test stops the server. Messages about an unreachable server are then allowed.
+        is_cut: True allows messages about an unreachable server, because the test stops the server.
         refusals: substrings of other messages that the test expects.
 
     Yields:
@@ -85,7 +85,7 @@ def watched(
     )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     yield page
-    # A fabricated response may be in progress. A failed test may never send it.
+    # A response of a test's route may be in progress, and after a failure the test never sends it.
     page.unroute_all(behavior="ignoreErrors")
     context.close()
     expected = (*refusals, *(CUT_OFF if is_cut else ()))
@@ -122,7 +122,8 @@ def sign_in(page: Page, token: str) -> None:
         page.goto("/sign-in")
     page.get_by_label("Token").first.fill(token)
     page.get_by_role("button", name="Sign in").click()
-    expect(page).not_to_have_url(re.compile("/sign-in"))  # the sign-in page has a heading too
+    # wait for the next page, because the sign-in page has a heading too
+    expect(page).not_to_have_url(re.compile("/sign-in"))
     expect(page.get_by_role("main").get_by_role("heading", level=1)).to_be_visible()
 
 

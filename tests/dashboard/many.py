@@ -48,7 +48,7 @@ class Many:
         self.random = random.Random(seed)
         self.nodes = [f"i-{self.random.getrandbits(68):017x}" for _ in range(NODES)]
         self.spare = self.nodes[0]
-        """A node that the wide job released early, without an incident."""
+        """A node that the job on 256 nodes released early, without an incident."""
 
     def write(self) -> None:
         """Write all rows in a few transactions."""
@@ -68,7 +68,7 @@ class Many:
         with self.world.database.write() as session:
             for number in range(JOBS - 1):
                 if number % 10 == 9:
-                    continue  # every tenth job waits in the queue
+                    continue  # every tenth job stays in the queue
                 created = self.world.now - timedelta(minutes=20 * number + 30)
                 times = {
                     "created_at": created,

@@ -94,8 +94,8 @@ def _take(page: Page, path: Path) -> Path:
     expect(page.locator("main section").first).to_be_visible()
     expect(page.locator("[aria-busy=true]")).to_have_count(0)
     expect(page.get_by_text("Live", exact=True)).to_be_visible()
-    if path.stem.startswith("job-"):  # scroll to the content of the tab
+    if path.stem.startswith("job-"):  # scroll past the page's head to the content of the tab
         page.evaluate("document.querySelector('nav.tabs').scrollIntoView()")
-        page.evaluate("window.scrollBy(0, -60)")  # the header covers the top of the window
+        page.evaluate("window.scrollBy(0, -60)")  # scroll back by the height of the fixed header
     page.screenshot(path=path)
     return path

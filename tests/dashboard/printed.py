@@ -2,8 +2,8 @@
 
 Each node has chunks of lines.
 
-Times are made up: the lines of a launch are spread evenly between its start and its end, and the last lines of a failed
-rank follow at the end. A lost node stores neither its newest lines nor the mark that ends its log.
+The times are invented: the lines of a launch are spread evenly from its start to its end, and a failed rank's last
+lines follow. A lost node stores neither its newest lines nor the mark that ends its log.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.unit.control_plane.loop.world import BUCKET, World
 
 EVERY_STEPS: Final = 10
 LOST_LINES: Final = 2
-"""Number of a lost node's newest lines that were never stored."""
+"""Number of newest lines that a lost node had not stored yet."""
 
 
 def print_run(world: World, name: str, last_words: Mapping[int, str]) -> None:
@@ -38,7 +38,7 @@ def print_run(world: World, name: str, last_words: Mapping[int, str]) -> None:
         lineage = jobs.lineage(session, record.run_id)
     reached = {each.generation_before: each.reached_step for each in world.incidents(name)}
     ends = [each.planned_at for each in lineage[1:]] + [record.ended_at]
-    for entry, over_at in zip(lineage, ends, strict=False):  # a waiting job has no launch
+    for entry, over_at in zip(lineage, ends, strict=False):  # the loop is empty for a waiting job, which has no launch
         if entry.started_at is None:
             continue
         launch = launches[entry.number]

@@ -1,8 +1,8 @@
 """Records the five incidents from real runs: `python -m tests.dashboard.record [STORY …]`.
 
 Each story has its own local cloud, a job that trains, and real `everstep local fault` commands. A story is recorded
-after its end. The capacity shortage is an exception: it is recorded while the job waits, and must end well afterwards.
-A story takes about a minute. The partition needs root.
+after its end, except for the capacity shortage: it is recorded while the job waits. The job must still complete
+afterwards. A story takes about a minute. The partition needs root.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Story:
     """A recorded incident: the function that causes it, and the size of the cluster."""
 
     happens: Callable[[Stage], Iterator[None]]
-    """Generator that runs the story. It yields when the story should be recorded."""
+    """Generator that runs the story, and yields at the moment of the recording."""
     spares: int = 1
     has_namespaces: bool = False
 
@@ -302,7 +302,7 @@ def main() -> None:
     unknown = sorted(set(given.stories) - STORIES.keys())
     if unknown:
         parser.error(f"no such story: {', '.join(unknown)}")
-    # SystemExit also ends the local cloud of the story
+    # exit by SystemExit, which also ends the local cloud of the story
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     for name in given.stories or STORIES:
         sys.stdout.write(f"{record(name)}\n")

@@ -52,7 +52,7 @@ KEPT: Final = (
     "event",
 )
 LEFT_OUT: Final = frozenset({"lease_owner", "lease_counter", "memo", "request_digest"})
-"""Columns that only the loop reads, and the digest of the client's request."""
+"""Columns that a recording leaves out: the state of the loops, and the digest of the client's request."""
 
 Row = dict[str, Any]
 
@@ -188,7 +188,7 @@ def load(recordings: Iterable[Recording], database: Database, objects: ObjectSto
     recordings = tuple(recordings)
     stored = [_stored(recording) for recording in recordings]
     rows: dict[str, list[Row]] = {name: [row for tables in stored for row in tables[name]] for name in KEPT}
-    # Events get their numbers in the order in which they are stored.
+    # Merge events in order of time, because the database numbers them in the order of their storage.
     rows["event"] = list(merge(*(tables["event"] for tables in stored), key=itemgetter("at")))
     with database.write() as session:
         for table in Base.metadata.sorted_tables:

@@ -1,8 +1,8 @@
 """A control plane with five incidents and a queue, made by the real loops over the simulated fleet.
 
-This module writes no incident, event or message itself. Its agents misbehave, its AWS has no capacity, and its control
-plane pauses. The loops then store the rows that the pages show. Names and numbers depend on a seed, so that tests must
-read them from the API.
+This module writes no incident, event or message itself. It makes agents misbehave, AWS run out of capacity, and the
+control plane pause. The real loops then store the rows that the pages show. Names and numbers depend on a seed, so that
+tests must read them from the API.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Story:
             for agent in self.world.agents.values()
             if agent.job == job.name and agent.phase is MemberPhase.RUNNING and agent.boundary
         ]
-        # A disconnected node still runs an older generation.
+        # Only the newest generation counts: a disconnected node may still run an older one.
         newest = max((agent.generation for agent in started), default=NO_GENERATION)
         team = [agent for agent in started if agent.generation == newest]
         plan = team[0].plan if team else None

@@ -61,7 +61,7 @@ class Served:
     def __init__(self, directory: Path, past: Past, port: int = 0) -> None:
         self._past = past
         self._state = directory / "server"
-        self._port = ReservedPort(port)  # reserved also while the server is stopped
+        self._port = ReservedPort(port)  # the port stays reserved while the server is stopped
 
     def serve(self) -> None:
         """Start the server on its port. Also restarts a stopped server."""
@@ -89,7 +89,8 @@ class Served:
         assert is_ready.wait(10)
         self.admin_token = (self._state / "admin_token").read_text().strip()
         services: Services = app.state.services
-        app.state.services = replace(services, registry=self._past.registry)  # the registry with the simulated agents
+        # replace the registry of connections by the one with the simulated agents
+        app.state.services = replace(services, registry=self._past.registry)
 
     def fall_silent(self) -> None:
         """Stop the server, and keep the state behind it."""
@@ -124,7 +125,7 @@ class Living(Served):
     def __init__(self, directory: Path, world: World, port: int = 0) -> None:
         super().__init__(directory, world, port)
         self._loop = asyncio.new_event_loop()
-        # daemon, so that a failed simulation does not keep the process alive
+        # a daemon thread, so that a failed simulation does not keep the process alive
         self._thread = threading.Thread(target=self._loop.run_forever, name="world", daemon=True)
         self._thread.start()
         self.world = world

@@ -102,7 +102,7 @@ class _Words:
         self._dollars = dealt.price_usd_per_hour / fleet["price_usd_per_hour"]
         self._names = _names(recording, dealt)
         known = "|".join(re.escape(name) for name in sorted(self._names, key=len, reverse=True))
-        # All patterns are replaced in one pass, so that no new name or number is replaced again.
+        # One pass replaces all patterns. A second pass could replace a new name or number again.
         self._pattern = re.compile(
             rf"(?<![0-9A-Za-z])(?P<name>{known})(?![0-9A-Za-z])"
             rf"|(?<=\b[Ff]leet[ -])(?P<fleet>{re.escape(self._fleet)})\b"
@@ -206,7 +206,7 @@ class _Words:
         return f"{float(said) * self._dealt.pace:.{len(decimals)}f}"
 
     def _nearest(self, clock: time) -> datetime:
-        """Return the time with this clock reading that lies nearest to the end of the recording."""
+        """Return the time closest to the end of the recording at which a clock shows this reading."""
         today = datetime.combine(self._ended_at, clock, UTC)
         return min((today + timedelta(days=days) for days in (-1, 0, 1)), key=lambda at: abs(at - self._ended_at))
 
@@ -216,7 +216,7 @@ class _Words:
         return (f"{steps:,}" if "," in said else str(steps)).rjust(len(said))
 
     def _steps(self, steps: int) -> int:
-        return steps * self._dealt.step_factor if steps > 0 else steps  # -1 means no step
+        return steps * self._dealt.step_factor if steps > 0 else steps  # keep 0 and the value -1, which means no step
 
     def _moment(self, at: datetime) -> datetime:
         return self._dealt.ends_at + (at - self._ended_at) * self._dealt.pace
@@ -247,7 +247,7 @@ def _names(recording: Recording, dealt: Deal) -> dict[str, str]:
     names = {
         job["name"]: dealt.job,
         job["run_id"]: run,
-        job["run_id"][:12]: run[:12],  # prefix in the ids of the run's incidents
+        job["run_id"][:12]: run[:12],  # ids of the run's incidents start with this prefix
         spec["source_sha256"]: _like(spec["source_sha256"], chance),
         spec["log_uri"].removeprefix("s3://").partition("/")[0]: f"everstep-{dealt.fleet}",
         fleet["auto_scaling_group_name"]: f"everstep-{dealt.fleet}",

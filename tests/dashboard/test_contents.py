@@ -157,7 +157,7 @@ def test_form_and_yaml_follow_each_other(desk: Page) -> None:
     expect(desk.get_by_label("Hyperparameters")).to_have_value("steps=200")
     text.fill("- no fields")
     expect(desk.get_by_text("The YAML is not a job")).to_be_visible()
-    expect(desk.get_by_label(re.compile("^Name"))).to_have_value("from-yaml")  # the last valid value stays
+    expect(desk.get_by_label(re.compile("^Name"))).to_have_value("from-yaml")  # the form keeps the last valid value
 
 
 def test_a_phase_on_the_timeline_leads_to_its_incident(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
@@ -167,7 +167,7 @@ def test_a_phase_on_the_timeline_leads_to_its_incident(desk: Page, seeded: Seede
     worked = {node["NodeId"] for node in get(api, f"/training-jobs/{name}/nodes")["Nodes"]}
     expect(chart.locator("text.lane")).to_have_count(len(worked) + 2)
     incident = get(api, "/incidents", TrainingJobName=name, SortOrder="Descending", MaxResults=1)["Incidents"][0]
-    # Dispatch an event instead of a mouse move, because the chart may still move on the page.
+    # Dispatch the event directly: a mouse click could miss the chart, which may still move on the page.
     chart.get_by_role("link", name=re.compile("^Fault: ")).last.dispatch_event("click")
     expect(desk).to_have_url(re.compile(f"/incidents/{incident['IncidentId']}$"))
 
@@ -194,7 +194,7 @@ def test_charts_have_a_gap_where_the_job_stood_still_share_the_cursor_and_zoom(
     over.hover(position={"x": 60, "y": 60})
     legends = desk.locator(".u-legend .u-series:first-child .u-value")
     expect(legends.nth(0)).not_to_have_text(re.compile("--|^–$"))
-    expect(legends.nth(1)).not_to_have_text(re.compile("--|^–$"))  # the cursor of the second chart follows
+    expect(legends.nth(1)).not_to_have_text(re.compile("--|^–$"))  # the second chart shows its cursor at the same step
     box = over.bounding_box()
     assert box is not None
     before = charts.first.screenshot()
@@ -203,7 +203,7 @@ def test_charts_have_a_gap_where_the_job_stood_still_share_the_cursor_and_zoom(
     desk.mouse.move(box["x"] + 120, box["y"] + 50, steps=5)
     desk.mouse.up()
     desk.mouse.move(0, 0)
-    assert charts.first.screenshot() != before  # the chart is zoomed in
+    assert charts.first.screenshot() != before  # the picture differs, because the chart is zoomed in
     desk.get_by_text("Time", exact=True).click()
     expect(charts.first).to_have_attribute("aria-label", re.compile("moments"))
     assert "axis=wall" in desk.url

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 @pytest.fixture
 def desk(browser: Browser, replayed: Replayed) -> Iterator[Page]:
-    # pytest prints this command with a failure
+    # print the command that serves the same seed; pytest shows it if the test fails
     sys.stdout.write(f"python -m tests.dashboard --recorded --seed {replayed.seed}\n")
     with signed_in(browser, replayed) as page:
         yield page
@@ -46,14 +46,13 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
     card = desk.locator("section", has_text="What failed, when and why").last
     expect(card).to_be_visible()
     act = desk.locator("section.act")
-    # time of the failure
     expect(card).to_contain_text(datetime.fromtimestamp(incident["FailedAt"], UTC).strftime("%H:%M:%S UTC"))
-    for evidence in incident["Evidence"][:3]:  # cause
+    for evidence in incident["Evidence"][:3]:
         expect(card).to_contain_text(sentence(evidence))
-    expect(card).to_contain_text(sentence(incident["Decision"]))  # decision
+    expect(card).to_contain_text(sentence(incident["Decision"]))
     is_open = "ClosedAt" not in incident
     lost = incident.get("LostSteps")
-    if job["TrainingJobStatus"] == "Failed":  # lost steps relative to the last checkpoint
+    if job["TrainingJobStatus"] == "Failed":  # a failed job compares its lost steps with the last checkpoint
         kept = api.get(f"/training-jobs/{name}/protection").json()["LastCheckpoint"]["Step"]
         lost = job["MaxBoundary"] - kept
         expect(card).to_contain_text(
@@ -61,21 +60,22 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
         )
         expect(desk.locator(".fold")).to_contain_text(f"Only step {kept:,}, in S3")
     unknown = "Not known yet" if is_open else "What no checkpoint has"
-    expect(card).to_contain_text({None: unknown, 0: "No step"}.get(lost, f"{lost} step"))  # lost steps
+    expect(card).to_contain_text({None: unknown, 0: "No step"}.get(lost, f"{lost} step"))
     told = expect(card)
     (told.to_contain_text if is_open else told.not_to_contain_text)("No: ")
     if job["TrainingJobStatus"] == "Failed":
         expect(act).to_contain_text("Yes")
         expect(desk.locator(".fold")).to_contain_text(sentence(job["FailureReason"]))
-        expect(card).to_contain_text(job["FailureReason"].splitlines()[-1])  # the exception of the script
+        # the last line of the reason is the script's exception
+        expect(card).to_contain_text(job["FailureReason"].splitlines()[-1])
     else:
         expect(act).to_contain_text("No")
     lanes = desk.locator("svg.timeline > g")
     assert incident["FaultedInstanceIds"]
-    for node in incident["FaultedInstanceIds"]:  # failed nodes
+    for node in incident["FaultedInstanceIds"]:
         lane = lanes.filter(has=desk.locator("text.lane", has_text=node))
         expect(lane.locator(f"a[href='/incidents/{incident['IncidentId']}']")).to_have_count(1)
-    # The reason of the wait with AWS's message, and the time of the next attempt.
+    # A waiting job shows the reason with AWS's message, and the time of the next attempt.
     if is_open and job["SecondaryStatus"] != "Training":
         waits = desk.locator("section", has_text="What it waits for").last
         waits_for, _, rest = job["Reason"].partition(": ")
@@ -85,5 +85,5 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
             expect(waits).to_contain_text(part)
     box = card.bounding_box()
     assert box is not None
-    # checked last, because the card grows until all content is loaded
+    # check the size last, because the card grows until all content is loaded
     assert box["y"] + box["height"] <= DESKTOP[1], "not on the first screen"

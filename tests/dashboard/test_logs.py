@@ -1,4 +1,6 @@
-"""The page of a job's log in Chromium: all ranks in one list, new lines, search, links, and the place of a failure."""
+"""The page of a job's log in Chromium: lines of all ranks in one list, live lines, search, links, and jumps to a
+failure.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ def test_the_failure_is_one_click_away_and_its_line_has_an_address(
         for event in stored(api, name, Generation=incident["GenerationBefore"])
         if event["Stream"] == "stderr"
     ]
-    expect(here).to_contain_text(told[-1])  # the exception at the end of the traceback
+    expect(here).to_contain_text(told[-1])  # the traceback ends with the exception
     expect(here).to_be_in_viewport()
     here.get_by_role("button").click()
     desk.wait_for_url(re.compile("at="))
@@ -88,9 +90,9 @@ def test_the_failure_is_one_click_away_and_its_line_has_an_address(
 def test_a_line_that_was_found_stays_in_sight_while_older_ones_are_read(
     desk: Page, seeded: Seeded, api: httpx.Client
 ) -> None:
-    """A search jumps to an older hit, and the page then loads lines above the hit.
+    """A search jumps to an older hit, and the page then loads lines above the hit. The hit stays visible.
 
-    The hit stays visible. The hit is so close to the oldest loaded line that the page loads more lines.
+    The test chooses a hit so close to the oldest loaded line that the page must load older lines.
     """
     name = seeded.story.gpu
     hits = {PAGE // 2, PAGE + 5, 2 * PAGE - 5}
@@ -106,7 +108,7 @@ def test_a_line_that_was_found_stays_in_sight_while_older_ones_are_read(
     expect(here).to_contain_text(f"needle {2 * PAGE - 5}")
     expect(desk.get_by_text("2 of 2")).to_be_visible()
     desk.get_by_role("button", name="Previous").click()
-    expect(desk.get_by_text("2 of 3")).to_be_visible()  # the older lines contain one more hit
+    expect(desk.get_by_text("2 of 3")).to_be_visible()  # one more hit is in the older lines
     expect(desk.get_by_text(f"{2 * PAGE:,} lines held")).to_be_visible()
     expect(here).to_contain_text(f"needle {PAGE + 5}")
     log(desk).evaluate("box => box.scrollIntoView()")
@@ -124,10 +126,10 @@ def test_what_is_searched_is_found_among_all_lines_and_downloaded(
     desk.get_by_label("Find in the log").fill(words)
     expect(log(desk).locator("mark").first).to_have_text(words)
     only = desk.get_by_label("Only these, in the whole log")
-    only.click()  # the checkbox changes only after the address
+    only.click()  # click, because the checkbox changes only after the address does
     expect(only).to_be_checked()
     expect(lines(desk)).to_have_count(len(stored(api, name, FilterPattern=words)))
-    # Other rows mark gaps between the hits.
+    # Rows that are no hits mark gaps between the hits.
     expect(lines(desk).filter(has_text=words)).to_have_count(sum(words in event["Message"] for event in everything))
     only.click()
     expect(only).not_to_be_checked()

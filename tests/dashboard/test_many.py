@@ -54,7 +54,8 @@ def test_five_hundred_jobs_are_listed_filtered_and_scrolled_and_the_list_asks_fo
     expect(rows).to_have_count(1)
     row = rows.first
     expect(row).to_contain_text(f"{STEP:,} of {TARGET:,}")
-    expect(row).to_contain_text(f"0 of {NODES - 1}")  # no agent is connected
+    # the page counts no node as connected, because no agent is connected
+    expect(row).to_contain_text(f"0 of {NODES - 1}")
     expect(row.get_by_role("img", name="48 % done")).to_be_visible()
     page.locator("[data-filter]").fill("")
     page.get_by_label("Status").select_option("Pending")
@@ -82,8 +83,8 @@ def test_a_job_on_256_nodes_has_a_lane_for_each_and_every_copy_of_its_shards(
     scroll_down(page, ".matrix")
     copies = page.get_by_role("region", name="Every copy").locator("tbody tr")
     expect(copies).to_have_count(100)
-    expect(copies.first).to_contain_text("out of view")  # copies with a problem are listed first
-    expect(copies.nth(1)).to_contain_text("1 of 2")  # the remaining copy of the same shard
+    expect(copies.first).to_contain_text("out of view")  # the page lists copies with a problem first
+    expect(copies.nth(1)).to_contain_text("1 of 2")  # the second row is the remaining copy of the same shard
     expect(copies.nth(2)).to_contain_text("3 steps")
     more = page.get_by_role("button", name=re.compile("^Show .* copies"))
     while more.count():
@@ -100,7 +101,7 @@ def test_a_week_of_events_is_read_from_its_end(page: Page) -> None:
     rows = page.locator("tbody tr")
     expect(rows.first).to_contain_text(f"number {EVENTS - 1} of a week")
     expect(rows).to_have_count(500)
-    # Requests with AfterEventId load the events that occurred before the stream opened.
+    # Requests with `AfterEventId` load events that occurred before the event stream opened.
     assert len([url for url in asked if "AfterEventId" not in url]) == 1
     page.get_by_role("button", name="Ask for older events").click()
     expect(page.get_by_text("The newest 2,000 are here")).to_be_visible()

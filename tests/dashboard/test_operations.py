@@ -29,7 +29,7 @@ SEEN = """state => {
   Object.defineProperty(document, 'visibilityState', { value: state, configurable: true })
   document.dispatchEvent(new Event('visibilitychange'))
 }"""
-"""JavaScript that sets whether a page reports itself as visible. In Playwright, every page does."""
+"""JavaScript that sets whether a page reports itself as visible. Playwright reports every page as visible."""
 
 
 def test_a_paused_job_is_said_to_wait_for_a_person_until_it_is_resumed(
@@ -51,7 +51,7 @@ def test_a_paused_job_is_said_to_wait_for_a_person_until_it_is_resumed(
     opened.value.close()
     desk.goto("/queue")
     expect(desk.locator("tbody")).to_contain_text(seeded.story.waiting)
-    expect(desk.locator("tbody")).not_to_contain_text(name)  # a paused job does not wait in the queue
+    expect(desk.locator("tbody")).not_to_contain_text(name)  # the queue does not list a paused job
     open_job(desk, name)
     desk.get_by_role("button", name="Resume").click()
     expect(act).to_contain_text("It starts by itself")
@@ -77,7 +77,7 @@ def test_a_job_that_was_taken_over_is_recovered_by_nobody_until_it_is_handed_bac
     expect(act.get_by_role("link")).to_have_attribute("href", "/runbook.html#taken-over")
     desk.get_by_role("button", name="Hand back").click()
     expect(desk.get_by_text("Automation is off for this job")).to_be_hidden()
-    seeded.run(story.go(4 * FINE_SECONDS, FINE_SECONDS))  # the control plane decides again
+    seeded.run(story.go(4 * FINE_SECONDS, FINE_SECONDS))  # let the control plane make another decision
     seeded.run(story.settle(name))
     incident = api.get("/incidents", params={"TrainingJobName": name}).json()["Incidents"][-1]
     assert incident["Evidence"][0] == seen
@@ -124,7 +124,7 @@ def test_a_fleets_exposed_nodes_are_told_its_figures_are_changed_and_it_is_unfro
         change.click()
         expect(change).to_be_disabled()
         assert api.get("/fleets/main").json()["MinNodeCount"] == wanted
-    desk.route("**/v1/fleets?*", frozen)  # a frozen fleet would break the tests that follow
+    desk.route("**/v1/fleets?*", frozen)  # intercept the request, because a really frozen fleet would break later tests
     desk.reload()
     desk.get_by_role("button", name="Unfreeze").click()
     with desk.expect_response("**/v1/fleets/main/unfreeze") as answered:
@@ -194,9 +194,10 @@ def is_end(request: Request) -> bool:
 def test_a_session_that_ends_under_an_open_page_leads_to_the_sign_in_and_back(
     browser: Browser, seeded: Seeded, api: httpx.Client, teller: str
 ) -> None:
-    """An open page learns of the session's end from the event stream or from a rejected request.
+    """An open page shows the sign-in page after its session has ended, and returns after the sign-in.
 
-    In the first case, the page's clock advances less than any polling interval. In the second case, there is no stream.
+    The page learns of the end from the event stream, without waiting for a poll. Without a stream, a rejected request
+    shows the end.
     """
     made = api.post("/tokens", json={"Role": "viewer", "Description": teller}).json()
     with watched(browser, seeded.url, refusals=("status of 401", "ERR_FAILED")) as page:
@@ -215,7 +216,7 @@ def test_a_session_that_ends_under_an_open_page_leads_to_the_sign_in_and_back(
         else:
             for _ in range(int(LEAST_INTERVAL_SECONDS / CLOCK_SECONDS) - 1):
                 page.clock.run_for(int(CLOCK_SECONDS * 1000))
-                with contextlib.suppress(AssertionError):  # the browser receives the event some time later
+                with contextlib.suppress(AssertionError):  # the browser may receive the event a moment later
                     expect(page).to_have_url(re.compile("/sign-in"), timeout=500)
                     break
             expect(page).to_have_url(re.compile("/sign-in"))
@@ -225,7 +226,10 @@ def test_a_session_that_ends_under_an_open_page_leads_to_the_sign_in_and_back(
 
 
 def test_more_tabs_than_a_browser_has_connections_are_answered_each_when_it_is_seen(desk: Page, seeded: Seeded) -> None:
-    """Each visible tab with a log holds two streams. Hidden tabs close their streams."""
+    """Each visible tab with a log uses two streams.
+
+    Hidden tabs close their streams, so that visible tabs stay within the browser's limit of connections.
+    """
     tabs = [desk, *(desk.context.new_page() for _ in range(CONNECTIONS // 2))]
     for tab in tabs:
         open_job(tab, seeded.story.gpu, "/logs")
@@ -252,7 +256,7 @@ def test_a_control_plane_that_fails_to_say_how_a_job_is_is_no_news_of_it(browser
             f"**/v1/training-jobs/{name}",
             lambda route: route.fulfill(status=500, content_type="application/json", body=failing),
         )
-        for _ in range(20):  # long enough for the failed requests and their retries
+        for _ in range(20):  # this is long enough for the failed requests and their retries
             page.clock.run_for(1_000)
         alert = page.get_by_role("alert").first
         expect(alert).to_contain_text("What follows is not renewed")

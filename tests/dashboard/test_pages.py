@@ -1,6 +1,6 @@
-"""The dashboard in Chromium, over the real application and a simulated past (`tests/dashboard`).
+"""Every page of the dashboard in Chromium, over the real application and simulated data.
 
-Tests compare each page with the API. The names and numbers depend on a seed.
+Tests compare each page with the API, because names and numbers depend on a seed.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_every_page_is_clean_for_axe_and_fits_its_width(browser: Browser, seeded
                 expect(page.locator("[aria-busy=true]")).to_have_count(0)
                 found += [(path, scheme, width, *each) for each in page.evaluate(RUN_AXE, only)]
                 fits = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-                with contextlib.suppress(PageTimeout):  # charts resize some time after the window
+                with contextlib.suppress(PageTimeout):  # charts may change their size a moment after the window
                     page.wait_for_function(fits)
                 assert page.evaluate(fits), f"{path} is wider than a window of {width} pixels"
     assert not found, "\n".join(map(str, found))
@@ -131,7 +131,7 @@ def test_a_keyboard_is_enough(desk: Page, seeded: Seeded) -> None:
     desk.keyboard.press("/")
     desk.keyboard.type(seeded.story.crashing)
     expect(desk.locator("tbody tr")).to_have_count(1)
-    assert f"q={seeded.story.crashing}" in desk.url  # the address contains the filter
+    assert f"q={seeded.story.crashing}" in desk.url  # the address contains the filter's text
     desk.reload()
     expect(desk.locator("tbody tr")).to_have_count(1)
     desk.locator("tbody a").first.click()
@@ -146,7 +146,8 @@ def test_what_is_typed_before_the_search_is_there_is_not_lost(desk: Page, seeded
     desk.goto("/")
     expect(desk.get_by_role("heading", name="Jobs")).to_be_visible()
     desk.keyboard.press("Tab")
-    expect(desk.get_by_text("Skip to the content")).to_be_focused()  # this link must not receive the typed text
+    # move the focus to this link, which must not receive the typed text
+    expect(desk.get_by_text("Skip to the content")).to_be_focused()
     with desk.expect_request("**/assets/Palette-*.js"):
         desk.keyboard.press("Control+k")
     desk.keyboard.type(seeded.story.partition)
@@ -157,10 +158,10 @@ def test_what_is_typed_before_the_search_is_there_is_not_lost(desk: Page, seeded
 
 
 def test_an_enter_counts_while_answers_are_on_their_way_and_no_longer(desk: Page, seeded: Seeded) -> None:
-    """A user types a name into the search and presses Enter.
+    """A user types a job's name into the search and presses Enter.
 
     While the list of jobs is loading, Enter opens the job once the list arrives. After the answer "Nothing has this in
-    its name", a new job with the name is only offered.
+    its name", a job with the name that appears later is listed but not opened.
     """
     name, listed = seeded.story.partition, "**/v1/training-jobs?*"
     held: list[Route] = []
@@ -179,7 +180,8 @@ def test_an_enter_counts_while_answers_are_on_their_way_and_no_longer(desk: Page
             answer(held.pop())
 
     def seek() -> None:
-        expect(desk.get_by_role("button", name="Search")).to_be_visible()  # from then on, the page handles the key
+        # once this button is visible, the page handles the key
+        expect(desk.get_by_role("button", name="Search")).to_be_visible()
         desk.keyboard.press("Control+k")
         expect(search).to_be_focused()
         desk.keyboard.type(name)
@@ -191,7 +193,7 @@ def test_an_enter_counts_while_answers_are_on_their_way_and_no_longer(desk: Page
     desk.goto("/")
     expect(desk.locator("tbody tr").first).to_be_visible()
     is_held = True
-    with desk.expect_request(listed):  # the page's list is old, and a new one is requested
+    with desk.expect_request(listed):  # the page requests a new list, because its list is old
         pass
     seek()
     is_held = False
@@ -244,7 +246,8 @@ def test_a_session_that_has_ended_leads_to_the_sign_in_and_back(browser: Browser
 def test_what_happens_is_shown_at_once(browser: Browser, seeded: Seeded) -> None:
     """A page shows an incident without polling.
 
-    The page's clock advances less than any polling interval, so the page learns of the incident from the event stream.
+    The test advances the page's clock by less than any polling interval, so that only the event stream can deliver the
+    incident.
     """
     story = seeded.story
     with signed_in(browser, seeded) as page:
@@ -257,7 +260,7 @@ def test_what_happens_is_shown_at_once(browser: Browser, seeded: Seeded) -> None
         seeded.run(story.go(4 * FINE_SECONDS, FINE_SECONDS))
         for _ in range(int(LEAST_INTERVAL_SECONDS / CLOCK_SECONDS) - 1):
             page.clock.run_for(int(CLOCK_SECONDS * 1000))
-            with contextlib.suppress(AssertionError):  # the browser receives the events some time later
+            with contextlib.suppress(AssertionError):  # the browser may receive the events a moment later
                 expect(page.get_by_text("The incident now")).to_be_visible(timeout=500)
                 break
         expect(page.get_by_text("The incident now")).to_be_visible()
@@ -266,7 +269,10 @@ def test_what_happens_is_shown_at_once(browser: Browser, seeded: Seeded) -> None
 def test_a_stream_that_was_cut_off_goes_on_after_the_last_event_that_was_read(
     browser: Browser, seeded: Seeded, api: httpx.Client
 ) -> None:
-    """The server is down while a rank is killed. After the restart, the page receives the missed events."""
+    """A rank is killed while the server is down, so the page misses events.
+
+    After the server's restart, the page receives the missed events.
+    """
     story = seeded.story
     with signed_in(browser, seeded, is_cut=True) as page:
         open_job(page, story.partition, "/events")

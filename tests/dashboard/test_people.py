@@ -1,4 +1,4 @@
-"""Work of people on the dashboard in Chromium, compared with the API."""
+"""Tasks of people on the dashboard in Chromium: each result is compared with the API."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_held_node_is_told_and_released_and_another_one_is_to_be_drained_and_c
 def test_what_the_service_refuses_is_said_where_it_was_asked(
     browser: Browser, seeded: Seeded, api: httpx.Client
 ) -> None:
-    """The page shows a rejected request beside its form.
+    """The server rejects a request, and the page shows the reason beside the form of this request.
 
     The browser also logs the rejection.
     """
@@ -94,7 +94,7 @@ def test_a_plan_says_what_would_become_of_a_job(desk: Page, api: httpx.Client) -
     for name in plan["QueuedBehind"]:
         expect(card).to_contain_text(name)
     desk.get_by_label("Nodes").fill("2")
-    expect(card).to_be_hidden()  # the plan belongs to the former request
+    expect(card).to_be_hidden()  # the page hides the plan of the former request
 
 
 def test_a_drill_is_started_with_the_jobs_name_and_its_history_tells_the_rest(
@@ -153,7 +153,8 @@ def test_a_revision_is_shown_as_what_it_changed(desk: Page, seeded: Seeded, api:
     desk.get_by_label("From", exact=True).select_option("1")
     expect(desk.get_by_role("region", name="From revision 1 to 3")).to_contain_text(f"− Priority: {before}")
     assert "from=1" in desk.url
-    expect(desk.locator(".command pre").first).to_contain_text(f"Priority: {before + 9}")  # the present request
+    # the command shows the changed request
+    expect(desk.locator(".command pre").first).to_contain_text(f"Priority: {before + 9}")
 
 
 def test_metrics_are_drawn_with_the_failures_and_saved_as_they_were_logged(
@@ -185,7 +186,7 @@ COUNT_SHADED = """canvas => {
     for (let at = 0; at < data.length; at += 4) if (near(at, 0x2e, 0x0a, 0x58, 0xca)) count++
     return count
 }"""
-"""Counts the pixels of the canvas that show only the shade of the extremes."""
+"""JavaScript that counts the canvas pixels that show only the shade between lowest and highest values."""
 
 
 def test_a_long_run_shows_its_extremes_and_every_step_of_what_one_zooms_into(desk: Page, seeded: Seeded) -> None:
@@ -201,7 +202,8 @@ def test_a_long_run_shows_its_extremes_and_every_step_of_what_one_zooms_into(des
         metrics.store(session, "of the test", MetricBatch(run=run, first_number=0, points=points))
     open_job(desk, name, "/metrics")
     chart = desk.get_by_role("img", name=re.compile("^spiky over"))
-    expect(chart).to_have_accessible_name(re.compile(r"from -9 to 9,"))  # no mean of several steps reaches these values
+    # the range contains the extremes, which no mean of several steps reaches
+    expect(chart).to_have_accessible_name(re.compile(r"from -9 to 9,"))
     assert chart.locator("canvas").evaluate(COUNT_SHADED) > 1_000, "the extremes of the points are shaded"
     count = re.compile(r"over (\d+) steps")
 

@@ -39,7 +39,7 @@ RULED = re.compile(
     r"|error \(\d+\)|\d+ (?:nodes?|instances?|spares|ranks|copies|shards|replaced|times|failures|are identical|are replaced)\b"
     r"|[\d,]+ bytes"
 )
-"""Parts of sentences with digits that have a rule: the shuffle changes them or keeps them."""
+"""Patterns for parts of sentences with digits. The shuffle must change them or keep them on purpose."""
 
 
 @pytest.fixture
@@ -121,7 +121,8 @@ def test_there_is_a_recording_of_every_story_and_it_says_how_it_was_struck() -> 
     assert {path.stem for path in FOLDER.glob("*.json")} == STORIES.keys() == {recording.story for recording in every()}
     for recording in every():
         assert all(strike.command.startswith("everstep local fault ") for strike in recording.strikes)
-        assert bool(recording.strikes) is (recording.story != "crash-loop")  # this script fails without a fault
+        # only this story has no strike, because its script fails by itself
+        assert bool(recording.strikes) is (recording.story != "crash-loop")
         assert recording.tables["incident"]
 
 
@@ -209,7 +210,7 @@ def sentences(recording: Recording) -> Iterator[str]:
     for incident in recording.tables["incident"]:
         yield from (*incident["evidence"], incident["decision"], incident["reason"])
     for said in (recording.job["reason"], *(event["message"] for event in recording.tables["event"])):
-        yield said.partition("\n")[0]  # the script's output follows
+        yield said.partition("\n")[0]  # only the first line is a sentence of Everstep; the script's output follows
 
 
 def logs_are_read(recording: Recording, found: Recording) -> None:
@@ -230,7 +231,8 @@ def logs_are_read(recording: Recording, found: Recording) -> None:
 def test_no_two_of_a_deal_have_the_same_names_and_a_seed_repeats_it(seed: int) -> None:
     dealt = deal(seed, len(STORIES))
     assert len({each.job for each in dealt}) == len({each.fleet for each in dealt}) == len(STORIES)
-    assert {each.ends_at for each in dealt} == {dealt[0].ends_at}  # all recordings share the clock of one server
+    # all recordings end at the same time, because one server has one clock
+    assert {each.ends_at for each in dealt} == {dealt[0].ends_at}
     assert dealt == deal(seed, len(STORIES))
 
 

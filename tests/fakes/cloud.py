@@ -1,7 +1,7 @@
-"""A cloud in memory, for tests and simulators. The same contract tests run against it and against the local cloud.
+"""A cloud in memory, for tests and simulators.
 
-The caller controls time: nothing happens until the caller calls `advance`. Instances boot after `boot_delay`. A
-terminating hook holds an instance until the hook's timeout.
+The same contract tests run against this fake and against the local cloud. Nothing happens until the caller advances the
+time with `advance`. Instances boot after `boot_delay`. A terminating hook holds an instance until the hook's timeout.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class FakeOperator:
         self.events: dict[NodeId, tuple[ScheduledEvent, ...]] = {}
         """Scheduled events by instance."""
         self.failed_checks: dict[NodeId, tuple[str, ...]] = {}
-        """Names of impaired status checks by instance."""
+        """Names of failed status checks, by instance."""
         self.topology: dict[NodeId, tuple[str, ...]] = {}
         """Network nodes by instance, the nearest last. The fake returns none for an instance without an entry."""
         self._launched = 0
@@ -115,7 +115,7 @@ class FakeOperator:
             self._reconcile()
 
     def change_group(self, name: str, change: Callable[[GroupState], GroupState]) -> None:
-        """Change a group as a person would outside of Everstep, so that it differs from the contract."""
+        """Change a group against Everstep's contract, as a person might."""
         with self._lock:
             group = self._group(name)
             group.state = change(group.state)

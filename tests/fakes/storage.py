@@ -26,15 +26,15 @@ class MemoryObjectStore:
     def __init__(self, *buckets: str) -> None:
         self.objects: dict[str, dict[str, bytes]] = {bucket: {} for bucket in buckets}
         self.unfinished: dict[str, set[str]] = {bucket: set() for bucket in buckets}
-        """Keys of uploads that were started, but neither completed nor aborted. Only tests add keys."""
+        """Keys of uploads that were started but not ended. Only tests add keys."""
 
     def put_bytes(self, reference: ObjectReference, data: bytes) -> StoredObject:
-        """See `ObjectStore.put_bytes`."""
+        """Implement `ObjectStore.put_bytes`."""
         self._bucket(reference)[reference.key] = bytes(data)
         return self._described(reference)
 
     def put_file(self, reference: ObjectReference, path: Path, size: int | None = None) -> StoredObject:
-        """See `ObjectStore.put_file`."""
+        """Implement `ObjectStore.put_file`."""
         with path.open("rb") as file:
             data = file.read() if size is None else file.read(size)
         if size is not None and len(data) < size:
@@ -44,7 +44,7 @@ class MemoryObjectStore:
     def put_stream(
         self, reference: ObjectReference, pieces: Iterable[Piece], size: int, *, on_stored: OnStored = lambda _: None
     ) -> StoredObject:
-        """See `ObjectStore.put_stream`."""
+        """Implement `ObjectStore.put_stream`."""
         bucket = self._bucket(reference)
         data = bytearray()
         for piece in pieces:
@@ -58,7 +58,7 @@ class MemoryObjectStore:
         return replace(self._described(reference), sha256=hasher.hexdigest(), part_bytes=PART_BYTES)
 
     def abort_uploads(self, prefix: ObjectReference, is_abandoned: Callable[[str], bool]) -> int:
-        """See `ObjectStore.abort_uploads`."""
+        """Implement `ObjectStore.abort_uploads`."""
         self._bucket(prefix)
         unfinished = self.unfinished[prefix.bucket]
         aborted = {key for key in unfinished if key.startswith(prefix.key) and is_abandoned(key)}
@@ -66,7 +66,7 @@ class MemoryObjectStore:
         return len(aborted)
 
     def get_bytes(self, reference: ObjectReference) -> bytes:
-        """See `ObjectStore.get_bytes`."""
+        """Implement `ObjectStore.get_bytes`."""
         try:
             return self._bucket(reference)[reference.key]
         except KeyError:
@@ -74,7 +74,7 @@ class MemoryObjectStore:
 
     @contextmanager
     def open(self, reference: ObjectReference, *, etag: str = "") -> Iterator[ObjectReader]:
-        """See `ObjectStore.open`."""
+        """Implement `ObjectStore.open`."""
         data = self.get_bytes(reference)
         md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
         if etag not in ("", md5):
@@ -82,11 +82,11 @@ class MemoryObjectStore:
         yield _MemoryReader(data, md5)
 
     def head(self, reference: ObjectReference) -> StoredObject | None:
-        """See `ObjectStore.head`."""
+        """Implement `ObjectStore.head`."""
         return self._described(reference) if reference.key in self._bucket(reference) else None
 
     def list(self, prefix: ObjectReference) -> Iterator[StoredObject]:
-        """See `ObjectStore.list`."""
+        """Implement `ObjectStore.list`."""
         for key in sorted(self._bucket(prefix)):
             if key.startswith(prefix.key):
                 yield self._described(ObjectReference(bucket=prefix.bucket, key=key))
@@ -123,7 +123,7 @@ class MemoryAws:
         self._now = now
 
     def secret(self, reference: str, keys: RoleKeys | None) -> str:
-        """See `Aws.secret`."""
+        """Implement `Aws.secret`."""
         self.used.append((reference, keys.access_key_id if keys else ""))
         place = SecretPlace.of(reference)
         try:
@@ -132,7 +132,7 @@ class MemoryAws:
             raise ObjectMissing(f"{reference}: there is no such secret") from None
 
     def assume_role(self, role_arn: str, session_name: str) -> RoleKeys:
-        """See `Aws.assume_role`."""
+        """Implement `Aws.assume_role`."""
         if role_arn not in self.roles:
             raise StoreDenied(f"{role_arn}: {session_name} is not authorized to perform: sts:AssumeRole")
         self.assumed_count += 1
@@ -144,7 +144,7 @@ class MemoryAws:
         )
 
     def objects(self, role_arn: str, session_name: str) -> ObjectStore:
-        """See `Aws.objects`."""
+        """Implement `Aws.objects`."""
         self.used.append(("objects", self.assume_role(role_arn, session_name).access_key_id))
         return self._objects
 

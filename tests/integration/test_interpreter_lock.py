@@ -1,8 +1,7 @@
 """Copies, digests and transfers release the interpreter's lock, so that training and the agent's loop continue.
 
-The tests measure no time. They set a switch interval that no test outlives, so that a waiting thread gets the lock
-only when the working thread releases it explicitly. Work that holds the lock is therefore never interrupted, however
-long it takes.
+The tests measure no time. They set a switch interval of an hour, so that a waiting thread gets the lock only when the
+working thread releases it explicitly.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from worker.replication.transfers import _copy
 
 pytestmark = pytest.mark.integration
 SIZE = 4 * 1024 * 1024
-"""Bytes of one call: the size of a chunk."""
+"""Bytes that one call processes: the size of a chunk."""
 CALLS = 10_000
 """Maximum number of calls before a test fails: many seconds of work.
 
@@ -148,7 +147,7 @@ def test_others_run_while_many_bytes_are_received() -> None:
 
 
 def test_nobody_runs_while_what_holds_the_lock_is_at_work() -> None:
-    """An assignment between memory views holds the lock, so no other thread runs.
+    """An assignment between memory views holds the interpreter's lock, so no other thread runs.
 
     This proves that the other tests can fail.
     """

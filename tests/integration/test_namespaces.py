@@ -1,8 +1,7 @@
-"""Instances in network namespaces: their connections are cut and slowed, and the local cloud removes every namespace.
+"""Instances in network namespaces: the local cloud cuts and slows their connections, and removes every namespace.
 
-The module runs in a network of its own. In the machine's network, a bridge that appears or disappears is a change of
-network for every browser. The browser would cancel its requests, and another test process may use a browser at the
-same time.
+The module runs in a network of its own. A bridge that appears in the machine's network makes every browser there cancel
+its requests, and another test process may use a browser at the same time.
 """
 
 from __future__ import annotations
@@ -213,7 +212,8 @@ def test_a_partition_may_be_of_some(
 
 def test_a_slow_line_carries_no_more_than_it_is_given(aws: ServedAws, name: str, pair: list[str]) -> None:
     first, second = pair
-    for here, there in ((first, second), (second, first)):  # the slow instance first sends, then receives
+    # the slow instance sends in the first round and receives in the second
+    for here, there in ((first, second), (second, first)):
         aws.inject(SlowNetwork(target=first, megabits=16))
         done = curl(name, here, f"http://{address(aws, there)}:{PORT}/blob", seconds=30)
         size, seconds = done.stdout.split()

@@ -1,6 +1,6 @@
-"""The server as a process: how it starts, refuses to start, answers requests and stops.
+"""The server as a process: it starts, refuses to start, answers requests and stops.
 
-A socket that answers one request stands for the cloud.
+A socket that answers one request replaces the cloud.
 """
 
 from __future__ import annotations

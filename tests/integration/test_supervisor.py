@@ -29,7 +29,7 @@ from worker.ranks.supervisor import ExitedRank, MemoryPaths, Supervisor
 pytestmark = pytest.mark.integration
 
 PRELOADED = ("graphlib",)
-"""A small module that only warm ranks have loaded, because no script imports it."""
+"""A small standard module that only warm ranks have loaded, because no test script imports it."""
 NOTHING = Supplied()
 LEAVE_A_CHILD = (
     "import os, signal\npid = os.fork()\nif pid == 0:\n    signal.pause()\nprint(pid, flush=True)\nos._exit(0)\n"
@@ -63,7 +63,8 @@ class Bench:
         self, script: str, *, count: int = 1, generation: int = 1, supplied: Supplied = NOTHING, **options: object
     ) -> GenerationPlan:
         entry = self.source / "train.py"
-        if not entry.exists() or entry.read_text() != script:  # a rank of an earlier start may be reading the script
+        # do not rewrite an equal script, because a rank of an earlier start may be reading it
+        if not entry.exists() or entry.read_text() != script:
             entry.write_text(script)
         plan = rank_plan(ranks_per_node=count, generation=generation, **options)  # type: ignore[arg-type]
         for rank in plan.nodes[0].ranks:
@@ -79,7 +80,8 @@ class Bench:
 
     async def warm(self) -> None:
         """Wait until ranks start warm."""
-        await self.supervisor._list()  # the supervisor's last list may still show a dead template
+        # refresh the supervisor's state, which may still contain a template that has died
+        await self.supervisor._list()
         await self.until(lambda: self.supervisor.preload is Preload.READY)
 
     async def exit(self, rank: int = 0, generation: int = 1) -> ExitedRank:
@@ -104,7 +106,8 @@ class Bench:
             )
         )
 
-        def found() -> list[RankRecord]:  # the script may print before the shim reports the rank
+        # the record may appear later than the output, because the shim reports separately
+        def found() -> list[RankRecord]:
             return [
                 record for record in self.supervisor.records if (record.rank, record.generation) == (rank, generation)
             ]
@@ -499,11 +502,11 @@ async def test_another_agent_takes_over_ranks_and_the_exits_it_missed(bench: Ben
     await bench.until(lambda: not processes.is_alive(records[Rank(0)].pid, records[Rank(0)].start_ticks))
     bench.supervisor = bench.make()
     await bench.supervisor.start()
-    bench.supervisor._shim_pid = shim  # in production, another process is the shim's parent
+    bench.supervisor._shim_pid = shim  # in production, the agent is not the shim's parent
     assert (await bench.exit(0)).exit_class is ExitClass.CRASHED
     taken = next(record for record in bench.supervisor.records if record.rank == 1)
     assert taken == records[Rank(1)]
-    await bench.start("", count=2)  # a repeated start changes nothing
+    await bench.start("", count=2)  # start the same ranks again, which has no effect
     os.kill(taken.pid, signal.SIGKILL)
     assert (await bench.exit(1)).exit_class is ExitClass.KILLED
 
@@ -544,8 +547,9 @@ async def test_a_dead_shim_takes_no_rank_out_of_sight(bench: Bench) -> None:
 
 
 async def test_another_shim_is_tried_until_there_is_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The supervisor retries the start of a shim. A node without a shim is not warm, so that it is not chosen for a
-    job.
+    """The supervisor retries until a shim starts.
+
+    Until then, the node is not warm, so that the control plane prefers other nodes.
     """
     launch, refused = bench.supervisor._launch, []
 
@@ -567,9 +571,9 @@ async def test_another_shim_is_tried_until_there_is_one(bench: Bench, monkeypatc
 async def test_shims_that_die_at_once_leave_nothing_and_are_told_once(
     cold: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every shim ends while it starts, as with a full disk or another shim that holds the lock.
+    """Every shim ends while it starts, as with a full disk or when another shim holds the lock.
 
-    No process of a shim remains, and the supervisor logs the failure once.
+    No shim process remains, and the supervisor logs the failure once.
     """
     monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.0)
     launch, python = cold.supervisor._launch, sys.executable
@@ -621,7 +625,10 @@ print(int(os.read(read, 20)), flush=True)
 print("up", flush=True)
 signal.pause()
 """
-"""Script that leaves a grandchild in another session, whose parent has ended: only its cgroup still shows its rank."""
+"""Script that leaves a grandchild in another session and ends its parent.
+
+Only the cgroup still connects the grandchild to its rank.
+"""
 
 
 async def test_what_a_dead_shim_had_below_it_is_fenced_by_its_cgroup(cold: Bench) -> None:
@@ -630,7 +637,7 @@ async def test_what_a_dead_shim_had_below_it_is_fenced_by_its_cgroup(cold: Bench
     if not record.cgroup:
         pytest.skip(f"no cgroup can be made here: {cold.supervisor._confinement}")
     stray = int(cold.files().stdout.read_text().splitlines()[0])
-    # The process between them may still be ending.
+    # The grandchild's parent may still be ending.
     await cold.until(lambda: cgroups.pids(record.cgroup) == {record.pid, stray})
     assert cold.shim_pid() not in cgroups.pids(record.cgroup)
     os.kill(cold.shim_pid(), signal.SIGKILL)
@@ -661,7 +668,7 @@ async def test_where_there_are_no_cgroups_children_are_found_and_that_is_said(
 
 
 def break_record(bench: Bench, rank: int = 0) -> Path:
-    """Make every attempt to write a rank's record fail, and return the folder that causes it."""
+    """Make every attempt to write a rank's record fail. Return the folder whose presence causes the failure."""
     obstacle = bench.state / "ranks" / f"{RUN}.1.{rank}.new"
     obstacle.mkdir(parents=True)
     return obstacle
@@ -784,7 +791,8 @@ async def test_a_warm_start_that_was_stopped_is_none_when_the_template_dies(tmp_
         await bench.start("print('ran')\n")
         bench.supervisor.halt_now(RUN, Generation(1))
         await bench.start("print('ran')\n", generation=2)
-        await bench.supervisor._list()  # the shim has received every request
+        # wait for an answer of the shim, which proves that the shim has received every request
+        await bench.supervisor._list()
         os.kill(template, signal.SIGKILL)
         end = (await bench.exit()).end
         assert (end.stopped, end.text) == (True, "the rank was not started: it was stopped before it started")
@@ -816,7 +824,8 @@ async def test_a_failed_preload_is_told_and_ranks_start_cold(tmp_path: Path, mon
     try:
         await bench.start("print('up')")
         assert (await bench.exit()).end.code == 0
-        await bench.until(lambda: bench.supervisor.preload is Preload.FAILED)  # the shim reports this without a request
+        # the shim reports the failed template without a request
+        await bench.until(lambda: bench.supervisor.preload is Preload.FAILED)
         assert not bench.supervisor.is_warm, "its ranks import first: a node where they do not is the better one"
     finally:
         await bench.supervisor.shut_down()
@@ -899,10 +908,10 @@ async def test_a_drill_kills_one_rank_and_no_other(cold: Bench) -> None:
     await cold.start(WAIT_FOR_EVER, count=2)
     for rank in (0, 1):
         await cold.living(rank)
-    cold.supervisor.kill_rank(RUN, Generation(2), Rank(1))  # a rank of another generation
+    cold.supervisor.kill_rank(RUN, Generation(2), Rank(1))  # generation 2 has no such rank, so no process is killed
     cold.supervisor.kill_rank(RUN, Generation(1), Rank(1))
     exited = await cold.exit(1)
     assert exited.exit_class is ExitClass.KILLED
     survivor = await cold.living(0)
     assert processes.is_alive(survivor.pid, survivor.start_ticks)
-    cold.supervisor.kill_rank(RUN, Generation(1), Rank(1))  # the rank has ended: no other process is killed
+    cold.supervisor.kill_rank(RUN, Generation(1), Rank(1))  # the rank has already ended, so no process is killed

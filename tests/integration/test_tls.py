@@ -148,7 +148,7 @@ async def test_an_agent_verifies_the_servers_certificate_before_it_sends_its_tok
     assert ("CERTIFICATE_VERIFY_FAILED" in caplog.text) is not is_known
 
 
-# Settings that are refused before any request
+# Settings that the agent refuses before it sends any request
 
 
 def test_a_server_that_others_reach_needs_a_certificate(tmp_path, files) -> None:
@@ -236,7 +236,7 @@ def test_a_handshake_that_does_not_end_ends_the_connection(tmp_path, files, monk
 )
 def test_no_version_of_tls_before_1_2_is_spoken(server, files, version, is_taken) -> None:
     context = ssl.create_default_context(cafile=str(files[0]))
-    context.set_ciphers("ALL:@SECLEVEL=0")  # by default, the client does not offer the old version
+    context.set_ciphers("ALL:@SECLEVEL=0")  # the client offers the old TLS version only with this setting
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         context.minimum_version = context.maximum_version = version

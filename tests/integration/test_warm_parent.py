@@ -1,4 +1,4 @@
-"""Processes that a test's rank has started end with the rank, however it ends."""
+"""Processes that a test's rank has started end together with the rank, even if the rank is killed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_a_rank_has_started_ends_with_it(warm_parent: WarmParent, tmp_path:
 def test_a_launch_that_is_cut_off_lets_go_of_its_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class CutOff(WarmParent):
         def __init__(self) -> None:
-            """Start no process."""
+            """Create an object that, unlike the real class, starts no process."""
 
         def ask(self, request: dict[str, Any]) -> dict[str, Any]:
             raise TimeoutError

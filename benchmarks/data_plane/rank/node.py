@@ -134,18 +134,18 @@ class _Ear:
         self.came = asyncio.Event()
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
-        """See `RankEvents`."""
+        """Implement `RankEvents.hello`."""
         is_ours = self._lines.hello(hello, line)
         if is_ours:
             self.came.set()
         return is_ours
 
     def message(self, rank: Rank, message: Message) -> None:
-        """See `RankEvents`."""
+        """Implement `RankEvents.message`."""
         self._lines.message(rank, message)
 
     def lost(self, rank: Rank, line: RankLine) -> None:
-        """See `RankEvents`."""
+        """Implement `RankEvents.lost`."""
         self._lines.lost(rank, line)
 
 

@@ -41,7 +41,7 @@ RUN = "0" * 31 + "1"
 
 
 class Alone:
-    """A rendezvous with only one rank, which never waits."""
+    """A meeting of a single rank, so that no call waits for another rank."""
 
     rank = 1
 
@@ -52,7 +52,7 @@ class Alone:
 
 
 class Memory:
-    """An adapter that keeps clones of the state. The test chooses the clones that the adapter forgets."""
+    """An adapter that keeps clones of the state, except those that the test makes it lose."""
 
     gives_back_own_state = True
 
@@ -93,7 +93,7 @@ def state() -> Iterator[State]:
 
 
 def run(adapter: Memory, dumps: Path) -> Samples:
-    (dumps / "dump0").symlink_to(dumps / "dump1")  # both ranks have the same state
+    (dumps / "dump0").symlink_to(dumps / "dump1")  # the comparison passes, because both ranks have the same state
     return measure(lambda *_: adapter, OFFERS, adapter.state, Alone(), REPEATS, dumps)  # type: ignore[arg-type, return-value]
 
 
@@ -104,7 +104,7 @@ def test_the_loop_takes_what_it_says_and_compares_bytes(state: State, tmp_path: 
     assert [len(values) for values in (samples.restore_local, samples.restore_peer)] == [2, 2]
     assert samples.verified == {"protect": True, "restore_local": True, "restore_peer": True}
     steps = [int(call.split()[1]) for call in adapter.calls if call.startswith("snapshot")]
-    assert steps == sorted(set(steps))  # each snapshot is of a new step
+    assert steps == sorted(set(steps))  # every snapshot is of a new step
     assert adapter.calls[-1] == "close"
 
 
@@ -141,7 +141,7 @@ def test_every_step_changes_every_tensor_throughout() -> None:
 
 
 class Session:
-    """A session that exposes the live tensors."""
+    """A session with only one ability: it returns the live tensors."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
@@ -178,9 +178,9 @@ def test_the_holder_is_asked_for_its_bytes_and_nothing_else(tmp_path: Path) -> N
         return everstep_job.holder_has(session, own, page, 5, 0)  # type: ignore[arg-type]
 
     write_slot(own / RUN / "rank-0.slot-0", live, 5)
-    assert not held()  # a copy on the owner's node does not count
+    assert not held()  # the owner's node has the copy, which does not count as a holder's copy
     write_slot(other / RUN / "rank-0.slot-0", live, 4)
-    assert not held()  # an older step
+    assert not held()  # the holder has only an older step
     write_slot(other / RUN / "rank-0.slot-1", live, 5, SlotState.WRITING)
     assert not held()
     write_slot(other / RUN / "rank-0.slot-1", live, 5)
@@ -207,7 +207,7 @@ def test_the_agents_word_on_a_restore_is_understood() -> None:
     assert '"rank %d: step %d restored from %s in %.3f s"' in text
 
 
-@pytest.mark.timeout(180)  # two processes import torch, on a machine that may be busy
+@pytest.mark.timeout(180)  # two processes import torch, which is slow on a busy machine
 def test_floors_are_measured_by_two_processes_at_once(tmp_path: Path) -> None:
     with launches.FloorPair(tmp_path / "floors", 8) as pair:
         found = pair.measure(rounds=2)
@@ -217,7 +217,7 @@ def test_floors_are_measured_by_two_processes_at_once(tmp_path: Path) -> None:
     assert all(value > 0 for values in found.values() for value in values)
 
 
-@pytest.mark.timeout(180)  # a process imports torch, on a machine that may be busy
+@pytest.mark.timeout(180)  # a process imports torch, which is slow on a busy machine
 def test_a_rank_that_waits_gets_its_state_from_the_other_node_behind_the_fetch(tmp_path: Path) -> None:
     found = run_arrivals(tmp_path / "home", state_mib=1, count=2)
     assert [each.verified for each in found] == [True, True]
@@ -235,12 +235,12 @@ def test_a_commit_is_seen_when_it_is_looked_for(tmp_path: Path) -> None:
     for generation, step in ((1, 9), (2, 4), (2, 5)):
         write_agent_half(page, AgentHalf(generation, committed=step))
         watch.expect(step)
-        # A page of another generation does not count.
+        # The watch ignores a page of another generation.
         assert watch.wait(step, 30.0 if generation == 2 else 0.05) is (generation == 2)
     assert sorted(watch.at) == [4, 5]
 
 
-@pytest.mark.timeout(180)  # two processes import torch, on a machine that may be busy
+@pytest.mark.timeout(180)  # two processes import torch, which is slow on a busy machine
 def test_a_peer_is_launched_measured_and_leaves_nothing(tmp_path: Path) -> None:
     (system,) = (peer for peer in PEERS if peer.name == "torch.save")
     ranks = launches.run_peer(

@@ -44,7 +44,7 @@ from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_hea
 JOB = "job"
 RUN = "ab" * 16
 PIECE_BYTES = 256
-"""Bytes of a base that arrive together."""
+"""Bytes of each piece in which a base arrives."""
 
 
 class Line:
@@ -98,7 +98,10 @@ class FakeAgent:
         self.base_step = base_step
         self.base_slots = base_slots or {}
         self.earlier = earlier
-        """Slots of the base by earlier rank, if another number of ranks made the base. An absent slot is lost."""
+        """Slots of the base by earlier rank, if another number of ranks made the base.
+
+        A missing entry is a lost slot.
+        """
         self.lines = [Line(directory, rank, generation) for rank in range(world_size)]
         self.committed = NONE
         self.proposed = NONE
@@ -114,9 +117,9 @@ class FakeAgent:
         """Set when `commit_target` steps are committed."""
         self.is_held = False
         self._arrives = arrives
-        """True if a base may arrive while its rank is connected.
+        """True if a base arrives while its rank is already connected.
 
-        The agent then writes each base twice; the first attempt stops in the middle and contains wrong bytes.
+        The agent then writes each base twice. The first attempt stops in the middle and contains wrong bytes.
         """
         self._on_message = on_message
         self._server: socket.socket | None = None
@@ -242,7 +245,7 @@ class FakeAgent:
             self._say_welcome(line, base)
 
     def _bring(self, line: Line, base: Path) -> None:
-        """Write a base in pieces: its first half with wrong bytes, then all of it correctly."""
+        """Write a base in pieces: first its first half with wrong bytes, then the whole base with the right bytes."""
         data = base.read_bytes()
         header = unpack_header(data[:HEADER_BYTES])
         path = line.page_path.with_name(f"{line.page_path.name}.base")
@@ -344,7 +347,7 @@ class FakeAgent:
 
     def _drop(self) -> None:
         self.proposed = NONE
-        self.lead += 2  # the rank that abandoned received the proposal too late
+        self.lead += 2  # propose later steps, because the rank that abandoned received the proposal too late
         for line in self.lines:
             line.write(proposed=NONE, slot=NONE)
 

@@ -58,7 +58,7 @@ class Kind:
     width: int = 60
 
     def replica(self, rank: int) -> int:
-        """Return the number of the model's copy; two ranks of a mesh form one copy."""
+        """Return which copy of the model this rank belongs to. Two ranks of a mesh form one copy."""
         return rank // 2 if self.kind == "mesh" else rank
 
     def make_optimizer(self, parameters: Any) -> torch.optim.Optimizer:
@@ -70,7 +70,8 @@ class Kind:
 
 
 def build(kind: Kind) -> Scenario:
-    torch.manual_seed(kind.replica(dist.get_rank()) + 50)  # a load must not depend on equal initial weights
+    # give every copy other initial weights, on which a load must not depend
+    torch.manual_seed(kind.replica(dist.get_rank()) + 50)
     if kind.kind.startswith("zero"):
         return _zero(kind)
     model: nn.Module = Net(kind.width)
@@ -200,7 +201,7 @@ def save(directory: str, options: dict[str, Any]) -> int:
 
 
 class FolderShards:
-    """Earlier shards in files."""
+    """The earlier shards of a relayout, read from files."""
 
     def __init__(self, folder: Path, here: list[int]) -> None:
         self.folder = folder
@@ -257,7 +258,7 @@ class Indices(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
 
 
 def train(directory: str, options: dict[str, Any], until: int, global_batch: int = 48) -> int:
-    """Train with a global batch that every number of ranks keeps, and report the samples of each step."""
+    """Train with the same global batch on any number of ranks, and report the samples of each step."""
     rank, _ = begin(directory)
     scenario = build(Kind(**options))
     dataset = Indices()

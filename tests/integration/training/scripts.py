@@ -108,7 +108,7 @@ def digest(session: TrainingSession) -> dict[str, str]:
 
 
 def keep(session: TrainingSession, registered: dict[str, Any], directory: Path, rank: int) -> None:
-    """Write the rank's state as a slot's payload, and the whole tensors as the framework gathers them."""
+    """Write the rank's state as a slot's payload, and the whole tensors that the framework gathers."""
     keep_payload(session, directory, rank)
     whole = {name: tensor.detach().float().numpy() for name, tensor in gathered(registered).items()}
     np.savez(directory / f"whole-{rank}.npz", **{name.replace("/", "|"): value for name, value in whole.items()})
@@ -237,7 +237,7 @@ def plain() -> Scenario:
 
 
 def ddp(bucket_cap_mb: float = 0.001, static_graph: bool = False, compress: bool = False, depth: int = 6) -> Scenario:
-    """Return a DDP scenario with several small buckets, whose layout affects the result."""
+    """Return a DDP scenario with several small gradient buckets, whose layout affects the rounding of the result."""
     model = nn.parallel.DistributedDataParallel(
         network(depth=depth), bucket_cap_mb=bucket_cap_mb, static_graph=static_graph
     )
@@ -306,7 +306,7 @@ def fsdp(dtype: str = "fp32") -> Scenario:
         inputs, targets = batch
         if session.step % 3 == 0:
             with torch.no_grad(), session.phase("eval"):
-                model(inputs)  # after forward, named_parameters() returns gathered tensors
+                model(inputs)  # after a forward pass, DeepSpeed's named_parameters() returns gathered tensors
         optimizer.zero_grad()
         loss = F.mse_loss(model(inputs).float(), targets)
         loss.backward()
@@ -324,7 +324,7 @@ class Heads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.before = nn.Linear(WIDTH, WIDTH)
-        self.up = nn.Linear(WIDTH, 60)  # divisible by two to five ranks: torch divides evenly only
+        self.up = nn.Linear(WIDTH, 60)  # divisible by two to five ranks, because torch divides only evenly
         self.down = nn.Linear(60, WIDTH, bias=False)
         self.norm = nn.LayerNorm(WIDTH)
         self.last = nn.Linear(WIDTH, 1)
@@ -420,7 +420,8 @@ def zero(
         for parameter in model[0].parameters():
             parameter.requires_grad_(False)
     kind = DeepSpeedCPUAdam if offload else torch.optim.AdamW
-    # With these betas, repeated 32-bit multiplication and direct powers differ from the third power on.
+    # With these betas, repeated 32-bit multiplication and a direct power give different results from the third power
+    # on.
     left = list(model[0].parameters()) if leave else []
     held = [p for p in model.parameters() if p.requires_grad and all(p is not other for other in left)]
     optimizer = kind(held, lr=1e-2, betas=(0.85, 0.98) if offload else (0.9, 0.999))
@@ -447,7 +448,7 @@ def zero(
 
 
 class Wrapper(nn.Module):
-    """A script's own module around a model of transformers, with a tensor beside it."""
+    """A script's own module that contains a model of transformers and one more tensor."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -545,7 +546,8 @@ def batch_norm() -> Scenario:
     usual = usual_step(model, optimizer, scheduler, averages=True)
 
     def step(batch: Any, session: TrainingSession) -> float:
-        model.scratch = model.scratch + 1  # a new tensor: the adapter has to find the buffer again
+        # replace the buffer's tensor, so that the adapter has to look the buffer up again
+        model.scratch = model.scratch + 1
         return usual(batch, session) + float(model.scratch[0])
 
     return Scenario({"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, step)
@@ -629,8 +631,9 @@ def max_norm() -> Scenario:
 
 
 def momentum_encoder() -> Scenario:
-    """Return a scenario whose frozen weights follow the others through `.data`, which torch's version counter
-    misses.
+    """Return a scenario whose frozen weights follow the trained weights through `.data`.
+
+    torch's version counter does not count such changes.
     """
     online = network(dropout=0.0)
     target = copy.deepcopy(online)
@@ -664,8 +667,8 @@ def momentum_encoder() -> Scenario:
 def kept_gradients() -> Scenario:
     """Return a scenario whose result depends on whether a gradient is zero or missing.
 
-    It calls zero_grad with set_to_none=False. A frozen layer and a branch that only the first steps use have such
-    gradients.
+    It calls `zero_grad` with `set_to_none=False`. A frozen layer, and a branch that only the first steps use, have
+    gradients of both kinds.
     """
     model = nn.ModuleDict(
         {"body": network(), "side": nn.Linear(1, 1), "never": nn.Linear(1, 1), "frozen": nn.Linear(1, 1)}
@@ -722,7 +725,7 @@ def data(kind: str = "plain", workers: int = 0, persistent: bool = False) -> Sce
     made: Any
     if kind == "plain":
         made = loader(**options)
-    elif kind == "random":  # the loader draws its order from the process's generator
+    elif kind == "random":  # the loader draws its order from the random generator of the process
         made = DataLoader(
             Numbers(noisy=True),
             batch_size=24,

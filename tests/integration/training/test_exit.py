@@ -1,4 +1,7 @@
-"""Scripts that fail during work inside torch. Each runs in its own process, whose exit the tests check."""
+"""Scripts that fail while torch works in another thread.
+
+Each script runs in its own process, and the tests check how the process ends.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from tests.integration.training.fake_agent import FakeAgent
 from tests.ports import ReservedPort
 from tests.warm_parent import ROOT
 
-# Each process imports torch, on a machine that may be busy.
+# Each process imports torch, which is slow on a busy machine.
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(180),
@@ -171,9 +174,9 @@ def ranks(script: str, agent: FakeAgent, directory: Path) -> Iterator[list[subpr
 
 
 def test_how_a_script_failed_is_seen_although_its_copier_was_at_work(tmp_path: Path) -> None:
-    """The copier thread returns from torch to Python many times while the interpreter shuts down.
+    """The interpreter shuts down while the copier thread repeatedly returns from torch to Python.
 
-    The script keeps its exit code, and its snapshot is whole.
+    The script keeps its exit code, and its snapshot is complete.
     """
     with FakeAgent(tmp_path, 1, commit_target=100) as agent, ranks(COPYING, agent, tmp_path) as (rank,):
         assert (rank.wait(), (tmp_path / "0.log").read_text()) == (3, "")
@@ -188,7 +191,7 @@ def test_how_a_script_failed_is_seen_although_its_slots_were_being_mapped(tmp_pa
 def test_a_script_that_is_interrupted_while_it_closes_ends_by_that(tmp_path: Path) -> None:
     """SIGINT arrives while the training thread waits at the guard and the copier runs inside torch.
 
-    The script ends by SIGINT.
+    The signal ends the script.
     """
     with FakeAgent(tmp_path, 1, commit_target=100) as agent, ranks(INTERRUPTED, agent, tmp_path) as (rank,):
         assert rank.wait() == -signal.SIGINT, (tmp_path / "0.log").read_text()[-2000:]

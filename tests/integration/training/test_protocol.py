@@ -1,4 +1,7 @@
-"""One rank in this process against an agent in a thread: which steps it captures, when, and what it reports."""
+"""One rank in this process with an agent in a thread.
+
+The tests check which steps the rank captures, when it captures them, and what it reports.
+"""
 
 from __future__ import annotations
 
@@ -154,9 +157,10 @@ class Changing:
 
 
 def outcomes(agent: FakeAgent, session: TrainingSession, step: Callable[[], None], count: int) -> list[str]:
-    """Train until `count` more proposed steps are settled, and wait at each until its agent has received the outcome.
+    """Train until `count` more proposed steps are captured or abandoned. At each proposal, wait until the agent has
+    received the outcome.
 
-    Return, in order of steps, why each step was abandoned, or an empty text if it was captured.
+    Return the outcomes in the order of steps: the reason of an abandoned step, or an empty text for a captured step.
     """
     found = []
     for _ in range(count):
@@ -254,7 +258,7 @@ def test_what_is_said_while_the_page_is_looked_at_is_not_slept_over(
         session, _ = begin(agent)
         link, line, read = session._link, agent.lines[0], agent_link.read_agent_half
         assert isinstance(link, agent_link.UnixAgentLink)
-        join_slot_mapper()  # the mapper also reads from the agent, until it has slots
+        join_slot_mapper()  # the thread that maps the slots reads from the agent too, until it is done
         link.poll()
 
         def slow(page: memoryview) -> AgentHalf | None:
@@ -643,7 +647,7 @@ def test_a_rank_stands_at_the_stop_that_it_agreed_to_until_its_agent_is_back(
         publish = session._publish
 
         def publish_aloud(**changes: Any) -> None:
-            """Publish a page and wake the test, because no agent is running."""
+            """Publish a page and wake the waiting session, because no agent does so in this test."""
             publish(**changes)
             with agent.changed:
                 agent.changed.notify_all()
@@ -684,7 +688,7 @@ def test_a_rank_stands_at_the_stop_that_it_agreed_to_while_the_page_cannot_be_re
 
     def confirm() -> None:
         agent.wait_for(lambda: rank_half(agent).echo_step == stop)
-        agent.lines[0].page[:2048] = b"\xee" * 2048  # as the script would
+        agent.lines[0].page[:2048] = b"\xee" * 2048  # overwrite the page, as a faulty script would
         is_lost.set()
         for _ in range(5):
             agent.lines[0].say(WordChanged())
@@ -729,7 +733,7 @@ def test_training_goes_on_without_its_agent_and_captures_when_it_is_back(tmp_pat
 
 
 def propose_the_last(agent: FakeAgent, _rank: int, message: object) -> None:
-    """Propose the boundary at which a rank waits in `close`; propose no step after the rank abandons it."""
+    """Propose the boundary at which a rank waits in `close`. After the rank abandons it, propose no more steps."""
     half = read_rank_half(agent.lines[0].page)
     if half is None or half.standing is not Standing.CLOSING:
         return
@@ -751,7 +755,7 @@ def test_the_last_step_is_captured_inside_close(tmp_path: Path, begin: Begin) ->
         agent.wait_for(lambda: rank_half(agent).standing is Standing.CLOSED)
         assert agent.committed == last + 1
         assert rank_half(agent).phase is Phase.CLOSE
-        session.close()  # the second call has no effect
+        session.close()  # closing twice has no effect
 
 
 @pytest.mark.parametrize("is_stop", [True, False])
@@ -1072,11 +1076,15 @@ def test_no_step_is_made_before_the_copy_is_done(tmp_path: Path, begin: Begin) -
 @pytest.mark.usefixtures("slow_copies")
 @pytest.mark.parametrize("is_hidden", [True, False])
 def test_a_change_before_the_copy_is_noticed(tmp_path: Path, begin: Begin, is_hidden: bool) -> None:
-    """An audit detects every change. Without an audit, only torch's version counter does."""
+    """An audit detects a tensor's change before its copy, whatever made the change.
+
+    Later snapshots have no audit. Then only a change that torch's version counter counts is detected.
+    """
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent)
         if not is_hidden:
-            train(session, step, lambda: len(agent.commits) >= 4)  # the audits at the start have passed
+            # train until the audited snapshots at the start of the launch are over
+            train(session, step, lambda: len(agent.commits) >= 4)
         agent.messages.clear()
         weight = next(step.model.parameters())
 
@@ -1092,7 +1100,7 @@ def test_a_change_before_the_copy_is_noticed(tmp_path: Path, begin: Begin, is_hi
 
 
 class LateEvent:
-    """An event of a stream that the test triggers."""
+    """An event of a device stream, which completes when the test triggers it."""
 
     def __init__(self, device: LateDevice) -> None:
         self._device = device
@@ -1107,9 +1115,9 @@ class LateEvent:
 
 
 class LateDevice:
-    """A device that executes later than its host enqueues.
+    """A device that executes work later than the host enqueues it.
 
-    It makes its copies in order. They complete when the device has caught up.
+    The copies complete in their order, once the device has caught up.
     """
 
     def __init__(self) -> None:
@@ -1160,15 +1168,17 @@ class LateDevice:
 def test_a_device_ends_its_copy_when_the_next_step_was_asked_for_long_ago(
     tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch, is_meddled: bool
 ) -> None:
-    """The device executes the copy before work that is enqueued after the guard. A change before the guard may precede
-    the copy.
+    """The device executes the copy before any work that the host enqueues after the guard.
+
+    Work that the host enqueued before the guard may run before the copy and change the tensor.
     """
     device = LateDevice()
     copier = CudaCopier(device)
     monkeypatch.setattr("everstep.training.registration._copier", lambda *_: copier)
     with FakeAgent(tmp_path, 1, commit_target=8) as agent:
         session, step = begin(agent)
-        train(session, step, lambda: len(agent.commits) >= 4)  # audited snapshots wait for the device
+        # train until the audited snapshots are over, because they wait for the device
+        train(session, step, lambda: len(agent.commits) >= 4)
         weight = next(step.model.parameters())
         session.fence()
         assert copier._last is not None
@@ -1210,7 +1220,8 @@ def test_the_forward_guard_waits_before_the_next_forward(tmp_path: Path, begin: 
 def test_the_page_says_whose_copier_runs(tmp_path: Path, begin: Begin) -> None:
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent)
-        train(session, step, lambda: len(agent.commits) >= 4)  # audited snapshots are copied immediately
+        # train until the audited snapshots are over, because the training thread copies them immediately
+        train(session, step, lambda: len(agent.commits) >= 4)
         train(session, step, lambda: rank_half(agent).copying != NONE)
         assert rank_half(agent).copying == rank_half(agent).boundary
         session.fence()
@@ -1238,8 +1249,9 @@ def test_a_captured_step_is_settled_until_another_is_proposed(tmp_path: Path, be
 
 
 def test_a_parameter_that_is_given_other_memory_is_captured_from_there(tmp_path: Path, begin: Begin) -> None:
-    """A parameter gets new memory of the same shape. The plan stays the same, and the slot holds the new memory's
-    content.
+    """A parameter gets other memory of the same shape.
+
+    The plan for the copy stays valid, and the snapshot contains the new memory's bytes.
     """
     with FakeAgent(tmp_path, 1, commit_target=6) as agent:
         session, step = begin(agent)
@@ -1261,14 +1273,15 @@ def test_a_parameter_that_is_given_other_memory_is_captured_from_there(tmp_path:
 
 
 def test_what_the_network_leaves_idle_is_told_with_the_words_of_boundaries(tmp_path: Path, begin: Begin) -> None:
-    """Idle spans wait for the next boundary message, so that they do not wake the agent on a core that training
-    needs.
+    """The session sends measured idle spans with the next boundary message.
+
+    A message of their own would wake the agent on a core that training needs.
     """
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent)
         link = session._link
         assert isinstance(link, agent_link.UnixAgentLink)
-        join_slot_mapper()  # the mapper also writes to the agent, until it has slots
+        join_slot_mapper()  # the thread that maps the slots writes to the agent too, until it is done
         session._report_spans(0.2, (IdleSpan(0.0, 0.1, 0.0),))
         assert link._held
         assert not link._outbox
@@ -1284,7 +1297,7 @@ def test_what_the_network_leaves_idle_is_told_with_the_words_of_boundaries(tmp_p
 
 @pytest.fixture
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the copier report progress every few bytes, however small the state."""
+    """Make the copier report progress every few bytes, so that a small state also causes many reports."""
     monkeypatch.setattr(snapshots, "STREAMED_BYTES", 1)
     monkeypatch.setattr(script, "UNCROWDED_CORES", 0)
     monkeypatch.setattr(copier, "PIECE_BYTES", 256)
@@ -1314,8 +1327,9 @@ def copier_policies() -> list[int]:
 def test_the_copier_digests_what_lies_in_the_slot_and_tells_of_its_boundary(
     tmp_path: Path, begin: Begin, streamed: None, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
-    """The copier digests its own snapshots. The training thread copies audited snapshots, and the agent digests
-    them.
+    """The copier thread digests the snapshots that it copies.
+
+    The agent digests audited snapshots, which the training thread copies.
     """
     monkeypatch.setattr(snapshots, "STREAMED_BYTES", 1 if is_large else 1 << 40)
     monkeypatch.setattr(script, "UNCROWDED_CORES", 1_000_000)
@@ -1348,7 +1362,10 @@ def test_the_copier_digests_what_lies_in_the_slot_and_tells_of_its_boundary(
 
 @pytest.mark.usefixtures("streamed")
 def test_what_is_said_to_be_final_is_what_is_captured(tmp_path: Path, begin: Begin) -> None:
-    """Bytes reported as final never change, even with tensors that change in forward and are copied at the boundary."""
+    """Bytes that the session reports as final never change afterwards.
+
+    This also holds for tensors that change in the forward pass, which are copied at the boundary.
+    """
     seen: dict[int, list[tuple[int, bytes]]] = {}
 
     def note(agent: FakeAgent, rank: int, message: object) -> None:

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 @dataclass
 class Saved:
-    """Saved shards by options and number of ranks, made once and shared by all tests."""
+    """Saved shards, by options and number of ranks. All tests share them, and each is made once."""
 
     scenarios: Scenarios
     folder: Path

@@ -58,7 +58,7 @@ def check(
     assert base >= first
     slots = {rank: agent.sealed[rank, base] for rank in range(world)}
     until = base + MORE_STEPS
-    # Runs of two ranks restore from an arriving base, all others from a base that is complete.
+    # Two ranks restore a base that is still arriving. Other numbers of ranks restore a base that is complete.
     with FakeAgent(
         directory, world, 2, base_step=base, base_slots=slots, commit_target=0, arrives=world == 2
     ) as second:
@@ -76,8 +76,8 @@ def check(
 def differences(one: dict[str, str], other: dict[str, str]) -> dict[str, tuple[str | None, str | None]]:
     """Return the items that differ between two digests.
 
-    A run that captured snapshots also lists gradients that it observed while they accumulated. An entry for such a
-    gradient in only one of the digests is no difference.
+    A run with snapshots also lists the gradients that were accumulating at a snapshot. An entry for such a gradient in
+    only one digest is no difference.
     """
     names = {
         name
@@ -181,7 +181,7 @@ def test_parameters_that_no_group_holds_under_zero(scenarios: Scenarios, tmp_pat
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)  # DeepSpeed compiles the optimizer at its first use
+@pytest.mark.timeout(600)  # DeepSpeed compiles the optimizer when a test first uses it
 @pytest.mark.parametrize("stage", [2, 3])
 def test_zero_with_the_optimizer_in_host_memory(scenarios: Scenarios, tmp_path: Path, stage: int) -> None:
     from deepspeed.ops.op_builder import CPUAdamBuilder
@@ -190,7 +190,8 @@ def test_zero_with_the_optimizer_in_host_memory(scenarios: Scenarios, tmp_path: 
     check(scenarios, tmp_path, "zero", 2, stage=stage, offload=True)
 
 
-@pytest.mark.parametrize("first", [3, 4])  # inside an epoch, and at its end: an epoch has four batches
+# a resume inside an epoch, and one at its end, since an epoch has four batches
+@pytest.mark.parametrize("first", [3, 4])
 @pytest.mark.parametrize(
     ("kind", "workers", "persistent"),
     [

@@ -1,4 +1,7 @@
-"""`from_pretrained` of transformers opens an export, and the model computes the logits that training computed."""
+"""`from_pretrained` of transformers opens an exported checkpoint.
+
+The model computes the same logits as during training.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep transformers from looking for its hub, and from warning of it."""
+    """Prevent transformers from contacting its hub, and from warning about the failed contact."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
 
@@ -87,7 +90,10 @@ def test_a_tied_parameter_is_written_once_and_a_dtype_is_what_from_pretrained_lo
 
 
 def test_a_configuration_of_the_caller_replaces_that_of_the_checkpoint(scenarios: Scenarios, tmp_path: Path) -> None:
-    """If the caller's configuration does not tie the embeddings, the export writes both, as transformers reads both."""
+    """The caller's configuration does not tie the two embeddings.
+
+    The export then contains both embeddings, because transformers reads both.
+    """
     manifest = trained(scenarios, tmp_path, "ddp")
     with open_checkpoint(str(manifest)) as checkpoint:
         fields = json.loads(checkpoint.pretrained["net"])

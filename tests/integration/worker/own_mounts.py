@@ -1,4 +1,4 @@
-"""A mount namespace for one test, entered by a single thread, in which every user can reach this Python."""
+"""A mount namespace for one test, used by a single thread. In the namespace, every user can run this Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def may_have_one() -> bool:
     """Return whether this process may create a mount namespace."""
     if os.geteuid() != 0:
         return False
-    with ThreadPoolExecutor(1) as thread:  # only this thread enters the namespace, and then ends
+    with ThreadPoolExecutor(1) as thread:  # only this thread enters the namespace, and the thread ends with the block
         return thread.submit(ctypes.CDLL(None).unshare, _CLONE_NEWNS).result() == 0
 
 
@@ -31,7 +31,8 @@ def in_own_mounts(body: Callable[[Path, Path], Awaitable[None]], *opened: Path) 
 
     Args:
         body: receives a folder on disk and a folder on tmpfs. All users can enter both; both are removed afterwards.
-        opened: folders that every user can reach. Other content of the closed folders above them is hidden.
+        opened: folders that every user can reach. If a folder above them is closed to other users, its other content is
+            hidden.
     """
 
     def run() -> None:

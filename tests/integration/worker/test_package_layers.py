@@ -1,4 +1,7 @@
-"""Attacks on package layers through the inputs that a job controls: its variables, its source tree and its packages."""
+"""Attacks on the installed packages of other jobs, through the inputs that a job controls.
+
+These inputs are its variables, its source tree and its packages.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,10 @@ async def test_no_package_is_built_unless_the_agent_allows_it(tmp_path: Path, re
 
 
 async def test_nothing_that_a_build_has_started_outlives_it(tmp_path: Path) -> None:
-    """A build leaves a process in another session, whose parent has ended. The process ends with the build."""
+    """The build of a package leaves a process in another session, whose parent has ended.
+
+    This process ends together with the build.
+    """
     node = Node(tmp_path, allows_builds=True)
     source = node.source(ATTACKER, "--no-index\n./package\n")
     mark = package(source / "package", tmp_path / "mark")

@@ -1,10 +1,9 @@
 """A simulation of two jobs on one fleet, without loops, database or cloud.
 
 Both `decide` functions are real. The simulated agents follow the protocol, and tests can trigger any fault. Plain
-values replace the database. Messages go directly to the agents, or are lost.
-
-The simulation has one time, `seconds`, which never jumps. The control plane and each node have a wall clock that may be
-ahead of it or behind it. The control plane reads its wall clock through the product's `SteadyClock`.
+values replace the database. Messages reach the agents directly, or are lost. The simulated time, `seconds`, never
+jumps. The wall clocks of the control plane and of each node may differ from it. The control plane reads its wall clock
+through the product's `SteadyClock`.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ NO_DOMAINS: Domains = (0, 0)
 """AWS reports no failure domains."""
 SILENCE = re.compile(r"(?:agent of|coordinator) (\S+) has been silent for ([0-9.]+) s")
 ROUNDED_SECONDS = 0.06
-"""Tolerance for the age of a silence in a message, which has one decimal place."""
+"""Tolerance for the silence that a message states, which is rounded to a tenth of a second."""
 
 
 def spec_of(name: str, run: str, nodes: int, copies: int, ranks_per_node: int = 1) -> JobSpec:
@@ -112,7 +111,7 @@ class SimulatedJob:
     committed: int = -1
     """The newest step of the current path that all holders of all shards had at the same time.
 
-    The control plane may give up this step only for a documented reason.
+    The control plane may abandon this step only for a documented reason.
     """
     advanced_at: float = 0.0
     """The last time at which the ranks completed at least two steps in one call of `train`."""
@@ -123,7 +122,7 @@ class SimulatedJob:
 
     @property
     def newest_plan(self) -> GenerationPlan | None:
-        """The newest stored plan. Unlike `plan`, it exists while the next generation has no plan yet."""
+        """The newest stored plan. Unlike `plan`, it still exists while a newer generation has no plan yet."""
         return self.plans[max(self.plans)] if self.plans else None
 
     @property
@@ -164,9 +163,9 @@ class Simulation:
         self.rebooted: dict[tuple[NodeId, float], float] = {}
         self.cut: set[NodeId] = set()
         self.deaf: set[NodeId] = set()
-        """Nodes that have lost only their control link."""
+        """Nodes that have lost their connection to the control plane, but not to other nodes."""
         self.unplugged: set[NodeId] = set()
-        """Nodes that have lost only their data plane."""
+        """Nodes that have lost their connections to other nodes, but not to the control plane."""
         self.histories: dict[NodeId, dict[str, Implication]] = {}
         self.has_told: set[NodeId] = set()
         """Nodes whose agent has reported a fault that justifies terminating the node."""
@@ -191,7 +190,7 @@ class Simulation:
         self.due: dict[NodeId, float] = {}
         """The announced times at which AWS will end instances."""
         self.losses = 0
-        """Number of messages to lose, starting with the next message."""
+        """Numbers of messages to lose, counted from the next message."""
         self.upload_seconds = 1.0
         """Seconds from the end of all ranks, with success, to the end of their last upload."""
         specs = (spec_of("gpt", "a", 4, 2, ranks_per_node[0]), spec_of("bert", "b", 3, 3, ranks_per_node[1]))
@@ -256,7 +255,10 @@ class Simulation:
             self.save(job)
 
     def restart(self, seconds: int) -> None:
-        """Stop the control plane and start another one after `seconds`. The new one has received no reports."""
+        """Stop the control plane, and start another one after `seconds`.
+
+        The new control plane has received no reports.
+        """
         for _ in range(seconds):
             self.advance(1.0)
         self.last_words.clear()
@@ -566,7 +568,7 @@ class Simulation:
         }
 
     def check_base(self, job: SimulatedJob, observed: JobObserved, plan: GenerationPlan) -> None:
-        """Assert that the plan keeps the newest step that its nodes hold completely.
+        """Assert that the plan keeps the newest step that its nodes have completely.
 
         The plan may choose an older step only after a source of the base failed verification.
         """
@@ -575,14 +577,15 @@ class Simulation:
             assert plan.base_step >= max(held, default=0), "a step that is whole in memory was given up"
 
     def check_placement(self, job: SimulatedJob, plan: GenerationPlan) -> None:
-        """Assert that no shard is in a single domain if another placement avoids this.
+        """Assert that a shard has all its holders in one failure domain only if every other placement has the same
+        problem.
 
-        Also assert that a surviving group changes only for this reason.
+        Also assert that a surviving group changes only to avoid this problem.
         """
         nodes = [node.node_id for node in plan.nodes]
         copies = len(plan.ranks[0].holders)
         if copies < job.spec.copies:
-            return  # the generation has fewer nodes than the job wants copies, so that all nodes hold all shards
+            return  # the generation has at most as many nodes as the job wants copies, so every node holds all shards
         domains = [self.domain_of(node_id) or node_id for node_id in nodes]
 
         def places(other: GenerationPlan) -> list[list[int]]:
@@ -593,7 +596,7 @@ class Simulation:
             return sum(len({domains[place] for place in holders}) == 1 for holders in held)
 
         most = max(domains.count(domain) for domain in domains)
-        # `test_placement_properties` proves that this minimum is exact
+        # `test_placement_properties` proves that no placement has fewer such shards
         least = max(0, len(nodes) - job.spec.copies * (len(nodes) - most))
         assert exposed(places(plan)) == least
         is_same_size = job.newest_plan is not None and len(job.newest_plan.nodes) == len(nodes)
@@ -603,7 +606,7 @@ class Simulation:
     def check_exclusions(self, job: SimulatedJob, observed: JobObserved, decision: Decision) -> None:
         """Assert that no node is excluded while steps advance.
 
-        A node that AWS reports as ended is an exception. So is a job whose ranks have all agreed on a stop.
+        There are two exceptions: nodes that AWS reports as ended, and jobs whose ranks have all agreed on a stop.
         """
         known = {exclusion.node_id for exclusion in observed.record.exclusions}
         fresh = [exclusion for exclusion in decision.record.exclusions if exclusion.node_id not in known]
@@ -636,7 +639,10 @@ class Simulation:
                 assert float(seconds) <= lasted + ROUNDED_SECONDS, f"{words}: it was silent for {lasted} s"
 
     def maker(self, job: SimulatedJob, generation: Generation, step: int) -> Generation | None:
-        """Return the generation that made a step: this generation or an ancestor. None if no generation made it."""
+        """Return the generation that made a step, which is this generation or an ancestor.
+
+        Return None if none of them made it.
+        """
         while generation in job.plans:
             plan = job.plans[generation]
             if step > plan.base_step:
@@ -697,7 +703,7 @@ class Simulation:
     ) -> None:
         """Let all ranks complete `steps` steps.
 
-        A node does not seal its replica of another owner's rank if `is_lagging` returns True for the node and rank.
+        If `is_lagging` returns True for a node and a rank, the node does not seal its replica of this rank.
         """
         plan = job.plan
         if steps >= evidence.COUNTER_EVIDENCE_BOUNDARIES and self.running(job):
@@ -721,7 +727,10 @@ class Simulation:
                             other.seal(rank, plan.generation, agent.boundary[rank])
 
     def stamped(self, node_id: NodeId, step: int) -> float:
-        """Return the time at which a node's ranks passed a boundary, by the node's wall clock. 0 if they have not."""
+        """Return the time at which a node's ranks passed a boundary, by the node's wall clock.
+
+        Return 0 if they have not passed it.
+        """
         return self.passed_at.get(node_id, {}).get(step, 0.0)
 
     def kill_rank(self, agent: Agent) -> None:
@@ -739,7 +748,10 @@ class Simulation:
         self.ended[node_id] = "terminated"
 
     def announce(self, node_id: NodeId, kind: NoticeKind, seconds: float, *, is_true: bool = True) -> None:
-        """Announce an event of AWS for an instance, twice. If `is_true`, the event occurs when it is due."""
+        """Announce an event of AWS for an instance, twice.
+
+        If `is_true`, the announced event really occurs at its time.
+        """
         notice = Notice(kind=kind, message="", ends_at=None if kind is NoticeKind.REBALANCE else self.seconds + seconds)
         self.was_announced.add(node_id)
         self.announced[node_id] = (notice, *self.announced.get(node_id, ()), notice)
@@ -786,7 +798,7 @@ class Simulation:
     def settle(self, limit: int = 400) -> None:
         """Trigger no further faults, and run passes until every unfinished job trains again.
 
-        Announced events that are true occur immediately. AWS withdraws all others.
+        Announced events that are true occur immediately. AWS withdraws all other announcements.
         """
         self.cut.clear()
         self.deaf.clear()

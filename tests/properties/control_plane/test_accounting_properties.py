@@ -126,9 +126,10 @@ TRAINING = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 1), SIZES), min_si
 
 @given(TRAINING)
 def test_training_counts_by_the_share_of_its_nodes(history: list[tuple[float, float, tuple[int, int]]]) -> None:
-    """The ledger has the same training time as an oracle that adds n/N of each period without a failure.
+    """A reference adds n/N of each period without a failure, where n of N nodes work. The ledger has the same training
+    time.
 
-    Each period ends with a failure, which was detected after a part of the period. The next period has other nodes.
+    Each period ends with a failure, which is detected after a part of the period. The next period has other nodes.
     """
     job = JobRecord(
         state=JobState.RUNNING, reason="", created_at=CREATED, state_since=CREATED, boundary=Step(1), base_step=Step(0)

@@ -73,7 +73,7 @@ EVENTS = st.one_of(
 )
 
 
-@pytest.mark.timeout(400)  # 60 examples of up to a few hundred passes each
+@pytest.mark.timeout(400)  # 60 examples, each with up to a few hundred passes
 @settings(max_examples=60)
 @given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, st.lists(EVENTS, max_size=25))
 def test_whatever_happens(max_size: int, domains: Domains, ranks_per_node: tuple[int, int], story: list[Event]) -> None:
@@ -86,7 +86,7 @@ def test_whatever_happens(max_size: int, domains: Domains, ranks_per_node: tuple
 CAPACITY = st.tuples(st.just("capacity"), st.sampled_from([3, 4, 5, 6, 7, 20]), st.just(0))
 
 
-@pytest.mark.timeout(400)  # 30 examples of up to a few hundred passes each
+@pytest.mark.timeout(400)  # 30 examples, each with up to a few hundred passes
 @settings(max_examples=30)
 @given(st.sampled_from([12, 8]), DOMAINS, RANKS_PER_NODE, st.lists(EVENTS | CAPACITY, max_size=25))
 def test_whatever_happens_to_elastic_jobs(
@@ -210,7 +210,10 @@ def play(simulation: Simulation, story: Sequence[Event]) -> None:
 
 
 def is_drawn(bits: int, holder: NodeId, rank: Rank) -> bool:
-    """Return whether a holder lags with a rank's replica: one of 16 bits, which holder and rank determine."""
+    """Return whether a holder lags with a rank's replica.
+
+    The holder and the rank select one of 16 bits for the answer.
+    """
     return bool(bits >> (int(holder[2:]) * 5 + rank) % 16 & 1)
 
 
@@ -266,8 +269,8 @@ def test_a_second_loss_during_the_restore_costs_no_committed_step(
 ) -> None:
     """A second loss during a restore costs no committed step.
 
-    The control plane has missed commits, and holders lack the base. Each shard keeps one node that had the committed
-    step.
+    The control plane's record misses the newest commits, and holders lack the base. Each shard still has one node that
+    had the committed step.
     """
     simulation = fresh()
     job = simulation.jobs[0]
@@ -296,9 +299,9 @@ def test_a_second_loss_during_the_restore_costs_no_committed_step(
 
 
 PARTS_OF_A_SHARD_PAIR = 0b0000_0000_0010_0000
-"""Value of the lag bits for which a single replica lags.
+"""Value of the lag bits that makes exactly one replica lag.
 
-This replica is at holder i-1, and belongs to the first rank of a node with two ranks.
+This replica is on the node before the owner, and belongs to the first of the owner's two ranks.
 """
 
 
@@ -314,9 +317,9 @@ This replica is at holder i-1, and belongs to the first rank of a node with two 
 def test_holders_that_die_with_some_of_a_nodes_shards_cost_no_step_that_others_have(
     ranks_per_node: tuple[int, int], which: int, bits: int, lost: list[int]
 ) -> None:
-    """The loss of a holder costs no step that the remaining nodes hold completely.
+    """Nodes are lost when a holder has sealed the newest step of only some ranks of a node.
 
-    Each node has several ranks. When nodes are lost, a holder has sealed the newest step of only some of these ranks.
+    The loss costs no step that the remaining nodes have completely.
     """
     simulation = fresh(ranks_per_node=ranks_per_node)
     job = simulation.jobs[which]
@@ -347,7 +350,7 @@ def test_no_clock_changes_the_age_of_a_silence() -> None:
 
 
 def test_a_judge_that_takes_a_difference_of_unix_times_for_the_age_of_a_silence_is_found() -> None:
-    """The simulation detects a planted `judge` that derives the age of a silence from Unix times.
+    """A planted `judge` computes the age of a silence from Unix times, and the simulation detects the bug.
 
     The real `judge` limits a silence by the monotonic age of the node's last report.
     """

@@ -1,7 +1,7 @@
-"""Comparison of the placement with an exhaustive search over small clusters.
+"""The placement is as good as the best placement of an exhaustive search, on small clusters.
 
-The placement has no avoidable exposed shard and makes no needless change. A shard is exposed if all its holders are in
-one failure domain.
+A shard is exposed if all its holders are in one failure domain. The placement exposes no shard without need, and
+changes no group without need.
 """
 
 from __future__ import annotations

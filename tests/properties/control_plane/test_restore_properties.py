@@ -36,7 +36,7 @@ class Story:
     committed: Step = NO_STEP
     base: Step = FIRST_STEP
     base_origin: Generation = NO_GENERATION
-    """The generation that made the shards of the base. 0 after a relayout, and if the base is step 0."""
+    """The generation that made the shards of the base. 0 after a change of the number of ranks, and for step 0."""
 
     @property
     def path(self) -> recovery.Path:
@@ -58,7 +58,10 @@ class Story:
         )
 
     def launch(self) -> recovery.Restore:
-        """Start a generation on the present nodes, as the plan says, and empty all slots that are not kept."""
+        """Start a generation on the present nodes according to the plan.
+
+        Empty all slots that the plan does not keep.
+        """
         restore = recovery.choose(self.survey())
         self.check(restore)
         number = Generation(len(self.lineage) + 1)
@@ -80,7 +83,7 @@ class Story:
                 for slot in self.slots.get(node, [])
                 if (slot.owner_rank, slot.origin_generation, slot.step) in keep
             ]
-        for rank, sources in enumerate(restore.sources):  # every owner loads its shard
+        for rank, sources in enumerate(restore.sources):  # each owner loads the shard of its rank
             if sources:
                 self.receive(self.nodes[rank], rank, sources[0].origin_generation, restore.base_step)
         return restore
@@ -94,9 +97,10 @@ class Story:
         return {(slot.origin_generation, slot.step) for slot in held if slot.step <= self.base}
 
     def receive(self, node: NodeId, rank: int, origin: Generation, step: Step) -> bool:
-        """Store a shard of one step on a node. Return False if the node must keep the contents of all its slots.
+        """Store a shard of one step on a node.
 
-        Without a free slot, the shard replaces the oldest step that the node need not keep.
+        Without a free slot, the shard replaces the oldest step that the node need not keep. Return False if the node
+        must keep all its slots.
         """
         held = [slot for slot in self.slots[node] if slot.owner_rank == rank]
         if any((slot.origin_generation, slot.step) == (origin, step) for slot in held):
@@ -122,7 +126,7 @@ class Story:
     def train(self, step: Step, captured: list[bool], *, commits: bool, stores: bool) -> None:
         """Capture one step. It is committed only if every rank and its neighbour have captured it.
 
-        A base with slots in this layout is committed first.
+        A base is committed first if its slots have the present number of ranks.
         """
         newest, world = self.lineage[-1].generation, len(self.nodes)
         holders = [(self.nodes[(rank + copy) % world], rank) for rank in range(world) for copy in range(min(2, world))]

@@ -27,10 +27,10 @@ def test_a_holder_has_the_newest_lines_of_every_step_that_it_acknowledged(events
             owner = owner.extended(len(printed), rows, limit_bytes=LIMIT_BYTES)
             printed += rows
         elif event == "holder restarts":
-            # the holder's lines are on its disk, and its connections are new
+            # a restarted holder has its lines from its disk, and opens new connections
             holder, sent = Tail.of(holder.first, holder.rows), 0
         elif event == "owner restarts":
-            owner, sent = Tail.of(0, printed).newest(LIMIT_BYTES), 0  # the owner's journal contains the lines
+            owner, sent = Tail.of(0, printed).newest(LIMIT_BYTES), 0  # a restarted owner has its lines from its journal
         else:
             lines = owner.since(sent).newest(LIMIT_BYTES)
             parts = list(lines.batches())

@@ -76,9 +76,10 @@ DROPPED_AFTER_ITS_ACKNOWLEDGEMENT: list[tuple[str, object, object]] = [
     ("acknowledge", "i-b", 1),
     ("hear", 1, 2),
 ]
-"""A holder acknowledges step 1, is dropped before the vote, and sends no further messages.
+"""Events that drop a holder after its acknowledgement.
 
-Step 1 is committed without this holder.
+The holder acknowledges step 1, is dropped before the vote, and then sends nothing. Step 1 is committed without this
+holder.
 """
 
 

@@ -1,4 +1,4 @@
-"""Strays over whole relaunches: a second loss costs no step, and no node waits forever.
+"""Nodes with strays through a whole relaunch of a job: a second loss costs no step, and no node waits forever.
 
 A stray is a shard on a node that the new plan no longer places there. The memory of each node has exactly the planned
 size. The placement, the choice of the base and the rules for strays are real.
@@ -40,7 +40,7 @@ class Node:
     steps: dict[Rank, set[Step]] = field(default_factory=dict)
     strays: Strays = field(default_factory=Strays)
     made: frozenset[Rank] = frozenset()
-    """Shards with memory for all their slots, whatever the slots contain.
+    """Shards that have memory for all their slots on this node.
 
     A shard that stays placed on this node keeps its memory.
     """
@@ -74,7 +74,7 @@ class Node:
     def receive(self, rank: Rank, base: Step) -> bool:
         """Seal the base of a shard that the plan places here. Return False without a free slot."""
         if len(self.steps.get(rank, ())) >= SLOTS:
-            return False  # unreachable: the keep list leaves a slot free for the base
+            return False  # this line is never reached, because the plan leaves a slot free for the base
         if self.used >= self.room and rank not in self.made:
             self.make_room()
         if self.used >= self.room and rank not in self.made:
@@ -131,7 +131,7 @@ class Relaunch:
             for holder in before.holders[owner]:
                 is_newer = holder == owner or is_later or next(has_newest, True)
                 self.nodes[holder].steps[rank] = {COMMITTED, NEWEST} if is_newer else {COMMITTED}
-                if holder == owner and is_later:  # step 10 is committed, and step 11 was captured over step 9
+                if holder == owner and is_later:  # step 10 is committed, and the owner has captured step 11 over step 9
                     self.nodes[holder].steps[rank] = {NEWEST}
         members = list(names)
         for place, label in zip(lost, spares, strict=True):
@@ -254,8 +254,7 @@ def relaunches(draw: st.DrawFn, *, losses: int) -> Relaunch:
         names, copies, {node: f"d{each}" for node, each in zip(names, labels, strict=True)}
     ).holders
     partners = [[labels[names.index(holder)] for holder in holders[names[place]][1:]] for place in lost]
-    # If a spare replaces a lost node and shares the failure domain of that node's partner, placement usually changes
-    # the group.
+    # A spare that shares the failure domain of the lost node's partner usually makes the placement change the group.
     spares = [draw(st.sampled_from(each)) for each in partners]
     ranks_per_node = draw(st.integers(1, 2))
     replica_count = count * (copies - 1) * ranks_per_node
@@ -352,7 +351,7 @@ def test_a_stray_without_the_base_stays_although_its_owner_keeps_it_too() -> Non
 
 
 def test_a_stray_stays_if_its_owner_alone_has_the_base_of_another_rank() -> None:
-    """A node keeps a stray while only the owner has the base of another rank.
+    """A node keeps a stray while only the owner has the newest step of another rank.
 
     Only n3 has step 10 of its rank 7. If n3 is lost, all ranks resume from step 9, which n1 has for both ranks of n3.
     """

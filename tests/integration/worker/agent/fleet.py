@@ -204,7 +204,7 @@ class ScriptedRank:
     arriving: Arriving | None = None
     restored: bytes | None = None
     captures: bool = True
-    """False makes the rank leave granted steps uncaptured, like a rank whose capture never ends."""
+    """False: the rank does not capture granted steps, like a rank whose capture never ends."""
     stops_at: int | None = None
     """Number of bytes after which the rank's copier pauses. None: the copier does not pause."""
     half_captured: Capturing | None = None
@@ -214,7 +214,7 @@ class ScriptedRank:
     connection_count: int = 0
     standing: Standing = Standing.MOVING
     wants: Collection[Rank] | None = None
-    """Earlier ranks whose shards the rank fetches after a relayout; None for all."""
+    """Earlier ranks whose shards the rank fetches after a change of the number of ranks. None: all earlier ranks."""
     earlier: dict[Rank, bytes] = field(default_factory=dict)
     """Payloads of the earlier shards that the rank has fetched."""
     problems: list[str] = field(default_factory=list)
@@ -239,7 +239,7 @@ class ScriptedRank:
             )
             while isinstance(welcome := await self._read(reader), Arriving | WordChanged):
                 if isinstance(welcome, Arriving):
-                    self.arriving = welcome  # the rank restores when its base is complete
+                    self.arriving = welcome  # the rank restores later, when its base is complete
             assert isinstance(welcome, Welcome)
             self.connection_count += 1
             self.welcome = welcome
@@ -331,7 +331,7 @@ class ScriptedRank:
         self._send(RankFault(generation=self.plan.generation, code=code, message="no"))
 
     def give_up(self) -> None:
-        """Abandon a paused capture, as if its state had changed during the copy."""
+        """Abandon a paused capture, as a rank does when its state changes during the copy."""
         assert self.half_captured is not None
         self._settle(
             Abandoned(
@@ -343,7 +343,7 @@ class ScriptedRank:
         self.half_captured = None
 
     def _capture(self, step: int, slot: int, end: int | None = None) -> dict[str, object]:
-        """Write a slot up to `end`, and return the fields of the message about it."""
+        """Write a slot up to `end`. Return the fields of the message that describes the capture."""
         assert self.slots is not None
         data, index_offset = payload(self.rank, step)
         with open(self.slots.paths[slot], "r+b") as file:
@@ -399,7 +399,7 @@ class Ended:
 
 
 class Shim:
-    """A stand-in for the node's supervisor and shim, which outlives the agent and starts scripted ranks."""
+    """A replacement for the node's supervisor and shim. It starts scripted ranks, and outlives the agent."""
 
     def __init__(self) -> None:
         self.ranks: dict[Rank, ScriptedRank] = {}
@@ -415,10 +415,10 @@ class Shim:
         self.changed = Signal()
         """Notified when `is_warm` changes."""
         self.proof = asyncio.Event()
-        """Set while this node can prove that no old rank is alive."""
+        """Set while this node can prove that no rank of an older generation is alive."""
         self.proof.set()
         self.records: tuple[RankRecord, ...] = ()
-        """Real processes that stand for ranks, in tests that need processes."""
+        """Real processes that represent ranks, in tests that need processes."""
 
     async def start(self) -> None: ...
 
@@ -437,7 +437,7 @@ class Shim:
     ) -> None:
         assert entry.is_file()
         if rank in self.ranks and self.ranks[rank].plan.generation == plan.generation:
-            return  # already requested
+            return  # the rank is already started or requested
         self.ranks[rank] = ScriptedRank(plan, rank, agent_socket)
         self.supplied, self.packages = dict(supplied.environment), supplied.packages
         self._tasks[rank] = asyncio.create_task(self.ranks[rank].live())
@@ -466,7 +466,7 @@ class Shim:
         self._changed.set()
 
     async def forget_started(self) -> None:
-        """Reset the shim, as if the agent had died before it requested any rank."""
+        """Reset the shim, as if the agent had died before it requested the start of any rank."""
         await self.stop_all()
         self.ended.clear()
         self.ranks.clear()
@@ -526,7 +526,7 @@ class Node:
             await until("its line to end", lambda: not self._control.is_connected(self.id))
 
     async def gone(self) -> None:
-        """Stop the agent and the ranks, as the end of the machine does."""
+        """End the machine: stop the agent and the ranks."""
         await self.stop()
         await self.shim.stop_all()
 
@@ -544,9 +544,9 @@ class Fleet:
         self.generation = 0
         self.plan: GenerationPlan | None = None
         self.per_node = 1
-        """Number of ranks per node. A test may change it only before the first launch."""
+        """Number of ranks per node. A test may set it before the first launch only."""
         self.holder_distance = 1
-        """Nodes between an owner and its holder; a test may change the number between two launches."""
+        """Distance in nodes between an owner and its holder. A test may change it between two launches."""
 
     @property
     def ranks(self) -> list[ScriptedRank]:
@@ -583,7 +583,10 @@ class Fleet:
         await until("promises", lambda: self.members(MemberPhase.PROMISED))
 
     async def load(self, plan: GenerationPlan | None = None) -> None:
-        """Make a plan from the frozen inventories unless one is given, and wait until all nodes have loaded it."""
+        """Load a plan on all nodes, and wait until they have loaded it.
+
+        Without a given plan, make one from the frozen inventories.
+        """
         plan = plan or self.make_plan()
         for node in self.nodes:
             await self.send(node, Load(plan=plan, key=bytes([self.generation]) * KEY_BYTES))
@@ -631,16 +634,16 @@ class Fleet:
                 await asyncio.sleep(0.005)
 
     def is_expected(self) -> bool:
-        """Return whether every rank holds a granted slot for a boundary that it has not reached."""
+        """Return whether every rank has a granted slot for a step that it has not reached yet."""
         return all(rank.word.slot != NONE and rank.word.proposed > rank.boundary for rank in self.ranks)
 
     def is_committed(self, step: int) -> bool:
         return all(rank.word.committed >= step for rank in self.ranks)
 
     def make_plan(self) -> GenerationPlan:
-        """Return a plan that places each shard on its owner's node and one holder.
+        """Return a plan that places each shard on its owner's node and on one holder.
 
-        Its base is the newest step of which every rank can get its shard.
+        The base is the newest step that every rank can restore.
         """
         count = len(self.nodes) * self.per_node
         found: dict[int, dict[Step, list[ShardSource]]] = {rank: {} for rank in range(count)}

@@ -1,4 +1,4 @@
-"""Holders receive captures while ranks still write them, and recover when an agent or a rank ends in the middle."""
+"""Holders receive a capture while its rank still writes it. They recover when an agent or a rank ends in the middle."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def test_an_owners_agent_that_is_restarted_in_the_middle(fleet: Fleet, num
 
 async def test_a_holders_agent_that_is_restarted_in_the_middle_gets_it_all(fleet: Fleet) -> None:
     step = await half_captured(fleet)
-    await fleet.nodes[1].stop()  # this node holds rank 0's shard
+    await fleet.nodes[1].stop()  # node 1 holds rank 0's shard
     fleet.nodes[1].start()
     await fleet.connected()
     await until("the beginning", lambda: part_at_holder(fleet, 0) == 3)

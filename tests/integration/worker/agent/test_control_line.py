@@ -1,4 +1,4 @@
-"""The agent notices that the other end of its connection to the control plane has vanished without closing it."""
+"""The control plane's machine vanishes without closing the connection. The agent notices the dead connection."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_an_agent_tries_one_replica_after_the_other(fleet: Fleet) -> None:
     await node.stop()
     (url,) = node.settings.control_plane_urls
     with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # a bound port without a listener refuses connections
+        nobody.bind(("127.0.0.1", 0))  # a bound port that does not listen refuses connections
         node.settings = dataclasses.replace(
             node.settings, control_plane_urls=(f"http://127.0.0.1:{nobody.getsockname()[1]}", url)
         )

@@ -1,4 +1,7 @@
-"""An agent whose disk is full reports a fault of its job and of its node, and withdraws it when there is space."""
+"""An agent on a full disk reports a fault of its job and of its node.
+
+It withdraws the fault when the disk has space again.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def faults_of(fleet: Fleet) -> list[NodeFault]:
 
 
 def failing(number: int) -> Callable[[object], None]:
-    """Return a write that fails with this error number."""
+    """Return a replacement for `write` that fails with this error number."""
 
     def write(_: object) -> None:
         raise OSError(number, os.strerror(number))

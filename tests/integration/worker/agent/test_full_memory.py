@@ -1,6 +1,6 @@
 """Another process has filled a node's tmpfs.
 
-The job does not fail permanently, and no generation waits for that node.
+The job does not fail permanently, and no generation waits for this node.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CROWDED = 1
 
 @pytest.fixture
 def full(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Return an event; while it is set, the crowded node has no room for a slot."""
+    """Return an event. While the event is set, the crowded node has no room for a slot."""
     is_full = asyncio.Event()
     create = SlotFile.create
 

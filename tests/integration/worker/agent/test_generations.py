@@ -73,7 +73,7 @@ def check_restored(fleet: Fleet) -> None:
 
 
 async def fail(fleet: Fleet, rank: int = 1) -> None:
-    """End one rank, so that every agent has to start the next generation."""
+    """End one rank, so that the control plane must start a new generation on every agent."""
     await fleet.nodes[rank].shim.end(Rank(rank))
 
 
@@ -101,8 +101,9 @@ async def test_steps_are_committed_and_come_back(fleet: Fleet) -> None:
 
 
 async def test_slots_of_own_ranks_are_made_near_their_gpus(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent requests the GPU's memory node. A kernel without such a node refuses, and the slots keep the default
-    placement.
+    """The agent allocates the slots of its own ranks on the memory node of their GPU.
+
+    If the kernel has no such memory node, the slots keep the default placement.
     """
     monkeypatch.setattr(worker.agent.agent, "gpu_nodes", lambda: (1,))
     await fleet.nodes[0].stop()
@@ -113,9 +114,7 @@ async def test_slots_of_own_ranks_are_made_near_their_gpus(fleet: Fleet, monkeyp
 
 
 def copies(fleet: Fleet) -> list[tuple[Step, float]]:
-    """Return the newest verified step of each holder and the time of its verification, from the reports of the owners'
-    agents.
-    """
+    """Return each holder's newest verified step and the time of its verification, as the owners' agents report."""
     members = [fleet.control.member(node.id) for node in fleet.nodes]
     return [copy for member in members if member is not None for shard in member.protection for copy in shard.verified]
 
@@ -127,7 +126,7 @@ def exit_of(fleet: Fleet, rank: int) -> ExitClass | None:
 
 
 async def come_back_empty(node: Node) -> None:
-    """Replace a node's machine by a new one without slots and without a promise."""
+    """Replace a node's machine by an empty one, without slots and without a promise."""
     await node.gone()
     for path in [*node.slots.rglob("*.slot-*"), node.state_dir / "promise"]:
         path.unlink()
@@ -188,10 +187,9 @@ async def test_a_flipped_bit_is_never_restored(fleet: Fleet) -> None:
 
 
 async def test_the_ranks_of_a_node_are_loaded_side_by_side(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node has lost its first rank's shard and still has its second rank's.
+    """A node lost its first rank's shard and kept its second rank's shard.
 
-    The second rank's sources are verified before the first rank's shard arrives. Each rank uses its sources in
-    order.
+    It verifies the second rank's sources before the first rank's shard arrives. Each rank uses its sources in order.
     """
     fleet.per_node = 2
     await fleet.launch()
@@ -231,10 +229,10 @@ async def test_the_ranks_of_a_node_are_loaded_side_by_side(fleet: Fleet, monkeyp
 async def test_what_others_fetch_is_kept_where_another_attempt_may_need_it(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, is_kept: bool
 ) -> None:
-    """A new node without slots has two ranks, one of which cannot fetch its shard.
+    """A new node without slots has two ranks, and one of them cannot fetch its shard. The other rank's shard arrives
+    later.
 
-    The shard of the other rank arrives later. The node keeps it only if another attempt to load the plan may
-    succeed.
+    The node keeps the late shard only if another attempt to load the plan may succeed.
     """
     fleet.per_node = 2
     await fleet.launch()
@@ -313,7 +311,7 @@ async def test_restarted_while_loaded(fleet: Fleet, number: int) -> None:
 
 
 async def test_a_restarted_agent_lets_ranks_keep_the_tree_that_they_stand_in(fleet: Fleet) -> None:
-    """Ranks that started while their node loads keep the source tree from which they import."""
+    """A restarted agent keeps the source tree from which its running ranks import."""
     await fleet.prepare()
     await fleet.load()
     node = fleet.nodes[1]
@@ -335,7 +333,7 @@ async def test_a_restarted_agent_lets_ranks_keep_the_tree_that_they_stand_in(fle
     await restart(fleet, node)
     await until("the load", lambda: fleet.members(MemberPhase.LOADED))
     assert tree.stat().st_ino == before
-    node.shim.records = ()  # no process of a rank uses the tree
+    node.shim.records = ()  # no rank process uses the source tree
     await restart(fleet, node)
     await until("the load", lambda: fleet.members(MemberPhase.LOADED))
     assert tree.stat().st_ino != before
@@ -377,8 +375,9 @@ async def test_a_rank_that_ends_before_the_start_is_reported_at_once(fleet: Flee
 
 
 async def test_restarted_while_both_slots_of_its_rank_were_being_written(fleet: Fleet) -> None:
-    """A node's agent dies while it fetches its base. The next agent discards the partial slots and fetches the base
-    again.
+    """A node's agent dies while it fetches the base.
+
+    The restarted agent discards the partial slots and fetches the base again.
     """
     await fleet.launch()
     await fleet.train(3)
@@ -445,7 +444,7 @@ async def test_a_base_that_a_restarted_owner_no_longer_finds_is_fetched_again(fl
     await fleet.prepare()
     await fleet.load()
     coordinator, owner, holder = fleet.nodes
-    await coordinator.stop()  # without the coordinator, no step is committed
+    await coordinator.stop()  # no step is committed without the coordinator
     for node in (owner, holder):
         await fleet.send(node, Start(job=JOB, run=RUN, generation=Generation(fleet.generation)))
     await until(
@@ -457,7 +456,7 @@ async def test_a_base_that_a_restarted_owner_no_longer_finds_is_fetched_again(fl
     for path in owner.slots.rglob("rank-1.slot-*"):
         with path.open("r+b") as file:
             file.write(bytes(HEADER_BYTES))
-    if not is_at_holder:  # as if the plan named no peer, because the owner sent the shard later
+    if not is_at_holder:  # remove the peer from the plan, as if the owner had sent its shard only after the plan
         source = fleet.plan.ranks[1].sources[0]
         promise = PromiseFile(owner.state_dir / "promise")
         kept = promise.read()
@@ -480,9 +479,9 @@ async def test_a_base_that_a_restarted_owner_no_longer_finds_is_fetched_again(fl
 async def test_restarted_before_its_rank_was_started(
     fleet: Fleet, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent's promise says that ranks run, but the agent died before it asked the shim for a rank.
+    """The agent promised that ranks run, but died before it requested one from the shim.
 
-    The next agent starts the rank.
+    The restarted agent starts the rank.
     """
     node = fleet.nodes[number]
     await fleet.launch()
@@ -517,9 +516,9 @@ def is_in_full_view(fleet: Fleet, node: Node) -> bool:
 
 
 async def test_the_port_of_the_agent_before_is_taken(fleet: Fleet) -> None:
-    """Another process uses the port of the previous agent.
+    """Another process occupies the port of the previous agent, so that peers cannot reach the node.
 
-    Peers cannot reach the node at that port, so the next generation announces a new port.
+    The next generation announces a new port.
     """
     await fleet.launch()
     await fleet.train(2)
@@ -539,9 +538,9 @@ async def test_the_port_of_the_agent_before_is_taken(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("number", [0, 1], ids=["coordinator", "member"])
 async def test_restarted_in_the_middle_of_a_capture(fleet: Fleet, number: int) -> None:
-    """An agent is restarted while its rank captures into a granted slot.
+    """An agent restarts while its rank captures into a granted slot.
 
-    The next agent keeps the slot reserved, because the rank may still write to it.
+    The restarted agent keeps the slot reserved, because the rank may still write to it.
     """
     await fleet.launch()
     await fleet.train(4)
@@ -569,10 +568,9 @@ async def test_restarted_after_its_ranks_have_ended(fleet: Fleet) -> None:
 
 
 async def test_ranks_that_hang_during_a_stop_leave_the_newest_commit_in_s3(fleet: Fleet) -> None:
-    """Ranks hang and never reach the agreed stop.
+    """Ranks hang and never reach the agreed stop, so the control plane kills them and halts the generation.
 
-    The control plane kills them and halts the generation. Each node then uploads its shard of the newest commit,
-    although its rank has ended.
+    Each node then uploads its shard of the newest commit, although its rank has ended.
     """
     await fleet.launch()
     await fleet.train(3)
@@ -591,16 +589,17 @@ async def test_ranks_that_hang_during_a_stop_leave_the_newest_commit_in_s3(fleet
 
 
 async def test_a_checkpoint_that_a_person_wants_is_one_commit_of_all(fleet: Fleet) -> None:
-    """The control plane repeats a request for a checkpoint during training.
+    """A person requests a checkpoint during training, and the control plane repeats the request.
 
-    Every node uploads the same step, and uploads it once.
+    Every node uploads the same step, exactly once.
     """
     await fleet.launch()
     await fleet.train(3)
     wanted = max(rank.word.committed for rank in fleet.ranks)
     ask = TakeCheckpoint(job=JOB, run=RUN, generation=Generation(fleet.generation), step=wanted)
     await fleet.send(fleet.nodes[0], ask)
-    await fleet.send(fleet.nodes[1], ask)  # this node is not the coordinator and ignores the request
+    # only the coordinator acts on the request, and this node is not the coordinator
+    await fleet.send(fleet.nodes[1], ask)
     await fleet.train(wanted + 3)
     await fleet.send(fleet.nodes[0], ask)
     await fleet.train(wanted + 6)
@@ -693,7 +692,10 @@ async def test_of_failed_uploads_the_newest_of_a_rank_is_told_until_one_succeeds
 async def test_a_failed_upload_is_tried_again_for_the_same_step(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: StorageError, tries: int
 ) -> None:
-    """The store fails twice. A refusal is final, because the same call would be refused again."""
+    """The agent retries an upload after two failures of the store.
+
+    It does not retry a refused upload, because the store would refuse the same call again.
+    """
     await fleet.launch()
     member = fleet.nodes[0].agent.lifecycle.member
     assert member is not None
@@ -826,7 +828,7 @@ async def test_all_agents_restart_at_once(fleet: Fleet) -> None:
     committed = min(rank.word.committed for rank in fleet.ranks)
     await asyncio.gather(*(node.stop() for node in fleet.nodes))
     for rank in fleet.ranks:
-        rank.step()  # training continues without agents
+        rank.step()  # the ranks continue to train without their agents
     for node in fleet.nodes:
         node.start()
     await until("the ranks", lambda: all(rank.connection_count == 2 and rank.is_connected for rank in fleet.ranks))
@@ -853,7 +855,7 @@ async def test_commands_are_repeated_without_harm(fleet: Fleet) -> None:
 
 
 async def test_a_promise_is_told_only_when_it_is_true(fleet: Fleet) -> None:
-    """While old ranks may be alive, the node reports neither the new generation nor the old one."""
+    """While ranks of an older generation may be alive, the node reports neither the new generation nor the old one."""
     await fleet.launch()
     await fleet.train(3)
     node = fleet.nodes[1]
@@ -899,10 +901,9 @@ async def test_an_agent_that_is_killed_while_it_forgets_a_run_starts_none_of_its
 async def test_a_disk_that_takes_no_promise_for_a_while_costs_a_while(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A full disk refuses a promise.
+    """A full disk cannot store a promise. The agent starts no work that depends on the promise, and keeps running.
 
-    The agent starts no work that depends on it, and keeps running. The control plane repeats the command until the
-    disk has stored the promise.
+    The control plane repeats the command until the disk has stored the promise.
     """
     await fleet.connected()
     node = fleet.nodes[1]
@@ -987,7 +988,7 @@ async def test_a_failure_between_prepare_and_start(fleet: Fleet) -> None:
     await fleet.train(3)
     await fleet.prepare()
     await fleet.load()
-    await fleet.launch()  # skips the loaded generation, which is never started
+    await fleet.launch()  # launch another generation instead of the loaded one, which never starts
     check_restored(fleet)
     assert fleet.plan is not None
     await fleet.train(fleet.plan.base_step + 2)
@@ -1036,5 +1037,5 @@ async def test_that_ranks_would_start_warm_is_told_as_soon_as_it_is_so(fleet: Fl
     node.shim.is_warm = True
     node.shim.changed.notify()
     await until("the next report", lambda: fleet.control.reports[node.id].is_warm)
-    node.shim.is_warm = False  # as after the death of the template
+    node.shim.is_warm = False  # the node is not warm, as after the death of its template
     await until("a report after it", lambda: not fleet.control.reports[node.id].is_warm)

@@ -1,7 +1,6 @@
-"""Agents report connections to peers that do not answer, until the peers answer.
+"""Holders that do not answer: agents report them, and commits continue without them.
 
-Commits continue without a holder that does not answer. The holder counts again once it stores the committed step.
-Without the coordinator, no step is committed.
+A holder counts again once it has stored the committed step. Without the coordinator, no step is committed.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def protection(fleet: Fleet, rank: int) -> ShardProtection:
 
 
 async def test_a_holder_that_never_answers(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The deadline suits the other agents: a hundred steps of three agents keep one loop busy.
+    # The deadline is longer than in other tests, because one event loop runs a hundred steps of three agents.
     monkeypatch.setattr(harness, "TIMEOUTS", msgspec.structs.replace(harness.TIMEOUTS, holder_deadline_seconds=2.0))
     await fleet.launch()
     holder = fleet.nodes[1]
@@ -127,7 +126,7 @@ async def test_a_holder_in_trouble_is_told_with_its_shard_and_no_longer_when_it_
 async def test_rounds_that_a_bug_ends_begin_again_and_are_told(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
-    """A bug ends the rounds of a node. The agent restarts them and logs the bug, so that commits continue."""
+    """A bug ends the rounds of a node. The agent restarts the rounds and logs the bug, so that commits continue."""
     monkeypatch.setattr(worker.member.member, "AGAIN_SECONDS", 0.01)
     await fleet.launch()
     await fleet.train(2)

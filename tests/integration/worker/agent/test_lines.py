@@ -38,7 +38,7 @@ def say_as(fleet: Fleet, index: int, rank: int, *lines: str) -> None:
 
 
 def stored(fleet: Fleet, rank: int, generation: int = 1) -> list[LogLine]:
-    """Return the stored lines of a node in order; their numbers continue from chunk to chunk."""
+    """Return the stored lines of a node in order, and check that their numbers continue from chunk to chunk."""
     prefix, found = f"logs/gen={generation}/", []
     objects = fleet.objects.objects[BUCKET]
     names = [
@@ -56,7 +56,7 @@ def stored(fleet: Fleet, rank: int, generation: int = 1) -> list[LogLine]:
 
 
 def tails(fleet: Fleet, node_id: NodeId) -> list[list[LogLine]]:
-    """Return the lines of a node that its peers have stored as tails."""
+    """Return the newest lines of a node that its peers have stored for it."""
     objects = fleet.objects.objects[BUCKET]
     found = [
         key
@@ -92,7 +92,7 @@ async def test_a_restarted_agent_goes_on_with_the_same_numbers(fleet: Fleet) -> 
     for number in range(4):
         said += [f"line {number}", f"line {number}, again"]
         say(fleet, 0, *said[-2:])
-        await node.stop()  # while the agent reads or uploads lines
+        await node.stop()  # stop the agent while it reads or uploads lines
         node.start()
         await fleet.connected()
     await until("all lines, once", lambda: texts(stored(fleet, 0)) == said)
@@ -141,7 +141,7 @@ class SlowStore:
 
 
 async def leave_output(fleet: Fleet) -> Path:
-    """Write a file of 64 MiB as an output of rank 0, start the next generation, and return the file's path."""
+    """Write a file of 64 MiB as an output of rank 0, and start the next generation. Return the file's path."""
     await fleet.launch()
     files = RankFiles(fleet.nodes[0].state_dir, RUN, Generation(1), Rank(0))
     files.make()
@@ -165,9 +165,9 @@ async def test_a_node_is_released_when_what_its_ranks_left_is_stored(
     node.agent.rank_outputs.monotonic = look
     output = await leave_output(fleet)
     await asyncio.to_thread(store.asked.wait, 30)
-    for later in (0.0, STILL_SECONDS + 7):  # 64 MiB extend the time limit by eight seconds
+    for later in (0.0, STILL_SECONDS + 7):  # an output of 64 MiB extends the time limit by eight seconds
         now, before = later, look_count
-        await fleet.send(node, Release(run=RUN))  # the control plane repeats the release
+        await fleet.send(node, Release(run=RUN))  # send the release again, as the control plane does
         await until("two more looks", lambda before=before: look_count > before + 2)  # type: ignore[misc]
     assert (fleet.control.member(node.id) is not None, output.exists()) == (True, True), (
         "it is given to nobody else meanwhile"
@@ -226,7 +226,7 @@ async def test_what_was_stored_at_the_exit_is_not_sent_again_at_the_release(
 async def test_a_lost_node_takes_no_line_of_a_committed_step_with_it(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, per_node: int
 ) -> None:
-    """A node is lost after a commit. S3 contains every line that was printed before the committed step.
+    """A node is lost after a commit. S3 still receives every line that was printed before the committed step.
 
     This also holds if the node had uploaded no line, and if its holder's agent was restarted after the commit.
     """

@@ -1,8 +1,7 @@
-"""Memory that a node really uses for slots and buffers during snapshots, compared with the amount that admission
-counts.
+"""Peak memory of nodes during snapshots, compared with the amount that the control plane counts when it admits a job.
 
-Three agents and their scripted ranks share one process. The tests read its peak memory from the kernel, so that
-short allocations count too. The ranks' states share one buffer that exists before the measurement.
+Three agents and their scripted ranks share one process. The kernel reports its peak memory, so that short allocations
+count too. The ranks' states share one buffer that exists before the measurement.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ async def test_what_is_used_while_steps_are_kept_is_what_admission_counts(fleet:
     before, shared_before = resident("VmRSS"), resident("RssShmem")
     await fleet.launch()
     await fleet.train(4)
-    # Slots stay mapped in shared memory, so that the rest of the peak is private memory.
+    # Slots are shared memory and stay mapped. The rest of the peak is private memory.
     private = resident("VmHWM") - before - (resident("RssShmem") - shared_before)
     (needed,) = counted
     for node in fleet.nodes:

@@ -59,9 +59,9 @@ async def test_agents_open_what_their_ranks_need_and_nothing_else(fleet: Fleet) 
 
 
 async def test_what_a_restarted_agent_finds_is_opened_again(fleet: Fleet) -> None:
-    """An agent without a rank user starts ranks. The next agent has a rank user.
+    """An agent without a rank user starts ranks, and the next agent has a rank user.
 
-    It opens the ranks' files to this user when the ranks reconnect.
+    When the ranks reconnect, the next agent opens their files to this user.
     """
     await fleet.launch()
     await fleet.train(2)

@@ -136,7 +136,7 @@ async def test_ranks_of_a_node_that_need_the_same_shard_share_one_fetch(
 async def test_a_damaged_earlier_shard_is_fetched_from_another_node(fleet: Fleet) -> None:
     await trained(fleet)
     plan = await shrink(fleet)
-    damage(slot_of(fleet.nodes[0], 0, plan.base_step))  # node 1 holds a replica
+    damage(slot_of(fleet.nodes[0], 0, plan.base_step))  # node 1 still holds a replica of this shard
     await fleet.start()
     check_fetched(fleet, plan)
 
@@ -144,7 +144,7 @@ async def test_a_damaged_earlier_shard_is_fetched_from_another_node(fleet: Fleet
 async def test_an_earlier_shard_without_a_good_source_is_a_fault_that_names_it(fleet: Fleet) -> None:
     await trained(fleet)
     plan = await shrink(fleet)
-    damage(slot_of(fleet.nodes[0], 2, plan.base_step))  # node 2 is lost
+    damage(slot_of(fleet.nodes[0], 2, plan.base_step))  # the only other copy was lost with node 2
     await fleet.begin()
     await until("the faults", lambda: all(faults_of(fleet, node) for node in fleet.nodes))
     for node in fleet.nodes:
@@ -215,7 +215,10 @@ async def test_a_new_generation_ends_a_fetch(fleet: Fleet, monkeypatch: pytest.M
 
 
 async def test_no_slot_is_granted_while_a_rank_of_the_node_loads(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks share a node. One has loaded and asks for slots, the other still waits for a fetch."""
+    """Two ranks share a node. One has loaded and waits for slots, and the other still waits for a fetch.
+
+    The agent grants no slot.
+    """
     await trained(fleet, per_node=2)
     await shrink(fleet)
     node = fleet.nodes[0]

@@ -104,9 +104,9 @@ async def test_a_stopped_rank_is_found_and_let_be(fleet: Fleet, rank_process: su
 
 
 async def test_a_rank_that_has_no_process_yet_is_told_so(fleet: Fleet) -> None:
-    """A rank waits for the template, which may compile for minutes.
+    """The template may compile for minutes before a rank has a process.
 
-    The agent reports that the rank has no process, and no hang.
+    The agent reports that the rank has no process, and does not report a hang.
     """
     await fleet.launch()
     taken = await look(fleet, 1)

@@ -55,7 +55,7 @@ async def test_a_rank_that_is_not_ours(fleet: Fleet, hello: RankHello) -> None:
 
 
 async def refused(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Send data, and assert that the agent closes the connection without revealing any state."""
+    """Send data. Assert that the agent closes the connection without sending any of its state."""
     writer.write(data)
     with contextlib.suppress(ConnectionError):
         await writer.drain()

@@ -33,7 +33,7 @@ SET = InputChannel(name="train", prefix=ObjectReference(bucket=BUCKET, key="set/
 
 @dataclass
 class Needs:
-    """A fleet whose jobs need inputs, packages or credentials besides their source."""
+    """A fleet whose jobs need inputs, packages or credentials in addition to their source."""
 
     fleet: Fleet
     script: dict[str, Any]
@@ -87,7 +87,8 @@ async def test_ranks_find_their_channels_and_get_them_again_in_the_next_generati
         "nobody stood still while it was fetched"
     )
     assert all(status.still_seconds < 5000 for member in members if member for status in member.status.rank_statuses())
-    del fleet.objects.objects[BUCKET]["set/a"]  # a node keeps fetched inputs until the run ends
+    # delete the object, because the node must use its own copy until the run ends
+    del fleet.objects.objects[BUCKET]["set/a"]
     await fleet.prepare()
     for node in fleet.nodes:
         node.shim.supplied.clear()
@@ -214,10 +215,11 @@ async def test_an_agent_that_dies_between_the_start_and_its_ranks_supplies_them(
 async def test_an_agent_that_finds_no_room_for_what_its_ranks_need_says_that_they_were_not_started(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The previous agent died between the start command and the start of its ranks.
+    """The previous agent died after the start command, before it started its ranks. The next agent has no disk space
+    for what the ranks need.
 
-    The next agent has no disk space for their supplies. It reports this and keeps running, because a third agent
-    would have no more space.
+    The next agent reports that the ranks were not started. It keeps running, because another restart would not free any
+    space.
     """
 
     async def full(*_: object) -> None:
@@ -237,7 +239,7 @@ async def test_an_agent_that_finds_no_room_for_what_its_ranks_need_says_that_the
 
 
 def with_files(fleet: Fleet, files: dict[str, bytes]) -> dict[str, Any]:
-    """Store a source tree of the script and further files; return the plan's fields for it."""
+    """Store a source tree of the script and more files. Return the plan's fields for this source."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, data in {"train.py": b"pass\n", **files}.items():
@@ -367,7 +369,7 @@ async def test_a_spare_has_its_fleets_sources_ready_and_a_node_that_works_only_i
         assert [path.name for path in (node.state_dir / "sources" / "archives").iterdir()] == [
             f"{fleet.source.sha256}.tar.gz"
         ]
-        await fleet.send(node, KeepSources(sources=wanted))  # arrives late
+        await fleet.send(node, KeepSources(sources=wanted))  # the command arrives late
     await fleet.start()
     for node in fleet.nodes:
         assert [path.name for path in (node.state_dir / "sources" / "archives").iterdir()] == [

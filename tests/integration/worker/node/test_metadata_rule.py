@@ -1,6 +1,7 @@
-"""The firewall rule against a simulated metadata service, in a network namespace of the test.
+"""The agent's firewall rule refuses requests of the ranks' user to the instance metadata service, and no other
+requests.
 
-The rule refuses requests of the ranks' user, and no others.
+The metadata service is simulated in a network namespace of the test.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ async def metadata_service() -> AsyncIterator[None]:
 
 
 def told(user: RankUser) -> list[str]:
-    """Return the service's answers to a user that requests the credentials of the node's role."""
+    """Return the answers to a user that requests the credentials of the node's role."""
     return run_as(user, ASK, *ADDRESSES.values()).stdout.splitlines()
 
 

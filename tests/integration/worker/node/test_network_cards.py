@@ -44,7 +44,10 @@ def received(line: socket.socket, size: int) -> int:
 
 @pytest.mark.allow_hosts(["10.77.0.0/24"])
 def test_streams_go_over_all_cards_both_ways(class_net: Path) -> None:
-    """Packets of the second card's streams leave by the second card. A VPC drops packets that leave by another card."""
+    """Packets of the second card's streams leave through the second card.
+
+    A VPC drops packets that leave through another card.
+    """
     if not may_have_one():
         pytest.skip("no right to a network namespace")
     listening, dialled = Future[int](), Future[None]()
@@ -121,7 +124,7 @@ def test_a_card_that_is_down_one_without_an_address_and_one_of_another_network_a
         assert card_of("127.77.0.11") == "e1", "as in a local cloud's namespaces, where loopback leads to no other node"
 
     async def elsewhere() -> None:
-        for address in ("10.77.0.99", "127.0.0.1"):  # an address of no card, and loopback
+        for address in ("10.77.0.99", "127.0.0.1"):  # an address that belongs to no card, and the loopback address
             assert network_cards(address, class_net) == (NetworkCard(address),)
 
     on_two_nodes(node, elsewhere)

@@ -181,7 +181,9 @@ class Machine:
         )
 
     def plan(self, script: str) -> tuple[GenerationPlan, Path]:
-        """Write a script where `Member` writes it, with a strict mode in the archive and the local cloud's umask."""
+        """Write a script the way `Member` does, with restrictive file modes from the archive and the local cloud's
+        umask.
+        """
         data = script.encode()
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
@@ -284,7 +286,10 @@ def test_a_rank_has_what_it_needs_and_nothing_else(is_warm: bool) -> None:
 
 
 async def sent_is_the_ranks_alone(made: Machine, plan: GenerationPlan) -> None:
-    """Assert that only the rank's files are uploaded: not its link to the agent's promise, nor another user's file."""
+    """Assert that the agent uploads only the rank's own files.
+
+    It must not upload the rank's link to the agent's promise, nor another user's file.
+    """
     folder = made.files().output_dir
     os.link(made.state / "promise", folder / "linked")
     told = await RankOutputs(made.state, made.objects, USER).upload_all(plan, plan.nodes[0])
@@ -299,8 +304,8 @@ async def sent_is_the_ranks_alone(made: Machine, plan: GenerationPlan) -> None:
 def test_looks_at_a_rank_and_commands_beside_it_run_on() -> None:
     """The agent reads the stacks of a warm rank and runs commands beside it.
 
-    A warm rank changes its user without an exec, after which the kernel hides the process. The shim makes it
-    readable again.
+    A warm rank changes its user without an exec, so the kernel hides the process. The shim makes the process readable
+    again.
     """
 
     async def body(disk: Path, tmpfs: Path) -> None:
@@ -368,7 +373,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 
 
 def identities(folder: Path) -> dict[Path, tuple[int, ...]]:
-    """Return all attributes of files that a write, a chmod or a new file would change, without their access times."""
+    """Return all attributes of files that a write, a chmod or a replacement would change. Access times are left out."""
     stats = {path: path.stat() for path in folder.rglob("*")}
     return {
         path: (each.st_ino, each.st_mode, each.st_uid, each.st_gid, each.st_size, each.st_mtime_ns, each.st_ctime_ns)
@@ -542,7 +547,7 @@ def test_a_process_of_one_job_reads_nothing_of_anothers(tmp_path: Path) -> None:
         assert rank.stdout is not None
         rank.stdin.write(b"x")
         rank.stdin.flush()
-        rank.stdout.read(1)  # the process runs, with its new environment
+        rank.stdout.read(1)  # wait for output, which shows that the process runs with its new environment
         for user, found in ((other, b"DB_PASSWORD=of-team-b\0"), (one, b"")):
             done = subprocess.run(
                 ["/bin/cat", f"/proc/{rank.pid}/environ"], capture_output=True, check=False, **user.options

@@ -169,7 +169,7 @@ async def test_layers_that_there_is_no_room_for_go_and_one_that_is_too_large_is_
 
 @pytest.fixture
 async def silent_index(order: Order) -> AsyncIterator[asyncio.Event]:
-    """Run a package index that never answers, and yield an event that is set when pip waits for it."""
+    """Run a package index that never answers. Yield an event that is set when pip waits for the index."""
     called = asyncio.Event()
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -242,7 +242,7 @@ async def test_an_agent_that_is_killed_keeps_no_lock_and_leaves_no_pip(
     assert len(leftovers(tmp_path)) == 2
     agent.send_signal(signal.SIGKILL)
     await agent.wait()
-    # the kill signal is already sent
+    # the kill signal is sent; wait until the processes have ended
     while any(processes.is_alive(each.pid, each.start_ticks) for each in started):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     (order.source / "requirements.txt").write_text(f"{OFFLINE}everstep_example\n")

@@ -40,7 +40,7 @@ def may_have_one() -> bool:
     """Return whether this process may create a network namespace, and has the programs to shape its traffic."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc"))):
         return False
-    with ThreadPoolExecutor(1) as thread:  # only this thread enters the namespace, and then ends
+    with ThreadPoolExecutor(1) as thread:  # only this thread enters the namespace, and the thread ends with the block
         return thread.submit(ctypes.CDLL(None).unshare, _CLONE_NEWNET).result() == 0
 
 

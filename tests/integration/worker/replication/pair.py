@@ -1,5 +1,6 @@
-"""Two nodes on loopback: an owner with one shard and a holder, with real sessions and slots on tmpfs, without
-agents.
+"""An owner of one shard and its holder on loopback.
+
+Sessions and slots on tmpfs are real, and the nodes have no agents.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Capture:
         self._pair.shard.seal(self._step)
 
     def give_up(self) -> None:
-        """Abandon the capture, as a rank whose state changed during the copy does."""
+        """Abandon the capture, as a rank does when its state changes during the copy."""
         self._pair.owner_store.give_up(RANK, content(self._step))
         self._pair.shard.abandon(self._step, "changed")
 
@@ -108,7 +109,7 @@ class Pair:
         self.owner_store = self._store(tmpfs / "owner", memory_bytes)
         self.holder_store = self._store(tmpfs / "holder", holder_memory_bytes)
         self.heard = NONE
-        """Committed step that the holder received from the coordinator."""
+        """Committed step that the coordinator has announced to the holder."""
         self.receiver = ReplicaReceiver(self.holder_store, held_ranks=[RANK], keep=self._keep, slot_count=2)
         self.listener = PeerListener(HOLDER)
         self.pacer = NodePacer()
@@ -204,7 +205,7 @@ class Pair:
         return sender
 
     async def stop_sending(self) -> None:
-        """End the sender, as the end of its generation does."""
+        """End the sender, as at the end of its generation."""
         await end(self._sending)
 
     async def capture(self, step: int) -> None:

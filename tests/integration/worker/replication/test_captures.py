@@ -1,4 +1,7 @@
-"""Shards that the owner sends while the rank still captures them: in ranges, cut off, abandoned, and resumed."""
+"""Owners send shards that their ranks are still capturing.
+
+Transfers arrive in ranges, break, are abandoned, and resume.
+"""
 
 from __future__ import annotations
 
@@ -92,12 +95,13 @@ class TestTheOwner:
         pair.send()
         pair.hear(-1, 1)
         capture = await pair.begin_capture(1)
-        capture.go_on(pair.payload_bytes)  # the whole payload is sent before the audit finds a change
+        # wait until the whole payload is sent; the audit finds a change only afterwards
+        capture.go_on(pair.payload_bytes)
         await pair.until(lambda: arrived(pair, 1) == 10)
         capture.give_up()
         assert await capture.sealing is None
         assert pair.shard.vote is Vote.ABANDON
-        step = 2 if is_next else 1  # the final round may propose the same step again
+        step = 2 if is_next else 1  # the coordinator proposes the next step, or in the final round the same step again
         pair.hear(-1, -1)
         pair.hear(-1, step)
         await pair.capture(step)
@@ -107,7 +111,7 @@ class TestTheOwner:
     async def test_what_was_given_up_and_captured_otherwise_is_what_is_sealed(self, pair: Pair) -> None:
         """A capture is abandoned, and the same step is captured again with other bytes.
 
-        The holder already has a chunk of the abandoned capture. It seals the bytes of the second capture.
+        The holder already has a chunk of the abandoned capture, and seals the bytes of the second capture.
         """
         pair.send()
         pair.hear(-1, 1)
@@ -198,7 +202,7 @@ class TestTheOwner:
         while pair.shard.vote is not Vote.ACKED:
             queues.append(sender.queue)
             await pair.shard.changed.wait(pair.shard.changed.version, 0.01)
-        # The sender does not repeat the first five chunks.
+        # The first five chunks, which the holder has, are not sent again.
         assert max(queue.taken_bytes for queue in queues if queue is not None) <= 5000
         assert pair.held() == {1: payload(1, pair.payload_bytes)}
 
@@ -209,7 +213,7 @@ class TestTheOwner:
         capture.go_on(2000)
         await pair.until(lambda: arrived(pair, 1) == 2)
         for _ in range(4):
-            # all four waits together take longer than the holder's deadline
+            # the four waits together are longer than the holder's deadline
             await pair.shard.changed.wait(pair.shard.changed.version, 0.5)
         assert pair.shard.view == {HOLDER}
         assert pair.shard.slow_holders == {}
@@ -267,7 +271,7 @@ class TestTheHolder:
             await again.open(1, DATA)
             await again.name(DATA, 0, 1)
             assert await again.wanted() == []
-        async with by_hand(pair) as third:  # the holder keeps chunks that the second session did not announce
+        async with by_hand(pair) as third:  # the holder still has the chunks that the second session did not announce
             await third.begin(1, DATA)
             assert await third.wanted() == [2, 4]
             third.chunks(DATA, [2, 4])
@@ -283,7 +287,7 @@ class TestTheHolder:
             await first.wanted()
             first.chunks(DATA, [0, 1])
             await landed(pair, 2)
-        async with by_hand(pair) as second:  # a new capture with other bytes
+        async with by_hand(pair) as second:  # the second session sends a new capture with other bytes
             await second.begin(1, other)
             await second.wanted()
             second.line.sendall(CHUNK_HEADER.pack(1, 1, CHUNK) + other[:500])
@@ -362,7 +366,7 @@ class TestTheHolder:
 
     @pytest.mark.parametrize("named", [0, 4, 5])
     async def test_an_end_that_contradicts_the_ranges_seals_nothing(self, pair: Pair, named: int) -> None:
-        """The owner ends the shard too early, or with another digest than its chunks have.
+        """The owner ends a shard before all its chunks, or with a digest that does not match its chunks.
 
         The holder closes the session and seals nothing.
         """
@@ -384,9 +388,10 @@ class TestTheHolder:
             if is_named:
                 await hand.name(DATA, 0, 2)
                 hand.chunks(DATA, await hand.wanted())
-            # another step starts before the first is complete
+            # the owner sends another step before the first is complete
             assert isinstance(await hand.whole(2, payload(2, 4500)), ShardSealed)
-            await hand.name(DATA, 2, 1, transfer=1)  # arrives after the holder has sealed the next step
+            # digests of the first step arrive after the holder has sealed the next step
+            await hand.name(DATA, 2, 1, transfer=1)
         assert pair.held() == {2: payload(2, 4500)}
 
     async def test_word_of_a_shard_that_was_not_begun_ends_the_session(self, pair: Pair) -> None:
@@ -425,7 +430,7 @@ class TestTheHolder:
 
 
 async def test_an_answer_for_what_was_not_named_ends_the_session(pair: Pair) -> None:
-    """The holder requests all chunks of a shard before the owner has announced them all.
+    """The owner has announced only some chunks of a shard, and the holder requests all of them.
 
     The owner ends the session.
     """

@@ -60,7 +60,7 @@ async def test_a_new_session_gives_the_lines_again(pair: Pair) -> None:
     await pair.capture(1)
     await printing.acknowledged(1)
     await pair.stop_sending()
-    printing.kept = Tail()  # the holder's disk is lost together with the owner
+    printing.kept = Tail()  # the holder's disk is lost at the same time as the owner
     pair.hear(1, 2)
     pair.send(printed=printing.printed)
     printing.rows.append(b"two\n")
@@ -69,7 +69,7 @@ async def test_a_new_session_gives_the_lines_again(pair: Pair) -> None:
 
 
 async def test_lines_that_a_holder_does_not_take_cost_its_word(pair: Pair) -> None:
-    """A holder that rejects printed lines acknowledges no further step."""
+    """A holder that rejects printed lines does not acknowledge any further step."""
     printing = Printing(pair)
     refused = asyncio.Event()
 

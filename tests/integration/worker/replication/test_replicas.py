@@ -1,4 +1,6 @@
-"""Replicas between two nodes: announced, requested, sent, verified, acknowledged, resumed, dropped and fetched."""
+"""Replicas between two nodes, through every message of their sessions: from the announcement to the acknowledgement,
+and fetches back.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,10 @@ from worker.tasks import finish
 pytestmark = pytest.mark.integration
 CHUNK = 1000
 RARELY_SECONDS = 36_000.0
-"""A holder deadline so long that the sender itself never checks the holder for silence during a test."""
+"""A holder deadline so long that the sender does not check the holder for silence during a test.
+
+The test makes the checks.
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -193,14 +198,14 @@ class Recorded:
         self.is_there.set()
 
     async def session(self) -> TcpSession:
-        """See `Dialler`."""
+        """Implement `Dialler.session`."""
         if not self.is_there.is_set():
             raise PeerLost("nobody answers")
         self.sessions.append(await self.pair.session())
         return self.sessions[-1]
 
     async def stream(self, session: Session, number: int) -> socket.socket:
-        """See `Dialler`."""
+        """Implement `Dialler.stream`."""
         self.lines.append(await self.pair.stream(session, number))
         return self.lines[-1]
 
@@ -232,7 +237,7 @@ async def test_a_holder_keeps_c_although_it_has_not_heard_of_it(pair: Pair) -> N
         pair.hear(step - 1 or -1, step)
         await pair.capture(step)
         await pair.until(lambda: pair.shard.vote is Vote.ACKED)
-    pair.hear(2, 4)  # another rank abandoned step 3, so that step 2 stays committed
+    pair.hear(2, 4)  # step 3 was abandoned on another rank, so that step 2 stays committed
     await pair.capture(4)
     await pair.until(lambda: pair.shard.vote is Vote.ACKED)
     assert set(pair.held()) == {2, 4}
@@ -246,8 +251,8 @@ async def test_a_stream_that_breaks_at_any_chunk_goes_on_where_it_stood(pair: Pa
         assert await first.wanted() == [0, 1, 2, 3]
         first.chunks(data, range(sent))
         await landed(pair, sent)
-        first.line.sendall(CHUNK_HEADER.pack(1, sent, CHUNK) + data[:300])  # a part of the next chunk
-    async with by_hand(pair) as again:  # ends the broken session first
+        first.line.sendall(CHUNK_HEADER.pack(1, sent, CHUNK) + data[:300])  # send a header and a part of the next chunk
+    async with by_hand(pair) as again:  # the new session makes the holder end the broken session
         assert pair.held() == {}
         await again.begin(1, data)
         wanted = await again.wanted()
@@ -270,8 +275,9 @@ async def test_what_has_come_is_kept_when_the_next_session_begins_while_a_stream
         (owner,) = pair.receiver._open.values()
         assert owner.receiver is not None
         first.session.close()
-        await pair.until(lambda: owner.receiver.current is None)  # the session's end has begun and waits for the chunk
-        async with by_hand(pair) as again:  # ends the first session again
+        # the holder has begun to end the session, and waits for the rest of the chunk
+        await pair.until(lambda: owner.receiver.current is None)
+        async with by_hand(pair) as again:  # the new session makes the holder end the first session
             await again.begin(1, data)
             assert await again.wanted() == [1, 2, 3]
 
@@ -297,7 +303,7 @@ async def test_chunks_come_in_any_order_over_any_stream_and_twice(pair: Pair) ->
         hand.line = other
         hand.chunks(data, [0, 3, 1])
         assert isinstance(await hand.session.receive(), ShardSealed)
-        hand.chunks(data, [1], transfer=1)  # arrives late: the transfer has ended
+        hand.chunks(data, [1], transfer=1)  # a chunk arrives after its transfer has ended
         assert isinstance(await hand.whole(2, payload(2, 4500)), ShardSealed)
         first.close()
     assert pair.held() == {1: data, 2: payload(2, 4500)}
@@ -312,7 +318,7 @@ async def test_what_did_not_change_is_not_sent_again(pair: Pair) -> None:
         hand.chunks(frozen + payload(2, 2000), [2, 3])
         assert isinstance(await hand.session.receive(), ShardSealed)
         await hand.begin(3, frozen + payload(2, 2000), committed=2)
-        assert await hand.wanted() == []  # the holder already has every chunk
+        assert await hand.wanted() == []  # the holder requests no chunk, because it has every chunk
         assert isinstance(await hand.session.receive(), ShardSealed)
     assert pair.held() == {2: frozen + payload(2, 2000), 3: frozen + payload(2, 2000)}
 
@@ -362,7 +368,10 @@ async def test_a_chunk_that_is_always_damaged_is_refused_and_counted_and_the_ses
 
 
 async def test_a_sender_repeats_what_its_holder_refused(pair: Pair) -> None:
-    """The holder has no free slot for a while: an upload pins one slot, and the other holds the committed step."""
+    """A holder refuses a step, and the sender sends it again later.
+
+    The holder has no free slot for a while: an upload pins one slot, and the other slot holds the committed step.
+    """
     pair.send()
     for step in (1, 2):
         pair.hear(step - 1 or -1, step)
@@ -459,14 +468,15 @@ async def test_a_cancelled_shard_is_no_snapshot_and_the_next_one_comes_through(p
         await hand.wanted()
         hand.chunks(payload(1, 4000), [0, 1])
         await hand.session.send(CancelShard(transfer=1))
-        await hand.session.send(CancelShard(transfer=1))  # arrives late: the transfer has ended
+        await hand.session.send(CancelShard(transfer=1))  # a cancellation arrives after its transfer has ended
         assert isinstance(await hand.whole(2, payload(2, 4000)), ShardSealed)
     assert pair.held() == {2: payload(2, 4000)}
 
 
 async def test_a_slot_granted_anew_while_it_is_being_sent(make: Callable[..., Pair]) -> None:
-    """Streams of step 1 block on a full socket when the slot is granted for step 2. The holder seals step 2, never step
-    1.
+    """Streams of step 1 block on a full socket while the slot is granted again for step 2.
+
+    The holder seals step 2, and never seals step 1.
     """
     pair = make(payload_bytes=8 << 20, memory_bytes=1 << 26, holder_memory_bytes=1 << 26)
     pair.listen()
@@ -513,14 +523,14 @@ async def test_a_slot_granted_anew_while_it_is_being_sent(make: Callable[..., Pa
 
 
 class Slow(Recorded):
-    """A dialler whose streams open when the test permits it."""
+    """A dialler whose streams open only when the test permits it."""
 
     def __init__(self, pair: Pair) -> None:
         super().__init__(pair)
         self.begun, self.gate = asyncio.Event(), asyncio.Event()
 
     async def stream(self, session: Session, number: int) -> socket.socket:
-        """See `Dialler`."""
+        """Implement `Dialler.stream`."""
         self.begun.set()
         await self.gate.wait()
         return await super().stream(session, number)
@@ -536,24 +546,24 @@ class OneCard(Recorded):
         self.is_mended = False
 
     async def session(self) -> TcpSession:
-        """See `Dialler`."""
+        """Implement `Dialler.session`."""
         return await self.pair.dial(kind="fetch", rank=Rank(-1)) if self.sender is None else await super().session()
 
     async def stream(self, session: Session, number: int) -> socket.socket:
-        """See `Dialler`."""
+        """Implement `Dialler.stream`."""
         self.tried.append(number)
         if number and not self.is_mended:
             if self.sender is not None:
-                look(self.sender, count=3 * LOOKS_PER_DEADLINE)  # the attempt lasts as long as a handshake may take
+                look(self.sender, count=3 * LOOKS_PER_DEADLINE)  # the checks last as long as a handshake may take
             raise PeerLost("10.0.1.7:9000 does not answer")
         return await super().stream(session, number)
 
 
 async def test_a_step_that_is_damaged_in_its_own_slot_is_given_up_and_costs_no_holder_its_place(pair: Pair) -> None:
-    """The owner's own slot is damaged, so that the holder rejects the step.
+    """The owner's own slot is damaged, so the holder rejects the step. The owner abandons the step and still counts the
+    holder.
 
-    The owner abandons the step and keeps the holder. Without the holder, the step would be committed on the damaged
-    copy alone.
+    Without the holder, the damaged copy alone would suffice for a commit.
     """
     pair.send(deadline_seconds=RARELY_SECONDS)
     pair.hear(-1, 1)
@@ -583,9 +593,9 @@ async def test_a_step_that_is_damaged_in_its_own_slot_is_given_up_and_costs_no_h
 async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One card cannot reach the holder. The session uses the streams of the other cards.
+    """One network card cannot reach the holder.
 
-    The failed stream must not end the session, since the first card works.
+    The session continues with the streams of the other cards, although one stream has failed.
     """
     dialler = OneCard(pair)
     sender = dialler.sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
@@ -604,10 +614,11 @@ async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can
 async def test_a_card_that_was_out_of_reach_has_its_streams_in_the_next_session(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A card that failed once, for example during a restart of the holder's agent, gets its streams back in the next
-    session.
+    """A card cannot reach the holder for one session, for example while the holder's agent restarts.
+
+    The next session opens streams on this card again.
     """
-    monkeypatch.setattr(sending, "TELLING_BYTES", 0)  # every transfer counts as a measurement
+    monkeypatch.setattr(sending, "TELLING_BYTES", 0)  # measure the rate in every transfer, however small
     dialler = OneCard(pair)
     sender = dialler.sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
     sender.stream_count = StreamCount(limit=4, count=4, best_count=2)
@@ -651,8 +662,9 @@ async def test_a_fetch_goes_over_the_cards_that_can_be_reached(
 
 
 async def test_a_holder_has_acknowledged_what_it_was_sent_however_long_its_streams_took(pair: Pair) -> None:
-    """While the stream opens, the slot of step 1 is granted for step 3. The holder receives and acknowledges only step
-    3.
+    """While a stream to the holder opens, the slot of step 1 is granted for step 3.
+
+    The holder receives and acknowledges only step 3.
     """
     dialler = Slow(pair)
     pair.hear(-1, 1)
@@ -709,13 +721,13 @@ async def test_a_holder_that_lost_a_slot_says_so_and_gets_it_again(pair: Pair) -
     assert lost is not None
     lost.file.empty()
     dialler.sessions[0].line.shutdown(socket.SHUT_RDWR)
-    await pair.until(lambda: pair.shard.view == frozenset())  # the holder closes the revoked session
+    await pair.until(lambda: pair.shard.view == frozenset())  # the broken session ends, so the owner drops the holder
     await pair.until(lambda: pair.shard.view == {HOLDER})
     assert set(pair.held()) == {1}
 
 
 async def test_a_replica_with_another_digest_does_not_count(pair: Pair) -> None:
-    """A holder that stores other bytes for step 1 still receives the owner's copy of step 1."""
+    """The holder has other bytes for step 1 than the owner. The owner sends its copy of step 1 to this holder."""
     async with by_hand(pair) as hand:
         assert isinstance(await hand.whole(1, payload(7, pair.payload_bytes)), ShardSealed)
     pair.hear(-1, 1)
@@ -821,19 +833,20 @@ class Held:
         self.gate, self.asked = asyncio.Event(), asyncio.Event()
 
     async def admit(self, bytes_count: int) -> None:
-        """See `Pacer`."""
+        """Implement `Pacer.admit`."""
         self.asked.set()
         await self.gate.wait()
 
     def book(self, bytes_count: int) -> float | None:
-        """See `Pacer`."""
+        """Implement `Pacer.book`."""
         return None
 
 
 async def test_a_holder_returns_however_long_it_takes_to_send_what_it_lacks(pair: Pair) -> None:
-    """Votes wait for a returning holder until its slow transfer has ended.
+    """A dropped holder fetches the step that it lacks, over a slow connection. Votes wait until this transfer has
+    ended.
 
-    Otherwise the next step would get the slot that the transfer reads.
+    Without the wait, the next step would get the slot that the transfer reads.
     """
     dialler, slow = Recorded(pair), Held()
     dialler.is_there.clear()
@@ -885,14 +898,14 @@ async def test_a_holder_that_refuses_what_it_takes_is_not_waited_for(pair: Pair)
 
 
 class Breaking(Recorded):
-    """A dialler whose sessions deliver an inventory and then break, until the test mends it."""
+    """A dialler whose sessions break after the holder's inventory has arrived, until the test repairs the dialler."""
 
     def __init__(self, pair: Pair) -> None:
         super().__init__(pair)
         self.is_mended = False
 
     async def stream(self, session: Session, number: int) -> socket.socket:
-        """See `Dialler`."""
+        """Implement `Dialler.stream`."""
         if not self.is_mended:
             raise PeerLost("the line broke")
         return await super().stream(session, number)
@@ -904,7 +917,10 @@ class Breaking(Recorded):
 
 
 async def test_a_holder_whose_line_breaks_in_every_attempt_holds_up_one_step_and_not_each(pair: Pair) -> None:
-    """A holder's connection breaks in every attempt. Only the first vote waits for the holder's deadline."""
+    """A holder's connection breaks in every attempt.
+
+    The first vote waits for the holder's deadline, and later votes do not wait.
+    """
     dialler = Breaking(pair)
     sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
     pair.hear(-1, 1)
@@ -921,9 +937,9 @@ async def test_a_holder_whose_line_breaks_in_every_attempt_holds_up_one_step_and
 
 
 async def test_a_holder_whose_line_holds_again_is_waited_for_after_a_while(pair: Pair) -> None:
-    """A holder's connection works again. After a while, votes wait for the holder's slow transfer.
+    """A holder's connection works again. After a while, votes wait for the holder's slow transfer again.
 
-    Otherwise a holder with a slow transfer would never return to the view.
+    Without this wait, a holder with a slow transfer would never count again.
     """
     dialler, slow = Breaking(pair), Held()
     sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
@@ -950,8 +966,9 @@ async def test_a_holder_whose_line_holds_again_is_waited_for_after_a_while(pair:
 async def test_a_holder_whose_line_breaks_again_and_again_is_told_in_view_until_a_step_arrives_whole(
     pair: Pair,
 ) -> None:
-    """A connection breaks repeatedly, each time for less than the deadline. The owner reports it until a step arrives
-    completely.
+    """A connection breaks repeatedly, each time for less than the deadline.
+
+    The owner reports the broken connection until a step arrives completely.
     """
     dialler = Breaking(pair)
     pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
@@ -981,14 +998,14 @@ async def test_a_line_that_breaks_while_nothing_is_to_be_sent_is_nobodys_trouble
 
 
 class Buggy:
-    """A replacement for `announcement` that raises `left_count` times."""
+    """A replacement for `announcement` that raises an error in its first `left_count` calls."""
 
     def __init__(self, count: int) -> None:
         self.left_count = count
         self.called_count = 0
 
     def __call__(self, slot: SlotHeader, *, transfer: int, committed: Step) -> BeginShard:
-        """See `announcement`."""
+        """Implement `announcement`."""
         self.called_count += 1
         if self.left_count:
             self.left_count -= 1
@@ -999,7 +1016,10 @@ class Buggy:
 async def test_a_bug_that_ends_an_attempt_is_logged_and_not_the_end_of_all(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A bug ends one attempt to send. The sender logs it and retries, so that the step is acknowledged."""
+    """A bug ends one attempt to send a step.
+
+    The sender logs the bug and retries, so that the holder acknowledges the step.
+    """
     monkeypatch.setattr(sending, "announcement", Buggy(1))
     monkeypatch.setattr(sending, "RETRY_SECONDS", (0.01,))
     sender = pair.send()
@@ -1077,9 +1097,10 @@ async def test_a_holder_is_called_slow_until_a_shard_of_its_own_was_not(
 
 
 class Waiting:
-    """A pacer with a virtual clock, which advances while a piece waits or is sent.
+    """A pacer with a virtual clock. The clock advances while a piece waits or is sent.
 
-    The first piece waits in the stream's thread, the second until the pacer admits it, and the third does not wait.
+    The first piece waits in the stream's thread. The second piece waits until the pacer admits it. The third piece does
+    not wait.
     """
 
     chunk_bytes = CHUNK
@@ -1097,16 +1118,16 @@ class Waiting:
         return False
 
     def book(self, bytes_count: int) -> float | None:
-        """See `Pacer`."""
+        """Implement `Pacer.book`."""
         self.count += 1
         return (0.5, None, 0.0)[self.count - 1]
 
     async def admit(self, bytes_count: int) -> None:
-        """See `Pacer`."""
+        """Implement `Pacer.admit`."""
         self.now += 50.0
 
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
-        """Return a chunk of zeros (see `Payload`), and advance the clock by the time of sending."""
+        """Return a chunk of zeros, and advance the clock by the time of sending."""
         self.now += 1.0
         return memoryview(bytes(CHUNK))
 
@@ -1164,7 +1185,7 @@ async def test_a_slot_is_granted_anew_at_once_while_the_pacer_holds_its_chunks_b
 
 
 async def test_a_holder_that_is_out_of_view_and_keeps_up_returns_with_the_next_commit(pair: Pair) -> None:
-    """A dropped holder acknowledges every step just after the owner's vote. It counts again with the next commit."""
+    """A dropped holder acknowledges every step just after the owner's vote. The next commit makes it count again."""
     pair.shard.drop(HOLDER)
     pair.hear(-1, 1)
     await pair.capture(1)
@@ -1191,11 +1212,11 @@ async def test_a_holder_makes_its_slots_before_the_first_shard_comes(pair: Pair)
 
 @pytest.fixture
 def slow(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event]:
-    """Return an event. Until the test sets it, the holder does not finish making slots."""
+    """Return an event. The holder does not finish making slots before the test sets this event."""
     create, gate = pair.holder_store._create, asyncio.Event()
 
     async def slowly(rank: Rank, index: int, header: SlotHeader) -> SlotFile:
-        await finish(gate.wait())  # like a thread that allocates pages, this wait ignores cancellation
+        await finish(gate.wait())  # this wait ignores cancellation, like a thread that allocates pages
         return await create(rank, index, header)
 
     monkeypatch.setattr(receiver, "PREPARING_SECONDS", 0.02)
@@ -1210,7 +1231,7 @@ async def test_a_holder_that_is_long_in_making_its_slots_is_waited_for_and_not_t
     pair.send(deadline_seconds=0.2)
     pair.shard.reserve(10_000, LAYOUT)
     ready = asyncio.create_task(pair.shard.holders_ready())
-    await asyncio.wait([ready], timeout=1.0)  # several deadlines
+    await asyncio.wait([ready], timeout=1.0)  # one second is several deadlines
     assert not ready.done()
     assert pair.shard.view == {HOLDER}
     slow.set()
@@ -1245,7 +1266,7 @@ async def test_a_holder_that_is_long_in_making_a_slot_for_what_comes_is_not_take
     pair.hear(-1, 1)
     await pair.capture(1)
     voted = asyncio.create_task(pair.until(lambda: pair.shard.vote is Vote.ACKED))
-    await asyncio.wait([voted], timeout=1.0)  # several deadlines
+    await asyncio.wait([voted], timeout=1.0)  # one second is several deadlines
     assert not voted.done()
     slow.set()
     await voted
@@ -1264,7 +1285,7 @@ async def test_a_holder_that_falls_silent_while_it_should_make_slots_is_not_wait
 async def test_slots_that_are_reserved_once_more_alike_are_there(pair: Pair) -> None:
     """A rank repeats its request for slots over a new connection.
 
-    The owner sends no message to the holder, and waits for no answer.
+    The owner answers at once, without a message to the holder.
     """
     pair.send(deadline_seconds=RARELY_SECONDS)
     pair.shard.reserve(10_000, LAYOUT)
@@ -1279,7 +1300,7 @@ async def test_slots_that_are_reserved_anew_are_waited_for_anew(pair: Pair) -> N
     first = asyncio.create_task(pair.shard.holders_ready())
     await asyncio.sleep(0)
     pair.shard.reserve(20_000, LAYOUT)
-    pair.shard.ready(HOLDER, 10_000, LAYOUT)  # an answer to the first request
+    pair.shard.ready(HOLDER, 10_000, LAYOUT)  # the holder answers the first request
     assert not await first
     second = asyncio.create_task(pair.shard.holders_ready())
     await asyncio.sleep(0)
@@ -1382,11 +1403,11 @@ class Fetching:
         self.pair = pair
 
     async def session(self) -> TcpSession:
-        """See `Dialler`."""
+        """Implement `Dialler.session`."""
         return await self.pair.dial(kind="fetch", rank=Rank(-1))
 
     async def stream(self, session: Session, number: int) -> socket.socket:
-        """See `Dialler`."""
+        """Implement `Dialler.stream`."""
         return await self.pair.stream(session, number)
 
 
@@ -1588,7 +1609,7 @@ async def test_a_holder_that_falls_silent_in_the_middle_is_not_waited_for(
         digest=payload_digest(data),
         payload_bytes=len(data),
     )
-    with pytest.raises(PeerLost):  # the error names the silence, or the connection closed because of it
+    with pytest.raises(PeerLost):  # the error describes either the silence or the connection that closed because of it
         await fetch_shard(
             Fetching(pair),
             RANK,
@@ -1604,9 +1625,9 @@ async def test_a_holder_that_falls_silent_in_the_middle_is_not_waited_for(
 
 
 async def test_a_restarted_holder_is_not_stuck_with_a_half_received_shard(pair: Pair) -> None:
-    """A holder's agent dies with the committed step in one slot and a partial shard in the other.
+    """A holder's agent dies with the committed step in one slot and a partial shard in the other slot.
 
-    No process writes the partial shard any more, so that the restarted agent grants its slot again.
+    No process writes the partial shard any more, so the restarted agent grants its slot again.
     """
     await held_by_the_holder(pair)
     index = await pair.holder_store.grant(
@@ -1618,7 +1639,8 @@ async def test_a_restarted_holder_is_not_stuck_with_a_half_received_shard(pair: 
     again = SlotStore(root, memory_bytes=1 << 20)
     assert pair.owner_store.run is not None
     again.open_run(pair.owner_store.job, pair.owner_store.run)
-    again.settle_copiers(RANK)  # as `Member.adopt` does for shards of ranks on other nodes
+    # end the writers of the shard, as `Member.adopt` does if the shard's rank is on another node
+    again.settle_copiers(RANK)
     assert (
         await again.grant(RANK, content(2), keep={content(1)}, capacity_bytes=4000, layout_hash=LAYOUT, slot_count=2)
         is not None

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 CHUNK, PAYLOAD, COUNT = 1000, 4500, 5
 """Bytes of a chunk and of the payload, and number of chunks, the last of which is shorter."""
 DATA = b"".join(number.to_bytes(4, "big") for number in range(PAYLOAD // 4))
-"""A payload in which no two chunks are alike."""
+"""A payload whose chunks all differ."""
 POSITIONS: dict[str, Callable[[int], int]] = {
     "before the header": lambda _size: 0,
     "in the header": lambda _size: CHUNK_HEADER.size // 2,
@@ -33,11 +33,11 @@ POSITIONS: dict[str, Callable[[int], int]] = {
     "before the last byte": lambda size: CHUNK_HEADER.size + size - 1,
 }
 RARELY_SECONDS = 36_000.0
-"""Holder deadline longer than any test."""
+"""A holder deadline that is longer than any test."""
 
 
 class Wire:
-    """A pair's dialler that resets its first stream in both directions at one position; later streams stay whole.
+    """A dialler that resets its first stream, in both directions, at one position. Later streams are not reset.
 
     Args:
         pair: nodes between which the dialler carries streams.
@@ -56,11 +56,11 @@ class Wire:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def session(self) -> TcpSession:
-        """See `Dialler`."""
+        """Implement `Dialler.session`."""
         return await self._pair.session()
 
     async def stream(self, session: Session, number: int) -> socket.socket:
-        """See `Dialler`."""
+        """Implement `Dialler.stream`."""
         onward = await self._pair.stream(session, number)
         with socket.create_server(("127.0.0.1", 0)) as server:
             sender = socket.create_connection(server.getsockname())
@@ -85,7 +85,7 @@ class Wire:
                 if len(data) > room:
                     await self._arrived()
                     for line in (onward, near):
-                        # The close sends RST instead of FIN.
+                        # With this option, closing the socket sends RST instead of FIN.
                         line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                         line.close()
                     return

@@ -47,7 +47,7 @@ class Node:
         self.start(is_restarted=False)
 
     def start(self, *, is_restarted: bool = True) -> None:
-        """Start, or restart as after the death of an agent; the rank keeps its state."""
+        """Start the node, or restart it as after the death of its agent. The rank keeps its state."""
         self.member = RoundMember(
             GENERATION,
             self.id,
@@ -141,7 +141,7 @@ class Network:
         self.server = RoundServer(GENERATION, core, final_round_seconds=self._final_round_seconds, now=lambda: 1234.5)
 
     async def restart_coordinator(self) -> None:
-        """Restart the coordinator's agent, which keeps only its rank's page."""
+        """Restart the coordinator's agent. Only the page of its rank survives."""
         await self.nodes[0].stop()
         self.server.close()
         self.coordinate(Coordinator.recover(world_size=self.count, base=Step(0), every_steps=0))
@@ -223,7 +223,7 @@ async def test_a_step_that_was_made_comes_with_the_vote_that_the_coordinator_wai
     told = note_reports(pair, second)
     second.say(boundary=Step(3))
     pair.server.request_stop()
-    # After this round trip, a report of the boundary alone would have left the node.
+    # A report about the boundary alone would leave the node before the end of this round trip.
     await second.until_heard(stop_state=StopState.ANNOUNCED)
     second.say(boundary=Step(4), vote=Vote.ABANDON)
     await second.until_reported(boundary=4)
@@ -245,7 +245,7 @@ async def test_a_recovering_coordinator_says_nothing_before_everybody_has_report
     made = Network(2, Coordinator.recover(world_size=2, base=Step(0), every_steps=0))
     try:
         first, second = made.nodes
-        await first.stop()  # the state of its own rank is not reported yet
+        await first.stop()  # stop the coordinator, which has not yet received a report of its own rank
         second.say(boundary=Step(9), committed=Step(7), proposed=Step(8), vote=Vote.ACKED)
         first.say(boundary=Step(9), committed=Step(7), proposed=Step(8), vote=Vote.ACKED)
         made.server.take([own_report(made, second)])
@@ -474,7 +474,7 @@ async def test_what_was_overtaken_or_is_of_an_earlier_term_is_not_heeded() -> No
 async def test_a_part_that_begins_again_has_not_been_heard_meanwhile() -> None:
     """A bug ends a node's rounds repeatedly, and the node restarts them.
 
-    A restart must not reset the time since which the node's parent is silent.
+    A restart must not reset the time since which the node's parent has been silent.
     """
 
     async def dial(peer: NodeId) -> TcpSession:
@@ -517,12 +517,13 @@ async def test_neighbours_that_have_nothing_to_say_are_not_silent_and_one_that_i
     try:
         await second.until_reported(boundary=0)
         first_word = dict(first.member.heard_at), dict(second.member.heard_at)
-        # Without any change, the nodes still exchange messages.
+        # The nodes exchange messages even if no state changes.
         await made.until(lambda: first.member.heard_at[second.id] > first_word[0][second.id] + 0.6)
         await made.until(lambda: second.member.heard_at[first.id] > first_word[1][first.id] + 0.6)
         assert (first.member.silent, second.member.silent) == (frozenset(), frozenset())
         await second.stop()
-        line = await second.dial(first.id)  # like a frozen agent: the kernel answers, the process does not
+        # open a silent connection, like a frozen agent's: the kernel answers, the process does not
+        line = await second.dial(first.id)
         await line.send(RoundReport(generation=GENERATION, nodes=()))
         await made.until(lambda: first.member.silent == {second.id})
         await line.send(RoundReport(generation=GENERATION, nodes=()))
@@ -537,9 +538,9 @@ async def test_neighbours_that_have_nothing_to_say_are_not_silent_and_one_that_i
 
 
 async def test_a_node_with_nothing_to_say_is_heard_however_often_it_looks() -> None:
-    """A node wakes up often without a new report.
+    """A node wakes up often without a new report, which must not postpone its next message.
 
-    This must not postpone the node's next message. Otherwise its parent would count it as silent.
+    A parent would otherwise treat the node as silent.
     """
     deadline = 1.0
     made = Network(2, deadline_seconds=deadline)

@@ -20,7 +20,7 @@ from worker.core.chunks import Link
 from worker.member.traffic import ALPHA_SECONDS
 from worker.replication.pacing import SpanPacer
 
-# At the rate to which a slow link is limited, 24 MiB take half a minute.
+# At the rate of the slow link, 24 MiB take half a minute.
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(180),
@@ -36,7 +36,7 @@ def test_a_slow_holder_stays_in_view_is_named_with_its_rate_and_heals_by_itself(
 
     async def body(loopback: OwnLoopback) -> None:
         pair = Pair(tmpfs, payload_bytes=PAYLOAD_BYTES, memory_bytes=1 << 27, holder_memory_bytes=1 << 27)
-        if paced:  # paced by the earlier rate of the link
+        if paced:  # the pacer still uses the rate that the link had before
             pair.pacer.current = SpanPacer([IdleSpan(0.0, 0.5)], Link(1e9, ALPHA_SECONDS), iteration_seconds=1.0)
         try:
             await limp_and_heal(pair, loopback)
@@ -55,7 +55,7 @@ def pacing_rate(line: socket.socket) -> int:
 async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     pair.listen()
     sender = pair.send(deadline_seconds=2.0)
-    # Both streams complete their chunks at about the same time.
+    # With two streams, both complete their chunks at about the same time.
     sender.stream_count = replace(sender.stream_count, limit=2, count=2, is_settled=True)
     pair.hear(-1, 1)
     loopback.limit(4_000_000)
@@ -69,7 +69,8 @@ async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     def leaves_training_its_part() -> bool:
         return all(0 < pacing_rate(line) < 4_000_000 for line in sender.streams.lines)
 
-    await pair.until(leaves_training_its_part)  # the sender lifts the limit now and then to measure the link
+    # wait for a limited rate, because the sender lifts its limit now and then to measure the link
+    await pair.until(leaves_training_its_part)
     limited = list(sender.streams.lines)
     assert limited
     assert pair.shard.view == {HOLDER}
@@ -78,7 +79,7 @@ async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     loopback.unlimited()
     await pair.until(lambda: pair.shard.vote is Vote.ACKED)
     step = 1
-    # Continue until a step is sent fast. On a machine that is not slow, this is the next step.
+    # Continue until the link sends a step at full rate. Without other load, this is the next step.
     while pair.shard.slow_holders or sender.link.carries:
         step += 1
         pair.hear(step - 1, step)

@@ -1,4 +1,4 @@
-"""Peers that may open a session. The listener refuses and counts all others, and continues."""
+"""The listener accepts sessions of the generation's members. It refuses and counts all other peers, and continues."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_who_is_no_member_is_refused_by_either_side(pair: Pair, who: tcp.C
     with pytest.raises(PeerRefused, match=what):
         await pair.dial(who)
     assert await is_alive(pair)
-    # With a wrong key, the dialler closes the connection first.
+    # If the key is wrong, the dialler closes the connection, and the listener counts nothing.
     assert pair.listener.refused_count == 1 or what == "does not hold the key"
 
 
@@ -94,8 +94,9 @@ async def test_a_listener_that_does_not_hold_the_key_gets_nothing(pair: Pair) ->
 
 
 async def test_a_proof_is_worth_nothing_in_another_session(pair: Pair) -> None:
-    """The dialler repeats a proof from another session. The listener rejects it, because each session has a new
-    nonce.
+    """The dialler repeats a proof from an earlier session.
+
+    The listener rejects it, because each session has a new nonce.
     """
 
     async def knock(mac: bytes | None) -> tuple[Message, bytes]:
@@ -210,8 +211,9 @@ async def test_strangers_who_say_nothing_keep_no_member_out(pair: Pair, monkeypa
 async def test_a_flood_from_one_address_evicts_itself_and_no_member(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The member's handshake is the oldest when the flood arrives. The listener keeps it, and evicts handshakes of the
-    flood.
+    """A member's handshake is the oldest when a flood of connections arrives from one address.
+
+    The listener keeps the member's handshake and evicts those of the flood.
     """
     monkeypatch.setattr(tcp, "MAX_UNPROVEN", 4)
     loop = asyncio.get_running_loop()
@@ -341,7 +343,7 @@ async def test_another_generation_of_the_own_run_is_refused_quietly(
     pair.listener.promised_run = promised
     with caplog.at_level("DEBUG", "worker.replication.tcp"), pytest.raises(PeerRefused, match="not a member"):
         await pair.dial(credentials(OWNER, generation=Generation(2)))
-    await pair.listener.revoke()  # ends the refused session on the listener's side, too
+    await pair.listener.revoke()  # end the refused session at the listener too
     (record,) = caplog.records
     assert (record.levelname, pair.listener.refused_count) == (level, 1)
 
