@@ -316,8 +316,11 @@ def list_jobs(
         SortBy=sort_by,
         SortOrder="Ascending" if ascending else None,
     )
+    found = answer["TrainingJobSummaries"]
+    has_several_projects = len({job["Project"] for job in found}) > 1
     columns: Columns = {
         "NAME": "TrainingJobName",
+        **({"PROJECT": "Project"} if has_several_projects else {}),
         "STATUS": "SecondaryStatus",
         "STEP": steps.reached,
         "LEFT": lambda job: steps.remaining(job) or "-",
@@ -327,12 +330,7 @@ def list_jobs(
         "CREATED (UTC)": Detail(lambda job: when(job["CreationTime"])),
         "REASON": Prose("Reason"),
     }
-    return Shown(
-        answer,
-        Rows(
-            answer["TrainingJobSummaries"], columns, empty="No training jobs. Submit one: everstep jobs submit --help"
-        ),
-    )
+    return Shown(answer, Rows(found, columns, empty="No training jobs. Submit one: everstep jobs submit --help"))
 
 
 @command(app)

@@ -875,22 +875,32 @@ def test_a_line_on_an_open_incident_has_its_evidence():
     ],
 )
 def test_a_limited_list_is_as_long_as_asked_for_in_pages_that_the_service_gives(run, arguments, operation, items):
+    def rows(first: int, end: int):
+        return [{"Project": "default", "Number": number} for number in range(first, end)]
+
     def page(MaxResults: int, NextToken: str = "0", **_filters):
         first = int(NextToken)
-        return {items: list(range(first, first + MaxResults)), "NextToken": str(first + MaxResults)}
+        return {items: rows(first, first + MaxResults), "NextToken": str(first + MaxResults)}
 
     code, out, _, calls = run(*arguments, "--max-items", "1500", "--output", "json", **{operation: page})
     assert code == 0
-    assert json.loads(out) == {items: list(range(1500)), "NextToken": "more"}
+    assert json.loads(out) == {items: rows(0, 1500), "NextToken": "more"}
     assert [request["MaxResults"] for _, request in calls] == [1000, 1000]
     _, out, _, calls = run(*arguments, "--max-items", "3", "--output", "json", **{operation: page})
-    assert json.loads(out)[items] == [0, 1, 2]
+    assert json.loads(out)[items] == rows(0, 3)
     assert [request["MaxResults"] for _, request in calls] == [3]
     _, out, _, calls = run(
         *arguments, "--page-size", "2", "--max-items", "4", "--starting-token", "10", "-o", "json", **{operation: page}
     )
-    assert json.loads(out)[items] == [10, 11, 12, 13]
+    assert json.loads(out)[items] == rows(10, 14)
     assert [request["MaxResults"] for _, request in calls] == [2, 2]
+
+
+@pytest.mark.parametrize(("projects", "is_shown"), [(["vision", "vision"], False), (["vision", "speech"], True)])
+def test_a_list_of_jobs_names_their_projects_if_there_are_several(run, projects, is_shown):
+    found = [{**JOB, "Project": project} for project in projects]
+    _, out, _, _ = run("jobs", "list", list_training_jobs={"TrainingJobSummaries": found})
+    assert [word in out for word in ("PROJECT", *projects)] == [is_shown] * 3
 
 
 def test_people_see_some_screens_of_a_list_and_programs_get_more_of_it(run):
