@@ -4,6 +4,7 @@
     cloud_watch ───┼─▶ observer ──▶ core.job | core.fleets ──▶ executor   a pass of `runner`, under the entity's lease
     database ──────┘
 
-Invariant: this package decides nothing. A pass reads the state, calls the core, and stores and executes the decision.
-If a server crashes during a pass, the next pass completes the work.
+Invariant: this package decides nothing. One round of a loop over one job or fleet is a pass. A pass reads the state,
+calls the core, stores the decision and executes it. If a server crashes during a pass, the next pass completes the
+work.
 """

@@ -1,4 +1,4 @@
-"""The registry of connected agents: newest reports and queued messages.
+"""The registry of connected agents: their newest reports, and the messages queued for them.
 
     websocket route (api)                       job and fleet loop
       accept(hello, fleet) → connection           views()            newest report of each agent, and its time
@@ -6,11 +6,10 @@
       connection.next_message()       ◀──         wait_for_change()  wakes the loops
       connection.close()
 
-All state is level-triggered: a report replaces the previous one, and a message that is already queued is not queued
-again. A broken connection therefore causes no loss: the loop repeats a message until a report shows its effect.
+A report replaces the previous report, and equal messages are queued only once. A broken connection causes no loss,
+because the loops repeat a message until a report shows its effect.
 
-Invariant: at most one connection per node is open, the newest. All methods run on the server's event loop without
-blocking.
+Invariant: only the newest connection of each node is open. All methods run on the server's event loop without blocking.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from everstep.protocol.ids import FleetName, Generation, NodeId, RunId
 QUEUE_LIMIT = 64
 """Limit of queued messages per agent.
 
-Above the limit, the registry drops the oldest message. The loop sends the message again if it is still needed.
+Above the limit, the registry drops the oldest message. The loops send a dropped message again if they still need it.
 """
 MAX_DEPARTED = 1000
-"""Limit of ended nodes whose last report and count of rejected messages are kept."""
+"""Limit of ended nodes for which the registry keeps the last report and the count of rejected messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentView:
-    """State of one agent, from the messages that this server has received since its start."""
+    """The state of one agent, according to the messages that this server has received since the server's start."""
 
     node_id: NodeId
     fleet: FleetName
@@ -70,9 +69,9 @@ class AgentConnection:
     def report(self, report: AgentReport) -> None:
         """Accept an agent's report.
 
-        A report is dropped if its sequence number is too low, or if a newer connection has superseded this one.
+        The websocket route calls this method with each decoded report.
 
-        The websocket route passes each decoded report.
+        A report is dropped if its sequence number is too low, or if the node has a newer connection.
         """
         if self.is_open and report.node_id == self.node_id:
             self._registry._reported(self, report)
@@ -80,7 +79,7 @@ class AgentConnection:
     def lines(self, lines: LogLines) -> None:
         """Pass log lines of the node's ranks to log followers.
 
-        The websocket route passes each decoded message.
+        The websocket route calls this method with each decoded message.
         """
         if self.is_open:
             self._registry.lines.deliver(self.node_id, lines)
@@ -88,7 +87,7 @@ class AgentConnection:
     def command_ended(self, ended: CommandEnded) -> None:
         """Accept the result of a command that a user runs beside a rank.
 
-        The websocket route passes each decoded message.
+        The websocket route calls this method with each decoded message.
         """
         if self.is_open:
             self._registry.commands.ended(self.node_id, ended)
@@ -97,7 +96,8 @@ class AgentConnection:
         """Wait for the next message to send.
 
         Returns:
-            The message. None when the connection is closed or superseded: the route then closes the websocket.
+            The message. None if the connection is closed or the node has a newer connection. The route then closes the
+            websocket.
         """
         while self.is_open and not self._queue:
             self._filled.clear()
@@ -127,7 +127,7 @@ class AgentConnection:
 class AgentRegistry:
     """All agents that have connected since this server started.
 
-    The registry measures ages with `monotonic`. `unix` is the loops' clock, for display and for the phases of
+    The registry measures ages with the clock `monotonic`. `unix` is the loops' clock, for display and for the phases of
     incidents.
     """
 
@@ -145,7 +145,7 @@ class AgentRegistry:
         self.commands = CommandDesk(self.send, monotonic)
         """Commands that users run beside ranks."""
         self.logged = MetricInbox()
-        """Holds metrics until they are stored in the database."""
+        """Holds metrics until the database contains them."""
         self._changed = asyncio.Event()
         self._change_count = 1
         self._watched: frozenset[RunId] = frozenset()
@@ -161,10 +161,11 @@ class AgentRegistry:
 
         Args:
             hello: the agent's first message, already verified.
-            fleet: the fleet to which the token binds the node.
+            fleet: the fleet for which the agent's token is valid.
 
         Returns:
-            The connection. The route passes reports to it, sends its messages, and closes it at the end.
+            The connection. The route passes reports to the connection, sends the connection's messages, and finally
+            closes it.
         """
         before = self._connections.get(hello.node_id)
         if before is not None:
@@ -189,7 +190,7 @@ class AgentRegistry:
         """Disconnect the agents of fleets that another control-plane server manages.
 
         Args:
-            fleets: all fleets that another server manages. The argument replaces the set of the previous call.
+            fleets: all fleets that other servers manage now. Fleets of a previous call no longer count.
         """
         self._elsewhere = fleets
         for node_id, connection in list(self._connections.items()):
@@ -213,7 +214,7 @@ class AgentRegistry:
         return {node_id: view for node_id, view in self._views.items() if view.is_connected}
 
     def measured(self, run: RunId, generation: Generation) -> Mapping[NodeId, Mapping[str, float]]:
-        """Return the newest measurements of a generation, by node and metric name.
+        """Return a generation's newest measurements by node and metric name.
 
         Only connected nodes are included.
         """
@@ -231,10 +232,11 @@ class AgentRegistry:
 
         Args:
             node_id: the agent's node.
-            message: a command that has the same effect if the agent receives it twice.
+            message: an idempotent message. The agent may receive it twice.
 
         Returns:
-            False if the agent is not connected. The message is then dropped, and the loop repeats it.
+            False if the agent is not connected. In that case, the message is dropped. A later pass sends the message
+            again.
         """
         connection = self._connections.get(node_id)
         if connection is None or not connection.is_open:
@@ -245,7 +247,8 @@ class AgentRegistry:
     def forget(self, node_id: NodeId) -> None:
         """Remove a node that has ended.
 
-        An open connection is closed. The last report remains available, because an incident may refer to it.
+        The method closes an open connection. The last report remains available, because an incident may refer to this
+        report.
         """
         connection = self._connections.pop(node_id, None)
         if connection is not None:
@@ -264,8 +267,8 @@ class AgentRegistry:
         """Count a rejected message of this node's agent.
 
         Args:
-            node_id: id of a node whose token or admission was verified. Callers with invented ids could let the
-                counters grow without limit.
+            node_id: id of a node whose token or admission is verified. Unverified ids could let the number of counters
+                grow without limit.
         """
         self._refused[node_id] += 1
 
@@ -283,7 +286,7 @@ class AgentRegistry:
         self._wake()
 
     async def wait_for_change(self, seen: int, timeout_seconds: float) -> int:
-        """Wait for the first change that the caller has not seen, or for the timeout.
+        """Wait for the first change since the caller's previous call, or for the timeout.
 
         Several loops may wait at the same time.
 
@@ -299,9 +302,10 @@ class AgentRegistry:
         return self._change_count
 
     def watch_closely(self, runs: frozenset[RunId]) -> None:
-        """Wake the loops at every report of these runs, including mere progress.
+        """Wake the loops at every report of these runs, even if only the training progress changed.
 
-        The caller names the recovering runs. Reports of other runs wake the loops only if `_news` changes.
+        The caller passes the runs that recover from a failure. Reports of other runs wake the loops only if `_news`
+        changes.
         """
         self._watched = runs
 
@@ -344,9 +348,9 @@ class AgentRegistry:
 
 
 def _news(report: AgentReport) -> object:
-    """Return the part of a report whose changes wake the loops.
+    """Return the part of a report that wakes the loops when it changes.
 
-    The result contains all fields except training progress.
+    The result contains all fields except the training progress.
     """
     member = report.member
     if member is None:
@@ -360,7 +364,7 @@ def _news(report: AgentReport) -> object:
 
 
 def _identity(message: ControlToAgent) -> object:
-    """Return the identity of a queued message.
+    """Return the identity of a message. The registry queues messages with equal identities only once.
 
     Two `Load` messages of one generation have the same identity, and so have two `Release` messages of one run. Other
     messages have the same identity if their contents are equal.

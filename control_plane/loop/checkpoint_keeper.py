@@ -6,12 +6,13 @@ permits.
     complete ──▶ deleting: no restore may start from it ──▶ delete the manifest ──▶ delete the other objects ──▶ deleted
 
 If a server crashes during a deletion, the checkpoint remains in state deleting. A later pass of any control-plane
-server continues. Deletion is idempotent.
+server continues the deletion, which is idempotent.
 
-Before that, a later checkpoint must be verified: the keeper requests this verification, and waits for its verdict.
+Before the limits delete a checkpoint, a later checkpoint must be verified. The keeper requests this verification, and
+waits for its result.
 
-Invariant: the retention limits never delete a pinned checkpoint, the newest one, the one that the job would restore
-next, the initial state of another unfinished job, or one that no later verified checkpoint supersedes.
+Invariant: the limits never delete a pinned checkpoint, the newest checkpoint, the source of the job's next restore, the
+initial state of another unfinished job, or a checkpoint without a later verified checkpoint.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 5.0
 AT_ONCE: Final = 16
-"""Limit of checkpoints per job that one pass of the keeper marks as deleting."""
+"""Limit of checkpoints per job that the keeper marks as deleting in one pass."""
 _RESTORING: Final = frozenset({JobState.PREPARING, JobState.LOADING})
 """Job states in which agents may read any of the job's checkpoints."""
 
@@ -60,10 +61,10 @@ class CheckpointKeeper:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Delete checkpoints until `stop` is set."""
-        await repeat(self.look, stop, seconds=LOOK_SECONDS, trouble="checkpoints could not be let go")
+        await repeat(self.look, stop, seconds=LOOK_SECONDS, trouble="could not delete checkpoints")
 
     def look(self) -> None:
-        """Make one pass over all jobs. Blocks: call it in a thread."""
+        """Make one pass over all jobs. This method blocks: call it in a thread."""
         with self._database.read() as session:
             run_ids = checkpoints.runs_to_look_after(session)
         for run_id in run_ids:
@@ -76,14 +77,14 @@ class CheckpointKeeper:
                 for each in reversed(deleting):
                     delete(self._database, self._objects, run_id, each, self._now())
             except CloudError as error:
-                log.warning("run %s: a checkpoint could not be deleted and is tried again: %s", run_id, error)
+                log.warning("run %s: could not delete a checkpoint; the next pass retries: %s", run_id, error)
             except NotFound:
-                log.info("run %s: it is gone, and its checkpoints with it", run_id)
+                log.info("run %s: the job was deleted, with its checkpoints", run_id)
 
     def _begin(self, run_id: str) -> None:
         """Mark checkpoints beyond the job's limits as deleting.
 
-        The same transaction determines which checkpoints the job needs.
+        The same transaction also determines which checkpoints the job still needs.
         """
         with self._database.write() as session:
             job = jobs.get_run(session, run_id)
@@ -147,15 +148,15 @@ def delete(
 ) -> CheckpointRecord:
     """Delete the objects of a checkpoint in state deleting, and record the event once.
 
-    Blocks on S3. Idempotent.
+    Blocks on S3.
 
-    The manifest is deleted first, so that an incomplete checkpoint never looks complete. All other objects in its
-    folder belong to the same generation and step.
+    Idempotent. The function deletes the manifest first, so that an incomplete checkpoint never looks complete. Then it
+    deletes all other objects in the same folder, which belong to the same generation and step.
 
     Args:
         database: receives the checkpoint's new row and the event.
         objects: S3.
-        run_id: run id of the job.
+        run_id: run id of the job that made the checkpoint.
         checkpoint: the stored row, in state deleting.
         now: time of the event, in UTC.
 
@@ -163,7 +164,7 @@ def delete(
         The checkpoint's new row.
 
     Raises:
-        CloudError: S3 has not deleted all objects. The checkpoint stays in state deleting.
+        CloudError: S3 did not delete all objects. The checkpoint stays in state deleting.
         NotFound: the job was removed.
     """
     objects.delete(checkpoint.bucket, [checkpoint.manifest_key])

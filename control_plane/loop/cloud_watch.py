@@ -2,17 +2,17 @@
 
 The loops read the newest answer and never wait for AWS.
 
-- Groups and instances: every `POLL_SECONDS`, and immediately after a lost connection, an AWS event or a change of the
-group.
+- Groups and instances: every `POLL_SECONDS`, and immediately after an agent's connection breaks, an AWS event arrives
+  or the executor changes the group.
 - Scheduled events and network topology: every `CLOSE_SECONDS`, and immediately for new instances.
 - Status checks: every `CLOSE_SECONDS`, and every `SUSPECT_SECONDS` for instances with a silent agent.
 
-Invariant: each answer contains the time of its request. If the request is older than a change of the group, the loops
-do not use the answer for decisions about the group. Notices from AWS are stored in the database, where the server that
-holds the job's lease reads them.
+Invariant: each answer contains the time of its request. If the control plane changed the group after this request, the
+loops do not use the answer for decisions about the group. The module stores AWS's notices in the database, where the
+server that manages the job reads them.
 
-The module has more than 500 lines. The requests to AWS and the reading of the answers share one cache per fleet, and a
-second module would need access to all of its fields.
+The module has more than 500 lines, because the requests to AWS and the readers of the answers share one cache per
+fleet.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 FLEETS_AT_ONCE = 4
-"""Limit of fleets that are polled in parallel. Each poll uses one thread."""
+"""Limit of fleets that the server polls in parallel. Each poll uses one thread."""
 CLOSE_SECONDS = 60.0
 SUSPECT_SECONDS = 5.0
-"""Seconds between two polls of the status checks of suspects: nodes with a silent agent.
+"""Seconds between two polls of the status checks of nodes with a silent agent.
 
 EC2 itself runs the checks once a minute.
 """
@@ -73,12 +73,12 @@ class CloudView:
     instance_type: str
     availability_zone: str
     conditions: Mapping[NodeId, tuple[InstanceCondition, str]]
-    """Condition of each node's instance, and AWS's text about it."""
+    """Condition of each node's instance, and AWS's description of the instance."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """State of one fleet between two polls."""
+    """What the poller stores about one fleet between two polls."""
 
     looked_closely_at: float = float("-inf")
     asked: set[NodeId] = field(default_factory=set)
@@ -87,7 +87,7 @@ class _Known:
     """Nodes with a silent agent, and the monotonic time of the newest call of `suspect`."""
     looked_at_suspects_at: float = float("-inf")
     failed_checks: dict[NodeId, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
-    """Impaired status checks by node, and the time at which the server requested them, in monotonic seconds."""
+    """Impaired status checks by node, each with the monotonic time of the server's request."""
     domains: dict[NodeId, str] = field(default_factory=dict)
     launch_failures: tuple[LaunchFailure, ...] = ()
     """AWS's newest list of failed launches. Empty if the group lacks no instance."""
@@ -100,7 +100,7 @@ class CloudWatch:
 
     Each server has one instance of this class, and uses it on its event loop only.
 
-    The poller calls AWS in threads, and `when_changed` when an answer differs from the previous one.
+    The poller calls AWS in threads. It calls `when_changed` when an answer differs from the previous answer.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class CloudWatch:
     async def run(self, stop: asyncio.Event) -> None:
         """Poll until `stop` is set.
 
-        A failure of one fleet is logged once, retried, and does not delay other fleets.
+        The poller logs a failure of one fleet once and retries the request. The failure does not delay other fleets.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -146,14 +146,14 @@ class CloudWatch:
             try:
                 await ask()
             except Exception:
-                # the database connection may be lost, for example, but this server's only poller must continue
-                log.exception("looking at AWS failed; it is looked at again")
+                # This task is the server's only poller, so it must continue after any error.
+                log.exception("a poll of AWS failed; the next poll follows")
             await pause(POLL_SECONDS, until=wake)
 
     async def poll(self, *, patience_seconds: float | None = None) -> None:
-        """Request the present state of each fleet from AWS, unless an earlier request of the fleet has no answer yet.
+        """Request the current state of each fleet from AWS, unless an earlier request for the fleet has no answer yet.
 
-        Fleets are polled in parallel, so that a hanging call does not delay other fleets.
+        The method polls fleets in parallel, so that a hanging call does not delay other fleets.
 
         Args:
             patience_seconds: time limit of this call in seconds. Slower requests continue in the background. None:
@@ -180,7 +180,7 @@ class CloudWatch:
                 self._tell_once(name, f"fleet {name}: the cloud does not answer: {error}")
                 return
             except Exception:
-                log.exception("fleet %s: what AWS says of it could not be read or stored; it is asked again", name)
+                log.exception("fleet %s: could not read or store AWS's answer; the next poll retries", name)
                 return
         self._failing.pop(name, None)
         before = self._views.get(name)
@@ -191,20 +191,23 @@ class CloudWatch:
     async def survey(self) -> None:
         """Request scheduled events, status checks and network topology, for the fleets whose interval has passed.
 
-        `survey` and `poll` run concurrently, so that slow and rare requests do not delay the frequent ones.
+        `survey` and `poll` run concurrently, so that slow, rare requests do not delay frequent requests.
         """
         for name, view in list(self._views.items()):
             about = self._known.setdefault(name, _Known())
             try:
                 is_news = await asyncio.to_thread(self._ask_closely, name, set(view.conditions), about)
             except Exception:
-                log.exception("fleet %s: what EC2 says of its instances could not be stored; it is asked again", name)
+                log.exception("fleet %s: could not store EC2's answer about its instances; the next poll retries", name)
                 continue
             if is_news:
                 self._when_changed()
 
     def look_now(self) -> None:
-        """Start the next poll of groups and instances immediately. Callers use it when AWS's state may have changed."""
+        """Start the next poll of groups and instances immediately.
+
+        Callers use this method when AWS's state may have changed.
+        """
         self._look.set()
         self._look_closer.set()
 
@@ -225,13 +228,13 @@ class CloudWatch:
     def group(self, fleet: FleetName) -> CloudView | None:
         """Return the newest answer about the group.
 
-        Return None if the group was changed after that request to AWS.
+        Return None if the control plane changed the group after the request for this answer.
         """
         view = self._views.get(fleet)
         return view if view is not None and view.asked_at > self._not_before.get(fleet, float("-inf")) else None
 
     def condition(self, fleet: FleetName, node_id: NodeId) -> tuple[InstanceCondition, str]:
-        """Return the condition of a node's instance and AWS's text about it.
+        """Return the condition of a node's instance, and AWS's description of the instance.
 
         ENDED never expires. PRESENT becomes UNKNOWN when the answer is older than `FORGET_SECONDS`.
         """
@@ -244,7 +247,7 @@ class CloudWatch:
         return condition, words
 
     def suspect(self, fleet: FleetName, node_id: NodeId) -> None:
-        """Mark a node with a silent agent, to poll its status checks more often.
+        """Mark a node with a silent agent, so that the poller requests its status checks more often.
 
         The mark expires, so callers repeat the call in each pass while the agent is silent.
         """
@@ -253,8 +256,8 @@ class CloudWatch:
     def complaint(self, fleet: FleetName, node_id: NodeId) -> str:
         """Return a clause that names the impaired status checks of a running instance.
 
-        Callers append the clause after `and`. The clause is empty if EC2 reported no impaired check within
-        `FORGET_SECONDS`.
+        Callers append the clause after the word `and`. The clause is empty if EC2 reported no impaired check within the
+        last `FORGET_SECONDS`.
         """
         known = self._known.get(fleet)
         asked_at, failed = known.failed_checks.get(node_id, (0.0, ())) if known is not None else (0.0, ())
@@ -310,9 +313,9 @@ class CloudWatch:
         )
 
     def _launch_failures(self, fleet: fleets.FleetRecord, about: _Known) -> tuple[LaunchFailure, ...]:
-        """Return the newest launch failures. After an AWS error, return the previous ones.
+        """Return the newest launch failures. After an AWS error, return the previous failures.
 
-        An error of this call does not discard the answer about the group and its instances.
+        An error here does not discard the answer about the group and its instances.
         """
         key = f"{fleet.name}/launches"
         try:
@@ -348,7 +351,7 @@ class CloudWatch:
         about.has_held = bool(held)
 
     def _ask_closely(self, fleet: FleetName, ids: set[NodeId], about: _Known) -> bool:
-        """Request status and network topology of the instances that are due for it.
+        """Request status and network topology of the instances whose interval has passed.
 
         Return whether an answer changed. After an AWS error, the previous answer remains.
         """
@@ -362,7 +365,7 @@ class CloudWatch:
                     about.suspects.pop(node_id, None)
             about.failed_checks = {node_id: told for node_id, told in about.failed_checks.items() if node_id in ids}
             is_news = self._ask_status(fleet, ids, about, asked_at)
-            about.looked_closely_at = asked_at  # the request has ended: its answer is stored, or AWS returned an error
+            about.looked_closely_at = asked_at  # The request has ended: its answer is stored, or AWS returned an error.
         elif asked_at - about.looked_at_suspects_at >= SUSPECT_SECONDS:
             suspects = {
                 node_id for node_id, said_at in list(about.suspects.items()) if asked_at - said_at <= SUSPECT_SECONDS
@@ -446,14 +449,14 @@ def _group(group: GroupState, failures: tuple[LaunchFailure, ...], before: Group
 
 
 def _first_line(error: CloudError) -> str:
-    """Return the first line of an error message. Errors about answers that cannot be parsed have many lines."""
+    """Return the first line of an error message. Some error messages, such as parse errors, have many lines."""
     return str(error).partition("\n")[0]
 
 
 def _hook_seconds(group: GroupState) -> float:
     """Return the shortest timeout of the terminating hooks, in seconds.
 
-    Every hook therefore holds an instance for at least this time.
+    Every hook holds an instance for at least this time.
     """
     timeouts = [hook.heartbeat_timeout for hook in group.hooks if hook.transition == TERMINATING_TRANSITION]
     return min(timeouts, default=MAX_HOOK_TIMEOUT).total_seconds()
@@ -474,7 +477,7 @@ def _scheduled(node_id: NodeId, event: ScheduledEvent) -> NoticeRecord:
 def _held(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> list[MemberState]:
     """Return the members that a terminating hook holds or will hold.
 
-    A member is in the state Terminating before its hook takes effect. With a load balancer, this state lasts minutes.
+    A member stays in the state Terminating until its hook takes effect. With a load balancer, this takes minutes.
     Source: Amazon EC2 Auto Scaling User Guide, how lifecycle hooks work.
     """
     has_hook = any(hook.transition == TERMINATING_TRANSITION for hook in group.hooks)
@@ -489,11 +492,10 @@ def _held(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> list[
 def _conditions(
     group: GroupState, instances: Mapping[NodeId, InstanceState]
 ) -> dict[NodeId, tuple[InstanceCondition, str]]:
-    """Return each node's condition and AWS's words for it.
+    """Return the condition of each node's instance, and AWS's description of the instance.
 
     A group reports the termination of a member before EC2 does, so the group's answer takes precedence. A member that a
-    hook still holds is not ENDED, and has a notice. EC2 may not yet return a newly launched instance. Such an instance
-    is UNKNOWN, not ENDED.
+    hook still holds is not ENDED. A new instance that EC2 does not list yet is UNKNOWN, not ENDED.
     """
     conditions = {}
     launching = {member.instance_id for member in group.members if member.lifecycle_state.startswith("Pending")}

@@ -6,10 +6,10 @@ All callers with the same command id receive the same answer.
                        ◀── CommandEnded ──      ended(node, answer)
 
 A caller that lost the answer repeats the call with the same id. The repeated call returns the same answer, or waits for
-it. The agent receives each command once, because a command need not be idempotent.
+it. The agent receives each command only once, because commands need not be idempotent.
 
-Invariant: only the node that received the command may answer it. The number of remembered commands is bounded. All
-methods run on the server's event loop.
+Invariant: only the node that received a command may answer this command. The server remembers a bounded number of
+commands. All methods run on the server's event loop.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from everstep.protocol.ids import NodeId
 MAX_WAITING: Final = 32
 """Limit of commands that run at the same time."""
 MAX_KEPT: Final = 64
-"""Most finished commands to remember, so that a repeated call gets the first answer.
+"""Limit of finished commands whose answers the server remembers for repeated calls.
 
-A running command is never removed.
+Running commands are always remembered.
 """
 ANSWER_SECONDS: Final = 5.0
-"""Seconds that an answer may take in addition to the command's own timeout."""
+"""Seconds for which callers wait for an answer, in addition to the command's own timeout."""
 
 
 class CommandFailed(Exception):
@@ -51,7 +51,7 @@ class NotAnswered(CommandFailed):
 
 
 class AnotherCommand(CommandFailed):
-    """The id belongs to a different command."""
+    """The server remembers a different command with the same id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class _Asked:
 
 
 class CommandDesk:
-    """All commands of one server. The registry of agents owns it.
+    """All commands of one server. The registry of agents (`AgentRegistry`) owns the desk.
 
     `send` queues a message for an agent and returns whether the agent is connected.
     """
@@ -79,7 +79,7 @@ class CommandDesk:
         self._asked: OrderedDict[str, _Asked] = OrderedDict()
 
     def is_known(self, command_id: str) -> bool:
-        """Return whether the server still remembers a command with this id."""
+        """Return whether the server remembers a command with this id."""
         return command_id in self._asked
 
     async def run(self, node_id: NodeId, command: RunCommand) -> CommandEnded:
@@ -87,7 +87,8 @@ class CommandDesk:
 
         Args:
             node_id: id of the agent.
-            command: the command. If the server remembers its id, the call waits for the earlier command's answer.
+            command: the command. If the server remembers the command's id, the call returns the answer to the earlier
+                call.
 
         Returns:
             The agent's answer.
@@ -96,7 +97,7 @@ class CommandDesk:
             TooManyCommands: `MAX_WAITING` commands are running already.
             NotAsked: the agent is not connected to this server, so the command did not run.
             NotAnswered: the agent did not answer in time. The command may have run.
-            AnotherCommand: the id belongs to a different command.
+            AnotherCommand: the server remembers a different command with the same id.
         """
         asked = self._asked.get(command.command_id)
         if asked is None:
@@ -116,7 +117,7 @@ class CommandDesk:
     def ended(self, node_id: NodeId, answer: CommandEnded) -> None:
         """Accept an agent's answer.
 
-        An answer to a command that this agent did not receive is dropped.
+        The desk drops an answer from an agent that did not receive the command.
         """
         asked = self._asked.get(answer.command_id)
         if asked is not None and asked.node_id == node_id and not asked.answer.done():

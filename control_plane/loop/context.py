@@ -28,15 +28,15 @@ class LoopContext:
     registry: AgentRegistry
     timeouts: Timeouts
     secret: bytes
-    """The server secret, from which generation keys are derived."""
+    """The server secret, from which the server derives the keys of generations."""
     owner: str
-    """Owner of this process's leases, new at each start of the server."""
+    """The owner that this process writes into its leases. Each start of the server makes a new owner."""
     bucket: str
-    """The server's bucket. It receives the evidence of held nodes."""
+    """The server's S3 bucket, which receives the evidence about held nodes."""
     events: EventQueue | None = None
-    """Queue of AWS events. None: the server polls AWS only."""
+    """The SQS queue of AWS events. None means that the server only polls AWS."""
     now: Callable[[], datetime] = steady_now
     monotonic: Callable[[], float] = time.monotonic
     retention: Retention = DEFAULT
     figures: LoopFigures = field(default_factory=LoopFigures)
-    """Prometheus metrics of the loops."""
+    """Prometheus metrics that the loops update."""

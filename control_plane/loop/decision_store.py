@@ -1,7 +1,7 @@
-"""Stores decisions: everything that a pass writes to the database.
+"""Stores decisions in the database: all results of a pass.
 
 Invariant: one transaction under the pass's lease stores the whole decision, or nothing. Readers therefore never see
-half of a decision, and a decision of a server that lost its lease has no effect.
+half of a decision. A decision of a server that lost the lease has no effect.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DecisionStore:
 
     Args:
         database: contains the jobs, fleets and nodes.
-        fleet_leases: leases of the fleets. A fleet's lease entitles this server to write the fleet's jobs.
+        fleet_leases: leases of the fleets. Only the holder of a fleet's lease may write the fleet's jobs.
     """
 
     def __init__(self, database: Database, fleet_leases: HeldLeases) -> None:
@@ -68,15 +68,15 @@ class DecisionStore:
 
         Args:
             lease: the job's lease. The transaction fails if another server has taken it over.
-            stored: rows from which the decision follows.
-            observed: the core's input, made of `stored`. It contains the job's place in its fleet's queue.
+            stored: the database rows from which the decision follows.
+            observed: the core's input, made from `stored`. It includes the job's place in the fleet's queue.
             decision: what the core decided from `observed`.
             shards: rows of shards to write; empty if nothing changed.
             now: Unix seconds of the decision.
 
         Returns:
-            False if nothing was stored, because a fact that the decision follows from has changed: the queue, or the
-            fleet that the job moves to. The caller decides again.
+            False if nothing was stored. In this case, the queue or the fleet to which the job moves has changed since
+            the read. The caller then decides again.
 
         Raises:
             StaleLease: another server holds the lease of the job or of its fleet. Nothing was stored.
@@ -88,10 +88,11 @@ class DecisionStore:
         if decision.fleet is not None:
             changes["fleet_name"] = decision.fleet
         with self._database.write() as session:
-            # The job's own lease does not suffice: the server that takes the fleet over claims its jobs' leases later.
+            # The job's own lease does not suffice: another server that takes the fleet over claims the jobs' leases
+            # only later.
             self._fleet_leases.check(session, before.fleet_name)
             if decision.fleet is not None and not fleets.takes_jobs(session, decision.fleet):
-                return False  # the fleet was deleted after the read
+                return False  # The fleet was deleted after the read.
             if before.state != after.state.value and not _keeps_its_turn(session, before, after.state, observed, now):
                 return False
             if decision.plan is not None:
@@ -163,7 +164,7 @@ class DecisionStore:
 
         Args:
             lease: the fleet's lease. The transaction fails if another server has taken it over.
-            stored: rows from which the decision follows.
+            stored: the database rows from which the decision follows.
             decision: what the core decided from these rows.
             view: AWS's answer from which the decision follows.
             failure_domains: failure domain of each node for which AWS reports one.
@@ -187,7 +188,7 @@ class DecisionStore:
             reason=decision.reason,
         )
         if fleet.blindness_lifted_at is not None and not decision.is_blind:
-            # otherwise the column stays unchanged, because a user may have lifted the freeze after the read
+            # Otherwise the column stays unchanged, because a user may have lifted the freeze after the read.
             changes["blindness_lifted_at"] = None
         is_same = all(getattr(fleet, column) == value for column, value in changes.items())
         domains = {
@@ -256,14 +257,15 @@ class DecisionStore:
 def _keeps_its_turn(
     session: Session, job: jobs.JobRecord, next_state: JobState, observed: JobObserved, now: float
 ) -> bool:
-    """Return whether the queue still is as it was observed, for a decision that changes the job's state.
+    """Return whether the job's place in the queue still permits a decision that changes the job's state.
 
-    Passes over other jobs of the fleet may have stored their decisions since the read. Two jobs that each saw the last
-    free nodes must not both be admitted. No other transaction writes until this one ends, so the answer stays valid.
+    Passes over other jobs of the fleet may have stored their decisions since the read. For example, two jobs may both
+    have read the same last free nodes, but only one job may get them. No other transaction writes until this
+    transaction ends, so the result stays valid.
     """
     gives_way = bool(observed.gives_way_to) and next_state in (JobState.PAUSING, JobState.QUEUED)
     if job.state != JobState.QUEUED and not gives_way:
-        return True  # Other decisions do not depend on the queue. Their messages may have been sent already.
+        return True  # Other decisions do not depend on the queue.
     name, run = FleetName(job.fleet_name), RunId(job.run_id)
     turns = schedule_of(fleets.find(session, name), jobs.unfinished(session, name), nodes.of_fleet(session, name), now)
     return (run in turns.admitted, run in turns.giving_way) == (observed.is_admitted, bool(observed.gives_way_to))

@@ -6,11 +6,11 @@ One task reads the event table for all followers of this server.
     table event ──▶ newest events, in memory  ──▶ followers that are up to date
               └───▶ one page per read         ──▶ followers that are behind
 
-Events of other control-plane servers arrive through the same table. Each follower reads at its own pace. The server
-stores only the position of a slow follower, and buffers no events for it.
+Events of other control-plane servers arrive through the same table. Each follower reads at its own speed. For a slow
+follower, the server remembers only the position and buffers no events.
 
-Invariant: a follower receives each event after its position once and in order, if its token permits the event. It
-receives no event after its token has expired or was revoked.
+Invariant: a follower receives each event after its position once and in order, if its token permits the event. A
+follower receives no event after its token has expired or was revoked.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from control_plane.db.session import Database
 log = logging.getLogger(__name__)
 
 MAX_FOLLOWERS: Final = 256
-"""Limit of open streams in total."""
+"""Limit of open event streams of one server."""
 MAX_FOLLOWERS_PER_TOKEN: Final = 32
 """Limit of open streams per token, so that one caller cannot use up the limit of all streams."""
 POLL_SECONDS: Final = 0.2
 HEARTBEAT_SECONDS: Final = 10.0
 """Seconds after which a follower without new events receives an empty batch."""
 RECENT_LIMIT: Final = 1_000
-"""Limit of events kept in memory."""
+"""Limit of events that the server keeps in memory."""
 PAGE_LIMIT: Final = 500
 """Limit of events per read of the table and per batch."""
 
@@ -55,8 +55,7 @@ class End(StrEnum):
 
     - TOKEN: the token was revoked or has expired.
     - SESSION: the browser's session has ended.
-    - SERVER: the server stops. The follower can continue from its position on another control-plane server, or on this
-      one after its restart.
+    - SERVER: the server stops. The follower can continue from its position on any control-plane server.
     """
 
     TOKEN = "token"
@@ -66,18 +65,18 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interest:
-    """Identity of a follower, and a filter for the events that it may see and wants."""
+    """Identity of a follower, and a filter for the events that the follower may see and requests."""
 
     token_id: str
     ends_at: datetime | None
-    """Time at which the browser's session ends. None for other clients."""
+    """Time at which the browser's session ends. None for clients other than browsers."""
     project: str | None
     """Project whose events the follower may see. None: all projects."""
     job_name: str | None
     fleet_name: str | None
 
     def has(self, event: EventRecord) -> bool:
-        """Return whether the follower receives this event.
+        """Return whether the follower may see and requests this event.
 
         `events.page` applies the same filter in SQL.
         """
@@ -94,9 +93,9 @@ class Batch:
 
     events: tuple[EventRecord, ...]
     position: int
-    """Position from which to resume.
+    """Event id after which the follower can resume.
 
-    The follower has received every event up to this position that it may see and wants.
+    The follower has received all events of its filter up to this id.
     """
 
 
@@ -142,15 +141,16 @@ class EventFeed:
 
         Args:
             interest: identity and filter of the follower.
-            after_id: id of the last event that the follower has. None: start with future events.
+            after_id: id of the last event that the follower has received. None means that only future events are
+                delivered.
 
         Yields:
             First a batch without events, which contains the position. Then batches with events, and heartbeats. Finally
             an `End` with the reason.
 
         Raises:
-            TooManyFollowers: the limit of followers is reached. The error occurs at the first iteration, before the
-                first batch.
+            TooManyFollowers: the limit of followers is reached. The generator raises this error at the first iteration,
+                before the first batch.
         """
         of_token = sum(follower.interest.token_id == interest.token_id for follower in self._followers)
         if len(self._followers) >= MAX_FOLLOWERS or of_token >= MAX_FOLLOWERS_PER_TOKEN:
@@ -166,7 +166,7 @@ class EventFeed:
                 me.changed.clear()
                 batch = await self._after(position, me)
                 if me.end is not None:
-                    break  # the stream ended during the read
+                    break  # The stream ended during the read.
                 if not batch.events and batch.position == position:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(self._heartbeat_seconds):
@@ -180,7 +180,7 @@ class EventFeed:
             self._followers.discard(me)
 
     def close(self) -> None:
-        """End all present and future streams because the server stops. Idempotent."""
+        """End all open and future streams, because the server stops. Idempotent."""
         self._is_closed = True
         for follower in self._followers:
             self._tell(follower, End.SERVER)
@@ -207,7 +207,7 @@ class EventFeed:
                 try:
                     good, found, newest = await asyncio.to_thread(self._look, self._newest, asked)
                 except SQLAlchemyError as error:
-                    log.warning("the events cannot be read: %s", error)
+                    log.warning("could not read the event table; the next poll retries: %s", error)
                 else:
                     self._take(asked - good, found, newest)
                 await asyncio.sleep(self._poll_seconds)
@@ -219,8 +219,8 @@ class EventFeed:
     def _take(self, ended: frozenset[str], found: tuple[EventRecord, ...], newest: int) -> None:
         """Apply the result of one poll of the event table.
 
-        The method first ends the streams whose tokens are invalid, and then delivers events. The poll also reads the
-        tokens before the events.
+        The method ends the streams whose tokens are invalid before it delivers events. The poll reads the tokens before
+        the events, for the same reason.
         """
         now = self._now()
         for follower in self._followers:

@@ -1,8 +1,8 @@
 """Executes decisions: messages to agents, calls to AWS, manifests in S3.
 
-Messages to agents are idempotent and follow from stored state, so the executor does not record them. A call that
-changes AWS or S3 is recorded in the database before the attempt, as an intent under the lease. Its outcome is recorded
-afterwards. The executor does not repeat a call whose intent is done.
+Messages to agents are idempotent and follow from stored state, so the executor does not record these messages. Before a
+call that changes AWS or S3, the executor stores an intent in the database, under the lease. Afterwards it stores the
+outcome. The executor does not repeat a call whose intent is done.
 
 Invariant: no database session is open during a call. Intents and log lines contain no secrets.
 """
@@ -76,7 +76,7 @@ class Call:
 def generation_key(secret: bytes, run: RunId, generation: Generation) -> bytes:
     """Return the key with which the agents of one generation authenticate each other.
 
-    The key is derived and never stored, so that a restarted server can send the same Load again.
+    The server derives the key and never stores it. A restarted server therefore sends the same key again.
 
     Args:
         secret: the server secret, which all control-plane servers share.
@@ -92,10 +92,11 @@ def generation_key(secret: bytes, run: RunId, generation: Generation) -> bytes:
 class Executor:
     """Executes the decisions of the loops.
 
-    Used on the server's event loop. Calls to AWS and S3 run in threads, so no pass waits for them.
+    Used on the server's event loop.
 
-    The server secret is the source of generation keys. The bucket receives the evidence of held nodes. `renewed`
-    returns the newest renewal of a lease; the executor calls it in threads.
+    Calls to AWS and S3 run in threads, so no pass waits for these calls. `secret` is the source of the generations'
+    keys. `bucket` receives the evidence about held nodes. The executor calls `renewed` in threads to get the newest
+    renewal of a lease.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Executor:
     def tell(self, action: JobAction | FleetAction) -> None:
         """Queue the message of an action for its agent.
 
-        If the agent is not connected, the message is dropped. The next pass repeats the message.
+        If the agent is not connected, the executor drops the message. The next pass repeats it.
         """
         match action:
             case Send(node_id, message):
@@ -135,9 +136,9 @@ class Executor:
                 pass
 
     def put_manifest(self, lease: Lease, action: PutManifest) -> None:
-        """Start to write a manifest and record its checkpoint, unless this work is already in progress.
+        """Start to write a manifest to S3 and its checkpoint to the database, unless this work is already in progress.
 
-        The work runs in the background, so S3 does not delay the job's passes.
+        The work runs in the background, so that S3 does not delay the job's passes.
         """
         key = f"manifest/{action.manifest.run}/{action.manifest.generation}/{action.manifest.step}"
         self._begin_work(key, lambda: self._put(lease, key, action))
@@ -164,27 +165,27 @@ class Executor:
     def change_group(self, lease: Lease, actions: Sequence[GroupAction], changed: Callable[[], None]) -> None:
         """Start to apply changes to a fleet's Auto Scaling group, one after the other.
 
-        If earlier changes are still in progress, the new changes are dropped. A later pass decides the dropped changes
-        again. A call that hangs delays only this group.
+        If earlier changes are still in progress, the executor drops the new changes, and a later pass decides them
+        again. A hanging call delays only this group.
 
         Args:
             lease: lease of the fleet that the group belongs to.
             actions: changes to the group, in the order of execution.
-            changed: function that invalidates older answers of AWS. The executor calls it before and after each change
-                of the group's members.
+            changed: function that invalidates older answers of AWS. The executor calls this function before and after
+                each change of the group's members.
         """
         if actions:
             self._begin_work(f"group/{lease.key}", lambda: self._change_group(lease, actions, changed))
 
     def strike(self, run: RunId, group: str, drill: DrillObserved) -> None:
-        """Start a drill's fault injection.
+        """Start to inject a drill's fault.
 
-        The caller has already stored the state STRUCK, so the injection happens at most once. The executor does not
+        The caller has already stored the state STRUCK, so the fault is injected at most once. The executor does not
         retry a failed message or call.
 
         Args:
             run: run id of the job.
-            group: the Auto Scaling group of its fleet.
+            group: the Auto Scaling group of the job's fleet.
             drill: the drill as stored, in state STRUCK.
         """
         if drill.kind is DrillKind.TERMINATE_INSTANCE:
@@ -192,7 +193,7 @@ class Executor:
             return
         message = KillForDrill(run=run, generation=drill.generation, drill=drill.id, rank=drill.rank)
         if not self._registry.send(drill.node_id, message):
-            log.warning("%s: the agent of %s is not connected", drill.id, drill.node_id)
+            log.warning("drill %s: no fault was injected: the agent of %s is not connected", drill.id, drill.node_id)
 
     async def close(self) -> None:
         """Wait until all background work has ended."""
@@ -208,13 +209,14 @@ class Executor:
         try:
             await work()
         except Exception:
-            log.exception("%s failed; it is decided anew", key)
+            log.exception("%s failed; the next pass decides it again", key)
 
     def _call(self, action: GroupAction) -> Call:
         """Return the API call of an action.
 
-        The call is an intent with an idempotency key. Most keys change every minute, so a call without a visible effect
-        is repeated after a minute. A reboot is requested once.
+        The call has the idempotency key of its intent. Most keys change every minute, so the executor repeats a call
+        without a visible effect after a minute. The key of a reboot does not change, so the executor requests a reboot
+        only once.
         """
         minute = int(self._now().timestamp() // 60)
         match action:
@@ -262,7 +264,8 @@ class Executor:
                     make=lambda: self._operator.resume_processes(group, ["Launch"]),
                 )
             case HoldTermination(group=group, hook=hook, node_id=node_id, seconds=seconds):
-                # Three heartbeats per timeout: a single failed or late heartbeat does not let the instance terminate.
+                # With three heartbeats per timeout, a single failed or late heartbeat does not let the instance
+                # terminate.
                 return Call(
                     key=f"hold/{node_id}/{hook}/{int(self._now().timestamp() // (seconds / 3))}",
                     name="RecordLifecycleActionHeartbeat",
@@ -280,7 +283,7 @@ class Executor:
         try:
             await asyncio.to_thread(self._operator.strike_member, group, drill.node_id)
         except CloudError as error:
-            log.warning("%s: the instance was not ended: %s", drill.id, error)
+            log.warning("drill %s: could not terminate the instance: %s", drill.id, error)
 
     async def _change_group(self, lease: Lease, actions: Sequence[GroupAction], changed: Callable[[], None]) -> None:
         for action in actions:
@@ -327,13 +330,15 @@ class Executor:
             await asyncio.to_thread(self._under, lease, partial(self._record, call, action, body))
         except CloudError as error:
             log.warning(
-                "job %s: the manifest of step %d could not be put and is tried again: %s",
+                "job %s: could not write the manifest of step %d to S3; the next pass retries: %s",
                 manifest.job,
                 manifest.step,
                 error,
             )
         except StaleLease:
-            log.info("job %s: another replica records the checkpoint of step %d", manifest.job, manifest.step)
+            log.info(
+                "job %s: another control-plane server records the checkpoint of step %d", manifest.job, manifest.step
+            )
         self._registry.hint()
 
     async def _put_evidence(self, lease: Lease, node_id: NodeId, key: str, report: object) -> None:
@@ -344,13 +349,13 @@ class Executor:
             )
             await asyncio.to_thread(self._under, lease, partial(self._note_evidence, node_id, key))
         except CloudError as error:
-            log.warning("node %s: its evidence is not in S3 yet: %s", node_id, error)
+            log.warning("node %s: could not store its evidence in S3; the next pass retries: %s", node_id, error)
         except (StaleLease, NoSuchRow) as stale:
             log.info("node %s: %s", node_id, stale)
         self._registry.hint()
 
     def _evidence(self, node_id: NodeId, report: object) -> bytes:
-        """Return all database rows about a node and its agent's last report, as JSON."""
+        """Return a JSON document with all database rows about a node, and its agent's last report."""
         with self._database.read() as session:
             node = nodes.get(session, node_id)
             history = implications.of_node(session, node_id)
@@ -367,7 +372,7 @@ class Executor:
         )
 
     def _under(self, lease: Lease, write: Callable[[Session, Lease], T]) -> T:
-        """Run `write` in one transaction that is guarded by the newest renewal of a lease.
+        """Run `write` in one transaction that is valid only under the newest renewal of a lease.
 
         The loop may renew the lease during an AWS call, which makes the older lease stale. Blocks: call it in a thread.
         """
@@ -378,7 +383,7 @@ class Executor:
                     return write(session, held)
             except StaleLease:
                 if self._renewed(lease) == held:
-                    raise  # the loop has just renewed the lease: try again
+                    raise  # The loop has just renewed the lease, so try again with the renewal.
 
     def _begin(self, lease: Lease, call: Call) -> intents.IntentRecord:
         return self._under(

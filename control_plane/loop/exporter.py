@@ -4,11 +4,11 @@ Each event is sent at least once, and in order per job.
 
     claim the lease ──▶ read events after the position ──▶ send one event per job ──▶ store the position ──▶ …
 
-If a server crashes between sending and storing, events are delivered twice. Receivers detect duplicates by the event's
-id. Another control-plane server continues from the stored position once the lease has expired. After a refused call,
-the exporter backs off and retries. Later events wait.
+If a server crashes after it sent events and before it stored the position, the receiver gets these events twice.
+Receivers detect duplicates by the event's id. Another control-plane server continues from the stored position once the
+lease has expired. After a failed call, the exporter waits and retries. Later events wait too.
 
-Invariant: a position is stored only after the receiver has accepted all events up to it.
+Invariant: the exporter stores a position only after the receiver has accepted all events up to this position.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ MOST_RETRY_SECONDS: Final = 300.0
 class Exporter(ABC):
     """Base class of export loops.
 
-    The base class claims the lease, repeats the passes, waits after failures and records them.
+    The base class claims the lease, repeats the passes, and records failures and waits after them.
 
-    `name` is the key of the export's row and lease. No other loop may use `leaser`, which claims and renews this lease.
+    `name` is the key of the export's row and lease. `leaser` claims and renews this lease, and no other loop may use
+    the same `leaser`.
     """
 
     look_seconds: ClassVar[float] = LOOK_SECONDS
@@ -64,10 +65,10 @@ class Exporter(ABC):
         """Make one pass. Blocks: call it in a thread.
 
         Returns:
-            Whether more entries can be sent immediately.
+            Whether more entries are ready to be sent.
 
         Raises:
-            StaleLease: another control-plane server took the export over and will send the last entries again.
+            StaleLease: another control-plane server took the export over. That server sends the last entries again.
         """
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -80,13 +81,13 @@ class Exporter(ABC):
                 log.info("export to %s: %s", self._name, stale)
             except Exception:
                 self.failure_count += 1
-                log.exception("export to %s: a pass failed; it is made again", self._name)
+                log.exception("export to %s: a pass failed; the next pass retries", self._name)
             if not is_more:
                 await pause(self.pause_seconds(), until=stop)
         await asyncio.to_thread(self._release)
 
     def pause_seconds(self) -> float:
-        """Return the pause before the next pass."""
+        """Return the pause before the next pass, in seconds."""
         return retry_seconds(self.failure_count) if self.failure_count else self.look_seconds
 
     def _claim(self, session: Session) -> tuple[Lease, exports.ExportRecord] | None:
@@ -99,7 +100,7 @@ class Exporter(ABC):
         return None if self._lease is None else (self._lease, exports.get(session, self._name))
 
     def _kept(self) -> Lease:
-        """Return the lease for the next write of a pass. Renew it first if a renewal is due."""
+        """Return the lease for the next write of a pass. Renew the lease first if a renewal is due."""
         assert self._lease is not None
         if self._leaser.is_due(self._lease):
             with self._database.write() as session:
@@ -110,7 +111,7 @@ class Exporter(ABC):
         self.failure_count += 1
         words = f"{failure.code}: {failure.message}" if failure.code else failure.message
         if words != before.failure:
-            log.warning("export to %s fails and is tried again: %s", self._name, words)
+            log.warning("export to %s failed; the exporter retries: %s", self._name, words)
         with self._database.write() as session:
             exports.change(session, lease, failing_since=before.failing_since or self._now(), failure=words)
 
@@ -120,7 +121,7 @@ class Exporter(ABC):
             with self._database.write() as session:
                 exports.change(session, lease, position=position, failing_since=None, failure="")
         if before.failure:
-            log.info("export to %s goes on", self._name)
+            log.info("export to %s succeeds again", self._name)
 
     def _release(self) -> None:
         if self._lease is not None:
@@ -131,7 +132,8 @@ class Exporter(ABC):
 class EventExporter(Exporter):
     """The loop that exports events to one bus or topic.
 
-    The name of the export is the receiver's ARN. The sink is called in threads. No other loop may use `leaser`.
+    The name of the export is the receiver's ARN. The exporter calls the sink in threads. No other loop may use the same
+    `leaser`.
     """
 
     def __init__(
@@ -166,7 +168,7 @@ class EventExporter(Exporter):
 
 
 def retry_seconds(failure_count: int) -> float:
-    """Return the pause after consecutive failures (at least one).
+    """Return the pause, in seconds, after one or more consecutive failures.
 
     The pause doubles with each failure, up to `MOST_RETRY_SECONDS`.
     """
@@ -174,18 +176,18 @@ def retry_seconds(failure_count: int) -> float:
 
 
 class _Taken:
-    """The first events of a page, as entries that fit into one call."""
+    """The first events of a page, converted to entries that fit into one call."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.position: int | None = None
-        """Id of the last event that the entries cover, including skipped events without a job."""
+        """Id of the last event that is converted or skipped. Events without a job are skipped."""
 
 
 def _first(page: Sequence[EventRecord]) -> _Taken:
-    """Return the longest start of a page that contains at most one event per job.
+    """Return the first events of a page, up to the second event of any job.
 
-    One call can send these events without changing the order of any job's events.
+    One call can send these events without a change in the order of any job's events.
     """
     taken, jobs = _Taken(), set[tuple[str, str]]()
     for event in page:
@@ -200,7 +202,7 @@ def _first(page: Sequence[EventRecord]) -> _Taken:
 
 
 def entry_of(event: EventRecord) -> Entry:
-    """Convert an event of a job to the entry that receivers see."""
+    """Convert an event of a job to the entry that receivers get."""
     assert event.job_name is not None
     detail = {
         "EventId": event.id,

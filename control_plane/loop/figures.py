@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 from control_plane.core.incidents import PHASES
 from control_plane.db.errors import StaleLease
 
-# Otherwise each series has an additional `_created` series with the start time of the process, which is already a
-# metric.
+# Otherwise each series has an additional `_created` series. It contains only the process's start time, which another
+# metric already has.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 Loop = Literal["job", "fleet"]
@@ -56,7 +56,8 @@ class LoopFigures:
             buckets=PHASE_SECONDS,
             registry=None,
         )
-        for loop in LOOPS:  # create all series at the start, so that Prometheus's rate() includes their first increase
+        # All series exist from the start, so that Prometheus's rate() includes their first increase.
+        for loop in LOOPS:
             self._reconcile_seconds.labels(loop)
             self._stale_applies.labels(loop)
             self._leases_lost.labels(loop)
@@ -65,12 +66,12 @@ class LoopFigures:
 
     @property
     def collectors(self) -> tuple[Collector, ...]:
-        """Collectors to register with a Prometheus registry."""
+        """The collectors that the caller registers with a Prometheus registry."""
         return self._reconcile_seconds, self._stale_applies, self._leases_lost, self._phase_seconds
 
     @contextmanager
     def measured_pass(self, loop: Loop, monotonic: Callable[[], float]) -> Iterator[None]:
-        """Record the duration of the block as a pass, and whether the pass lost its lease."""
+        """Record the duration of the `with` block as a pass. Also count the pass if it lost its lease."""
         begun = monotonic()
         try:
             yield

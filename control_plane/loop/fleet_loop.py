@@ -33,7 +33,7 @@ class FleetLoop:
     """Makes passes over all fleets, and disconnects agents of fleets that another server manages.
 
     Args:
-        context: database, clocks and clients, from the composition root.
+        context: database, clocks and clients.
         observer: builds the input of a pass.
         executor: executes the actions of a decision.
         store: writes each decision in one transaction.
@@ -71,9 +71,9 @@ class FleetLoop:
         """Make a pass over each fleet. Disconnect the agents of fleets that another server manages.
 
         An agent of such a fleet must not stay connected to this server, because the other server would consider the
-        agent silent. A disconnected agent connects to the next address. If only this server has lost the database, it
-        cannot see which server manages the fleet. After a failed pass, this server therefore also disconnects agents if
-        its lease of their fleet has expired.
+        agent silent. A disconnected agent connects to the next address. If this server has lost the database, it cannot
+        read which server manages a fleet. After a failed pass over a fleet, it therefore also disconnects the fleet's
+        agents if its own lease has expired.
         """
         failed = set(self._fleets)
         try:
@@ -89,7 +89,7 @@ class FleetLoop:
                     log.info("fleet %s: %s", name, gone)
                     self._leases.drop(name)
                 except Exception:
-                    log.exception("fleet %s: the pass failed; it is made again", name)
+                    log.exception("fleet %s: the pass failed; the next pass retries", name)
                     failed.add(name)
                     if self._leases.has_lapsed(name):
                         self._leave(self._fleets)
@@ -100,15 +100,15 @@ class FleetLoop:
         """Make one pass over a fleet, and return its decision.
 
         Return None while another server holds the fleet's lease, or before AWS has answered. Raises StaleLease if
-        another server took the fleet over during the pass; nothing was stored. Raises NotFound if the fleet was
-        removed.
+        another server took the fleet over during the pass. In this case, nothing was stored. Raises NotFound if the
+        fleet was removed.
         """
         served_before = self._leases.holds(name)
         lease = await asyncio.to_thread(self._leases.hold, name)
         if lease is None:
             return None
         if not served_before:
-            # wake the job loop, which makes passes over a job only while this server holds the lease of the job's fleet
+            # The job loop may now make passes over this fleet's jobs, so wake it.
             self._context.registry.hint()
         view = self._cloud.group(name)
         if view is None:
@@ -119,8 +119,8 @@ class FleetLoop:
     def _leave(self, failed: Collection[FleetName]) -> None:
         """Disconnect the agents of fleets that another control-plane server manages.
 
-        `failed` names the fleets whose last pass failed. For these, an expired lease suffices, because another server
-        may have taken the fleet over unnoticed.
+        `failed` names the fleets whose last pass failed. For these fleets, an expired lease suffices, because another
+        server may have taken the fleet over unnoticed.
         """
         leases = self._leases
         elsewhere = frozenset(

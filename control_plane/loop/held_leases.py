@@ -1,6 +1,7 @@
-"""The leases that this control-plane server holds, with their renewals.
+"""The leases (time-limited ownership of jobs and fleets) that this control-plane server holds and renews.
 
-Invariant: a lease that another server has taken over never becomes valid again. A write under it raises StaleLease.
+Invariant: a lease that another server has taken over never becomes valid again. A write under such a lease raises
+StaleLease.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from control_plane.loop.figures import Loop
 class _Held:
     lease: Lease
     first_counter: int
-    """The lease's counter at the time when this server claimed the lease from another owner."""
+    """The lease's counter when this server claimed the lease. Every renewal since then increased the counter by 1."""
 
 
 class HeldLeases:
     """The leases of one kind (jobs or fleets) that this server holds.
 
-    A lease is renewed after a third of its duration, not in every pass. Passes over different rows call `hold` in
-    different threads, but only one thread at a time may do so for one row. All other methods may be called from any
-    thread, except `release_all`, which the runner calls when all passes have ended.
+    The server renews a lease after a third of its duration, not in every pass. Passes over different rows call `hold`
+    in different threads, but only one thread at a time may call it for one row. Any thread may call the other methods,
+    except `release_all`. The runner calls `release_all` when all passes have ended.
 
     Args:
-        context: database, clocks and clients, from the composition root.
+        context: database, clocks and clients.
         kind: kind of the rows that the leases belong to.
     """
 
@@ -45,7 +46,7 @@ class HeldLeases:
         self._held: dict[str, _Held] = {}
 
     def hold(self, key: str, *, at_once: bool = False) -> Lease | None:
-        """Return the lease, after claiming or renewing it if necessary.
+        """Return the lease. Claim or renew the lease first if necessary.
 
         Return None while another server holds the lease. See `Leaser.claim` for `at_once`.
         """
@@ -64,22 +65,22 @@ class HeldLeases:
     def renewed(self, lease: Lease) -> Lease:
         """Return the newest renewal of a lease.
 
-        If this server has lost the lease, return the argument itself, which `guard` then rejects.
+        If this server has lost the lease, return `lease` itself. `guard` then rejects writes under it.
         """
         held = self._held.get(lease.key)
         return held.lease if held is not None and held.first_counter <= lease.counter else lease
 
     def holds(self, key: str) -> bool:
-        """Return whether this server certainly still holds the lease."""
+        """Return whether this server holds the lease and the lease has not expired."""
         held = self._held.get(key)
         return held is not None and self._monotonic() - held.lease.taken_at < self._ttl_seconds
 
     def check(self, session: Session, key: str) -> None:
-        """Raise StaleLease unless this server holds the lease, by its own clock and by the row.
+        """Raise StaleLease unless this server holds the lease, by its own clock and by the database row.
 
         Args:
             session: from `Database.write`. No other server can take the lease over until this transaction ends.
-            key: run id of the job, or name of the fleet, whose lease is checked.
+            key: run id of the job or name of the fleet.
 
         Raises:
             StaleLease: the lease has lapsed, or another server has taken it over.
@@ -88,7 +89,7 @@ class HeldLeases:
             raise StaleLease(f"the lease of {self._kind} {key} was lost during a pass")
 
     def has_lapsed(self, key: str) -> bool:
-        """Return whether a lease of this server has expired.
+        """Return whether this server held the lease and the lease has expired.
 
         Another server may have taken over an expired lease.
         """
@@ -104,7 +105,7 @@ class HeldLeases:
             self._figures.lost_lease(self._kind)
 
     def drop(self, key: str) -> None:
-        """Forget a lease that is no longer needed."""
+        """Forget a lease that this server no longer needs. The lease then expires."""
         self._held.pop(key, None)
 
     def release_all(self) -> None:

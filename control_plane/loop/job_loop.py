@@ -1,12 +1,12 @@
 """Makes passes over the unfinished jobs: claim, observe, decide, act and apply.
 
 At most `PASS_LIMIT` passes run at a time. A pass writes rows of its own job only. Passes over jobs of one fleet share
-the fleet's queue: before a decision that depends on the queue is stored, its transaction computes the queue again
+the fleet's queue. A transaction that stores a decision about the queue therefore first computes the queue again
 (docs/adr/0034-passes-run-side-by-side.md).
 
 Invariant: a pass stores all its results under the job's lease in one transaction, or none. Its messages follow from
-state that was stored before. After a crash, the next pass therefore completes the work. One job never has two passes at
-the same time. A pass stores nothing after this server has lost the lease of the job or of its fleet.
+state that an earlier pass stored. After a crash, the next pass therefore completes the work. No two passes over one job
+run at the same time. A pass stores nothing after this server has lost the lease of the job or of its fleet.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ from everstep.protocol.log_records import about
 log = logging.getLogger(__name__)
 
 PASS_LIMIT = 8
-"""Largest number of passes over jobs at a time. Seven slow jobs therefore do not delay the others.
+"""Limit of simultaneous passes over jobs. A few slow jobs therefore do not delay other jobs.
 
-A pass needs at most one database connection, and a server has 15. The other half remains for requests and other loops.
-More passes would not be faster, because SQLite and PostgreSQL execute one write at a time here (`db/session.py`).
+A pass needs at most one database connection, and a server has 15. About half of the connections remain for requests and
+other loops. More passes would not be faster, because the database executes one write at a time (`db/session.py`).
 """
 PATIENCE_SECONDS = 0.1
-"""Longest wait of a sweep for the ends of its passes, once all have begun.
+"""Longest time for which a sweep waits for the ends of its passes, once all passes have begun.
 
-The runner pauses after a sweep for as long as the sweep took. Normal passes last milliseconds, so the sweep measures
-them completely, and the loop is busy for at most half of the time.
+The runner pauses after a sweep for as long as the sweep took, so that the loop is busy for at most half of the time.
+Normal passes last milliseconds, so a sweep usually includes their ends.
 """
 AGAIN_LIMIT = 8
-"""Limit of consecutive passes over one job, if each pass requests another one immediately."""
+"""Limit of consecutive passes over one job, if each pass requests another pass immediately."""
 
 
 class JobLoop:
     """Makes passes over the jobs of the fleets that this server manages.
 
     Args:
-        context: database, clocks and clients, from the composition root.
+        context: database, clocks and clients.
         observer: builds the input of a pass.
         executor: executes the actions of a decision.
         store: writes each decision in one transaction.
         cloud: polls AWS when an agent's connection breaks.
         leases: leases of the jobs that this server manages.
-        fleet_leases: leases of the fleets. A fleet's lease entitles this server to the fleet's jobs.
+        fleet_leases: leases of the fleets. Only the holder of a fleet's lease makes passes over the fleet's jobs.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class JobLoop:
         self._scheduler = Scheduler(self._process, PASS_LIMIT, context.monotonic)
 
     def forget_rows(self, name: FleetName) -> None:
-        """Drop the shared rows of a fleet. The fleet loop calls this after it has stored a decision."""
+        """Drop the cached rows of a fleet. The fleet loop calls this method after it has stored a decision."""
         self._shared.forget(name)
 
     async def sweep(self) -> None:
@@ -120,7 +120,7 @@ class JobLoop:
         await self._scheduler.idle()
 
     async def close(self) -> None:
-        """Begin no further pass, and wait for the passes in progress. The caller then releases the leases."""
+        """Start no further pass, and wait for the passes in progress. The caller then releases the leases."""
         await self._scheduler.close()
 
     def cancel(self) -> None:
@@ -131,7 +131,7 @@ class JobLoop:
         """Make a pass over a job, and log a failure. The scheduler never runs two passes of one job at once."""
         job = self._live.get(run)
         if job is None:
-            return  # the job has ended, or another server manages its fleet
+            return  # The job has ended, or another server manages its fleet.
         with about(job=job.name, run=run, generation=job.generation or None):
             try:
                 await self.make_pass(run)
@@ -142,13 +142,13 @@ class JobLoop:
                 log.info("job %s: %s", job.name, gone)
                 self._leases.drop(run)
             except Exception:
-                log.exception("job %s (run %s): the pass failed; it is made again", job.name, run)
+                log.exception("job %s (run %s): the pass failed; the next pass retries", job.name, run)
                 raise
 
     async def make_pass(self, run: RunId) -> Decision | None:
-        """Claim, observe, decide, act and apply.
+        """Make a pass over a job: claim, observe, decide, act and apply.
 
-        Repeat the pass while the decision requests another one immediately.
+        Repeat it while the decision requests another pass at once.
 
         Args:
             run: run id of a job that the last sweep has found.
@@ -162,7 +162,8 @@ class JobLoop:
         """
         decision, fleet = None, FleetName(self._live[run].fleet_name)
         for _ in range(AGAIN_LIMIT):
-            # The fleet's lease entitles this server to the job. Without it, the claim would rob the entitled server.
+            # Only the holder of the fleet's lease may claim the job. Without this check, two servers could steal the
+            # job from each other.
             if not self._fleet_leases.holds(fleet):
                 return None
             lease = await asyncio.to_thread(partial(self._leases.hold, run, at_once=True))
@@ -175,7 +176,9 @@ class JobLoop:
                 spec, observed = self._observer.observe_job(stored, now)
                 decision = decide(now, spec, observed, self._policy)
                 if not self._fleet_leases.holds(fleet):
-                    return None  # Nothing was sent or stored. The job's own lease stays valid if the fleet's returns.
+                    # Nothing was sent or stored. The job's own lease stays valid, for the case that this server gets
+                    # the fleet's lease again.
+                    return None
                 for action in decision.actions:
                     if isinstance(action, PutManifest):
                         self._executor.put_manifest(lease, action)
@@ -212,7 +215,7 @@ class JobLoop:
                         self._context.figures.recovered(core_incidents.phase_seconds(incident, now))
                 await self._follow_drill(lease, stored, observed, decision, now)
             if decision.requeue_after_seconds > 0 or decision.record.state in ENDED_JOBS or decision.fleet is not None:
-                break  # the server that manages the new fleet makes the next pass
+                break  # The server that manages the job's new fleet makes the next pass.
         if decision is not None and decision.record.state in ENDED_JOBS:
             self._forget(run)
         return decision
@@ -220,9 +223,9 @@ class JobLoop:
     async def _follow_drill(
         self, lease: Lease, stored: StoredJob, observed: JobObserved, decision: Decision, now: float
     ) -> None:
-        """Advance a drill. The state STRUCK is stored before the fault is injected.
+        """Advance a drill. The loop stores the state STRUCK before it injects the fault.
 
-        If the server crashes between the two actions, no server injects the fault.
+        If the server crashes in between, no server injects the fault.
         """
         if observed.drill is None:
             return

@@ -4,14 +4,14 @@ Each line is sent at least once, and in order per node.
 
     stream   `<job>/<run>/<node>`        message   {"generation", "rank", "stream", "message"} as JSON
 
-A pass visits each run whose log is not completely copied. It reads lines after the stored cursor, sends them, and
-stores the new cursor. One control-plane server exports at a time, under the lease of the export.
+A pass visits each run whose log is not completely copied. The pass reads lines after the stored cursor, sends these
+lines, and stores the new cursor. One control-plane server exports at a time, under the lease of the export.
 
-After a refused call, the exporter backs off and retries. All runs wait meanwhile, because the usual causes affect all
-of them: a missing group, a missing permission or throttling.
+After a failed call, the exporter waits and retries. All runs wait meanwhile, because the usual causes affect all runs:
+a missing log group, a missing permission or throttling.
 
-Invariant: a cursor is stored only after CloudWatch has accepted every line before it, or has rejected the line because
-of its timestamp.
+Invariant: the exporter stores a cursor only after CloudWatch has accepted every earlier line, or has rejected the line
+because of its timestamp.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ LINES_AT_ONCE: Final = 10_000
 CALLS_PER_PASS: Final = 100
 """Limit of API calls per pass.
 
-With a pass every two seconds this is far below the account's limit of 800 per second.
+With a pass every two seconds, the rate is far below the account's limit of 800 calls per second.
 """
 
 
 class LogExporter(Exporter):
     """The loop that exports to one log group.
 
-    The exporter uses the name of the log group in the lease's key and in log messages. No other loop may use `leaser`.
+    The log group's name is part of the lease's key and of log messages. No other loop may use the same `leaser`.
     """
 
     look_seconds = LOOK_SECONDS
@@ -69,9 +69,9 @@ class LogExporter(Exporter):
         self._sink = sink
         self._calls_left = 0
         self._copied_last = ""
-        """Run that the last pass copied last.
+        """The last run that the previous pass copied.
 
-        The next pass starts with the run after it, so that busy runs do not starve other runs.
+        The next pass starts after this run, so that busy runs do not delay other runs for ever.
         """
 
     def export_some(self) -> bool:
@@ -93,7 +93,7 @@ class LogExporter(Exporter):
             self._note_failure(self._kept(), before, failure)
         else:
             self._note_success(self._kept(), before, before.position)
-        return False  # API calls are limited per account, so the next pass does not start early
+        return False  # API calls are limited per account, so the next pass does not start early.
 
     def _copy(self, run_id: str) -> None:
         """Copy the next lines of one run."""
@@ -123,17 +123,20 @@ class LogExporter(Exporter):
             refused = self._sink.put_lines(stream, batch)
             if refused:
                 log.warning(
-                    "export to %s: %d lines of %s are too old, or too far ahead, for it", self._name, refused, stream
+                    "export to %s: CloudWatch rejected %d lines of %s with a time stamp too old or too far ahead",
+                    self._name,
+                    refused,
+                    stream,
                 )
 
 
 def text_of(cursor: Cursor) -> str:
-    """Encode a cursor for the database."""
+    """Return a log cursor as text for the database."""
     return json.dumps([cursor.generation, dict(cursor.positions), sorted(cursor.told)])
 
 
 def cursor_of(text: str) -> Cursor:
-    """Decode a cursor from the database."""
+    """Return the log cursor that `text_of` encoded."""
     generation, positions, told = json.loads(text)
     return Cursor(
         generation,

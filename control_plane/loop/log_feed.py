@@ -18,7 +18,7 @@ from everstep.protocol.agent_messages import LogLines
 from everstep.protocol.ids import NodeId, RunId
 
 MAX_FOLLOWERS: Final = 64
-"""Limit of open followers in total."""
+"""Limit of open log followers of one server."""
 MAX_FOLLOWERS_PER_TOKEN: Final = 16
 """Limit of open followers per token, so that one caller cannot use up the limit of all followers."""
 WAITING_LIMIT: Final = 256
@@ -47,7 +47,7 @@ class LogFollower:
         self._filled.set()
 
     async def take(self, timeout_seconds: float) -> tuple[NodeId, LogLines] | None:
-        """Remove and return the oldest queued message, or None after the timeout."""
+        """Remove the oldest queued message and return it. Return None after the timeout."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 while not self._waiting:

@@ -4,17 +4,16 @@ Lines of all nodes of a generation are merged by time. Generations follow one an
 
     cursor = (generation, {node: number of its next line}, nodes whose missing lines were reported)
 
-Each node numbers its lines (`everstep.protocol.log_chunks`), so a cursor stays valid while further chunks arrive. Lines
-that a node uploads late appear late, out of the order of time. The reader does not skip them.
+Each node numbers its lines (`everstep.protocol.log_chunks`), so a cursor stays valid while further chunks arrive. The
+reader does not skip lines that a node uploads late. Such lines appear late, out of the order of time.
 
 The reader continues with the next generation once each node has marked the end of its lines. For a node that can no
-longer mark the end, the reader returns a gap: an event that says where the stored lines end.
+longer mark the end, the reader returns a gap: an event that states where the stored lines end.
 
-Invariant: continuing from a cursor in either direction returns each line once. Synchronous: only one thread at a time
+Invariant: a reader that continues from a cursor, in either direction, returns each line once. Only one thread at a time
 may use a reader.
 
-The module has more than 500 lines. Reading forward and backward share the cursor, the cache of chunks and the rule for
-gaps; a change to one direction nearly always changes the other.
+The module has more than 500 lines, because both directions share the cursor, the cache of chunks and the rule for gaps.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ from everstep.protocol.log_chunks import (
 from everstep.protocol.plan import ObjectReference
 
 SCAN_LINES: Final = 100_000
-"""Limit of lines examined per page.
+"""Limit of lines that the reader examines for one page.
 
 A filter that matches few lines therefore yields short pages.
 """
 SCAN_GENERATIONS: Final = 100
 """Maximum number of generations that the reader examines for one page."""
 CACHED_BYTES: Final = 8 * 1024 * 1024
-"""Limit of the cache of decoded chunks, counted in stored bytes. The newest chunk of most nodes is small."""
+"""Size limit of the cache of decoded chunks, counted in stored bytes."""
 PATIENCE: Final = timedelta(seconds=30)
 """Time after a generation's end for which the reader waits for a live node that has not marked the end of its lines."""
 
@@ -66,10 +65,10 @@ class Cursor:
     """A position between two lines of a job's log."""
 
     generation: int
-    """Number of the generation. 0: before the first one."""
+    """Number of the generation. 0 means before the first generation."""
     positions: Mapping[NodeId, int] = field(default_factory=dict)
     told: frozenset[NodeId] = frozenset()
-    """Nodes whose gap the reader has returned already."""
+    """Nodes whose gap the reader has already returned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +79,7 @@ class LogEvent:
     generation: int
     node_id: NodeId
     rank: Rank | None
-    """Rank that printed the line. None: the line concerns the whole node."""
+    """Rank that printed the line. None means that the line is about the whole node."""
     kind: str
     """Kind of the line: `stdout`, `stderr` or `gap`."""
     text: str
@@ -88,13 +87,13 @@ class LogEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFilter:
-    """Selects lines of a log. For gaps, `text` is ignored, and the other conditions apply."""
+    """Selects lines of a log. The condition `text` does not apply to gaps. All other conditions do."""
 
     rank: Rank | None = None
     generation: int | None = None
     start_ms: int | None = None
     end_ms: int | None = None
-    """End of the time range in Unix milliseconds. The range excludes it."""
+    """End of the time range in Unix milliseconds. Lines at this time are not selected."""
     text: str = ""
     """Substring that a line must contain."""
 
@@ -131,11 +130,11 @@ class Page:
     events: tuple[LogEvent, ...]
     """Events, oldest first."""
     first: Cursor
-    """Cursor before the events."""
+    """Cursor before the first event of the page."""
     last: Cursor
-    """Cursor after the events."""
+    """Cursor after the last event of the page."""
     is_over: bool = False
-    """Whether the log is complete, and the reader has returned its last line."""
+    """Whether the log is complete and this page ends with its last line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ class _Stored:
 
 @dataclass(slots=True)
 class _OfNode:
-    """The stored chunks that contain one node's lines of one generation."""
+    """The stored chunks (S3 objects) that contain one node's lines of one generation."""
 
     chunks: list[_Stored] = field(default_factory=list)
     """Chunks that the node uploaded, in order."""
@@ -159,12 +158,12 @@ class _OfNode:
 class _Extent:
     """Cached facts about a chunk.
 
-    While a chunk's ETag is the same, a reader at its end does not download it again.
+    While a chunk's ETag stays the same, the reader uses these facts and need not download the chunk again.
     """
 
     etag: str
     end: int
-    """Number of the chunk's last line, plus one."""
+    """Number of the line after the chunk's last line."""
     last_at_ms: int | None
     """Time of the chunk's last line. None if it has no lines."""
     is_last: bool
@@ -172,7 +171,7 @@ class _Extent:
 
 
 class _Stopped(Exception):
-    """The server is stopping, so the read was aborted."""
+    """The server stops, so the reader aborted the read."""
 
 
 class LogReader:
@@ -185,8 +184,8 @@ class LogReader:
         alive: ids of the nodes that have not ended.
         has_ended: whether the job has ended.
         now: returns the time in UTC.
-        is_stopped: function that the reader calls before each request to the object store. The result True aborts the
-            read.
+        is_stopped: function that the reader calls before each request to S3. If the function returns True, the reader
+            aborts.
     """
 
     def __init__(
@@ -212,7 +211,7 @@ class LogReader:
         self.know(generations, alive, has_ended)
 
     def know(self, generations: Iterable[GenerationFacts], alive: frozenset[str], has_ended: bool) -> None:
-        """Replace the facts about generations, nodes and job by newer ones from the database."""
+        """Replace the facts about generations, nodes and the job by newer facts from the database."""
         self._facts = {facts.number: facts for facts in generations}
         self._alive = alive
         self._has_ended = has_ended
@@ -222,7 +221,7 @@ class LogReader:
         return Cursor(wanted.generation or min(self._facts, default=0))
 
     def tail(self, wanted: LogFilter) -> Cursor:
-        """Return the cursor at the log's present end, after all gaps that are already certain."""
+        """Return the cursor at the log's current end, after all gaps that are already certain."""
         number = wanted.generation or max(self._facts, default=0)
         return self._end_of(number) if number in self._facts else Cursor(number)
 
@@ -265,7 +264,7 @@ class LogReader:
             following = min((number for number in self._facts if number > at.generation), default=None)
             if following is None or wanted.generation is not None:
                 last = self._facts.get(wanted.generation or 0) or self._facts.get(max(self._facts, default=0))
-                # A job may end before its first launch.
+                # Without a generation, the log is complete if the job ended before its first launch.
                 is_over = last.over_since is not None if last is not None else self._has_ended
                 return Page(events=tuple(found), first=cursor, last=at, is_over=is_over)
             at = Cursor(following)
@@ -345,7 +344,7 @@ class LogReader:
     def _is_awaited(self, facts: GenerationFacts | None, node: NodeId) -> bool:
         """Return whether a node may still upload lines itself.
 
-        While this is possible, the reader ignores chunks that other nodes uploaded for the node.
+        While the node may upload lines itself, the reader ignores chunks that other nodes uploaded for this node.
         """
         over_since = None if facts is None else facts.over_since
         return over_since is None or (node in self._alive and self._now() - over_since < PATIENCE)
@@ -378,7 +377,7 @@ class LogReader:
         return known
 
     def _beyond(self, of_node: _OfNode) -> list[tuple[_Stored, LogLine, int]]:
-        """Return the numbered lines that other nodes stored, after the node's own chunks.
+        """Return the lines, with their numbers, that other nodes uploaded for a node after its own last chunk.
 
         A gap represents lines that no node stored.
         """
@@ -402,7 +401,7 @@ class LogReader:
         return found
 
     def _end(self, of_node: _OfNode) -> _Extent:
-        """Return the end of a node's stored lines, uploaded by this node or by others."""
+        """Return the end of a node's stored lines, uploaded by the node itself or by other nodes."""
         own = self._extent(of_node.chunks[-1]) if of_node.chunks else _Extent("", 0, None, is_last=False)
         beyond = self._beyond(of_node)
         return replace(own, end=beyond[-1][2] + 1, last_at_ms=beyond[-1][1].at_ms) if beyond else own
@@ -438,7 +437,7 @@ class LogReader:
                     yield _event(line, node, chunk.reference), number
 
     def _settle(self, facts: GenerationFacts, chunks: Mapping[NodeId, _OfNode]) -> tuple[bool, list[LogEvent]]:
-        """Return whether a generation's log is final, and its gaps.
+        """Return whether a generation's log is final, and the gaps of this log.
 
         The log is final if the generation is over and the reader waits for no node. Each node that did not mark the end
         of its lines has a gap.
@@ -473,7 +472,7 @@ class LogReader:
 
 
 def facts_of(session: Session, job: JobRecord) -> tuple[tuple[GenerationFacts, ...], frozenset[str], bool]:
-    """Read the arguments of a `LogReader` from the database.
+    """Read the facts that a `LogReader` needs from the database.
 
     Return the job's generations (none before its first launch), the ids of the live nodes, and whether the job has
     ended.
@@ -506,7 +505,7 @@ def of_line(line: LogLine, node: NodeId, generation: int) -> LogEvent:
 
 
 def advanced(cursor: Cursor, node: NodeId, position: int) -> Cursor:
-    """Return a copy of the cursor with a new position of one node."""
+    """Return a copy of the cursor with a new position for one node."""
     return replace(cursor, positions={**cursor.positions, node: position})
 
 

@@ -1,6 +1,7 @@
 """Batches of metrics that agents have sent and that the database does not contain yet.
 
-Invariant: at most one batch per node. An agent sends its next batch after the server confirmed the previous one.
+Invariant: the inbox has at most one batch per node. An agent sends its next batch only after the server has confirmed
+the previous batch.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class MetricInbox:
         self.filled = asyncio.Event()
 
     def take(self, node_id: NodeId, agent_id: str, batch: MetricBatch) -> None:
-        """Keep a node's batch.
+        """Add a node's batch to the inbox.
 
-        A batch that an agent sends again replaces the earlier copy.
+        If an agent sends a batch again, the new copy replaces the earlier copy.
         """
         self._received[node_id] = Received(agent_id, batch)
         self.filled.set()

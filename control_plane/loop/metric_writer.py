@@ -7,11 +7,11 @@
 Rank 0's batch also contains the values that Everstep measures. For the newest point of a batch, the writer also stores
 the latest measurements of all nodes of the job.
 
-An agent keeps unconfirmed values and sends them again to the control-plane server to which it is connected. A crash of
-a server therefore loses no values. A slow or unreachable database delays metrics, but not the heartbeats of agents.
+An agent keeps unconfirmed values and sends them again, also to another control-plane server. A crash of a server
+therefore loses no values. A slow or unreachable database delays metrics, but no heartbeats of agents.
 
-Invariant: a batch is confirmed after its transaction. Values from a node that was not part of the generation are
-dropped.
+Invariant: the server confirms a batch only after the batch's transaction. It drops values from a node that was not part
+of the generation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ log = logging.getLogger(__name__)
 
 FLUSH_SECONDS: Final = 1.0
 REST_RATIO: Final = 3.0
-"""Pause after a flush, as a multiple of the flush's duration. Metrics use at most a quarter of the database's time."""
+"""Pause after a flush, as a multiple of the flush's duration.
+
+The writer is therefore busy for at most a quarter of the time.
+"""
 
 
 class MetricWriter:
@@ -62,7 +65,7 @@ class MetricWriter:
             stopping.cancel()
 
     async def flush(self) -> None:
-        """Store all waiting batches and confirm them.
+        """Store all waiting batches and confirm them to their agents.
 
         An agent sends an unconfirmed batch again.
         """
@@ -72,12 +75,11 @@ class MetricWriter:
                 measured = self._registry.measured(batch.run, batch.points[-1].generation) if batch.points else {}
                 await asyncio.to_thread(self._store, node_id, received, measured)
             except SQLAlchemyError as error:
-                log.warning(
-                    "run %s: logged values could not be stored, their agent sends them again: %s", batch.run, error
-                )
+                log.warning("run %s: could not store logged values; the agent sends them again: %s", batch.run, error)
                 continue
-            except Exception:  # confirm a batch that can never be stored, otherwise its agent sends it for ever
-                log.exception("run %s: %d logged values were dropped", batch.run, len(batch.points))
+            # Confirm a batch that can never be stored. Otherwise its agent would send this batch for ever.
+            except Exception:
+                log.exception("run %s: dropped %d logged values that cannot be stored", batch.run, len(batch.points))
             self._registry.send(
                 node_id, MetricsStored(agent_id=received.agent_id, next_number=batch.first_number + len(batch.points))
             )
@@ -92,7 +94,7 @@ class MetricWriter:
             foreign = sorted(number for number, nodes in planned.items() if node_id not in nodes)
             if foreign:
                 log.warning(
-                    "run %s: node %s has no part in generation %d, its %d values are dropped",
+                    "run %s: node %s is no member of generation %d; dropped its %d values",
                     batch.run,
                     node_id,
                     foreign[0],

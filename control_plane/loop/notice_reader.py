@@ -1,14 +1,14 @@
-"""Reads AWS events from an SQS queue.
+"""Reads AWS events from an SQS queue, and stores the notices among them.
 
-Notices are stored. Each event triggers a poll of AWS.
+Each event also triggers a poll of AWS.
 
 The reader deletes a message after it has stored the notice or recorded the refusal of the message. If the server
-crashes before the deletion, the queue delivers the message again. A second delivery has no effect.
+crashes before the deletion, the queue delivers the message again, without a further effect.
 
-A server that stops abandons its long poll, because its leases and port must be free immediately. The queue delivers the
-abandoned messages again.
+A server that stops does not wait for the end of its long poll, because its leases and port must be free immediately.
+The queue delivers messages of the abandoned poll again.
 
-After an error of the queue, the reader backs off. Polls of AWS continue independently.
+After an error of the queue, the reader waits and retries. Polls of AWS continue independently.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 """Longest pause after an error of the queue. The pause doubles with each error."""
 MAX_DELIVERIES = 5
-"""Deliveries after which a message that cannot be processed is recorded and deleted."""
+"""Number of deliveries after which the reader records and deletes a message that it cannot process."""
 EXCERPT_CHARACTERS = 300
 
 
@@ -47,8 +47,8 @@ class NoticeReader:
 
     Each server has one reader. Several servers may share a queue.
 
-    The queue is called in threads. A call in progress is abandoned when the server stops. After each event, the reader
-    wakes the loops and the poller of AWS.
+    The reader calls the queue in threads, and abandons a call in progress when the server stops. After each event, the
+    reader wakes the loops and the poller of AWS.
     """
 
     def __init__(
@@ -82,10 +82,12 @@ class NoticeReader:
                 pause_seconds = FIRST_PAUSE_SECONDS
             except CloudError as error:
                 log.warning(
-                    "the queue of events cannot be read, AWS is polled; tried again in %.0f s: %s", pause_seconds, error
+                    "could not read the queue of events; polls of AWS continue; the next attempt follows in %.0f s: %s",
+                    pause_seconds,
+                    error,
                 )
             except Exception:
-                log.exception("events could not be taken; they are delivered again")
+                log.exception("could not process events; the queue delivers them again")
             else:
                 continue
             await pause(pause_seconds, until=stop)
@@ -98,7 +100,7 @@ class NoticeReader:
             The number of delivered messages.
 
         Raises:
-            CloudError: the queue or EC2 failed. Messages that were not deleted are delivered again.
+            CloudError: the queue or EC2 failed. The queue delivers messages again that the reader did not delete.
         """
         messages = await self._received()
         is_news, is_close = False, False
@@ -117,13 +119,13 @@ class NoticeReader:
     async def _received(self) -> tuple[QueuedMessage, ...]:
         """Wait for messages in a daemon thread.
 
-        Once the server stops, return no messages immediately and abandon the thread.
+        If the server stops meanwhile, return an empty result at once and abandon the thread.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[tuple[QueuedMessage, ...]] = loop.create_future()
 
         def settle(settled: Callable[[], None]) -> None:
-            with suppress(RuntimeError):  # the event loop is closed because the server has stopped
+            with suppress(RuntimeError):  # The event loop is closed because the server has stopped.
                 loop.call_soon_threadsafe(lambda: None if answer.done() else settled())
 
         def receive() -> None:
@@ -158,17 +160,19 @@ class NoticeReader:
         except Exception as error:
             if message.delivery_count < MAX_DELIVERIES:
                 raise
-            log.exception("message %s could not be taken %d times", message.message_id, message.delivery_count)
+            log.exception(
+                "could not process message %s in %d deliveries; deleted it", message.message_id, message.delivery_count
+            )
             self._refuse(message, repr(error))
             event = None
         self._queue.delete([message.receipt])
         return event
 
     def _store(self, event: CloudEvent) -> None:
-        assert event.kind is not None  # the caller has checked that the value is set
+        assert event.kind is not None  # The caller has checked that the value is set.
         now = self._now()
         if event.ends_at is not None and (now - event.ends_at).total_seconds() > OVER_SECONDS:
-            log.info("%s of %s is too late to mean anything", event.detail_type, event.at)
+            log.info("ignored the event '%s' of %s, because it is too old", event.detail_type, event.at)
             return
         ids = self._in_block(event.capacity_reservation_id) if event.capacity_reservation_id else event.instance_ids
         with self._database.write() as session:

@@ -2,8 +2,8 @@
 
 The input combines the database, the agents' reports and AWS's newest answer.
 
-Invariant: no database session is open while this module waits for agents or AWS. The silence of an agent counts only
-from the moment at which this server could have received a message.
+Invariant: no database session is open while this module waits for agents or AWS. An agent's silence counts only from
+the time at which this server could have received a message.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from everstep.protocol.ids import FleetName, Generation, NodeId, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 HISTORY_SECONDS = 60.0
-"""Maximum age of a cached fleet history. The cache avoids frequent sums over all jobs of the fleet."""
+"""Maximum age of a cached fleet history. Without the cache, each pass would sum over all jobs of the fleet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredJob:
-    """Rows that a pass over one job needs."""
+    """The database rows that a pass over one job needs."""
 
     job: jobs.JobRecord
     plan: GenerationPlan | None
@@ -52,22 +52,22 @@ class StoredJob:
     dropped_checkpoints: frozenset[tuple[Generation, Step]]
     around: Surroundings
     open_fleets: frozenset[FleetName] = frozenset()
-    """Fleets that the job names and that would accept it now."""
+    """Fleets of the job's list that accept jobs now."""
     drill: drills.DrillRecord | None = None
-    """The unfinished drill, if any."""
+    """The job's unfinished drill, or None."""
 
     @property
     def fleet(self) -> fleets.FleetRecord | None:
         """The job's fleet.
 
-        None after the fleet was deleted, which is possible once its jobs have ended.
+        None if the fleet was deleted, which is possible once its jobs have ended.
         """
         return self.around.fleets.get(self.around.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFleet:
-    """Rows that a pass over one fleet needs, read in one session."""
+    """The database rows that a pass over one fleet needs, read in one session."""
 
     fleet: fleets.FleetRecord
     nodes: tuple[nodes.NodeRecord, ...]
@@ -80,12 +80,12 @@ class StoredFleet:
     """Times at which Everstep replaced a node by its own verdict, for at least the last hour."""
     failed_join_count: int
     rebooted: Mapping[NodeId, datetime]
-    """Time at which EC2 confirmed the reboot request, for each node that is being rebooted."""
+    """Time at which EC2 accepted the reboot request, for each node in state REBOOTING."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """Stored notices and fault histories of a fleet's nodes."""
+    """The notices and fault histories of a fleet's nodes, as core records."""
 
     notices: Mapping[NodeId, tuple[Notice, ...]]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
@@ -93,9 +93,9 @@ class _Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sight:
-    """Facts derived from one `Surroundings`.
+    """Facts that all jobs of a fleet share.
 
-    Computed once and used for all jobs of the fleet.
+    The observer computes them once from a `Surroundings`.
     """
 
     of: Surroundings
@@ -109,7 +109,7 @@ class _Sight:
 class Hearing:
     """Measures how long each agent has been silent.
 
-    The measured silence excludes time in which this server could not receive messages.
+    Time in which this server could not receive messages does not count.
 
     The timeouts define the grace period after the server's start.
     """
@@ -122,7 +122,7 @@ class Hearing:
         self._last_beat = monotonic()
 
     def begin_anew(self, fleets: Iterable[FleetName]) -> None:
-        """Restart the grace period for fleets that another control-plane server manages now.
+        """Restart the grace period of fleets that another control-plane server manages now.
 
         If this server takes such a fleet over later, the fleet's agents need time to connect to this server.
         """
@@ -134,7 +134,7 @@ class Hearing:
 
         After a standstill of the process, all silences start at zero.
 
-        The server's event loop calls this method several times per lease, even while the loops are busy. A busy server
+        The server's event loop calls this method several times per lease, even while the passes are busy. A busy server
         still receives messages, so silence counts.
         """
         now = self._monotonic()
@@ -154,9 +154,9 @@ class Hearing:
         )
 
     def verdict_in(self, views: Iterable[AgentView]) -> float:
-        """Return the seconds until the next silence exceeds its lease, or infinity if no agent is silent.
+        """Return the seconds until the next agent's silence exceeds its lease, or infinity.
 
-        The loops make a pass at that moment.
+        The loops make a pass at that time.
         """
         lease = self._timeouts.lease_seconds
         left = [
@@ -168,7 +168,7 @@ class Hearing:
 
 
 class Observer:
-    """Reads rows, reports and AWS answers, and builds the input of a pass from them."""
+    """Builds the input of a pass from database rows, agents' reports and AWS's answers."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class Observer:
         self._histories: dict[FleetName, tuple[float, FleetHistory]] = {}
 
     def read_surroundings(self, name: FleetName) -> Surroundings:
-        """Read the rows that the jobs of a fleet share. Blocks: call it in a thread."""
+        """Read the database rows that the jobs of a fleet share. Blocks: call it in a thread."""
         with self._database.read() as session:
             return read_surroundings(session, name)
 
@@ -199,8 +199,8 @@ class Observer:
 
         Args:
             run: run id of the job.
-            known: rows of the job's fleet that were read before. None, or rows of a fleet that the job has left: the
-                method reads them together with the job.
+            known: shared rows of the job's fleet from an earlier read. If they are None or belong to another fleet, the
+                method reads the shared rows itself.
 
         Returns:
             The rows. One transaction reads all of them, except `known`.
@@ -238,11 +238,11 @@ class Observer:
                 drill=drills.open_of_run(session, run),
             )
         if plan is not None:
-            self._plans[run] = plan  # stored plans are immutable, so they can be cached
+            self._plans[run] = plan  # Stored plans are immutable, so the observer may cache them.
         return stored
 
     def forget_job(self, run: RunId) -> None:
-        """Drop the cached plan of a job that has ended."""
+        """Drop the cached plan of an ended job."""
         self._plans.pop(run, None)
 
     def observe_job(self, stored: StoredJob, now: float) -> tuple[JobSpec, JobObserved]:
@@ -285,7 +285,7 @@ class Observer:
     def _sight(self, around: Surroundings, now: float) -> _Sight:
         """Return the facts derived from `Surroundings`.
 
-        The result is cached for as long as callers pass the same object.
+        The result is cached while callers pass the same object.
         """
         known = self._sights.get(around.name)
         if known is not None and known.of is around:
@@ -431,7 +431,10 @@ class Observer:
 
 
 def _initial(session: Session, job: jobs.JobRecord) -> tuple[CheckpointRecord | None, ...]:
-    """Return the other job's checkpoint from which a job starts. Empty if there is none, or if it was removed."""
+    """Return the other job's checkpoint from which a job starts.
+
+    Empty if the job starts from no other job's checkpoint, or if this checkpoint was removed.
+    """
     initial = job.spec.initial
     if initial is None:
         return ()
@@ -452,5 +455,5 @@ def _takes_in(fleet: fleets.FleetRecord, job: jobs.JobRecord) -> bool:
 
 
 def _what_holds(fleet: fleets.FleetRecord | None) -> str:
-    """Return the reason why the fleet itself launches no further nodes; empty if it may launch some."""
+    """Return the reason why the fleet launches no further nodes, or an empty string if it may launch nodes."""
     return fleet.reason if fleet is not None and (NOT_REPLACED in fleet.reason or NOT_JOINED in fleet.reason) else ""

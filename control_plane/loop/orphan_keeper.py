@@ -1,10 +1,10 @@
-"""Deletes uploaded shards that no checkpoint contains, left by uploads that did not end.
+"""Deletes uploaded shards of incomplete checkpoints, which no later upload can complete.
 
-A run is examined after each of its generations and after its end. The server remembers in memory which generation it
-examined last, so a restarted server examines every run once more.
+The keeper examines a run after each of its generations and after its end. It remembers the examined generations in
+memory only, so a restarted server examines every run once more.
 
-Invariant: this module deletes only objects that `core.orphans` names. It starts after the checkpoint keeper's rows were
-read, and a checkpoint that is completed later has a newer generation than the examined ones.
+Invariant: this module deletes only objects that `core.orphans` returns. It reads the checkpoints' rows before it lists
+the objects. A checkpoint that is completed afterwards belongs to a newer generation than the examined generations.
 """
 
 from __future__ import annotations
@@ -32,25 +32,28 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 600.0
 RUNS_AT_ONCE: Final = 50
-"""Limit of runs that one look examines. A restarted server would otherwise list every run at once."""
+"""Limit of runs that one call of `look` examines.
+
+Otherwise a restarted server would list the objects of every run at once.
+"""
 
 
 class OrphanKeeper:
-    """The loop that deletes orphaned shards. Several servers may run it, because deletion is idempotent."""
+    """The loop that deletes orphaned shards. Several servers may run this loop, because deletion is idempotent."""
 
     def __init__(self, database: Database, objects: ObjectStore, now: Callable[[], datetime]) -> None:
         self._database = database
         self._objects = objects
         self._now = now
         self._examined: dict[str, int] = {}
-        """By run, the generation below which no orphan is left."""
+        """For each run, the generation below which the keeper has deleted all orphans."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Delete orphans once per `LOOK_SECONDS` until `stop` is set."""
-        await repeat(self.look, stop, seconds=LOOK_SECONDS, trouble="orphaned shards could not be deleted")
+        await repeat(self.look, stop, seconds=LOOK_SECONDS, trouble="could not delete orphaned shards")
 
     def look(self) -> int:
-        """Examine each run that has ended a generation since the last look, and return the number of deleted objects.
+        """Examine each run that has ended a generation since the last call, and return the number of deleted objects.
 
         Blocks: call it in a thread.
         """
@@ -63,7 +66,7 @@ class OrphanKeeper:
                 count += self._collect(run.run_id, Generation(ended_before))
                 self._examined[run.run_id] = ended_before
             except CloudError as error:
-                log.warning("run %s: orphaned shards could not be deleted and are tried again: %s", run.run_id, error)
+                log.warning("run %s: could not delete orphaned shards; the next pass retries: %s", run.run_id, error)
             except NotFound:
                 log.info("run %s: the job was deleted", run.run_id)
         return count
@@ -75,7 +78,7 @@ class OrphanKeeper:
                 yield run, ended_before
 
     def _is_quiet(self, run: LaunchedRun) -> bool:
-        """Return whether all objects of the run's ended generations are old enough to be judged."""
+        """Return whether the run's ended generations are old enough that no object is too young to be an orphan."""
         since = run.launched_at if run.ended_at is None else run.ended_at
         return (self._now() - since).total_seconds() > 2 * KEPT_SECONDS
 

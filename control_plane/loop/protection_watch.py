@@ -1,6 +1,6 @@
-"""Compares the protection of shards that agents report with the rows that the database has.
+"""Compares the copies of shards that agents report with the database's rows, and selects the rows to write.
 
-Invariant: a change of holders is stored in the pass that observes it. Progress alone is stored at most once per
+Invariant: the pass that observes a change of holders stores this change. Progress alone is stored at most once per
 `WRITE_SECONDS`, so that training does not cause a write per step.
 """
 
@@ -20,14 +20,14 @@ from everstep.protocol.ids import NodeId, RunId
 from everstep.protocol.plan import Timeouts
 
 WRITE_SECONDS = 1.0
-"""Shortest time between two writes of a run that change steps only."""
+"""Shortest time, in seconds, between two writes of a run that only update steps."""
 
 
 class ProtectionWatch:
     """Selects the rows of shards that a pass over a job writes.
 
     Args:
-        registry: contains the newest report of each agent.
+        registry: the source of the agents' newest reports.
         timeouts: the limit after which a node counts as silent.
     """
 
@@ -40,7 +40,7 @@ class ProtectionWatch:
     def changed(self, stored: StoredJob, observed: JobObserved, now: float) -> tuple[protection.ShardRecord, ...]:
         """Return the rows of shards to write.
 
-        A change of holders is written immediately. Changes of steps alone are written at most once per `WRITE_SECONDS`.
+        A change of holders is due immediately. Changes of steps alone are due at most once per `WRITE_SECONDS`.
         """
         run = RunId(stored.job.run_id)
         if stored.plan is None or stored.job.state not in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
@@ -65,7 +65,7 @@ class ProtectionWatch:
         return current
 
     def stored(self, run: RunId, shards: tuple[protection.ShardRecord, ...], now: float) -> None:
-        """Record that the database has the rows that `changed` returned.
+        """Record that the database now contains the rows that `changed` returned.
 
         Args:
             run: run id of the job.
@@ -77,7 +77,7 @@ class ProtectionWatch:
             self._written_at[run] = now
 
     def forget(self, run: RunId) -> None:
-        """Drop what is cached of a job that has ended."""
+        """Drop the cached rows of an ended job."""
         self._rows.pop(run, None)
         self._written_at.pop(run, None)
 
@@ -96,7 +96,7 @@ def _shard_records(report: MemberReport, world_size: int) -> list[protection.Sha
             ),
             verified=tuple(
                 protection.VerifiedRecord(node_id=holder, step=step, at=records.at(at))
-                # older agents do not report verified steps
+                # Older agents do not report verified steps.
                 for holder, (step, at) in zip(shard.holders, shard.verified, strict=False)
                 if step >= 0
             ),
@@ -107,9 +107,9 @@ def _shard_records(report: MemberReport, world_size: int) -> list[protection.Sha
 
 
 def _unvouched(shard: protection.ShardRecord, owner: NodeId, silent: frozenset[NodeId]) -> protection.ShardRecord:
-    """Return the shard's status without the silent nodes in its list of holders.
+    """Return the shard's status, with silent nodes no longer counted as holders.
 
-    The runner calls this function while no step commits. The silent node may be lost, and its copy with it.
+    This function applies while no step is committed, because a silent node and its copy may be lost.
     """
     quiet = next(
         (

@@ -2,10 +2,10 @@
 
 Pure: no I/O and no decisions.
 
-Invariant: a core record that is stored and read back is equal to the original.
+Invariant: a core record that the control plane stores and reads again equals the original.
 
-The module has more than 500 lines because each kind of record has a function per direction. The functions are short and
-independent. Both directions of a kind stay side by side, so that a new field is added to both.
+Each kind of record has one function per direction. Both functions stay side by side, so that a new field is added to
+both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MEMO: Final = tuple(field.name for field in fields(Memo))
 
 
 def _as_core(stored: DataclassInstance, kind: type[DataclassInstance], *others: str) -> dict[str, Any]:
-    """Return the fields that a core record has under the names of a stored record, except `others`.
+    """Return the fields that a core record and a stored record have in common, except `others`, for the core record.
 
     Times become Unix seconds.
     """
@@ -52,7 +52,7 @@ def _as_core(stored: DataclassInstance, kind: type[DataclassInstance], *others: 
 
 
 def _as_stored(record: DataclassInstance, kind: type, *others: str) -> dict[str, Any]:
-    """Return the columns that the database has under the names of a core record, except `others`.
+    """Return the columns that the database and a core record have in common, except `others`.
 
     Reverses `_as_core`. The names of times end with `at` or `until`.
     """
@@ -72,7 +72,7 @@ def at(seconds: float) -> datetime:
 
 
 def job_spec(job: jobs.JobRecord) -> JobSpec:
-    """Return the part of the user's request that the core needs."""
+    """Return the part of a user's job request that the core needs."""
     spec = job.spec
     return JobSpec(
         **{name: getattr(spec, name) for name in _SETTINGS},
@@ -113,7 +113,7 @@ def prefix_of(uri: str) -> ObjectReference:
 
 
 def suspicion_of(job: jobs.JobRecord) -> Suspicion | None:
-    """Return the suspected hang of a job, or None. Each API description of a job calls this function."""
+    """Return the suspected hang of a job, or None. Each description of a job in the API calls this function."""
     stored = job.memo.get("suspicion")
     return None if stored is None else msgspec.convert(stored, Suspicion)
 
@@ -145,11 +145,11 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
 
 
 def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobUpdate:
-    """Return the columns that the core has decided for a job.
+    """Return the columns of a job's row that the core has decided.
 
-    They include the job's cost at the fleet's price.
+    The columns include the job's cost at the fleet's price.
 
-    The job's state is not among them: `jobs.transition` writes it.
+    They exclude the job's state, which `jobs.transition` writes.
     """
     columns = {
         **_as_stored(record, jobs.JobUpdate, "failures"),
@@ -169,7 +169,7 @@ def _in_words(initial: jobs.InitialState) -> str:
 
 
 def lineage_of(job: jobs.JobRecord, entries: Iterable[jobs.LineageEntry]) -> tuple[GenerationRecord, ...]:
-    """Return a job's lineage as core records, oldest generation first.
+    """Return a job's lineage (its generations) as core records, oldest generation first.
 
     If the job starts from another job's checkpoint, generation 0 comes first.
     """
@@ -181,7 +181,7 @@ def lineage_of(job: jobs.JobRecord, entries: Iterable[jobs.LineageEntry]) -> tup
 def initial_checkpoint(stored: checkpoints.CheckpointRecord) -> CheckpointRecord | None:
     """Convert another job's checkpoint, from which a job starts, to the core's record of generation 0.
 
-    Return None if it is being deleted.
+    Return None if the checkpoint is being deleted.
     """
     found = checkpoint_record(stored)
     if found is None:
@@ -202,9 +202,9 @@ def generation_record(entry: jobs.LineageEntry) -> GenerationRecord:
 
 
 def checkpoint_record(stored: checkpoints.CheckpointRecord) -> CheckpointRecord | None:
-    """Convert a complete checkpoint to the core's record.
+    """Convert a checkpoint to the core's record.
 
-    Return None if it is incomplete or being deleted.
+    Return None if the checkpoint is incomplete or being deleted.
     """
     manifest = stored.contents()
     if manifest is None or stored.state != checkpoints.COMPLETE:
@@ -233,9 +233,9 @@ def new_incident(incident: IncidentRecord, job: jobs.JobRecord, now: float) -> i
 
 
 def incident_update(incident: IncidentRecord, now: float, price_usd_per_hour: float | None) -> incidents.IncidentUpdate:
-    """Return the columns of an incident that can change.
+    """Return the columns of an incident's row that can change.
 
-    They include its cost at the fleet's price.
+    The columns include the incident's cost at the fleet's price.
 
     The duration of a phase is None until the phase has ended.
     """
@@ -303,9 +303,9 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
 
 
 def _may_pause(spec: jobs.JobSpec, record: JobRecord) -> bool:
-    """Return whether a pause would cost the job almost no work.
+    """Return whether a pause would lose almost none of the job's work.
 
-    This is the case while the job runs without an open incident and has committed a step since its last launch.
+    True while the job runs without an open incident and has committed a step since its last launch.
     """
     return (
         spec.preemptible
@@ -328,7 +328,7 @@ def node_record(node: nodes.NodeRecord) -> NodeRecord:
         since=(node.since or node.created_at).timestamp(),
         hold=Hold(node.hold) if node.hold is not None else None,
         replaced_at=_seconds(node.replaced_at),
-        # only the API writes this column, with a value of the same literal type
+        # Only the API writes this column, with a value of the same literal type.
         release=node.release,  # type: ignore[arg-type]
         request=NodeRequest(node.request) if node.request else None,
         request_words=node.request_words,
@@ -338,14 +338,15 @@ def node_record(node: nodes.NodeRecord) -> NodeRecord:
 
 
 def node_update(node: NodeRecord, before: str | None, *, had_request: bool = False) -> nodes.NodeUpdate:
-    """Return the columns that the core has decided for a node.
+    """Return the columns of a node's row that the core has decided.
 
     The result contains columns that the API or agents write only if the node's state changes.
 
     Args:
         node: the node's record as the core decided it.
-        before: the node's state when the pass read it. None: the node is new.
-        had_request: whether the pass read a person's request for this node. If False, a newer request is kept.
+        before: the node's state when the pass read the row. None means that the node is new.
+        had_request: whether the pass read a person's request for this node. If False, a request in the row is newer
+            than the read and stays.
 
     Returns:
         The columns to write.
@@ -376,7 +377,7 @@ def drill(stored: drills.DrillRecord) -> DrillObserved:
 
 
 def drill_update(drill: DrillObserved) -> drills.DrillUpdate:
-    """Return the columns that the core has decided for a drill."""
+    """Return the columns of a drill's row that the core has decided."""
     return cast(drills.DrillUpdate, {**_as_stored(drill, drills.DrillUpdate, "state"), "state": drill.state.value})
 
 
@@ -404,7 +405,7 @@ def notices_of(stored: Iterable[notices.NoticeRecord]) -> dict[NodeId, tuple[Not
 
 
 def own_notices(report: AgentReport | None) -> tuple[Notice, ...]:
-    """Return the notices that the agent read from the node's instance metadata and reported last."""
+    """Return the notices in the agent's last report. The agent reads them from the node's instance metadata."""
     if report is None:
         return ()
     return tuple(

@@ -15,15 +15,15 @@ log = logging.getLogger(__name__)
 async def repeat(
     work: Callable[[], object], stop: asyncio.Event, *, seconds: float, trouble: str, more_seconds: float = 0.0
 ) -> None:
-    """Call `work` in a thread again and again until `stop` is set.
+    """Call `work` in a thread repeatedly until `stop` is set.
 
-    An exception is logged, and the next call follows.
+    After an exception, log it and continue with the next call.
 
     Args:
-        work: may block. It returns True if more work is due immediately.
+        work: function that may block. It returns True if more work is due immediately.
         stop: ends the repetition after the current call.
         seconds: pause after a call.
-        trouble: log message for a failed call, which names the work that failed.
+        trouble: log message for a failed call. The message names the work.
         more_seconds: pause after a call that returned True.
     """
     while not stop.is_set():
@@ -31,9 +31,9 @@ async def repeat(
         try:
             is_more = await asyncio.to_thread(work) is True
         except CloudError as error:
-            log.warning("%s; it is tried again: %s", trouble, error)
+            log.warning("%s; the next attempt follows: %s", trouble, error)
         except Exception:
-            log.exception("%s; it is tried again", trouble)
+            log.exception("%s; the next attempt follows", trouble)
         await pause(more_seconds if is_more else seconds, until=stop)
 
 
@@ -42,7 +42,7 @@ async def pause(seconds: float, *, until: asyncio.Event) -> None:
 
     Args:
         seconds: longest wait.
-        until: ends the wait. If the event is already set, the function returns immediately.
+        until: event that ends the wait. If the event is already set, the function returns immediately.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):

@@ -43,9 +43,15 @@ SWEEP_SECONDS = 1.0
 """Longest time between two sweeps over all entities."""
 PRUNE_SECONDS = 60.0
 PAUSE_SECONDS = 0.005
-"""Shortest pause after a sweep. The pause is as long as the sweep, so a loop is busy for at most half of the time."""
+"""Shortest pause after a sweep.
+
+The pause lasts at least as long as the sweep, so a loop is busy for at most half of the time.
+"""
 BEATS_PER_LEASE = 6
-"""Calls of `Hearing.beat` per lease. More than half a lease between two calls counts as a standstill of the process."""
+"""Calls of `Hearing.beat` per lease.
+
+If more than half a lease passes between two calls, the process counts as having stood still.
+"""
 
 
 class Runner:
@@ -114,7 +120,7 @@ class Runner:
         try:
             await self._work(stop)
         finally:
-            self.job_loop.cancel()  # without effect unless this task was cancelled or a loop has crashed
+            self.job_loop.cancel()  # These calls have an effect only if this task was cancelled or a loop has crashed.
         await self.executor.close()
         await asyncio.to_thread(self.job_leases.release_all)
         await asyncio.to_thread(self.fleet_leases.release_all)
@@ -144,7 +150,7 @@ class Runner:
             try:
                 await sweep()
             except Exception:
-                log.exception("a sweep failed; it is made again")
+                log.exception("a sweep failed; the next sweep follows")
             await pause(max(PAUSE_SECONDS, self._context.monotonic() - begun), until=stop)
             verdict_in = self.hearing.verdict_in(self._context.registry.views().values())
             seen = await self._context.registry.wait_for_change(seen, min(SWEEP_SECONDS, verdict_in + PAUSE_SECONDS))
@@ -159,16 +165,16 @@ class Runner:
             self.prune,
             stop,
             seconds=PRUNE_SECONDS,
-            trouble="what is old could not be let go",
+            trouble="could not delete old rows",
             more_seconds=SWEEP_SECONDS,
         )
 
     def prune(self) -> bool:
-        """Delete old rows. Return whether more may be left. Blocks: call it in a thread."""
+        """Delete old rows. Return whether more old rows may exist. Blocks: call it in a thread."""
         with self._context.database.write() as session:
             counts = prune(session, self._context.retention, self._context.now())
         if any(counts.values()):
-            log.info("let go: %s", ", ".join(f"{count} {kind}" for kind, count in counts.items() if count))
+            log.info("deleted old rows: %s", ", ".join(f"{count} {kind}" for kind, count in counts.items() if count))
         return max(counts.values()) >= self._context.retention.batch_rows
 
     def _renewed(self, lease: Lease) -> Lease:

@@ -1,10 +1,10 @@
-"""Runs the work of many keys with bounded concurrency.
+"""Runs work for many keys (such as run ids), with a limit of simultaneous runs.
 
-    wake(key)   due ──▶ running ──▶ done       a key whose work runs becomes due again when that work ends
+    wake(key) due ──▶ running ──▶ done a running key that is woken becomes due again when its run ends
                  first in, first out; at most `limit` keys run
 
-Invariant: the work of one key never runs twice at the same time, and it runs after each wake-up of the key. The only
-exception are wake-ups during a key's back-off and after `close`.
+Invariant: two runs of one key never overlap. After each wake-up of a key, a run of this key begins. Wake-ups during a
+key's back-off and after `close` have no effect.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from functools import partial
 from typing import Generic, TypeVar
 
 FIRST_BACKOFF_SECONDS = 0.5
-"""Back-off after the second failure in a row. It doubles with each further failure.
+"""Back-off after the second failure in a row.
 
-There is no back-off after the first failure, because most failures are short losses of the database connection.
+The back-off doubles with each further failure. The first failure causes no back-off, because most failures are short
+losses of the database connection.
 """
 MAX_BACKOFF_SECONDS = 2.0
-"""Longest back-off. A recovery that begins when the common cause of all failures has ended waits at most this long."""
+"""Longest back-off. Once the cause of the failures ends, a job's recovery is delayed by at most this time."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -28,8 +29,8 @@ K = TypeVar("K", bound=Hashable)
 class Scheduler(Generic[K]):
     """Runs `work` for the keys that callers wake.
 
-    All methods run on the server's event loop. An exception of `work` delays the next run of its key only. `work` logs
-    its exceptions; the scheduler does not.
+    All methods run on the server's event loop. An exception of `work` delays only the next run of the same key. `work`
+    must log its own exceptions, because the scheduler does not.
 
     Args:
         work: async function that is called with a key.
@@ -51,14 +52,14 @@ class Scheduler(Generic[K]):
         self._is_closed = False
 
     def wake(self, key: K) -> asyncio.Future[None] | None:
-        """Request a run that begins after this call.
+        """Request a run of a key that begins after this call.
 
         Args:
             key: the key to run. Several wake-ups before the run begins cause one run.
 
         Returns:
-            A future that ends with the requested run. None if the key runs now and is run again afterwards, or if the
-            call has no effect: during the key's back-off, after which the caller must wake it again, and after `close`.
+            A future that ends with the requested run. None if the key runs now, because the requested run then follows
+            later. Also None if the call has no effect, during the key's back-off or after `close`.
         """
         if self._is_closed or self._monotonic() < self._not_before.get(key, float("-inf")):
             return None
@@ -72,20 +73,21 @@ class Scheduler(Generic[K]):
     async def sweep(self, keys: Iterable[K], patience_seconds: float) -> None:
         """Wake keys, and wait until their runs have begun and most of them have ended.
 
-        A key that already runs is not waited for, so a key that is stuck delays at most one sweep.
+        The sweep does not wait for runs that were already in progress. A run that hangs therefore delays at most one
+        sweep.
 
         Args:
             keys: the keys to wake, in order.
-            patience_seconds: longest wait for the runs' ends, counted from the begin of the last run.
+            patience_seconds: longest wait for the ends of the runs, counted from the start of the last run.
         """
         ends = [ended for key in keys if (ended := self.wake(key)) is not None]
-        while self._due:  # all places are taken while a key is due
+        while self._due:  # While a key is due, all places are in use.
             await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
         if ends:
             await asyncio.wait(ends, timeout=patience_seconds)
 
     def retain(self, keys: frozenset[K]) -> None:
-        """Drop the failures of all other keys, which no caller will wake again."""
+        """Forget the failures of all keys except these, because no caller wakes the other keys again."""
         for key in self._failure_count.keys() - keys:
             self._succeeded(key)
 
@@ -127,19 +129,22 @@ class Scheduler(Generic[K]):
             self._succeeded(key)
 
     def _end(self, key: K, ended: asyncio.Future[None], _task: asyncio.Task[None]) -> None:
-        """Free the key's place. The event loop calls this also for a task that was cancelled before it began."""
+        """Free the key's place for other keys.
+
+        The event loop calls this method even if the task was cancelled before its start.
+        """
         del self._running[key]
         if not ended.done():
             ended.set_result(None)
         if key in self._again:
             self._again.discard(key)
-            self.wake(key)  # behind the keys that are due, so that no key occupies a place for ever
+            self.wake(key)  # The key goes to the end of the queue, so that no key occupies a place for ever.
         self._fill()
 
     def _failed(self, key: K) -> None:
         count = self._failure_count[key] = self._failure_count.get(key, 0) + 1
         if count > 1:
-            # the exponent is limited, because 2.0 ** 1024 overflows
+            # The exponent is limited, because 2.0 ** 1024 overflows.
             seconds = min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** min(count - 2, 10))
             self._not_before[key] = self._monotonic() + seconds
 

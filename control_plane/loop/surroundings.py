@@ -1,7 +1,7 @@
-"""Rows of one fleet that several jobs share: its jobs, nodes, notices and fault histories.
+"""The database rows of one fleet that passes over its jobs share: jobs, nodes, notices and fault histories.
 
-Invariant: one transaction reads all rows of a `Surroundings`. `SharedRows.get` returns no rows whose read began before
-the last call of `forget` that precedes the call of `get`.
+Invariant: one transaction reads all rows of a `Surroundings`. After a call of `forget`, `SharedRows.get` returns only
+rows whose read began after this call.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Surroundings:
 
 
 class SharedRows:
-    """The rows that the passes of one sweep over jobs share.
+    """A cache of the rows that the passes of one sweep over jobs share.
 
-    Without sharing, each pass would read all jobs and nodes of its fleet, and a sweep's cost would be quadratic.
+    Without the cache, each pass would read all jobs and nodes of its fleet.
 
     Used on the server's event loop.
 
@@ -52,9 +52,9 @@ class SharedRows:
         self._reads: dict[FleetName, asyncio.Task[Surroundings]] = {}
 
     async def get(self, name: FleetName) -> Surroundings:
-        """Return a fleet's rows. Callers that ask at the same time share one read.
+        """Return a fleet's rows. Concurrent callers share one read.
 
-        Raises the error of the read. The next call reads again.
+        If this read fails, all of these calls raise its error, and the next call reads again.
         """
         read = self._reads.get(name)
         if read is None or (read.done() and (read.cancelled() or read.exception() is not None)):
@@ -62,9 +62,11 @@ class SharedRows:
         return await asyncio.shield(read)
 
     def forget(self, name: FleetName | None = None) -> None:
-        """Read the rows of a fleet anew for all later calls of `get`, or of all fleets if `name` is None.
+        """Drop the cached rows of a fleet, or of all fleets if `name` is None.
 
-        A read in progress still answers the calls that wait for it.
+        Later calls of `get` read the rows again.
+
+        Calls that already wait for a read in progress still get its result.
         """
         if name is None:
             self._reads.clear()
@@ -95,14 +97,14 @@ def schedule_of(
     """Compute which jobs of a fleet may run now.
 
     Args:
-        fleet: as stored. None: no capacity.
+        fleet: the fleet's row. None means that no capacity exists.
         live: all unfinished jobs of the fleet.
-        rows: the fleet's nodes. Held nodes are not part of the capacity.
+        rows: the fleet's nodes. Held nodes reduce the capacity.
         now: Unix seconds.
-        newcomer: a job that is not stored yet, to predict its place in the queue.
+        newcomer: a job that is not stored yet and whose place in the queue the caller wants to predict.
 
     Returns:
-        The schedule that the core computes.
+        The schedule, as `core.queue` computes it.
     """
     held = sum(row.state == NodeState.HELD for row in rows)
     capacity = fleet.max_node_count - held if fleet is not None else 0

@@ -4,8 +4,8 @@
                       ├─ CompleteSource: verified, stored under sources/, the upload deleted
                       └─ never completed: deleted here, `KEPT` after the upload
 
-A presigned upload URL expires after minutes, so no client completes an upload that is a day old. A client can request a
-new URL.
+A presigned upload URL expires after minutes, so no client still completes an upload that is a day old. A client can
+upload the source again.
 
 Invariant: this module deletes only objects under `PREFIX`. Completed sources have another prefix.
 """
@@ -44,11 +44,11 @@ class UploadKeeper:
     async def run(self, stop: asyncio.Event) -> None:
         """Delete old uploads once per `LOOK_SECONDS` until `stop` is set."""
         await repeat(
-            self.look, stop, seconds=LOOK_SECONDS, trouble="uploads that nobody completed could not be deleted"
+            self.look, stop, seconds=LOOK_SECONDS, trouble="could not delete source uploads that no client completed"
         )
 
     def look(self) -> int:
-        """Delete uploads that are older than `KEPT` and return their number.
+        """Delete uploads that are older than `KEPT`, and return the number of deleted uploads.
 
         Blocks: call it in a thread.
         """
@@ -60,5 +60,5 @@ class UploadKeeper:
             self._objects.delete(self._bucket, keys)
             count += len(keys)
         if count:
-            log.info("deleted %d uploads that nobody completed", count)
+            log.info("deleted %d source uploads that no client completed", count)
         return count

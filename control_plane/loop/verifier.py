@@ -1,10 +1,10 @@
 """Verifies checkpoints in S3 at a user's request, and stores the verdict.
 
-A shard is intact if its object exists, the object has a header of Everstep, and the payload hashes to the manifest's
-digest. The payload is what a restore would read from the object.
+A shard is intact if its object exists, has Everstep's header, and has a payload with the manifest's digest.
 
-The loop reads one checkpoint at a time, as a stream in a thread. Requests are rows of the database: a restarted server
-starts the verification again. If two servers verify the same checkpoint, both store the same verdict.
+The payload is the part of the object that a restore reads. The loop reads one checkpoint at a time, as a stream in a
+thread. Requests are rows of the database, so a restarted server starts the verification again. If two servers verify
+the same checkpoint, both store the same verdict.
 
 Invariant: this module writes only verdicts. It stores no verdict while S3 is unreachable.
 """
@@ -53,7 +53,7 @@ class Verifier:
             partial(self.verify_next, stop.is_set),
             stop,
             seconds=LOOK_SECONDS,
-            trouble="a checkpoint could not be verified",
+            trouble="could not verify a checkpoint",
         )
 
     def verify_next(self, is_stopped: Callable[[], bool] = lambda: False) -> bool:
@@ -62,8 +62,8 @@ class Verifier:
         The method blocks, for hours if the checkpoint is large. Call it in a thread.
 
         Args:
-            is_stopped: function that is called before each chunk. The result True aborts the verification and keeps the
-                request.
+            is_stopped: function that the verifier calls before each chunk. If the function returns True, the verifier
+                aborts and keeps the request.
 
         Returns:
             Whether a verdict was stored.
@@ -112,19 +112,20 @@ class Verifier:
 
 
 class _Stopped(Exception):
-    """The server is stopping, so the read was aborted."""
+    """The server stops, so the verifier aborted the read."""
 
 
 def verify_shard(
     objects: ObjectStore, where: ObjectReference, shard: ManifestShard, is_stopped: Callable[[], bool]
 ) -> None:
-    """Read one shard's object completely and compare it with the manifest.
+    """Read one shard's object completely, and compare the object with the manifest.
 
     Args:
         objects: S3.
         where: bucket and key of the shard's object.
         shard: entry of the manifest, with the expected size and digest.
-        is_stopped: function that is called before each chunk. The result True aborts the read.
+        is_stopped: function that the verifier calls before each chunk. If the function returns True, the verifier
+            aborts the read.
 
     Raises:
         _Stopped: the read was aborted.
@@ -133,7 +134,7 @@ def verify_shard(
     """
     size = objects.head(where).size_bytes
     if size != shard.object_bytes:
-        raise CorruptObject(f"the object has {size:,} bytes; the manifest says {shard.object_bytes:,}")
+        raise CorruptObject(f"the object has {size:,} bytes, but the manifest states {shard.object_bytes:,}")
     hasher = PartsHasher(shard.part_bytes) if shard.sha256 else None
     with closing(_Reader(objects.stream(where, end=size), is_stopped, hasher)) as reader:
         (length,) = LENGTH.unpack(reader.take(LENGTH.size))
@@ -181,7 +182,7 @@ class _Reader:
         self._left = memoryview(b"")
 
     def pieces(self, count: int) -> Iterator[memoryview]:
-        """Yield the next `count` bytes in pieces, as the stream delivers them."""
+        """Yield the next `count` bytes in pieces, in the sizes that the stream delivers."""
         while count:
             if self._is_stopped():
                 raise _Stopped

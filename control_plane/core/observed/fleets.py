@@ -204,8 +204,10 @@ class FleetJob:
     The fleet neither assigns nodes to the job nor removes nodes from it. Only AWS can remove nodes.
     """
     may_pause: bool = False
-    """Whether another job may make this job pause: it is preemptible, trains, and has committed a step in this
-    launch."""
+    """Whether another job may make this job pause.
+
+    True if the job is preemptible, trains, and has committed a step in this launch.
+    """
     not_before: float | None = None
     no_pause_before: float | None = None
     moves: tuple[Departure, ...] = ()

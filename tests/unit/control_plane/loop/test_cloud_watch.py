@@ -403,6 +403,6 @@ async def test_what_goes_wrong_with_one_fleet_is_told_and_tried_again(
     cloud = world.runner.cloud
     await cloud.poll()
     assert cloud.group(FLEET) is None
-    assert "it is asked again" in caplog.text
+    assert "the next poll retries" in caplog.text
     await cloud.poll()
     assert cloud.group(FLEET) is not None

@@ -71,11 +71,11 @@ async def test_what_a_turn_runs_into_is_told_and_ends_nothing(
             work_of(CloudUnavailable("no answer"), ZeroDivisionError(), None),
             asyncio.Event(),
             seconds=1.0,
-            trouble="it could not be done",
+            trouble="could not do the work",
         )
     away, broken = caplog.records
-    assert (away.getMessage(), away.exc_info) == ("it could not be done; it is tried again: no answer", None)
-    assert broken.getMessage() == "it could not be done; it is tried again"
+    assert (away.getMessage(), away.exc_info) == ("could not do the work; the next attempt follows: no answer", None)
+    assert broken.getMessage() == "could not do the work; the next attempt follows"
     assert broken.exc_info
 
 
