@@ -44,7 +44,7 @@ class Checkpoint(TypedDict):
     """The damaged parts. Absent if no verification has found damage."""
 
 class CheckpointActivity(TypedDict):
-    """The due time of the job's next checkpoint, and measurements of the last upload."""
+    """The due time of the job's next checkpoint, the running upload, and measurements of the last upload."""
     Policy: str
     """What makes checkpoints due, in words."""
     NextStep: NotRequired[int]
@@ -57,6 +57,8 @@ class CheckpointActivity(TypedDict):
     """Duration of the last upload of all shards. Absent before the first."""
     LastUploadCostSeconds: NotRequired[float]
     """Training time that the last upload cost, by its effect on the pace of training."""
+    Upload: NotRequired[CheckpointUpload]
+    """The checkpoint that is being uploaded. Absent if no upload runs."""
 
 class CheckpointConfig(TypedDict):
     """Checkpoints in S3: when they are written and how long they are kept. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. Without them, Everstep writes a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint."""
@@ -99,6 +101,22 @@ class CheckpointConfigUpdate(TypedDict):
     """New value of KeepEverySteps, in steps. 0 disables the rule, so only the limits decide what to keep."""
     MaxAgeInSeconds: NotRequired[int]
     """New age limit of checkpoints, at least 60. 0 removes the limit."""
+
+class CheckpointUpload(TypedDict):
+    """The progress of the checkpoint that is being uploaded, as the agents last reported it."""
+    Step: int
+    StoredBytes: int
+    """Bytes that S3 has stored, of all shards whose upload has begun."""
+    TotalBytes: int
+    """Size of all shards whose upload has begun."""
+    SlowestRank: int
+    """The rank whose shard is uploaded the least."""
+    SlowestObject: NotRequired[str]
+    """The S3 URI of this rank's object. Absent until its first request begins."""
+    SlowestStoredBytes: int
+    """Bytes of this rank's shard that S3 has stored."""
+    SlowestTotalBytes: int
+    """Size of this rank's shard."""
 
 class Condition(TypedDict):
     """A current problem of a node or of the service. It is no longer listed once it is resolved."""

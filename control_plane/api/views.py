@@ -57,7 +57,7 @@ from control_plane.db.tokens import TokenRecord
 from control_plane.errors import TooManyCases
 from control_plane.loop import records
 from control_plane.loop.agents import AgentView
-from control_plane.loop.records import checkpoint_pace_of, generation_node_count, suspicion_of
+from control_plane.loop.records import checkpoint_pace_of, checkpoint_upload_of, generation_node_count, suspicion_of
 from everstep.protocol.ids import FIRST_STEP, NodeId, RunId
 
 if TYPE_CHECKING:
@@ -376,7 +376,7 @@ def job(
 
 
 def _checkpoint_activity(job: JobRecord) -> jobs_schemas.CheckpointActivity:
-    spec, pace = job.spec, checkpoint_pace_of(job)
+    spec, pace, upload = job.spec, checkpoint_pace_of(job), checkpoint_upload_of(job)
     is_over = job.ended_at is not None
     return jobs_schemas.CheckpointActivity(
         policy=policy_words(
@@ -391,6 +391,17 @@ def _checkpoint_activity(job: JobRecord) -> jobs_schemas.CheckpointActivity:
         interval_seconds=pace.interval_seconds or None,
         last_upload_seconds=pace.upload_seconds or None,
         last_upload_cost_seconds=pace.cost_seconds if pace.upload_seconds else None,
+        upload=None
+        if upload is None
+        else jobs_schemas.CheckpointUpload(
+            step=upload.step,
+            stored_bytes=upload.stored_bytes,
+            total_bytes=upload.total_bytes,
+            slowest_rank=upload.slowest.rank,
+            slowest_object=upload.slowest.object_name or None,
+            slowest_stored_bytes=upload.slowest.stored_bytes,
+            slowest_total_bytes=upload.slowest.object_bytes,
+        ),
     )
 
 

@@ -22,6 +22,7 @@ from control_plane.core.observed.steps import (
     NO_GENERATION,
     NO_STEP,
     CheckpointRecord,
+    CheckpointUpload,
     DamagedCheckpoint,
     GenerationRecord,
 )
@@ -323,6 +324,31 @@ def upload_seconds(reports: Mapping[NodeId, MemberReport]) -> float | None:
     timed = [upload for report in reports.values() for upload in report.uploads if upload.upload_seconds > 0]
     newest = max((upload.step for upload in timed), default=NO_STEP)
     return max((upload.upload_seconds for upload in timed if upload.step == newest), default=None)
+
+
+def uploading(generation: Generation, reports: Mapping[NodeId, MemberReport]) -> CheckpointUpload | None:
+    """Return the progress of the newest checkpoint that is being uploaded.
+
+    Args:
+        generation: number of the generation that the reports are about.
+        reports: the members' reports about that generation.
+
+    Returns:
+        The progress, or None if no upload runs.
+    """
+    running = [upload for report in reports.values() for upload in report.running_uploads]
+    step = max((upload.step for upload in running), default=NO_STEP)
+    running = [upload for upload in running if upload.step == step]
+    if not running:
+        return None
+    finished = sum(shard.object_bytes for shard in _by_step(reports).get(step, {}).values())
+    return CheckpointUpload(
+        generation=generation,
+        step=step,
+        stored_bytes=finished + sum(upload.stored_bytes for upload in running),
+        total_bytes=finished + sum(upload.object_bytes for upload in running),
+        slowest=min(running, key=lambda upload: (upload.stored_bytes / max(upload.object_bytes, 1), upload.rank)),
+    )
 
 
 def _by_step(reports: Mapping[NodeId, MemberReport]) -> dict[Step, dict[Rank, UploadedShard]]:

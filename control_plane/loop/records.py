@@ -26,7 +26,13 @@ from control_plane.core.observed.fleets import FleetJob, FleetSpec, Hold, NodeRe
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
 from control_plane.core.observed.jobs import JobRecord, JobSettings, JobSpec, Memo, Suspicion
 from control_plane.core.observed.nodes import Implication, Notice, Remedy
-from control_plane.core.observed.steps import NO_GENERATION, CheckpointRecord, GenerationRecord, initial_generation
+from control_plane.core.observed.steps import (
+    NO_GENERATION,
+    CheckpointRecord,
+    CheckpointUpload,
+    GenerationRecord,
+    initial_generation,
+)
 from control_plane.core.states import INCIDENT_PHASES, JobState, NodeState
 from control_plane.db import checkpoints, drills, fleets, implications, incidents, jobs, nodes, notices
 from everstep.protocol.agent_messages import AgentReport, CheckpointPace, NoticeKind
@@ -121,6 +127,13 @@ def suspicion_of(job: jobs.JobRecord) -> Suspicion | None:
 def checkpoint_pace_of(job: jobs.JobRecord) -> CheckpointPace:
     """Return when the job's next checkpoint is due, as its coordinator last reported."""
     return msgspec.convert(job.memo.get("checkpoints", {}), CheckpointPace)
+
+
+def checkpoint_upload_of(job: jobs.JobRecord) -> CheckpointUpload | None:
+    """Return the progress of the checkpoint that the job's present generation uploads, or None."""
+    stored = job.memo.get("uploading")
+    upload = None if stored is None else msgspec.convert(stored, CheckpointUpload)
+    return None if upload is None or upload.generation != job.generation or job.ended_at is not None else upload
 
 
 def generation_node_count(job: jobs.JobRecord) -> int:
@@ -422,6 +435,7 @@ def _moment(seconds: float | None) -> datetime | None:
 
 
 resolve(CheckpointPace)
+resolve(CheckpointUpload)
 resolve(Memo)
 resolve(Suspicion)
 resolve(FailureRecord)

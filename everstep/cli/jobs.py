@@ -642,6 +642,7 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("hyperparameters", ", ".join(f"{name}={value}" for name, value in job["HyperParameters"].items()) or None),
         ("checkpoints", job["CheckpointActivity"]["Policy"]),
         ("next checkpoint", _next_checkpoint(job["CheckpointActivity"])),
+        ("upload", _upload(job["CheckpointActivity"])),
         ("last upload", _last_upload(job["CheckpointActivity"])),
         ("outputs", job["OutputDataConfig"]["S3OutputPath"]),
         ("limits", ", ".join(f"{name} {value}" for name, value in stopping.items() if value is not None) or None),
@@ -661,6 +662,14 @@ def _next_checkpoint(activity: Json) -> str | None:
         *([f"from {moment(activity['NextTime'])} on"] if "NextTime" in activity else []),
     ]
     return " or ".join(due) or None
+
+
+def _upload(activity: Json) -> str | None:
+    if (upload := activity.get("Upload")) is None:
+        return None
+    share = upload["StoredBytes"] / upload["TotalBytes"] if upload["TotalBytes"] else 0.0
+    slowest = f"{size(upload['SlowestStoredBytes'])} of {size(upload['SlowestTotalBytes'])}"
+    return f"uploading the checkpoint of step {upload['Step']}: {share:.0%} (rank {upload['SlowestRank']}: {slowest})"
 
 
 def _last_upload(activity: Json) -> str | None:

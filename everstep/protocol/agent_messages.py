@@ -281,6 +281,19 @@ class UploadedShard(Message, frozen=True):
     """Same value as `ManifestShard.part_bytes`."""
 
 
+class RunningUpload(Message, frozen=True):
+    """The progress of the upload of one shard to S3."""
+
+    rank: Rank
+    step: Step
+    object_name: str
+    """The object, as s3://bucket/key; empty until the first attempt begins."""
+    stored_bytes: int
+    """Bytes of the parts that S3 has stored in this attempt."""
+    object_bytes: int
+    """Size of the object. Until the first attempt begins, the size of the shard in memory."""
+
+
 class MetricPoint(Message, frozen=True):
     """Metric values of one step. Rank 0 logged them, or the agent of its node measured them.
 
@@ -462,6 +475,8 @@ class MemberReport(Message, frozen=True):
     """The state of the rounds; None unless this agent is the coordinator's."""
     uploads: tuple[UploadedShard, ...] = ()
     """Uploads of the newest two steps at most."""
+    running_uploads: tuple[RunningUpload, ...] = ()
+    """The uploads that this node has begun and not ended, in rank order."""
     faults: tuple[NodeFault, ...] = ()
     load_seconds: float = 0.0
     longest: dict[str, float] = msgspec.field(default_factory=dict[str, float])

@@ -46,7 +46,7 @@ export interface Checkpoint {
   VerificationMessage?: string
 }
 
-/** The due time of the job's next checkpoint, and measurements of the last upload. */
+/** The due time of the job's next checkpoint, the running upload, and measurements of the last upload. */
 export interface CheckpointActivity {
   /** What makes checkpoints due, in words. */
   Policy: string
@@ -60,6 +60,8 @@ export interface CheckpointActivity {
   LastUploadSeconds?: number
   /** Training time that the last upload cost, by its effect on the pace of training. */
   LastUploadCostSeconds?: number
+  /** The checkpoint that is being uploaded. Absent if no upload runs. */
+  Upload?: CheckpointUpload
 }
 
 /** Checkpoints in S3: when they are written and how long they are kept. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. Without them, Everstep writes a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint. */
@@ -104,6 +106,23 @@ export interface CheckpointConfigUpdate {
   KeepEverySteps?: number
   /** New age limit of checkpoints, at least 60. 0 removes the limit. */
   MaxAgeInSeconds?: number
+}
+
+/** The progress of the checkpoint that is being uploaded, as the agents last reported it. */
+export interface CheckpointUpload {
+  Step: number
+  /** Bytes that S3 has stored, of all shards whose upload has begun. */
+  StoredBytes: number
+  /** Size of all shards whose upload has begun. */
+  TotalBytes: number
+  /** The rank whose shard is uploaded the least. */
+  SlowestRank: number
+  /** The S3 URI of this rank's object. Absent until its first request begins. */
+  SlowestObject?: string
+  /** Bytes of this rank's shard that S3 has stored. */
+  SlowestStoredBytes: number
+  /** Size of this rank's shard. */
+  SlowestTotalBytes: number
 }
 
 export interface CompleteSourceRequest {

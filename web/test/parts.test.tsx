@@ -1,6 +1,6 @@
 // @vitest-environment jsdom
 /** The cards that decide what somebody does at 3 a.m., as they are drawn: what the models say stands there, and nothing that may not be done is offered. */
-import { act, fireEvent, screen, waitFor, within } from '@testing-library/react'
+import { act, cleanup, fireEvent, screen, waitFor, within } from '@testing-library/react'
 import { Route, Routes } from 'react-router'
 import { describe, expect, test, vi } from 'vitest'
 
@@ -148,6 +148,16 @@ describe('the nodes of a fleet', () => {
     fireEvent.click(screen.getByRole('button', { name: 'Show 5 more of 505' }))
     expect(ids()).toHaveLength(505)
   })
+})
+
+test('a running upload is shown with its share and its slowest rank, before the first checkpoint too', () => {
+  const Upload = { Step: 1400, StoredBytes: 61, TotalBytes: 100, SlowestRank: 3, SlowestObject: 's3://b/rank=3', SlowestStoredBytes: 3 * 2 ** 29, SlowestTotalBytes: 2 ** 31 }
+  const job = (activity: object) => ({ TrainingJobName: 'gpt', CheckpointActivity: { Policy: 'every 100 steps', ...activity } }) as TrainingJob
+  drawn(<CheckpointsTab job={job({ Upload })} />, { answers: { '["checkpoints","gpt"]': [] } })
+  expect(screen.getByText('Uploading the checkpoint of step 1,400: 61 % (rank 3: 1.5 GiB of 2.0 GiB)')).toBeTruthy()
+  cleanup()
+  drawn(<CheckpointsTab job={job({})} />, { answers: { '["checkpoints","gpt"]': [] } })
+  expect(screen.queryByText(/Uploading/)).toBeNull()
 })
 
 test('a checkpoint that was found damaged looks so, with what is wrong with it; what nobody read back is said not to be', () => {

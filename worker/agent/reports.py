@@ -166,6 +166,7 @@ class Reports:
             silent_peers=member.status.silent_peers(),
             round=member.status.round_status(),
             uploads=tuple(member.uploads.uploaded),
+            running_uploads=member.uploads.running(),
             faults=(*lifecycle.faults, *member.status.faults()),
             load_seconds=lifecycle.load_seconds,
             restored_from=member.base.restored_from,

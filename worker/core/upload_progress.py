@@ -1,9 +1,10 @@
-"""The progress of one upload to S3, and the message about an upload without progress. Pure."""
+"""The progress of one upload to S3 for reports, and the message about an upload without progress. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from everstep.protocol.agent_messages import RunningUpload
 from everstep.protocol.ids import Rank, Step
 
 STALL_SECONDS = 60.0
@@ -24,6 +25,7 @@ class UploadProgress:
     name: str = ""
     """The object, as s3://bucket/key; empty until the first attempt begins."""
     object_bytes: int = 0
+    """Size of the object. Until the first attempt begins, the size of the shard in memory."""
     stored_bytes: int = 0
     """Bytes of all parts that S3 has stored in this attempt."""
 
@@ -34,6 +36,17 @@ class UploadProgress:
     def stored(self, part_bytes: int, now: float) -> UploadProgress:
         """Return the progress after S3 has stored a part."""
         return replace(self, stored_bytes=self.stored_bytes + part_bytes, moved_at=now)
+
+    @property
+    def report(self) -> RunningUpload:
+        """The progress in the form that the agent reports."""
+        return RunningUpload(
+            rank=self.rank,
+            step=self.step,
+            object_name=self.name,
+            stored_bytes=self.stored_bytes,
+            object_bytes=self.object_bytes,
+        )
 
     def stall(self, now: float) -> str:
         """Return a sentence about an upload without progress; empty while the upload makes progress.

@@ -12,7 +12,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
 
-from everstep.protocol.agent_messages import NodeFault, UploadedShard
+from everstep.protocol.agent_messages import NodeFault, RunningUpload, UploadedShard
 from everstep.protocol.ids import Rank, Step
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 from everstep.protocol.rounds import Announcement
@@ -76,7 +76,7 @@ class CheckpointUploads:
         self._background = Background()
         self._cleaned = asyncio.Event()
         self._progress: dict[Rank, UploadProgress] = {}
-        """The running upload of each local rank."""
+        """The running upload of each local rank, from its beginning to its end, pauses between attempts included."""
         self._uploading: dict[Rank, asyncio.Task[None]] = {}
         """The newest upload task of each local rank; the task may have ended."""
 
@@ -134,6 +134,10 @@ class CheckpointUploads:
             if (message := progress.stall(now))
         )
 
+    def running(self) -> tuple[RunningUpload, ...]:
+        """Return the progress of each running upload, in rank order, for the node's reports."""
+        return tuple(self._progress[rank].report for rank in sorted(self._progress))
+
     async def idle(self) -> None:
         """Wait until no upload is running."""
         await self._background.idle()
@@ -153,6 +157,12 @@ class CheckpointUploads:
             return
         shard.pinned = shard.uploaded = step
         slot.pins += 1
+        self._progress[shard.rank] = UploadProgress(
+            rank=shard.rank,
+            step=step,
+            moved_at=asyncio.get_running_loop().time(),
+            object_bytes=slot.file.header.payload_bytes,
+        )
 
         async def work() -> None:
             failures = 0
@@ -163,6 +173,7 @@ class CheckpointUploads:
             finally:
                 slot.pins -= 1
                 shard.pinned = NONE
+                del self._progress[shard.rank]
                 self._on_change()
             self._upload_if_due(shard)
 
@@ -186,7 +197,7 @@ class CheckpointUploads:
             if digests is None:
                 raise CorruptCheckpoint(f"step {step} in memory no longer matches its digest")
             await self._cleaned.wait()
-            uploaded = await self._upload(shard, step, slot.file, digests.known)
+            uploaded = await self._upload(shard, slot.file, digests.known)
         except StorageError as error:
             pause = retry_pause(failures + 1) if error.retryable else None
             follows = "" if pause is None else "; the agent tries again"
@@ -199,8 +210,8 @@ class CheckpointUploads:
         self._faults.withdraw("upload_failed", subject)
         return None
 
-    async def _upload(self, shard: OwnedShard, step: Step, slot: SlotFile, digests: bytes) -> UploadedShard:
-        """Upload a sealed slot, and record the progress, from which `stalls` derives its faults."""
+    async def _upload(self, shard: OwnedShard, slot: SlotFile, digests: bytes) -> UploadedShard:
+        """Upload a sealed slot, and record the progress, from which `stalls` and `running` derive their results."""
         loop, rank = asyncio.get_running_loop(), shard.rank
 
         def note(change: Callable[[UploadProgress], UploadProgress]) -> None:
@@ -213,13 +224,9 @@ class CheckpointUploads:
         def on_stored(part_bytes: int) -> None:
             loop.call_soon_threadsafe(note, lambda progress: progress.stored(part_bytes, loop.time()))
 
-        self._progress[rank] = UploadProgress(rank=rank, step=step, moved_at=loop.time())
-        try:
-            return await upload_shard(
-                self._objects, slot, digests, self._plan, rank=rank, on_begun=on_begun, on_stored=on_stored
-            )
-        finally:
-            del self._progress[rank]
+        return await upload_shard(
+            self._objects, slot, digests, self._plan, rank=rank, on_begun=on_begun, on_stored=on_stored
+        )
 
     async def _end_upload(self, shard: OwnedShard) -> None:
         """Cancel the upload of a shard, then grant the shard's slot for the final step."""

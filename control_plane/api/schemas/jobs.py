@@ -463,8 +463,26 @@ class Condition(Shape):
     """The node with the problem. Absent if the problem is in the service itself."""
 
 
+class CheckpointUpload(Shape):
+    """The progress of the checkpoint that is being uploaded, as the agents last reported it."""
+
+    step: int
+    stored_bytes: int
+    """Bytes that S3 has stored, of all shards whose upload has begun."""
+    total_bytes: int
+    """Size of all shards whose upload has begun."""
+    slowest_rank: int
+    """The rank whose shard is uploaded the least."""
+    slowest_object: str | None
+    """The S3 URI of this rank's object. Absent until its first request begins."""
+    slowest_stored_bytes: int
+    """Bytes of this rank's shard that S3 has stored."""
+    slowest_total_bytes: int
+    """Size of this rank's shard."""
+
+
 class CheckpointActivity(Shape):
-    """The due time of the job's next checkpoint, and measurements of the last upload."""
+    """The due time of the job's next checkpoint, the running upload, and measurements of the last upload."""
 
     policy: str
     """What makes checkpoints due, in words."""
@@ -481,6 +499,8 @@ class CheckpointActivity(Shape):
     """Duration of the last upload of all shards. Absent before the first."""
     last_upload_cost_seconds: float | None
     """Training time that the last upload cost, by its effect on the pace of training."""
+    upload: CheckpointUpload | None
+    """The checkpoint that is being uploaded. Absent if no upload runs."""
 
 
 class TrainingJob(Shape):

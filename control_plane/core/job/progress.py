@@ -71,6 +71,7 @@ def with_progress(view: JobView) -> JobView:
         doubted=() if is_safe else record.doubted,
         pace=hangs.learned(record.pace, plan.world_size, view.reports),
         checkpoints=record.checkpoints if status is None else status.checkpoints,
+        uploading=checkpoints.uploading(plan.generation, view.reports),
         upload_seconds=checkpoints.upload_seconds(view.reports) or record.upload_seconds,
     )
 

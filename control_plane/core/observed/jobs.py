@@ -9,7 +9,14 @@ from typing import Literal
 from control_plane.core.observed.drills import DrillObserved
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
 from control_plane.core.observed.nodes import Cause, NodeObserved, Remedy
-from control_plane.core.observed.steps import NO_GENERATION, NO_STEP, CheckpointRecord, GenerationRecord, RefusedSource
+from control_plane.core.observed.steps import (
+    NO_GENERATION,
+    NO_STEP,
+    CheckpointRecord,
+    CheckpointUpload,
+    GenerationRecord,
+    RefusedSource,
+)
 from control_plane.core.states import JobState
 from everstep.protocol.agent_messages import CheckpointPace
 from everstep.protocol.ids import FIRST_STEP, FleetName, Generation, JobName, NodeId, RunId, Step
@@ -262,8 +269,8 @@ class Suspicion:
 class Memo:
     """The part of a job's record that the job loop keeps between passes, in one JSON column.
 
-    The API shows only `suspicion` and the cost of `incident`. To keep another value between passes, add a field with a
-    default. Stored records that lack the field get the default.
+    The API shows only `suspicion`, `checkpoints`, `uploading` and the cost of `incident`. To keep another value between
+    passes, add a field with a default. Stored records that lack the field get the default.
     """
 
     state_since: float
@@ -298,6 +305,8 @@ class Memo:
     """Why the job stops, if the cause is a limit and no user's request."""
     checkpoints: CheckpointPace = field(default_factory=CheckpointPace)
     """When the next checkpoint is due, as the coordinator reported last."""
+    uploading: CheckpointUpload | None = None
+    """The newest checkpoint that is being uploaded, as the agents last reported; None if no upload runs."""
     noticed: tuple[NodeId, ...] = ()
     """Departing members that AWS announced and for which a checkpoint was requested."""
     notice_wanted: Step = NO_STEP

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from everstep.protocol.agent_messages import RunningUpload
 from everstep.protocol.ids import FIRST_STEP, Generation, Rank, Step
 from everstep.protocol.manifest import ManifestShard
 
@@ -46,6 +47,21 @@ class CheckpointRecord:
     """When the control plane wrote the manifest, in Unix seconds. 0 if unknown."""
     damage: str = ""
     """The damage that a verification or a restore found. Empty without damage. No restore uses a damaged checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointUpload:
+    """The progress of the upload of one checkpoint, over all ranks whose agents have reported it."""
+
+    generation: Generation
+    """The generation that uploads."""
+    step: Step
+    stored_bytes: int
+    """Bytes that S3 has stored, of finished and of running shards."""
+    total_bytes: int
+    """Bytes of all shards whose upload has begun."""
+    slowest: RunningUpload
+    """The running shard with the smallest stored share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

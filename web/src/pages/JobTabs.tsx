@@ -83,6 +83,24 @@ export function ProtectionTab({ job }: { job: TrainingJob }) {
 }
 
 export function CheckpointsTab({ job }: { job: TrainingJob }) {
+  return (
+    <div className="stack">
+      <UploadLine job={job} />
+      <CheckpointTable job={job} />
+    </div>
+  )
+}
+
+/** The checkpoint that is being uploaded, and the rank that is behind the others. */
+function UploadLine({ job }: { job: TrainingJob }) {
+  const upload = job.CheckpointActivity?.Upload
+  if (upload === undefined) return null
+  const share = upload.TotalBytes ? upload.StoredBytes / upload.TotalBytes : 0
+  const slowest = `rank ${upload.SlowestRank}: ${bytes(upload.SlowestStoredBytes)} of ${bytes(upload.SlowestTotalBytes)}`
+  return <p title={upload.SlowestObject}>{`Uploading the checkpoint of step ${count(upload.Step)}: ${percent(share)} (${slowest})`}</p>
+}
+
+function CheckpointTable({ job }: { job: TrainingJob }) {
   const query = useQuery(checkpointsQuery(useJobAddress(job)))
   return (
     <Shown query={query}>

@@ -756,6 +756,11 @@ async def test_an_upload_without_progress_is_reported_with_its_object(
     await asyncio.sleep(0)
     now = asyncio.get_running_loop().time()
     assert member.uploads.stalls(now) == ()
+    report = fleet.nodes[0].agent.reports.report().member
+    assert report is not None
+    (running,) = report.running_uploads
+    assert (running.rank, running.step) == (0, member.contents.committed)
+    assert (running.object_name, running.stored_bytes, running.object_bytes) == ("s3://bucket/key", 300, 1000)
     (fault,) = member.uploads.stalls(now + STALL_SECONDS)
     assert fault.code == "upload_stalled"
     assert "rank 0" in fault.message
@@ -765,6 +770,7 @@ async def test_an_upload_without_progress_is_reported_with_its_object(
     go.set()
     await member.uploads.idle()
     assert member.uploads.stalls(now + STALL_SECONDS) == ()
+    assert member.uploads.running() == ()
 
 
 async def test_uploads_that_an_ended_agent_left_are_aborted(fleet: Fleet) -> None:

@@ -18,6 +18,7 @@ from control_plane.core import domain_loss
 from control_plane.core.observed.incidents import IncidentRecord as OpenIncident
 from control_plane.core.observed.jobs import Memo
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.steps import CheckpointUpload
 from control_plane.core.states import IncidentState
 from control_plane.db import checkpoints, events, incidents, jobs, nodes, protection
 from control_plane.db.checkpoints import CheckpointRecord
@@ -30,7 +31,7 @@ from control_plane.db.protection import HolderRecord, ShardRecord, VerifiedRecor
 from control_plane.db.tokens import Role
 from control_plane.errors import TooManyCases
 from everstep.errors import NothingToDownload, TransferFailed
-from everstep.protocol.agent_messages import AgentReport, Hello, NodeFault
+from everstep.protocol.agent_messages import AgentReport, Hello, NodeFault, RunningUpload
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard, PartsHasher, encode_manifest
 from everstep.protocol.plan import ObjectReference, PlanNode, RankPlan
@@ -621,6 +622,32 @@ def test_an_open_incident_costs_on_and_one_that_is_over_has_the_cost_that_is_sto
     job.write(incidents.change, "inc-0", closed_at=START + timedelta(seconds=5), cost_usd=0.7)
     told = [client.describe_incident(IncidentId="inc-0"), *client.list_incidents()["Incidents"]]
     assert [one["CostUsd"] for one in told] == [0.7, 0.7]
+
+
+def test_a_job_shows_the_upload_of_its_present_generation_only(client, job):
+    slowest = RunningUpload(
+        rank=Rank(3), step=Step(400), object_name="s3://b/rank=3", stored_bytes=300, object_bytes=500
+    )
+    upload = CheckpointUpload(
+        generation=Generation(2), step=Step(400), stored_bytes=1220, total_bytes=2000, slowest=slowest
+    )
+    memo = msgspec.to_builtins(Memo(state_since=0.0, uploading=upload))
+
+    def shown():
+        return client.describe_training_job(TrainingJobName="gpt")["CheckpointActivity"].get("Upload")
+
+    job.write(jobs.change, memo=memo, generation=2)
+    assert shown() == {
+        "Step": 400,
+        "StoredBytes": 1220,
+        "TotalBytes": 2000,
+        "SlowestRank": 3,
+        "SlowestObject": "s3://b/rank=3",
+        "SlowestStoredBytes": 300,
+        "SlowestTotalBytes": 500,
+    }
+    job.write(jobs.change, generation=3)
+    assert shown() is None
 
 
 @pytest.mark.covers("ListIncidents.SortOrder", "ListIncidents.StatusEquals")

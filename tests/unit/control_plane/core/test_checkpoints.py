@@ -9,6 +9,7 @@ import msgspec
 from control_plane.core import checkpoints
 from control_plane.core.checkpoints import KeptCheckpoint, Retention
 from control_plane.core.evidence import current_reports
+from everstep.protocol.agent_messages import RunningUpload
 from everstep.protocol.ids import Generation, Step
 from tests.properties.control_plane.simulated import SimulatedJob, Simulation, fresh
 
@@ -44,6 +45,41 @@ def test_one_that_a_person_has_deleted_is_not_put_again() -> None:
     reports = current_reports(simulation.nodes(), job.spec.run, job.record.generation)
     assert checkpoints.due(job.plan, reports, job.lineage, job.checkpoints, {(Generation(1), Step(3))}) == ()
     assert checkpoints.due(job.plan, reports, job.lineage, job.checkpoints, {(Generation(1), Step(2))}) != ()
+
+
+def test_the_progress_of_an_upload_counts_finished_and_running_shards() -> None:
+    simulation, job = uploaded()
+    reports = current_reports(simulation.nodes(), job.spec.run, job.record.generation)
+    assert checkpoints.uploading(Generation(1), reports) is None
+    done = sum(upload.object_bytes for report in reports.values() for upload in report.uploads)
+    running = {
+        node_id: msgspec.structs.replace(
+            report,
+            running_uploads=tuple(
+                RunningUpload(
+                    rank=upload.rank, step=Step(4), object_name="", stored_bytes=upload.rank, object_bytes=100
+                )
+                for upload in report.uploads
+            ),
+        )
+        for node_id, report in reports.items()
+    }
+    found = checkpoints.uploading(Generation(1), running)
+    assert found is not None
+    assert (found.step, found.stored_bytes, found.total_bytes, found.slowest.rank) == (4, 0 + 1 + 2 + 3, 400, 0)
+    (first, *_) = running
+    running[first] = msgspec.structs.replace(
+        running[first],
+        running_uploads=(),
+        uploads=tuple(msgspec.structs.replace(upload, step=Step(4)) for upload in running[first].uploads),
+    )
+    found = checkpoints.uploading(Generation(1), running)
+    assert found is not None
+    ended = sum(upload.object_bytes for upload in running[first].uploads)
+    left = [upload.rank for report in running.values() for upload in report.running_uploads]
+    assert 0 < ended < done
+    assert (found.stored_bytes, found.total_bytes) == (ended + sum(left), ended + 100 * len(left))
+    assert found.slowest.rank == min(left)
 
 
 def test_a_missing_shard_makes_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from everstep.protocol.agent_messages import RunningUpload
 from everstep.protocol.ids import Rank, Step
 from worker.core.upload_progress import STALL_SECONDS, UploadProgress
 
@@ -18,5 +19,8 @@ def test_each_part_and_each_attempt_is_progress() -> None:
     assert stored.stall(120.0 + STALL_SECONDS) == (
         "the upload of step 7 of rank 3 makes no progress for 60 s to s3://bucket/key, 500 of 1,000 bytes stored; "
         "check the node's connection to S3"
+    )
+    assert stored.report == RunningUpload(
+        rank=Rank(3), step=Step(7), object_name="s3://bucket/key", stored_bytes=500, object_bytes=1000
     )
     assert stored.begun("s3://bucket/other", 1000, 130.0).stored_bytes == 0
