@@ -656,7 +656,7 @@ async def test_where_there_are_no_cgroups_children_are_found_and_that_is_said(
     bench.supervisor._cgroup = "no/such/parent"
     await bench.supervisor.start()
     try:
-        assert "found by descent and session" in caplog.text
+        assert "found by parent and session" in caplog.text
         await bench.start(LEAVE_A_DAEMON)
         record = await bench.living()
         assert record.cgroup == ""

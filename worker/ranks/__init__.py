@@ -1,1 +1,1 @@
-"""Rank processes of a node: their environment, their files, and the shim that starts them and outlives the agent."""
+"""Manages the rank processes of a node: their environment, their files, and the shim that starts and outlives them."""

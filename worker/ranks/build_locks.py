@@ -1,11 +1,11 @@
-"""Removal of torch's build locks that killed ranks left behind.
+"""Removes torch's build locks that killed ranks left behind.
 
 torch compiles an extension (such as DeepSpeed's CPU Adam) once, in a folder below HOME. During the compilation, a file
-named `lock` blocks other processes. A process that is killed meanwhile leaves the file behind. Every later rank, in all
-later generations, would wait for it forever.
+named `lock` blocks other processes. If the compiling process is killed, the file remains. All later ranks would wait
+for its removal forever.
 
 Invariant: this module never removes a lock that a process holds open, or that a process of another node may hold open.
-It removes files from the ranks' own folders only and follows no symbolic links. Source: torch 2.13,
+It removes files only from the ranks' own folders and follows no symbolic links. Source: torch 2.13,
 `torch.utils.file_baton` (the holder keeps the file open) and `torch.utils.cpp_extension` (the location of the file).
 """
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 OWN_FILE_SYSTEMS: Final = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
 """File systems that only one machine can mount at a time.
 
-Every process that holds a file of such a file system open is visible in this machine's /proc.
+This machine's /proc shows every process that has a file of such a file system open.
 """
 
 
@@ -35,7 +35,7 @@ def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
     """Remove build locks that no process holds open.
 
     The supervisor calls this before it starts a rank. Locks on file systems that other nodes may mount are not removed.
-    Without locks the call takes about a millisecond.
+    If no lock exists, the call takes about a millisecond.
 
     Args:
         environment: the rank's environment, which names the folder of compiled extensions.
@@ -51,7 +51,7 @@ def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
                 found[told.st_dev, told.st_ino] = path
             else:
                 log.info(
-                    "%s is let be: it lies on %s, where another node may hold it",
+                    "build lock %s is not removed: it is on %s, where another node may hold it",
                     path,
                     kind or "a file system of unknown type",
                 )
@@ -65,18 +65,19 @@ def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
                 _unlink(path, user)
         except OSError as error:
             log.warning(
-                "%s, which nobody holds, cannot be removed; ranks that build there will wait for it: %s", path, error
+                "build lock %s, which no process holds, cannot be removed; ranks that build there wait for it: %s",
+                path,
+                error,
             )
         else:
             log.warning(
-                "%s was left by a rank that was killed while it built an extension; it is removed, or others "
-                "would wait for it for ever",
+                "removed build lock %s, which a rank left when it was killed during a build",
                 path,
             )
 
 
 def _unlink(path: Path, user: RankUser | None) -> None:
-    """Remove a file from a folder of this user. No symbolic link in its path is followed."""
+    """Remove a file from a folder of this user. If its path contains a symbolic link, nothing is removed."""
     folder = os.open("/", os.O_PATH | os.O_DIRECTORY)
     try:
         for name in path.parent.parts[1:]:
@@ -84,7 +85,7 @@ def _unlink(path: Path, user: RankUser | None) -> None:
             os.close(folder)
             folder = below
         if user is not None and os.fstat(folder).st_uid != user.uid:
-            raise PermissionError(errno.EACCES, "its folder is not the ranks'")
+            raise PermissionError(errno.EACCES, "its folder does not belong to the ranks' user")
         os.unlink(path.name, dir_fd=folder)
     finally:
         os.close(folder)
@@ -98,7 +99,7 @@ def _locks(environment: Mapping[str, str]) -> list[Path]:
 
 
 def _file_system(folder: Path) -> str:
-    """Return the kernel's name of the file system that holds `folder`, or an empty string if it is unknown."""
+    """Return the kernel's name of the file system of `folder`, or an empty string if the name is unknown."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         told = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
@@ -113,7 +114,7 @@ def _file_system(folder: Path) -> str:
 
 
 def _held() -> set[tuple[int, int]]:
-    """Return (device, inode) of each lock file that a process of this machine holds open."""
+    """Return (device, inode) of each lock file that a process of this machine has open."""
     held = set()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # The process may have ended or closed the file since the listing.

@@ -1,8 +1,8 @@
-"""Commands that users run beside a rank of this node, without a shell and with limits on time and output.
+"""Runs users' commands beside a rank of this node, without a shell and with limits on time and output.
 
     agent ──▶ python -P -s -m worker.ranks.contained_program CGROUP USER PROGRAM ARGUMENT …
                 │ runs in the rank's cgroup and dies with the agent
-                │ stdin: the bytes of the request; stdout and stderr: the first 256 KiB of each are returned
+                │ stdin: the bytes of the request; stdout and stderr: the first 256 KiB of each go to the user
                 └ at its end, all processes that the program started are killed, in any session
 
 Invariant: no command runs twice. No process that a command started outlives the command, unless the agent lacks the
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 MAX_AT_ONCE: Final = 4
 MAX_KEPT: Final = 8
-"""Maximum number of finished commands whose results are kept, so that a repeated request gets the first result."""
+"""Number of finished commands whose results are stored, so that a repeated request receives the first result."""
 END_SECONDS: Final = 5.0
 """Maximum seconds to wait until a killed command has ended."""
 _ENDED: Final = "the generation ended"
@@ -43,7 +43,7 @@ _READ_BYTES: Final = 64 * 1024
 
 
 class RankCommands:
-    """Runs the commands that users start beside this node's ranks.
+    """Runs users' commands beside this node's ranks.
 
     The agent owns the object and closes it at the end of every generation.
     """
@@ -54,10 +54,10 @@ class RankCommands:
         answer: Callable[[CommandEnded], None],
         user_of: Callable[[RunId], RankUser | None] = lambda _: None,
     ) -> None:
-        """Create the runner; no command runs yet.
+        """Create the runner without commands.
 
         Args:
-            environment: returns the environment of a run's ranks as inherited from the node; contains no tokens.
+            environment: returns the variables that a run's ranks inherit from the node; contains no tokens.
             answer: called with the result of each command.
             user_of: returns the user of a run's ranks; None means the agent's own user.
         """
@@ -68,14 +68,14 @@ class RankCommands:
         self._answers: OrderedDict[str, CommandEnded] = OrderedDict()
 
     def take(self, command: RunCommand, rank: RankRecord | None) -> None:
-        """Start a command, or repeat the result if this command has already finished.
+        """Start a command. If the command has already finished, send its result again.
 
-        A request for a command that still runs is ignored, because the result follows.
+        A repeated request for a running command is ignored, because the result follows.
 
         Args:
             command: the request of the control plane.
-            rank: the rank to run the command beside; None if this rank does not run on this node, in which case the
-                command is refused.
+            rank: the rank beside which the command runs. None if this rank does not run on this node; the command is
+                then refused.
         """
         if command.command_id in self._running:
             return
@@ -100,7 +100,7 @@ class RankCommands:
         self._running[command.command_id] = task
 
     async def close(self) -> None:
-        """Kill all running commands and answer each one with a refusal."""
+        """Kill all running commands, and answer each request with a refusal."""
         await end(*self._running.values())
         for command_id in list(self._running):  # The remaining tasks were cancelled before they began to run.
             self._done(CommandEnded(command_id=command_id, refusal=_ENDED))
@@ -139,7 +139,7 @@ async def run_beside(
 
     Args:
         command: the request, with its time limit and stdin.
-        rank: the rank to run the command beside.
+        rank: the rank beside which the command runs.
         environment: the environment inherited from the node; RANK and EVERSTEP_RANK_PID are added to it.
         user: the user that the command runs as; None means the agent's own user.
 
@@ -186,14 +186,14 @@ async def run_beside(
 async def _started(words: Sequence[str], environment: Mapping[str, str], stdin: int) -> Process:
     """Start a program in a session of its own.
 
-    If the caller is cancelled meanwhile, the program and all processes that it has started are killed.
+    If the caller is cancelled during the start, the program and all its descendants are killed.
     """
     options = {"stdin": stdin, "stdout": PIPE, "stderr": PIPE, "start_new_session": True}
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(*words, env=environment, **options)  # type: ignore[arg-type]
     )
     try:
-        # After a cancellation, asyncio would kill only the program, and then wait for its children.
+        # asyncio's own cancellation would kill only the program and then wait for its children.
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
         with contextlib.suppress(OSError):
@@ -202,7 +202,7 @@ async def _started(words: Sequence[str], environment: Mapping[str, str], stdin: 
 
 
 async def _feed(process: Process, data: bytes) -> None:
-    """Write all of `data` to a command's stdin and close it. A command that does not read its stdin causes no error."""
+    """Write all of `data` to a command's stdin and close it. The command may ignore its stdin."""
     if process.stdin is None:
         return
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -212,7 +212,10 @@ async def _feed(process: Process, data: bytes) -> None:
 
 
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
-    """Read a stream to its end. Append the allowed bytes to `into`, and one more byte if the stream is longer."""
+    """Read a stream to its end, and append the allowed bytes to `into`.
+
+    If the stream is longer, one more byte is appended to show this.
+    """
     while chunk := await stream.read(_READ_BYTES):
         into += chunk[: MAX_COMMAND_OUTPUT_BYTES + 1 - len(into)]
 
@@ -220,15 +223,15 @@ async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
 async def _end(process: Process) -> None:
     """Kill a command and all its descendants, then close its pipes.
 
-    An escaped descendant may hold the pipes open forever, so the pipes are closed here. An agent without root rights
-    cannot kill a process that runs as another user (`sudo`), so such a process continues.
+    A descendant that was not killed may hold the pipes open forever, so this function closes them. An agent without
+    root rights cannot kill a process of another user (`sudo`), so such a process continues.
     """
     if process.returncode is None:
         await asyncio.to_thread(kill_tree, process.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(PermissionError):  # close() sends SIGKILL again
-        # `wait` also waits for the pipes; asyncio has no public way to close them
+        # `wait` also waits for the pipes, and asyncio has no public method to close them
         process._transport.close()  # type: ignore[attr-defined]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(END_SECONDS):

@@ -1,14 +1,14 @@
-"""`python -P -s -m worker.ranks.contained_program CGROUP USER PROGRAM …`: run a program and end its descendants.
+"""Runs a program and ends its descendants: `python -P -s -m worker.ranks.contained_program CGROUP USER PROGRAM …`.
 
     agent ── this process: in the rank's cgroup, as the job's user, a subreaper ── the program ── its descendants
 
-The kernel makes the orphans below a subreaper children of the subreaper, in any session and process group. When the
-program ends, all remaining processes are therefore below this process. This process kills them, then ends with the
-program's exit code or signal. The kernel kills this process and the program when the agent dies.
+A subreaper becomes the parent of its orphaned descendants, in any session and process group. When the program ends, all
+its remaining descendants are therefore below this process. This process kills them, then ends with the program's exit
+code or signal. The kernel kills this process and the program when the agent dies.
 
-Invariant: this process prints only the reason why a program cannot be run, and then exits with code 127, like a shell.
-HOME is already the job user's home, but none of that user's code (its user site) runs before this process has changed
-to that user.
+Invariant: this process prints nothing except the reason why it cannot run a program; it then exits with code 127, like
+a shell. HOME is already the home of the job's user. No code from it (such as the user's site-packages) runs before this
+process has changed to this user.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from worker.ranks.shim import processes
 
 NONE = "-"
 CONFINED = "="
-"""Command-line word in place of a user, for a program that keeps the user of this process.
+"""Command-line word in place of a user: the program runs as the user of this process.
 
 The program gains no rights by exec (`no_new_privs`).
 """
@@ -45,7 +45,8 @@ def main(words: list[str]) -> NoReturn:
     """Run the program, kill the processes that it left, and end with its exit code or signal.
 
     Args:
-        words: the cgroup or `-`; the user as `written` returns it, `=` or `-`; then the program and its arguments.
+        words: the cgroup's path, or `-` for none; the user (a result of `written`, `=` or `-`); the program and its
+            arguments.
     """
     cgroup, user, *argv = words
     parent = os.getppid()
@@ -56,7 +57,7 @@ def main(words: list[str]) -> NoReturn:
             ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         elif user != NONE:
             rank_user.become(_read(user))
-        _die_with(parent)  # a change of user resets this setting, so it follows `become`
+        _die_with(parent)  # a change of user resets this setting, so it must follow `become`
         processes.become_subreaper()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         here = os.getpid()
@@ -80,7 +81,7 @@ def main(words: list[str]) -> NoReturn:
 
 
 def written(user: rank_user.RankUser | None) -> str:
-    """Return a user as one command-line word of its numeric ids; `-` for None."""
+    """Return a user's numeric ids as one command-line word; `-` for None."""
     return NONE if user is None else ",".join(map(str, (user.uid, user.gid, *user.groups)))
 
 

@@ -1,8 +1,8 @@
 """Environment variables and arguments of a rank. Pure.
 
-Variables have torchrun's names where torchrun defines one, so that scripts need no change. Everstep's own variables
-begin with EVERSTEP_. `LOCAL_SIZE` is never set: with it, DeepSpeed's shared-memory all-reduce on CPU would bypass the
-network (measured).
+Variables that torchrun defines have the same names, so that scripts need no change. Everstep's own variables begin with
+EVERSTEP_. `LOCAL_SIZE` is never set. With this variable, DeepSpeed's all-reduce on CPU would use shared memory and
+bypass the network (measured).
 
 Invariant: a variable of the job replaces the node's variable of the same name, but never a reserved variable.
 """
@@ -61,9 +61,9 @@ _CREDENTIALS = frozenset(
         "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
     }
 )
-"""Variables by which AWS SDKs find credentials.
+"""Variables in which AWS SDKs find credentials.
 
-Ranks inherit none of these variables, because the node's credentials are for the agent.
+Ranks inherit none of these variables, because the node's credentials are only for the agent.
 """
 _NO_CREDENTIALS = {
     "AWS_EC2_METADATA_DISABLED": "true",
@@ -88,7 +88,7 @@ class Packages:
     """Packages that were installed for a job on top of the node's own packages."""
 
     path: str = ""
-    """Folder from which ranks import before the node's packages. Empty if the job needs no packages besides those."""
+    """Folder from which ranks import first, before the node's packages. Empty if the job needs no further packages."""
     modules: tuple[str, ...] = ()
     """Names of the modules that can be imported from `path`."""
 
@@ -103,23 +103,23 @@ class Supplied:
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether users may not set this variable."""
+    """Return whether the job may not set this variable."""
     return name in _RESERVED or name.startswith(_RESERVED_PREFIX)
 
 
 def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str]:
     """Return the part of the agent's environment that ranks inherit.
 
-    Everstep's own variables (tokens among them) and AWS credentials are removed. gloo and NCCL are bound to `card`.
-    Without a card, gloo uses the card of the host name's address, which may be a container bridge or loopback. NCCL
-    would use every card, even those without a route to the other nodes (`network_cards`).
+    The result lacks Everstep's own variables (some are tokens) and AWS credentials. It binds gloo and NCCL to `card`.
+    Without this setting, gloo uses the card of the host name's address, which may be a container bridge or loopback.
+    NCCL would use every card, even without a route to the other nodes (`network_cards`).
 
     Args:
         environment: environment of the agent, not changed.
         card: name of the network card with this node's address; empty if unknown.
 
     Returns:
-        A copy; also used for the shim and its template, from which warm ranks are forked.
+        A copy, which the shim and its template also receive, because warm ranks are forked from the template.
     """
     hidden = _CREDENTIALS | {"PYTHONSAFEPATH"}
     inherited = {
@@ -128,7 +128,7 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
         if not (is_reserved(name) or name in hidden or name.startswith("AWS_BEARER_TOKEN"))
     }
     inherited |= _NO_CREDENTIALS
-    # DeepSpeed compiles its operator with the `ninja` next to this interpreter.
+    # DeepSpeed compiles its operator with the `ninja` program next to this interpreter.
     cache = inherited.get("TORCH_EXTENSIONS_DIR") or _default_extensions(inherited)
     if cache:
         inherited["TORCH_EXTENSIONS_DIR"] = keyed_extensions(cache, _environment_key())
@@ -147,8 +147,8 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
 def keyed_extensions(cache: str, key: str) -> str:
     """Return the folder for compiled extensions of one Python environment. Pure and idempotent.
 
-    torch recompiles an extension when another environment has compiled it in the same folder. Environments that share a
-    home folder would therefore recompile each other's extensions in turn.
+    torch recompiles an extension if another environment has compiled it in the same folder. Two environments with a
+    common folder would recompile the extension at every change between them.
 
     Args:
         cache: the extension folder that all environments share, or a result of this function.
@@ -162,13 +162,13 @@ def keyed_extensions(cache: str, key: str) -> str:
 
 
 def with_packages(environment: Mapping[str, str], packages: str) -> dict[str, str]:
-    """Return a rank's environment with an extension folder for a layer of packages. Pure.
+    """Return a rank's environment with a separate folder of compiled extensions for the job's packages. Pure.
 
-    A layer may contain another version of torch, so extensions are compiled separately for each layer.
+    The job's packages may contain another version of torch, which needs its own compiled extensions.
 
     Args:
         environment: the rank's environment.
-        packages: the folder of the layer; empty if the job has none.
+        packages: the folder of the job's packages; empty if the job has none.
 
     Returns:
         A copy. TORCH_EXTENSIONS_DIR is unchanged if the job has set it.
@@ -190,7 +190,7 @@ def _default_extensions(environment: Mapping[str, str]) -> str:
 
 @functools.cache
 def _environment_key() -> str:
-    """Return a short hash of this Python and of the libraries that extensions are compiled against."""
+    """Return a short hash of this Python and of the libraries that compiled extensions depend on."""
     facts = [sys.version, sys.prefix]
     for name in ("torch", "deepspeed"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -201,8 +201,8 @@ def _environment_key() -> str:
 def inherited_as(user: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the inherited environment for ranks that run as another user than the agent.
 
-    Variables that name writable folders of the agent's user are removed. A rank could otherwise store code there that
-    root later loads.
+    The result lacks variables that name writable folders of the agent's user. A rank could otherwise store code there
+    that root later loads.
 
     Args:
         user: HOME and names of the ranks' user; empty if ranks run as the agent's user.
@@ -219,7 +219,7 @@ def inherited_as(user: Mapping[str, str], inherited: Mapping[str, str]) -> dict[
 
 
 def job_environment(script: ScriptPlan, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the inherited environment with the job's own variables, except reserved ones."""
+    """Return the inherited environment with the job's own variables added, except reserved variables."""
     return {**inherited, **{name: value for name, value in script.environment.items() if not is_reserved(name)}}
 
 
@@ -239,7 +239,7 @@ def rank_environment(
         rank: one of this node's ranks.
         paths: paths on this node that the rank needs.
         inherited: the result of `node_environment` or `inherited_as`.
-        supplied: variables of this launch (`worker.provisioning.supplies`); they replace the user's.
+        supplied: variables of this launch (`worker.provisioning.supplies`), which replace the user's variables.
 
     Returns:
         The complete environment; the rank inherits nothing else.

@@ -1,4 +1,4 @@
-"""Paths of a rank's streams, outputs and home on its node, and a reader of the last lines of a stream.
+"""Defines the paths of a rank's streams, outputs and home on its node, and reads the last lines of a stream.
 
     <state>/logs/<run>/gen=<g>/rank=<r>.stdout | .stderr
     <state>/outputs/<run>/gen=<g>/rank=<r>/
@@ -48,10 +48,7 @@ class RankFiles:
         return logs_of(self.state_dir, self.run) / f"gen={self.generation}"
 
     def make(self, user: RankUser | None = None) -> None:
-        """Make the folders.
-
-        Streams are readable by the agent's user only. The output folder belongs to `user`, if given.
-        """
+        """Create the folders. Only the agent's user can read the streams; `user`, if given, owns the output folder."""
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.state_dir / "outputs", outputs_of(self.state_dir, self.run), self.output_dir.parent):
             make_way(folder, user)
@@ -76,7 +73,7 @@ def home_of(state_dir: Path, run: RunId) -> Path:
 def make_home(state_dir: Path, run: RunId, user: RankUser) -> dict[str, str]:
     """Make the home folder of a run's ranks and return the variables that point to it (HOME, USER, …).
 
-    Each run has its own home, so no other job reads or executes files that a job leaves in its home.
+    Each run has its own home, so that no other job reads or executes files that a job has left in its home.
     """
     home = home_of(state_dir, run)
     make_way(home.parent, user)
@@ -106,7 +103,7 @@ def last_lines(path: Path, limit_bytes: int = LAST_LINES_BYTES) -> str:
         cut = data.find(b"\n")
         data = data[cut + 1 :] if 0 <= cut < len(data) - 1 else data[1:]
     text = data.decode(errors="replace")
-    # A replacement character has three bytes, but the invalid byte that it replaces has one.
+    # A replacement character has three bytes, but replaces an invalid byte.
     while len(text.encode()) > limit_bytes:
         text = text[len(text) // 8 + 1 :]
     return text

@@ -1,9 +1,9 @@
 """The agent's server for its ranks' connections, on a unix socket.
 
-Only processes of the ranks' user can open the socket. The messages are in `everstep.protocol.rank_messages`.
+Only processes of the ranks' user can open the socket. `everstep.protocol.rank_messages` defines the messages.
 
-Invariant: each connection belongs to one rank of the current generation; the server closes all others. A rank that
-sends too much or stops reading never blocks the agent.
+Invariant: each open connection belongs to one rank of the current generation. A rank that sends too much or stops
+reading never blocks the agent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
-"""Maximum bytes queued for a rank that does not read. Beyond this size, wake-ups are dropped."""
+"""Maximum bytes queued for a rank that does not read. Beyond this size, the server drops messages to the rank."""
 
 
 class RankEvents(Protocol):
@@ -77,7 +77,7 @@ class RankServer:
         self.user = user
         """Users that may connect besides the agent's own user.
 
-        While the node has a job, the agent narrows this to the job's user.
+        While the node has a job, only the job's user.
         """
         self.events: RankEvents | None = None
         self.refused_count = 0
@@ -85,7 +85,7 @@ class RankServer:
         self._lines: set[asyncio.Task[None]] = set()
 
     def admit(self, events: RankEvents, user: RankUser | None) -> None:
-        """Accept connections of one generation's ranks, and of no others.
+        """Accept connections from the ranks of one generation only.
 
         Args:
             events: receives the ranks' messages.
@@ -94,16 +94,16 @@ class RankServer:
         self.user, self.events = user, events
 
     def refuse(self) -> None:
-        """Refuse new connections of ranks until `admit`."""
+        """Refuse new connections of ranks until the next call of `admit`."""
         self.events = None
 
     async def start(self) -> None:
-        """Listen; replaces a socket that an earlier agent left."""
+        """Listen on the socket. A socket file of an earlier agent is replaced."""
         self._server = await asyncio.start_unix_server(self._accept, sock=listen_private(self.path))
         share(self.path, self.user)
 
     async def close(self) -> None:
-        """Stop listening and close all connections. Ranks continue to train and reconnect to the next agent."""
+        """Stop listening and close all connections. Ranks continue to train and connect to the next agent process."""
         if self._server is not None:
             self._server.close()
         await end(*self._lines)
@@ -118,9 +118,9 @@ class RankServer:
         except (ProtocolError, OSError, asyncio.IncompleteReadError) as error:
             if isinstance(error, ProtocolError):
                 self.refused_count += 1
-                log.warning("a rank's line is closed: %s", error)
+                log.warning("the connection of a rank is closed: %s", error)
         except asyncio.CancelledError:
-            log.debug("a rank's line ends with the agent")
+            log.debug("the connection of a rank ends because the agent ends")
         finally:
             self._lines.discard(task)
             writer.close()
@@ -130,14 +130,16 @@ class RankServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         uid = _peer_uid(writer)
         if uid != os.getuid() and not (self.user is not None and self.user.covers(uid)):
-            raise MalformedMessage("a rank of another user")
+            raise MalformedMessage("the connecting process belongs to another user")
         hello = await _read(reader)
         events = self.events
         if not isinstance(hello, RankHello):
-            raise MalformedMessage(f"a rank that begins with {type(hello).__name__}")
+            raise MalformedMessage(f"the rank's first message is {type(hello).__name__}, not RankHello")
         line = RankLine(writer)
         if events is None or not events.hello(hello, line):
-            raise MalformedMessage(f"rank {hello.rank} of run {hello.run} generation {hello.generation} is not ours")
+            raise MalformedMessage(
+                f"rank {hello.rank} of run {hello.run} generation {hello.generation} does not belong to this node's generation"
+            )
         try:
             while True:
                 events.message(hello.rank, await _read(reader))

@@ -1,8 +1,8 @@
-"""Stacks of this node's ranks for the control plane: Python stacks from py-spy, CPU time and state from /proc.
+"""Samples the stacks of this node's ranks: Python stacks from py-spy, CPU time and state from /proc.
 
-py-spy reads a rank's memory without stopping the rank (`--nonblocking`). The stacks of a process without progress are
-consistent without a stop. A process that is already stopped can only be read in this way. Time and size of a sample are
-limited.
+py-spy reads a rank's memory without stopping the rank (`--nonblocking`). For a process without progress, the stacks are
+consistent nevertheless. py-spy can read a process that is already stopped only in this way. Time and size of a sample
+are limited.
 
 Invariant: this module never signals a rank and never blocks the agent's loop. A rank that cannot be read is reported
 with the reason.
@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0
 """Maximum seconds for the sample of one rank.
 
-A sample takes 40 ms (measured), or longer if the rank's pages are in swap.
+A sample takes 40 ms (measured), and longer if the rank's memory is in swap.
 """
 SHOWN_SECONDS = 5.0
-"""Seconds for which a sample stays in the reports after the last request.
+"""Seconds for which the reports contain a sample after the last request.
 
 The control plane repeats its request until the sample arrives.
 """
@@ -60,7 +60,7 @@ class _Thread(msgspec.Struct):
 
     @property
     def name(self) -> str:
-        """Name of the thread. The main thread is recognised by its id, because scripts need not import `threading`."""
+        """Name of the thread. The main thread is recognized by its id, because a script need not import `threading`."""
         return MAIN_THREAD if self.os_thread_id == self.pid else self.thread_name or ""
 
 
@@ -68,7 +68,7 @@ _threads = msgspec.json.Decoder(list[_Thread])
 
 
 class Unreadable(Exception):
-    """The stacks of a process could not be read; the text names the reason."""
+    """Raised if the stacks of a process cannot be read. The text contains the reason."""
 
 
 async def stacks_of(pid: int, *, limit_seconds: float = LOOK_SECONDS) -> str:
@@ -96,7 +96,7 @@ async def stacks_of(pid: int, *, limit_seconds: float = LOOK_SECONDS) -> str:
                     if attempt == _ATTEMPTS - 1:
                         raise
     except TimeoutError:
-        raise Unreadable(f"py-spy has not answered within {limit_seconds:g} s") from None
+        raise Unreadable(f"py-spy did not finish within {limit_seconds:g} s") from None
     raise AssertionError("unreachable")
 
 
@@ -119,11 +119,11 @@ async def _look(program: str, pid: int) -> str:
     if spy.returncode != 0:
         raise Unreadable(_reason(errors.decode(errors="replace")))
     if len(output) > _MAX_BYTES:
-        raise Unreadable(f"{len(output):,} bytes of stacks")
+        raise Unreadable(f"py-spy returned {len(output):,} bytes, more than the limit")
     try:
         threads = _threads.decode(output)
     except msgspec.MsgspecError as error:
-        raise Unreadable(f"py-spy is not understood: {error}") from error
+        raise Unreadable(f"the output of py-spy is invalid: {error}") from error
     return describe(
         [
             ThreadStack(
@@ -136,7 +136,7 @@ async def _look(program: str, pid: int) -> str:
 
 
 def _reason(errors: str) -> str:
-    """Return py-spy's error message in one line, without its own backtrace."""
+    """Return py-spy's error message as one line, without py-spy's own backtrace."""
     told = [line.strip() for line in errors.partition("Stack backtrace")[0].splitlines() if line.strip()]
     return " ".join(told)[:500] or "py-spy failed without a word"
 
@@ -183,14 +183,14 @@ class StackWatch:
         self._looking: asyncio.Task[None] | None = None
 
     def ask(self, number: int) -> None:
-        """Take the sample with this number unless it exists or is in progress, and keep samples in the reports."""
+        """Take the sample with this number unless it exists or is in progress. Samples remain in the reports."""
         self._asked_at = self._monotonic()
         if number > self._number and (self._looking is None or self._looking.done()):
             self._number = number
             self._looking = asyncio.create_task(self._take(number), name=f"look {number} at what ranks do")
 
     def shown(self) -> tuple[RankStacks, ...]:
-        """Return the last complete sample while the control plane repeats its request; otherwise an empty result."""
+        """Return the last complete sample while the control plane requests samples; otherwise an empty result."""
         return self._taken if self._monotonic() - self._asked_at <= SHOWN_SECONDS else ()
 
     async def close(self) -> None:
@@ -205,7 +205,7 @@ class StackWatch:
         ]
         taken = await asyncio.gather(*(self._one(record, number, gate) for record in self._living()))
         self._taken = tuple(sorted((*unborn, *taken), key=lambda each: each.rank))
-        log.info("look %d at what ranks do: %s", number, "; ".join(_in_brief(each) for each in self._taken))
+        log.info("stack sample %d of the ranks: %s", number, "; ".join(_in_brief(each) for each in self._taken))
         self._on_change()
 
     async def _one(self, record: RankRecord, number: int, gate: asyncio.Semaphore) -> RankStacks:

@@ -1,16 +1,13 @@
-"""The agent's interface to its ranks through the shim: start and stop ranks, observe exits, prove ends.
+"""The agent's interface to its ranks through the shim: starts and stops ranks, observes exits and proves ends.
 
-A new agent takes over the ranks that an earlier agent started.
-
-Exits are stored as state: repeated calls of `next_exit` return the same exit, even after a restart of the agent. A rank
-that could not be started counts as exited. When the shim dies, its ranks are killed by (pid, start ticks), recorded as
-killed, and a new shim is started.
+A new agent process adopts the ranks that an earlier process started. Exits are stored on disk, so repeated calls of
+`next_exit` return the same exit, even after a restart of the agent. A rank that could not be started counts as exited.
+When the shim dies, its ranks are killed by (pid, start ticks), recorded as killed, and a new shim is started.
 
 Invariant: a rank counts as ended only when its process has been reaped, or when no process with its pid and start ticks
 exists any more.
 
-The module has more than 500 lines. Exits, the shim's death and the proof of an end share one record per rank; most of
-the lines are the cases of a takeover.
+The module has more than 500 lines. Exits, the shim's death and the proof of an end all use the same record of a rank.
 """
 
 from __future__ import annotations
@@ -94,13 +91,13 @@ _LISTEN_SECONDS = 20.0
 GONE_SECONDS = 15.0
 """Value of `Supervisor.gone_seconds` until the control plane sends its own value."""
 _RECHECK_SECONDS = 0.05
-"""Seconds between two checks of processes that are being killed; the kernel sends no event for their end."""
+"""Seconds between two checks of killed processes. The kernel sends no event when such a process ends."""
 _MEMORY_SAMPLE_SECONDS = 1.0
 _MEMORY_WINDOW_SAMPLES = 30
-"""Number of memory samples of the node that the agent keeps, one per second.
+"""Number of memory samples of the node that the agent stores, one per second.
 
-If the kernel killed a process since the oldest sample, this kill counts as evidence for the end of a rank. The window
-is this long because the kernel needs seconds to free hundreds of GiB, and the rank ends only afterwards.
+A kill by the kernel since the oldest sample counts as evidence for the end of a rank. After a kill, the kernel needs
+seconds to free hundreds of GiB, and the rank ends only afterwards.
 """
 
 RankKey = tuple[RunId, Generation, Rank]
@@ -116,7 +113,8 @@ class ExitedRank:
     end: RankEnd
     stderr: Path
     killed: MemoryEnd | None = None
-    """Evidence that the kernel killed the rank, or a DataLoader worker of it, for lack of memory; None without it."""
+    """Evidence that the kernel killed the rank or one of its DataLoader workers for lack of memory, or None.
+    """
     use: MemoryUse = UNMEASURED
     """The newest memory measurements before the rank ended."""
 
@@ -183,7 +181,7 @@ class MemoryPaths:
 
 @dataclass(frozen=True, slots=True)
 class _MemorySample:
-    """Memory measurements of the node at one moment."""
+    """Memory measurements of the node at one time."""
 
     counts: KillCounts
     used_bytes: int
@@ -213,7 +211,7 @@ class Supervisor:
         """Create the supervisor; `start` connects to the shim.
 
         Args:
-            state: folder of the ranks' records, streams and outputs; created if missing, survives the agent.
+            state: folder of the ranks' records, streams and outputs; created if missing. It outlives the agent.
             socket: path of the shim's socket; its folder is created if missing.
             address: this node's address.
             is_warm: True if the shim keeps a template from which ranks are forked; no effect without modules to
@@ -221,8 +219,8 @@ class Supervisor:
             environment: the agent's own environment; `node_environment` selects the part that ranks inherit.
             modules: modules that the template imports.
             gone_seconds: seconds after which killed processes that still exist count as a failure.
-            cgroup: name of the node's cgroup, unique on this machine. None means that the name is derived from `state`.
-                If empty, ranks get no cgroup.
+            cgroup: name of the node's cgroup, unique on this machine. With None, the name is derived from `state`. If
+                empty, ranks have no cgroup.
             user: users of this node's ranks; None means the agent's own user.
             memory_paths: paths of the kernel's files with memory statistics.
         """
@@ -243,7 +241,7 @@ class Supervisor:
         self._confinement: tuple[str, str] | None = None
         """The shim's last report on cgroups: (their folder, the reason if cgroups are unavailable)."""
         self.changed = Signal()
-        """Notified at every change of the state of a rank or of the shim."""
+        """Signal that is notified at every change of the state of a rank or of the shim."""
         self.preload = Preload.PENDING
         self._inherited = node_environment(environment, card_of(address))
         self._disk = RankRecords(self._state)
@@ -251,7 +249,7 @@ class Supervisor:
         self._asked: dict[RankKey, StartRank] = {}
         """Starts that the agent has requested and the shim has not answered yet."""
         self._killed: dict[RankKey, MemoryEnd] = {}
-        """Ranks that the kernel killed for lack of memory, themselves or by one of their DataLoader workers."""
+        """Evidence for each rank that ended because the kernel killed the rank or one of its DataLoader workers."""
         self._rank_memory: dict[RankKey, ProcessMemory] = {}
         """The newest memory sample of each rank. For an ended rank, the last sample before it ended."""
         self._samples: deque[_MemorySample] = deque(maxlen=_MEMORY_WINDOW_SAMPLES)
@@ -261,7 +259,7 @@ class Supervisor:
         """Number of `Ranks` messages received."""
         self._writer: asyncio.StreamWriter | None = None
         self._shim_pid: int | None = None
-        """The shim's pid while the shim is a child of this process, which must reap it; otherwise None."""
+        """The shim's pid while the shim is a child of this process, which must then reap it; otherwise None."""
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closing = False
@@ -287,7 +285,7 @@ class Supervisor:
         await self._list()
 
     async def close(self) -> None:
-        """Disconnect from the shim. The shim and its ranks continue for the next agent of this node."""
+        """Disconnect from the shim. The shim and its ranks continue, and the node's next agent process adopts them."""
         self._is_closing = True
         await end(*self._tasks)
         self._hang_up()
@@ -310,10 +308,7 @@ class Supervisor:
 
     @property
     def is_warm(self) -> bool:
-        """True if ranks start as fast as possible.
-
-        This is the case when the template can be forked, or when there are no modules to preload.
-        """
+        """True if ranks start as fast as possible: the template can fork ranks, or no modules must be preloaded."""
         return self.preload in (Preload.READY, Preload.NONE)
 
     # -- starting
@@ -372,7 +367,7 @@ class Supervisor:
         self._send(start)
 
     def fail_rank(self, plan: GenerationPlan, rank: Rank, reason: str) -> None:
-        """Record as an exit that a rank cannot be started.
+        """Record that a rank could not be started. The failure counts as the rank's exit.
 
         The call has no effect if the rank's start was requested before.
 
@@ -391,7 +386,7 @@ class Supervisor:
 
     @property
     def records(self) -> tuple[RankRecord, ...]:
-        """Records of all ranks, sorted by run, generation and rank. Living ranks have no end."""
+        """Records of all ranks, sorted by run, generation and rank. The record of a living rank has no end."""
         return tuple(self._records[key] for key in sorted(self._records))
 
     async def next_exit(self, run: RunId, generation: Generation, seen: Collection[Rank]) -> ExitedRank:
@@ -455,21 +450,21 @@ class Supervisor:
     async def prove_gone(self, run: RunId | None) -> None:
         """Return when no process of this run's ranks and no descendant exists any more.
 
-        This call kills no living rank; stop ranks first.
+        This method kills no living rank, so the caller must stop the ranks first.
 
-        The proof is an empty cgroup. It covers processes that the shim cannot see, for example children in separate
-        sessions whose rank and shim have ended. If ranks have no cgroup, and for ranks that are about to start, the
-        shim's count is the proof.
+        The proof is an empty cgroup. A cgroup also contains processes that the shim cannot see, for example children in
+        their own sessions after the end of their rank and shim. Without a cgroup, and for ranks that are about to
+        start, the proof is the shim's count of remaining processes.
 
-        If ranks run as separate users, the call also kills all processes of these users, for any run. Such processes
-        may have been left behind by pip or a command, and are in no rank's cgroup. No rank of another run exists on
-        this node at this time.
+        If ranks run as separate users, the call also kills all processes of these users. pip or a command may have left
+        such processes outside of any rank's cgroup. No rank of another run exists on this node at this time.
 
         Args:
             run: the run to check; None for all runs.
 
         Raises:
-            RanksNotGone: processes still exist after `gone_seconds`, or the shim cannot be reached; names the pids.
+            RanksNotGone: processes still exist after `gone_seconds`, or the shim does not answer. The text names the
+                pids.
         """
         try:
             async with asyncio.timeout(self.gone_seconds):
@@ -486,11 +481,11 @@ class Supervisor:
             raise RanksNotGone(
                 f"{len(living)} ranks ({', '.join(map(str, sorted(living))) or 'none'}) and "
                 f"{max(len(left), self._remains_count)} processes that "
-                f"ranks left behind ({', '.join(map(str, sorted(left))) or 'not in a cgroup'}) are still there "
+                f"ranks left behind ({', '.join(map(str, sorted(left))) or 'not in a cgroup'}) still exist "
                 f"after {self.gone_seconds} s"
             ) from error
         if left_behind := await asyncio.to_thread(end_processes, self._user, seconds=self.gone_seconds):
-            raise RanksNotGone(f"still there after {self.gone_seconds} s: {left_behind}")
+            raise RanksNotGone(f"processes remain after {self.gone_seconds} s: {left_behind}")
 
     async def _until_empty(self, run: RunId | None) -> None:
         """Kill the processes in the cgroups of ended ranks until the cgroups are empty."""
@@ -530,7 +525,7 @@ class Supervisor:
     # -- the connection to the shim
 
     def _send(self, message: Message) -> None:
-        """Send a message to the shim. Without a shim the message is dropped, because it would have no effect."""
+        """Send a message to the shim. If no shim runs, the message is dropped, because it would have no effect."""
         if self._writer is not None:
             self._writer.write(codec.frame(message))
 
@@ -542,7 +537,7 @@ class Supervisor:
         while self._answer_count == heard:
             await self.changed.wait(self.changed.version, timeout_seconds=self.gone_seconds)
             if self._writer is None:
-                raise ShimUnavailable("the shim has just died")
+                raise ShimUnavailable("the shim ended during the request")
 
     async def _connected(self) -> None:
         try:
@@ -550,10 +545,10 @@ class Supervisor:
                 while self._writer is None:
                     await self.changed.wait(self.changed.version)
         except TimeoutError:
-            raise ShimUnavailable("there is no shim") from None
+            raise ShimUnavailable("no shim runs on this node") from None
 
     async def _connect(self) -> asyncio.StreamReader:
-        """Connect to the shim. If no shim answers, kill the last shim's ranks and start a new shim."""
+        """Connect to the shim. If no shim answers, kill the ranks of the last shim and start a new shim."""
         reader = await self._dial()
         if reader is None:
             await self._bury()
@@ -563,7 +558,7 @@ class Supervisor:
             finally:
                 if (
                     reader is None
-                    # End a shim that did not answer. Otherwise it could still take the socket from the next shim. It
+                    # End a shim that did not answer. Otherwise it could later replace the socket of the next shim. It
                     # must also be reaped.
                 ):
                     await self._end_shim()
@@ -574,7 +569,7 @@ class Supervisor:
     async def _dial(self) -> asyncio.StreamReader | None:
         directory = os.open(self._socket.parent, os.O_PATH | os.O_DIRECTORY)
         try:
-            # Connect through the folder's descriptor, because a socket address is limited to 107 bytes and the path may
+            # Connect through the folder's descriptor, because a socket address has at most 107 bytes and the path may
             # be longer.
             reader, self._writer = await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{self._socket.name}")
         except (FileNotFoundError, ConnectionError):
@@ -643,7 +638,7 @@ class Supervisor:
             except (asyncio.IncompleteReadError, ConnectionError):
                 log.log(logging.INFO if self._is_closing else logging.ERROR, "the shim is gone")
             except ProtocolError as error:
-                log.error("the shim is not understood: %s", error)
+                log.error("the shim sent an invalid message: %s", error)
             self._hang_up()
             self.changed.notify()
             await self._reap_shim()
@@ -656,7 +651,7 @@ class Supervisor:
     async def _connect_again(self) -> asyncio.StreamReader:
         """Connect to a new shim, and retry until the connection succeeds.
 
-        A machine without free memory for a shim may have free memory a minute later.
+        For example, a machine without enough memory for a shim may have enough a minute later.
         """
         told = ""
         while True:
@@ -665,7 +660,7 @@ class Supervisor:
             except (ShimUnavailable, OSError) as error:
                 if str(error) != told:
                     told = str(error)
-                    log.error("no rank can be started until there is another shim: %s", told)
+                    log.error("no rank can be started until a new shim runs: %s", told)
             await asyncio.sleep(RETRY_SECONDS)
 
     def _hear(self, message: RankStarted | RankRefused | RankExited | Ranks) -> None:
@@ -697,7 +692,7 @@ class Supervisor:
             log.info("ranks run in cgroups below %s", message.confinement)
         if message.confinement_error:
             log.warning(
-                "ranks have no cgroup of their own, their children are found by descent and session: %s",
+                "ranks have no cgroup; their children are found by parent and session: %s",
                 message.confinement_error,
             )
 
@@ -759,7 +754,7 @@ class Supervisor:
         for record in orphans:
             known = self._records.get(_key(record))
             if known is not None and known.end is not None:
-                self._disk.write_end(known)  # The shim has reported this end, but could not write it to disk.
+                self._disk.write_end(known)  # The shim has reported this end and could not write it to disk.
                 continue
             await _kill(record)
             if record.cgroup:
@@ -784,8 +779,8 @@ class Supervisor:
                     "the node's shim ended before the rank was started",
                 )
         if orphans:
-            log.error("killed %s ranks whose shim was gone", len(orphans))
-        self.changed.notify()  # Waiting tasks must receive these ends even if no new shim starts.
+            log.error("killed %s ranks whose shim had ended", len(orphans))
+        self.changed.notify()  # Tasks that wait for these ends must continue even if no new shim starts.
 
     async def _write_owed(self) -> None:
         while True:
@@ -803,13 +798,13 @@ class Supervisor:
         }
 
     async def _sample_memory(self) -> None:
-        """Sample the kernel's kill counts and the memory use of the node and its ranks, once per second.
+        """Sample the kernel's kill counters and the memory use of the node and its ranks, once per second.
 
-        The memory use of a rank can no longer be read after its end.
+        After the end of a rank, its memory use can no longer be read.
         """
         paths = self._memory_paths
         while True:
-            # The next sample may succeed, for example after a lack of free descriptors.
+            # The next sample may succeed, for example when file descriptors are available again.
             with contextlib.suppress(OSError):
                 facts = memory.memory_facts(paths.proc, paths.cgroups)
                 counts = memory.kill_counts(paths.proc, paths.cgroups)
@@ -824,7 +819,8 @@ class Supervisor:
     def _memory_end(self, record: RankRecord, code: int) -> MemoryEnd | None:
         """Return the kernel's evidence that it ended a rank for lack of memory, or None.
 
-        The kernel killed the rank (`code` is -SIGKILL) or a DataLoader worker of it (the rank raised an exception).
+        The kernel killed the rank (`code` is -SIGKILL) or one of its DataLoader workers (the rank then raised an
+        exception).
         """
         loaders = lost_loaders(last_lines(Path(record.stderr_path))) if code > 0 else None
         if code != -signal.SIGKILL and loaders is None:
@@ -875,7 +871,7 @@ async def _kill(record: RankRecord) -> None:
     gone = asyncio.Event()
     loop.add_reader(handle, gone.set)
     try:
-        # Check again, because only from here on does the handle prevent a reuse of the pid.
+        # Check again, because the pid cannot be reused from here on.
         if processes.is_alive(record.pid, record.start_ticks):
             await asyncio.to_thread(processes.kill_tree, record.pid)
             await gone.wait()

@@ -43,12 +43,13 @@ def main() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(TextFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    # Ranks must not inherit a raised priority of the agent.
+    # Ranks must not inherit the agent's raised priority.
     os.setpriority(os.PRIO_PROCESS, 0, max(0, os.getpriority(os.PRIO_PROCESS, 0)))
     if arguments.template_fd is not None:
         from worker.ranks.shim.template import run_template
 
-        logging.getLogger().handlers.clear()  # the template becomes user processes, which set up their own logging
+        # the template's forks become user processes, which set up their own logging
+        logging.getLogger().handlers.clear()
         logging.getLogger().setLevel(logging.WARNING)
         run_template(socket.socket(fileno=arguments.template_fd), arguments.preload)
     if arguments.socket is None or arguments.state_dir is None:
@@ -58,7 +59,7 @@ def main() -> None:
 
     processes.close_inherited(keep=[arguments.ready_fd] if arguments.ready_fd is not None else [])
     if arguments.ready_fd is not None:
-        os.set_inheritable(arguments.ready_fd, False)  # children must not keep this pipe open
+        os.set_inheritable(arguments.ready_fd, False)  # children must not hold this pipe open
     options = ShimOptions(
         socket_path=arguments.socket,
         state_dir=arguments.state_dir,

@@ -1,13 +1,14 @@
-"""One cgroup per generation, with which all processes of its ranks are killed, and their end is proven.
+"""Manages one cgroup per generation, to kill all processes of the generation's ranks and to prove their end.
 
     <own cgroup>/everstep-<uid>-<node>/<run>.<generation>
 
-A process can leave its parent, its session and its process group, but stays in its cgroup unless it is moved
+A process can leave its parent, its session and its process group. It stays in its cgroup unless a process moves it
 explicitly. cgroup v2 is used if it is mounted and writable (root, or `Delegate=yes` in a systemd unit), otherwise the
 freezer of cgroup v1. No controller is enabled, so these cgroups impose no limits and do not change the accounting of
 memory.
 
-Invariant: this module kills or removes only cgroups that it has made, and its own process is in none of these cgroups.
+Invariant: this module kills processes only in cgroups that it has created, and removes no other cgroups. Its own
+process is in none of them.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from pathlib import Path
 from everstep.protocol.ids import Generation, RunId
 
 _JOIN_ATTEMPTS = 3
-"""Attempts to join a cgroup; another process may remove the empty cgroup before its first member joins."""
+"""Attempts to join a cgroup, which another process may remove while the cgroup is still empty.
+"""
 
 
 class RankCgroups:
     """The cgroups of one node's ranks.
 
-    The shim makes them. The agent finds each cgroup by the path in a rank's record.
+    The shim creates the cgroups. The agent finds a cgroup by its path in the rank's record.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,7 +41,7 @@ class RankCgroups:
         Args:
             run: the rank's run.
             generation: the rank's generation.
-            pid: the rank, still waiting at its gate, without children.
+            pid: the rank's process, which still waits at its gate and has no children.
 
         Returns:
             The cgroup's path.
@@ -60,7 +62,7 @@ class RankCgroups:
         return str(path)
 
     def close(self) -> None:
-        """Remove all empty cgroups, and the node's folder if no cgroup is left in it."""
+        """Remove all empty cgroups, and then the node's folder if it is empty."""
         with contextlib.suppress(FileNotFoundError):
             for child in self.folder.iterdir():
                 if child.is_dir():
@@ -76,7 +78,7 @@ def find(name: str, proc: Path = Path("/proc")) -> tuple[RankCgroups | None, str
         proc: mount point of procfs; replaced in tests.
 
     Returns:
-        (the node's cgroups or None, their path or the reason for None). The text is for the log.
+        (the node's cgroups or None, the folder's path or the reason for None). The second value is for the log.
     """
     refusals = []
     for version, parent in _own_cgroups(proc):
@@ -136,7 +138,7 @@ def remove(path: str) -> bool:
 def _kill_frozen(folder: Path) -> None:
     """Kill all processes of a cgroup on cgroup v1 and on kernels before 5.14.
 
-    An available freezer prevents forks meanwhile, and the processes end when they are thawed.
+    If a freezer is available, it prevents forks during the kill. The processes end when they are thawed.
     """
     state = folder / "freezer.state"
     freezes = state.exists()
@@ -152,7 +154,7 @@ def _kill_frozen(folder: Path) -> None:
 
 
 def _own_cgroups(proc: Path) -> list[tuple[int, Path]]:
-    """Return the cgroups of this process that can have children, as (version, path): v2 first, then v1's freezer."""
+    """Return this process's cgroups that can have children, as (version, path): v2 before v1's freezer."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
         mounts = [line.split() for line in (proc / "self" / "mounts").read_text().splitlines()]

@@ -1,6 +1,6 @@
-"""Start of a rank inside its new process: from the fork to the first line of the user's script.
+"""Starts a rank inside its new process: from the fork to the first line of the user's script.
 
-A cold rank execs `python -u script`. A warm rank becomes that program without an exec. The script sees no difference in
+A cold rank execs `python -u script`. A warm rank becomes this program without an exec. The script sees no difference in
 `__main__`, `sys.argv`, `sys.path`, stdio, signals, exit codes, `atexit` and open files at exit.
 
 Invariant: no function here returns into the loop of the shim or the template; the rank's process ends here.
@@ -33,11 +33,11 @@ _STALE_PREFIXES = (
     "TORCHDYNAMO_", "TORCHINDUCTOR_", "PYTORCH_", "DS_ACCELERATOR",
 )  # fmt: skip
 _APPLIED_LATE = frozenset({"OMP_NUM_THREADS", "PYTHONUNBUFFERED"})
-"""Variables that libraries read at import, but that `become` can still apply in a fork."""
+"""Variables that libraries usually read at import, but that `become` can still apply in a forked rank."""
 
 
 def needs_cold_start(environment: dict[str, str], template: dict[str, str]) -> str | None:
-    """Return a variable whose value a warm rank could not apply any more. Pure.
+    """Return a variable of the rank that would have no effect in a warm rank, because its value differs. Pure.
 
     Libraries in the template have read their variables before the template forks a rank.
 
@@ -56,7 +56,7 @@ def needs_cold_start(environment: dict[str, str], template: dict[str, str]) -> s
 
 
 def environment_of(start: StartRank) -> dict[str, str]:
-    """Return a rank's environment with its package folder first in PYTHONPATH, also for its children. Pure."""
+    """Return a rank's environment with its package folder first in PYTHONPATH, also for child processes. Pure."""
     if not start.packages:
         return start.environment
     others = start.environment.get("PYTHONPATH")
@@ -97,7 +97,7 @@ def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int)
 
 
 def execute(start: StartRank) -> NoReturn:
-    """Become `python -u script` by exec, as a cold rank. Called in the shim's fork after `settle`."""
+    """Become `python -u script` by exec, as a cold rank. The shim's fork calls this function after `settle`."""
     try:
         os.chdir(start.working_directory)
         os.execve(sys.executable, [sys.executable, "-u", start.script, *start.arguments], environment_of(start))
@@ -154,7 +154,7 @@ def _run(path: str, source: bytes) -> None:
     try:
         exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
     except Exception as error:
-        # Like the interpreter, but without this module's frame in the traceback.
+        # Report the exception like the interpreter, but without this module's frame in the traceback.
         traceback = error.__traceback__.tb_next if error.__traceback__ else None
         sys.excepthook(type(error), error.with_traceback(traceback), traceback)
         sys.exit(1)
@@ -167,7 +167,7 @@ def _forget_ourselves() -> None:
 
 
 def _reseed() -> None:
-    """Reseed random generators: warm ranks would otherwise share the state that they inherit by fork."""
+    """Give the random generators new seeds. Forked warm ranks would otherwise all have the template's state."""
     random.seed()
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -175,7 +175,7 @@ def _reseed() -> None:
 
 
 def _set_thread_count(text: str) -> None:
-    """Apply OMP_NUM_THREADS to torch, which read it when the template imported torch."""
+    """Apply OMP_NUM_THREADS to torch, because the template has already imported torch with another value."""
     torch = sys.modules.get("torch")
     if torch is not None and text.isdecimal() and int(text) > 0:
         torch.set_num_threads(int(text))

@@ -1,4 +1,4 @@
-"""A stream socket that carries frames in both directions and never blocks.
+"""Sends and receives frames over a stream socket without blocking.
 
 Invariant: `receive` returns whole frames in order. `send` either delivers all messages in order or reports that the
 connection is lost.
@@ -17,7 +17,7 @@ _RECEIVE_BYTES = 1 << 18
 
 
 class Line:
-    """Connection over a stream socket that carries frames in both directions and never blocks."""
+    """Connection over a stream socket that sends and receives frames and never blocks."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -54,7 +54,7 @@ class Line:
         return frames
 
     def send(self, message: Message) -> bool:
-        """Send a message and keep the bytes that the socket does not accept yet.
+        """Send a message, and store the bytes that the socket does not accept yet.
 
         Return False if the peer is lost or does not read.
         """
@@ -62,7 +62,7 @@ class Line:
         return self.flush()
 
     def flush(self) -> bool:
-        """Send more of the kept bytes; return False if the peer is lost or does not read."""
+        """Send more of the stored bytes; return False if the peer is lost or does not read."""
         try:
             while self._unsent:
                 del self._unsent[: self.socket.send(self._unsent)]
@@ -74,5 +74,5 @@ class Line:
 
     @property
     def has_unsent(self) -> bool:
-        """True if bytes wait for `flush`."""
+        """True if stored bytes wait for `flush`."""
         return bool(self._unsent)

@@ -1,4 +1,4 @@
-"""Messages between the agent and its shim, in `everstep.protocol.codec` frames on the shim's unix socket.
+"""Defines the messages between agent and shim, in `everstep.protocol.codec` frames on the shim's unix socket.
 
     agent                                  shim
     ListRanks           ─────▶
@@ -31,7 +31,7 @@ class Preload(StrEnum):
     - FAILED: `Ranks.preload_error` contains the reason.
     - NONE: the shim has no modules to preload.
 
-    In all states except READY, a requested warm start becomes a cold start.
+    In all states except READY, ranks start cold.
     """
 
     PENDING = "pending"
@@ -43,7 +43,7 @@ class Preload(StrEnum):
 class StartRank(Message, frozen=True):
     """Request to run a Python file as one rank.
 
-    All paths are absolute. The environment is complete: the process inherits nothing else.
+    All paths are absolute. The process has exactly this environment and inherits no other variables.
     """
 
     run: RunId
@@ -59,19 +59,20 @@ class StartRank(Message, frozen=True):
     packages: str = ""
     """Folder from which the rank imports before the interpreter's own packages; empty for no folder."""
     package_modules: tuple[str, ...] = ()
-    """Names of the modules in `packages`. If the template has loaded one of these names, the rank starts cold."""
+    """Names of the modules in `packages`. If the template has imported one of them, the rank starts cold.
+    """
     user: RankUser | None = None
     """The user to run as; None means the shim's user."""
 
 
 class StopRanks(Message, frozen=True):
-    """Request to kill the ranks of a run with all their descendants, in all generations up to `generation`.
+    """Request to kill the ranks of a run and their descendants, in all generations up to `generation`.
 
     For a named run, the shim refuses later starts of these generations.
     """
 
     run: RunId | None
-    """Run whose ranks are killed; None for the ranks of every run."""
+    """Run whose ranks are killed. None means the ranks of every run."""
     generation: Generation
 
 
@@ -99,7 +100,7 @@ class RankEnd(Message, frozen=True):
     stopped: bool
     """True if a `StopRanks` or `Shutdown` had requested the end before the rank ended."""
     text: str = ""
-    """Explanation of an end that the shim did not observe itself. Empty if the shim observed the end."""
+    """Explanation of an end that the shim did not observe. Empty if the shim observed the end."""
 
 
 class RankRecord(Message, frozen=True):
@@ -153,7 +154,7 @@ class Ranks(Message, frozen=True):
     remains_count: int
     """Number of processes that still exist but belong to no living rank.
 
-    They are descendants of ended ranks, and ranks that are about to start.
+    These are descendants of ended ranks, and ranks that are about to start.
     """
     preload: Preload
     preload_seconds: float = 0.0

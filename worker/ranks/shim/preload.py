@@ -1,4 +1,4 @@
-"""The template's imports, which forked ranks need not repeat.
+"""Performs the imports of the template, which forked ranks need not repeat.
 
 The list contains the modules that `deepspeed.initialize` and `fully_shard` import on first use, besides torch itself.
 With only `import deepspeed`, a forked rank needed 4.9 to 5.7 s to its first step. With all modules of the list it
@@ -33,7 +33,7 @@ DEFAULT_MODULES = (
     "everstep.training",
 )
 _OPERATOR_MODULE = "deepspeed.comm.torch"
-"""Module with `build_shm_op()`, which loads the operator of DeepSpeed's gloo backend, or compiles it first.
+"""Module with `build_shm_op()`, which loads the operator of DeepSpeed's gloo backend, and compiles it if necessary.
 
 DeepSpeed needs the operator in `init_distributed`.
 """
@@ -44,11 +44,11 @@ _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 class PreloadFailed(Exception):
-    """Raised if the template must not fork; the text names the reason."""
+    """Raised if the template must not fork. The text contains the reason."""
 
 
 def can_preload(modules: Sequence[str]) -> bool:
-    """Return whether a module is installed that justifies a template. Ranks without torch start fast by themselves."""
+    """Return whether torch is installed, which justifies a template. Ranks without torch start fast without one."""
     return any(
         importlib.util.find_spec(name.partition(".")[0]) is not None
         for name in modules
@@ -57,16 +57,18 @@ def can_preload(modules: Sequence[str]) -> bool:
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Import the modules, load DeepSpeed's operator if it is built, and freeze the heap.
+    """Import the modules, load DeepSpeed's operator if it is compiled, and freeze the heap.
 
-    The template calls this once. Modules that are not installed are skipped. Nothing is compiled here: compiling takes
-    half a minute, and most jobs do not use DeepSpeed. The first rank that needs the operator compiles it.
+    The template calls this once. Modules that are not installed are skipped. This function compiles nothing, because
+    compiling takes half a minute and most jobs do not use DeepSpeed. The first rank that needs the operator compiles
+    it.
 
     Args:
         modules: full names, in import order.
 
     Raises:
-        PreloadFailed: an import has left a thread running, or has used the CUDA driver, which forks could then not use.
+        PreloadFailed: an import has left a thread running, or has used the CUDA driver. Forks could then not use the
+            driver.
     """
     with _cuda_untouched():
         for name in modules:
@@ -80,9 +82,9 @@ def preload(modules: Sequence[str]) -> None:
     gc.collect()
     gc.freeze()
     _check_threads()
-    # Without an installed driver, no import can have used the driver.
+    # If no driver is installed, no import can have used the driver.
     if "torch" in sys.modules and DRIVER.exists() and _spoils_forks():
-        raise PreloadFailed("an import has asked the CUDA driver; a fork could not use it any more")
+        raise PreloadFailed("an import has used the CUDA driver, so forked ranks could not use it")
 
 
 @contextmanager
@@ -111,9 +113,9 @@ def _spoils_forks() -> bool:
 
 
 def load_operator() -> bool:
-    """Load DeepSpeed's operator if ranks have built it, so that later ranks need not load it.
+    """Load DeepSpeed's operator if ranks have compiled it, so that later ranks need not load it.
 
-    The call returns immediately if the operator is already loaded or not built.
+    The call returns immediately if the operator is already loaded or not compiled.
 
     Returns:
         True if this call has loaded the operator.
@@ -144,17 +146,17 @@ def _check_threads() -> None:
     count = len(os.listdir("/proc/self/task"))
     if count != 1:
         raise PreloadFailed(
-            f"{count} threads run after the imports; a fork would lose all but one in the middle of what they do"
+            f"{count} threads run after the imports; a fork would end all but one of them in the middle of their work"
         )
 
 
 @contextmanager
 def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
-    """Hold the folder's builder lock while the context is open. Remove locks of killed builders during the wait.
+    """Hold the folder's builder lock while the context is open, so that only one template builds at a time.
 
-    torch guards a build with a file that remains if its builder is killed. All later builders would then wait forever.
-    Templates use Everstep's own lock, which the kernel releases when the holding process ends. Other torch processes do
-    not use that lock, so their stale files are removed during the wait.
+    torch guards a build with a file, which remains if the builder is killed. All later builders would then wait
+    forever. Templates use Everstep's own lock, which the kernel releases when its process ends. Other torch processes
+    do not use this lock, so the wait also removes their stale files.
     """
     directory.mkdir(parents=True, exist_ok=True)
     is_over = threading.Event()
@@ -167,16 +169,16 @@ def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
         finally:
             is_over.set()
             watch.join()
-            # join() returns when the thread's Python code ends. The kernel ends the thread a moment later.
+            # join() returns when the thread's Python code has ended. The kernel ends the thread a moment later.
             while os.path.exists(f"/proc/self/task/{watch.native_id}"):
                 os.sched_yield()
 
 
 def _remove_leftovers(directory: Path, is_over: threading.Event, look_seconds: float) -> None:
-    """Remove torch's build locks that no process holds open.
+    """Remove torch's build locks that no process has open.
 
-    A lock is removed only if two consecutive checks find it stale, because a finishing builder closes its lock before
-    it removes the file.
+    A lock is removed only if two checks in a row find it unused, because a finishing builder closes its lock before it
+    removes the file.
     """
     before: set[tuple[Path, int]] = set()
     while not is_over.wait(look_seconds):
@@ -196,7 +198,7 @@ def _inode(path: Path) -> int:
 
 
 def _open_files() -> set[Path]:
-    """Return the files that processes of this user hold open."""
+    """Return the files that processes of this user have open."""
     found: set[Path] = set()
     for descriptors in Path("/proc").glob("[0-9]*/fd"):
         try:

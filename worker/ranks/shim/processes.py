@@ -1,6 +1,6 @@
-"""Facts about processes from /proc, and the end of whole process trees. Linux only.
+"""Reads facts about processes from /proc, and kills whole process trees. Linux only.
 
-A process is identified by (pid, start ticks). The kernel reuses pids, but never the same pair.
+The pair (pid, start ticks) identifies a process. The kernel reuses pids, but never the same pair.
 
 Invariant: this module signals only the process that the caller named, its descendants and members of its session.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _MAX_PASSES = 16
-"""Maximum number of passes over a growing process tree before it is killed.
+"""Maximum number of passes over a growing process tree before the tree is killed.
 
 The caller checks for remaining processes.
 """
@@ -72,9 +72,9 @@ def snapshot() -> dict[int, Process]:
 
 
 def tree(root: int, processes: Mapping[int, Process]) -> set[int]:
-    """Return the pids of `root`, its descendants, the session that `root` leads, and their descendants.
+    """Return the pids of `root`, its descendants and the session that `root` leads, with their descendants.
 
-    Pure; includes zombies.
+    Pure. The result includes zombies.
     """
     children: dict[int, list[int]] = {}
     for process in processes.values():
@@ -94,11 +94,11 @@ def kill_tree(root: int) -> frozenset[Process]:
     """Kill a process, all its descendants and its session with SIGKILL.
 
     The call blocks for some milliseconds. It neither waits for the end of the processes nor reaps them. The tree is
-    stopped before it is killed, because children of a killed parent would get another parent and would no longer be
-    found.
+    stopped before it is killed. Otherwise, children of a killed process would have another parent, and the call would
+    miss them.
 
     Args:
-        root: the leader's pid. The caller ensures that the pid still belongs to the intended process or its zombie.
+        root: pid of the tree's first process. The caller must ensure that the pid still belongs to this process.
 
     Returns:
         The processes that were signalled.
@@ -118,7 +118,7 @@ def kill_tree(root: int) -> frozenset[Process]:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Send a signal to each process; skip processes that have ended or that now belong to another user (`sudo`)."""
+    """Send a signal to each process. Skip processes that have ended or that another user owns (`sudo`)."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
@@ -140,10 +140,7 @@ class Usage:
 
 
 def tree_usage(root: int) -> Usage:
-    """Return the accumulated resource use of a process tree; zero if the process does not exist.
-
-    Reads all of /proc, which takes some milliseconds.
-    """
+    """Return the accumulated resource use of a process tree; zero if the process does not exist."""
     ticks, state = 0, b""
     for pid in tree(root, snapshot()):
         try:
@@ -169,7 +166,7 @@ def resident_bytes(pid: int) -> int:
 def initial_environment() -> dict[str, str]:
     """Return the environment with which this process was started.
 
-    `os.environ` may differ: the interpreter itself changes it (PEP 538).
+    `os.environ` may differ, because the interpreter changes it at start (PEP 538).
     """
     with open("/proc/self/environ", "rb") as file:
         pairs = (entry.partition(b"=") for entry in file.read().split(b"\0") if entry)
@@ -177,18 +174,18 @@ def initial_environment() -> dict[str, str]:
 
 
 def close_inherited(keep: Iterable[int]) -> None:
-    """Close all descriptors above 2 that the parent left open, except those in `keep`."""
+    """Close all descriptors above 2 that this process inherited, except those in `keep`."""
     kept = set(keep)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in kept:
             try:
                 os.close(int(name))
-            except OSError:  # This was the descriptor of the listing itself.
+            except OSError:  # The directory listing itself used this descriptor.
                 continue
 
 
 def become_subreaper() -> None:
-    """Make this process the parent of its orphaned descendants.
+    """Make this process a subreaper, the parent of its orphaned descendants.
 
     Raises:
         OSError: the kernel refuses.
@@ -208,8 +205,7 @@ def die_with_parent() -> None:
 def set_title(words: Iterable[str]) -> None:
     """Show `words` as this process's command line, so that users and tools find a rank by its script.
 
-    The text overwrites the area in which the kernel stored the arguments of the last exec; a longer text is cut. Python
-    has its own copy of the arguments. Source: proc(5), stat fields 48 and 49.
+    Source: proc(5), stat fields 48 and 49.
     """
     with open("/proc/self/stat", "rb") as file:
         data = file.read()
@@ -223,7 +219,7 @@ def set_name(name: str) -> None:
     """Set the name that `ps` and `top` show for this thread.
 
     Args:
-        name: the name, of which the kernel keeps 15 bytes.
+        name: the new name, of which the kernel stores 15 bytes.
 
     Raises:
         OSError: the kernel refuses.

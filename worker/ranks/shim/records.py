@@ -1,12 +1,12 @@
-"""Records of ranks on disk: one small JSON file per rank, which describes its process and its end.
+"""Stores records of ranks on disk: one small JSON file per rank, which describes its process and its end.
 
     <state>/ranks/<run>.<generation>.<rank>.json
 
 The shim writes a record before it reports anything about the rank. The supervisor writes the records of ranks whose
-shim is dead. A rank is not started if the disk refuses its record. The end of a rank is reported even if the disk
-refuses the write; the write is then retried.
+shim is dead. A rank is not started if the disk refuses its record. The shim reports the end of a rank even if the disk
+refuses the write, and then retries the write.
 
-Invariant: a record's file is either complete or absent. Readers skip only files that were not written by a shim.
+Invariant: a record's file is either complete or absent. Readers skip only files that no shim has written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from everstep.protocol.ids import RunId
 from worker.ranks.shim.messages import RankRecord
 
 RETRY_SECONDS = 1.0
-"""Seconds between two attempts to write ends of ranks that the disk has refused."""
+"""Seconds between two attempts to write the ends of ranks that the disk has refused."""
 log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(RankRecord)
@@ -39,9 +39,7 @@ class RankRecords:
         """Replace a rank's record atomically.
 
         The file survives this process, but is not fsynced. A failure of the node also ends the rank, so a lost record
-        does no harm.
-
-        Raises OSError if the disk is full or refuses the write. The earlier record then stays.
+        does no harm. Raises OSError if the disk is full or refuses the write. The earlier record then remains.
         """
         path = self._path(record)
         fresh = path.with_suffix(".new")
@@ -57,25 +55,28 @@ class RankRecords:
     def write_end(self, record: RankRecord) -> None:
         """Write the record of a rank that has ended.
 
-        If the disk refuses the write, the record is kept for `write_owed`.
+        If the disk refuses the write, `write_owed` writes the record later.
         """
         try:
             self.write(record)
         except OSError as error:
             log.error(
-                "the end of rank %s of generation %s cannot be recorded yet: %s", record.rank, record.generation, error
+                "the end of rank %s of generation %s cannot be written to disk yet: %s",
+                record.rank,
+                record.generation,
+                error,
             )
             self._owed[self._path(record)] = record
 
     @property
     def is_owing(self) -> bool:
-        """True if the disk has refused ends of ranks, so that they wait for `write_owed`."""
+        """True if the disk has refused records of ended ranks, which `write_owed` must write later."""
         return bool(self._owed)
 
     def write_owed(self) -> None:
-        """Try again to write the ends of ranks that the disk has refused.
+        """Try again to write the records of ended ranks that the disk has refused.
 
-        The shim calls this every `RETRY_SECONDS` and before it ends.
+        The shim calls this method every `RETRY_SECONDS` and before it ends.
         """
         for path, record in list(self._owed.items()):
             with contextlib.suppress(OSError):
@@ -89,11 +90,11 @@ class RankRecords:
             try:
                 found.append(_decoder.decode(path.read_bytes()))
             except (FileNotFoundError, msgspec.ValidationError, msgspec.DecodeError):
-                continue  # The file was removed meanwhile, or was not written by a shim.
+                continue  # The file was removed during the listing, or no shim has written it.
         return sorted(found, key=lambda record: (record.run, record.generation, record.rank))
 
     def forget(self, run: RunId) -> None:
-        """Remove the records of this run's ended ranks. Files that cannot be removed stay."""
+        """Remove the records of this run's ended ranks. Files that cannot be removed remain."""
         self._owed = {path: record for path, record in self._owed.items() if record.run != run}
         for record in self.read():
             if record.run == run and record.end is not None:

@@ -1,13 +1,13 @@
-"""The shim's event loop: start ranks, reap them and report to every client.
+"""The shim's event loop: starts ranks, reaps them and reports to every client.
 
 The loop has one thread and never blocks for longer than one pass through /proc, so a rank's exit is recorded and
-reported within milliseconds. Facts that must survive the shim (running ranks, exits) are on disk before they are
-reported. The only exception is an end whose write the disk refuses: such an end is reported before it is on disk.
+reported within milliseconds. Facts that must survive the shim (running ranks, exits) are on disk before the shim
+reports them. The only exception is an end of a rank whose write the disk refuses.
 
-Invariant: a rank passes its gate only after its record is written. A record without an end describes a process that has
-not been reaped yet, or whose end still waits for the disk.
+Invariant: a rank passes its gate and runs only after its record is written. A record without an end describes a process
+that is not reaped yet, or whose end is not on disk yet.
 
-The module has more than 500 lines. Starting, reaping and reporting run in one loop over one record on disk.
+The module has more than 500 lines, because starting, reaping and reporting run in one loop over the same records.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class _Pending:
     start: StartRank
     client: Line
     gate: int = -1
-    """The shim's end of the pipe at which the new process waits; -1 until the shim has asked the template to fork."""
+    """The shim's end of the pipe at which the new process waits; -1 until the shim has requested the fork."""
     is_stopped: bool = False
 
 
@@ -109,11 +109,11 @@ class Shim:
     _living: dict[int, RankKey] = field(default_factory=dict)
     _stopped: set[RankKey] = field(default_factory=set)
     _fences: dict[RunId, Generation] = field(default_factory=dict)
-    """Highest stopped generation of each run. The shim refuses starts up to this generation."""
+    """Highest stopped generation of each run. The shim refuses starts of this and earlier generations."""
     _waiting: list[_Pending] = field(default_factory=list)
     """Warm starts that wait for the template."""
     _forking: list[_Pending] = field(default_factory=list)
-    """Warm starts that were sent to the template, in the order in which it answers."""
+    """Warm starts that the template is forking, in the order in which it answers."""
     _remains: set[processes.Process] = field(default_factory=set)
     _cgroups: cgroups.RankCgroups | None = None
     _confinement_error: str = ""
@@ -204,7 +204,7 @@ class Shim:
             connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
         if user != os.geteuid():
-            _log.warning("a client of user %s was refused", user)
+            _log.warning("a connection of user %s was refused", user)
             connection.close()
             return
         client = Line(connection)
@@ -221,7 +221,7 @@ class Shim:
             for frame in frames or ():
                 self._obey(client, codec.decode(frame, ToShim))  # type: ignore[arg-type]
         except ProtocolError as error:
-            _log.warning("a client was dropped: %s", error)
+            _log.warning("the connection of a client was closed: %s", error)
             frames = None
         if frames is None:
             self._drop(client)
@@ -297,7 +297,7 @@ class Shim:
         late = launch.needs_cold_start(start.environment, self._environment) if start.warm else None
         if late is not None:
             _log.info(
-                "rank %s of generation %s starts cold: %s takes effect at start only",
+                "rank %s of generation %s starts cold: %s takes effect only at the start of a process",
                 start.rank,
                 start.generation,
                 late,
@@ -309,9 +309,9 @@ class Shim:
             self._start_cold(client, start)
 
     def _has_been_asked(self, client: Line, key: RankKey) -> bool:
-        """Return whether this start was requested before, and direct its answer to this client.
+        """Return whether this start was requested before. If so, this client receives its answer.
 
-        The first request may have come from an agent that has ended since.
+        The agent that sent the first request may have ended since.
         """
         if (record := self._records.get(key)) is not None:
             self._say(client, RankStarted(record=record))
@@ -338,8 +338,7 @@ class Shim:
         Args:
             client: the connection that requested the start.
             start: the agent's request, which names the rank, its user and its output files.
-            why: reason to log and to write to the rank's stderr, if the job itself causes the cold start; otherwise
-                empty.
+            why: reason for the log and for the rank's stderr, if the job itself causes the cold start; otherwise empty.
         """
         try:
             stdout, stderr = _open_output(start)
@@ -365,12 +364,13 @@ class Shim:
     def _fork_waiting(self) -> None:
         """Send waiting starts to the template if the template is ready; otherwise start these ranks cold.
 
-        Waiting for a template that still imports would take as long as the rank's own imports.
+        To wait for a template that still imports would take as long as the rank's own imports.
         """
         template = self._template
         waiting, self._waiting = self._waiting, []
         for pending in waiting:
-            if pending.is_stopped:  # The rank was stopped while the template, which has since ended, was forking it.
+            # The template was forking the rank when the rank was stopped. The template has ended since.
+            if pending.is_stopped:
                 self._refuse(pending.client, pending.start, "it was stopped before it started")
                 continue
             if template is None or template.state is not Preload.READY:
@@ -400,7 +400,7 @@ class Shim:
         start, client, gate = pending.start, pending.client, pending.gate
         process = processes.find(pid)
         if process is None or pending.is_stopped or self._is_ending:
-            os.close(gate)  # end of file at the gate ends the process
+            os.close(gate)  # end of file at the gate ends the rank's process
             self._refuse(client, start, "it was stopped before it started" if process else "it ended at once")
             return
         record = RankRecord(
@@ -427,12 +427,16 @@ class Shim:
         try:
             os.write(gate, launch.GO)
         except BrokenPipeError:
-            _log.info("rank %s ended at its gate", start.rank)  # The rank's exit is reported as for any other rank.
+            # The rank's exit is reported like that of any other rank.
+            _log.info("rank %s ended at its gate", start.rank)
         os.close(gate)
         self._say(client, RankStarted(record=record))
 
     def _confine(self, start: StartRank, pid: int) -> str:
-        """Move a process at its gate into its generation's cgroup; return the cgroup's path, or an empty string."""
+        """Move a process at its gate into its generation's cgroup.
+
+        Return the cgroup's path, or an empty string if the process has no cgroup.
+        """
         if self._cgroups is None:
             return ""
         try:
@@ -478,17 +482,19 @@ class Shim:
     def _hear_template(self, template: _Template) -> None:
         frames = template.line.receive()
         if frames is None:
-            self._hang_up(template)  # The template's process exits soon, and its exit is handled then.
+            self._hang_up(template)  # The template's process is about to exit. Its exit is handled when it is reaped.
         for frame in frames or ():
             match codec.decode(frame, FromTemplate):  # type: ignore[arg-type]
                 case TemplateReady(seconds=seconds, resident_bytes=resident, modules=modules):
                     template.modules = frozenset(modules)
                     template.state, template.seconds, template.resident_bytes = Preload.READY, seconds, resident
-                    _log.info("warm starts are ready after %.1f s, %d MiB", seconds, resident >> 20)
+                    _log.info(
+                        "the template is ready for warm starts after %.1f s, with %d MiB", seconds, resident >> 20
+                    )
                     self._say_all(self._state())
                 case TemplateFailed(reason=reason):
                     template.state, template.error = Preload.FAILED, reason
-                    _log.error("ranks start cold: the preload failed: %s", reason)
+                    _log.error("ranks start cold, because the template's imports failed: %s", reason)
                     self._say_all(self._state())
                 case Forked(pid=pid):
                     pending = self._forking.pop(0)
@@ -507,8 +513,8 @@ class Shim:
     def _bury_template(self, template: _Template) -> None:
         """Handle the end of the template process.
 
-        Ranks that the template was asked to fork start cold, unless they were stopped. A template that had been ready
-        is replaced by a new one.
+        Ranks that the template has not forked yet start cold, unless they were stopped. The shim replaces a template
+        that had been ready.
         """
         self._hear_template(template)
         self._hang_up(template)
@@ -555,7 +561,7 @@ class Shim:
         self._sweep()
 
     def _is_bare(self) -> bool:
-        """Reap and kill the processes below the shim, and return whether none is left."""
+        """Reap and kill the processes below the shim, and return whether no process is left."""
         self._reap()
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -575,7 +581,7 @@ class Shim:
             key = self._living.pop(ended.si_pid, None)
             if key is not None:
                 self._record_end(key, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
-                # The rank is not reaped yet. The zombie keeps its pid, so this kill cannot reach another process's
+                # The rank is not reaped yet. Its zombie holds the pid, so this kill cannot reach another process's
                 # session.
                 self._remains |= processes.kill_tree(ended.si_pid)
             os.waitpid(ended.si_pid, 0)
@@ -592,14 +598,14 @@ class Shim:
         self._let_empty(record.cgroup)
 
     def _let_empty(self, path: str) -> None:
-        """Mark a cgroup for killing and removal if no living rank uses it any more."""
+        """Mark a cgroup for killing and removal if no living rank is in it."""
         if path and all(self._records[living].cgroup != path for living in self._living.values()):
             self._emptying.add(path)
 
     def _sweep(self) -> None:
         """Kill the processes that ended ranks left behind.
 
-        These are the processes in cgroups without ranks and, while no rank lives, all unexpected children.
+        These are all processes in cgroups without living ranks and, while no rank lives, all unexpected children.
         """
         for path in list(self._emptying):
             cgroups.kill(path)
@@ -619,7 +625,7 @@ class Shim:
 
 
 def _wake_up(number: int, frame: object) -> None:
-    """Do nothing. The signal has already written its number to the wake-up socket."""
+    """Do nothing. The interpreter has already written the signal's number to the wake-up socket."""
 
 
 def _key(message: RankRecord | StartRank) -> RankKey:
@@ -643,7 +649,7 @@ def _open_output(start: StartRank) -> tuple[int, int]:
 def _open_stream(path: str, start: StartRank) -> int:
     """Open a rank's output file.
 
-    The rank's user may reopen the file for writing (as /dev/stdout), but not for reading.
+    The rank's user may open the file again for writing (as /dev/stdout), but not for reading.
     """
     stream = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     if start.user is not None:
@@ -655,7 +661,8 @@ def _open_stream(path: str, start: StartRank) -> int:
 def _write_down(start: StartRank) -> int:
     """Write a warm rank's start message to an in-memory file, and return the file.
 
-    The rank's fork reads the file. The template does not, because later ranks inherit its memory.
+    Only the rank's fork reads the file. The template does not read it, because later ranks inherit the template's
+    memory.
     """
     file = os.memfd_create("start")
     with os.fdopen(os.dup(file), "wb") as written:
@@ -664,11 +671,11 @@ def _write_down(start: StartRank) -> int:
 
 
 def _send_blocking(line: socket.socket, data: bytes, descriptors: list[int]) -> None:
-    """Send a message to the template, which reads promptly. The exit of a template is handled elsewhere."""
+    """Send a message to the template, which reads promptly. `_bury_template` handles the exit of a template."""
     line.setblocking(True)
     try:
         line.sendall(data[socket.send_fds(line, [data], descriptors) :])
     except OSError:
-        _log.warning("the template does not hear")
+        _log.warning("the template does not accept a message")
     finally:
         line.setblocking(False)
