@@ -1,4 +1,4 @@
-"""Entry point of this node's agent: `python -P -m worker`, started by `everstep agent`."""
+"""Entry point of the agent: `python -P -m worker`, which `everstep agent` starts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from worker.storage.s3 import s3_store
 
 TMPFS = Path("/dev/shm")
 PAGES_BYTES = 64 * 1024 * 1024
-"""Bytes of the tmpfs that are reserved for slot headers, the ranks' pages, and rounding to huge pages."""
+"""Bytes of the tmpfs that are reserved for the headers of slots, the ranks' pages, and rounding to huge pages."""
 
 
 def settings(arguments: list[str]) -> AgentSettings:
@@ -239,7 +239,7 @@ def aws_environment(chosen: AgentSettings, environment: Mapping[str, str]) -> Ma
 
 
 def confine(chosen: AgentSettings) -> str:
-    """Check that ranks can run as their user, and keep that user away from the instance's metadata.
+    """Check that ranks can run as their user, and block this user from the instance's metadata.
 
     Called once at start, before ranks run.
 
@@ -262,7 +262,7 @@ def confine(chosen: AgentSettings) -> str:
         user, (Path(everstep.__file__), Path(msgspec.__file__), chosen.state, chosen.slots)
     ):
         raise SystemExit(
-            f"ranks are to run as {user.name} (uid {user.uid}), which cannot use {closed}: let others go "
+            f"ranks should run as {user.name} (uid {user.uid}), who cannot use {closed}: let other users pass "
             "through the folders above it (chmod o+x), "
             "or put Python and --state-dir elsewhere; --rank-user root runs ranks as this agent"
         )
@@ -285,7 +285,7 @@ def confine(chosen: AgentSettings) -> str:
 async def serve(agent: Agent) -> None:
     """Run the agent until SIGTERM or SIGINT.
 
-    Ranks keep running and slots stay in memory, so that the next agent process adopts them.
+    Ranks continue to run and slots stay in memory, so that the next agent process adopts them.
     """
     task = asyncio.create_task(agent.run(), name="agent")
     loop = asyncio.get_running_loop()
@@ -305,7 +305,7 @@ def allow_files() -> None:
 
 
 def start_log() -> OwnLog:
-    """Write this process's log as text to stderr and keep its newest part in memory.
+    """Write this process's log to stderr, and store its newest part in memory.
 
     Called once, before the first log line.
 

@@ -25,7 +25,7 @@
         ├── ObjectChanged        the object was replaced after its listing: retryable with a new listing
         └── CorruptCheckpoint    the object contradicts the plan
 
-The type of an error determines whether callers retry.
+Callers decide by the type of an error whether to retry.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class AttestationFailed(WorkerError):
 class NoRoom(WorkerError):
     """The node's memory for slots does not suffice.
 
-    `is_passing` is True if other users of the memory may free it later.
+    `is_passing` is True if the memory may become free later.
     """
 
     def __init__(self, *, needed_bytes: int, available_bytes: int, is_passing: bool = False) -> None:
@@ -98,8 +98,8 @@ class LoadFailed(WorkerError):
     def lacking(cls, parent: int, code: str, message: str, *, is_passing: bool) -> LoadFailed:
         """Return the error for an input that a job needs and that this node cannot provide.
 
-        At the first launch, the job's specification is assumed to be wrong, so the error is permanent unless
-        `is_passing`. A job that has trained before may find the input on another node.
+        At the first launch, the job's request is probably wrong, so the error is permanent unless `is_passing`. A job
+        that has trained before may find the input on another node, so the error is not permanent.
 
         Args:
             parent: parent of the generation; 0 at the first launch.
@@ -146,7 +146,7 @@ class RanksNotGone(SupervisorError):
 
 
 class UserRefused(WorkerError):
-    """Ranks cannot run as the configured user; the text gives the reason."""
+    """Ranks cannot run as the configured user. The text contains the reason."""
 
 
 class StorageError(WorkerError):

@@ -1,4 +1,4 @@
-"""Structured concurrency: tasks that start and end together, and a signal for changes.
+"""Structured concurrency: starts and ends tasks together, and signals changes to waiting tasks.
 
 Invariant: a function of this module returns only after every task that it started has ended.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Signal:
-    """Wakes all tasks that wait for a change. A change between two waits is not missed."""
+    """Wakes all tasks that wait for a change. A task does not miss a change between two waits."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -38,7 +38,7 @@ class Signal:
 
 
 class Background:
-    """Tasks that one owner starts and forgets, and ends together. An exception of a task is a bug."""
+    """Tasks that one owner starts without awaiting them, and ends together. An exception of a task is a bug."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -53,7 +53,7 @@ class Background:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            # The exception is a bug, which the event loop's exception hook reports.
+            # The exception is a bug, which the event loop's exception handler reports.
             raise task.exception()  # type: ignore[misc]
 
     @property
@@ -109,7 +109,7 @@ async def together(*work: Coroutine[object, object, None]) -> None:
 
 
 async def end(*tasks: asyncio.Task[object] | asyncio.Task[None] | None) -> None:
-    """Cancel tasks and wait until all have ended. Errors of the tasks are dropped.
+    """Cancel tasks and wait until all have ended. Errors of the tasks are ignored.
 
     Args:
         *tasks: tasks; None is ignored.

@@ -1,1 +1,1 @@
-"""Log lines of ranks: stored on disk, copied to other nodes, and uploaded to the object store."""
+"""Handles log lines of ranks: stores them on disk, copies them to other nodes, and uploads them to the object store."""

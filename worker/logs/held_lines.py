@@ -1,12 +1,12 @@
-"""Copies of other nodes' newest log lines, kept by this node for the owners whose shards it holds.
+"""Stores copies of other nodes' newest log lines, for the owners whose shards this node holds.
 
     owner ──PrintedLines──▶ take ──▶ <state>/logs/<run>/gen=<g>/held/<owner>.jsonl ──ship──▶ object store
 
-An owner sends its lines before the end of each shard (`worker.replication.sender`). So the holder of a committed step
-has all lines up to that step. When the generation ends, this node uploads all copies, because the owner may be lost.
-Readers skip copies of lines that the owner has uploaded itself.
+An owner sends its lines before the end of each shard (`worker.replication.sender`). The holder of a committed step
+therefore has all lines up to this step. When the generation ends, this node uploads all copies, because the owner may
+be lost. Readers skip copies of lines that the owner has uploaded itself.
 
-Invariant: the line numbers kept for one owner are consecutive. The newest lines within the size limit are never
+Invariant: the stored lines of one owner have consecutive numbers. The newest lines within the size limit are never
 dropped.
 """
 
@@ -38,7 +38,7 @@ RETRY_SECONDS: Final = 1.0
 
 @dataclass(slots=True)
 class _Held:
-    """The kept lines of one owner."""
+    """The stored lines of one owner."""
 
     path: Path
     limit_bytes: int
@@ -49,12 +49,12 @@ class _Held:
 
 
 class HeldLines:
-    """The kept lines of all owners in one generation.
+    """The stored lines of all owners in one generation.
 
     The node's `Member` owns it. The agent uploads the lines when the generation has ended on this node.
 
     Args:
-        state: the agent's state directory. Lines that an earlier agent of this node kept there are loaded.
+        state: the agent's state directory. Lines that an earlier agent of this node stored there are loaded.
         plan: the plan of the generation.
         here: this node's id.
     """
@@ -73,9 +73,9 @@ class HeldLines:
             held.tail = _read(held.path)
 
     async def take(self, peer: NodeId, message: PrintedLines) -> None:
-        """Keep lines of an owner; lines that are already kept are skipped.
+        """Store lines of an owner; lines that are already stored are skipped.
 
-        The receiver calls this before it handles the end of the shard that follows the lines.
+        The receiver calls this method before it handles the end of the shard, which follows the lines.
 
         Args:
             peer: the owner, as authenticated by its session.
@@ -86,11 +86,11 @@ class HeldLines:
         """
         held = self._held.get(peer)
         if held is None:
-            raise MalformedMessage(f"lines of {peer}, which owns no shard that is held here")
+            raise MalformedMessage(f"{peer} sent lines, but this node holds none of its shards")
         try:
             decode_lines(message.lines)
         except msgspec.MsgspecError as error:
-            raise MalformedMessage(f"lines of {peer} cannot be read: {error}") from error
+            raise MalformedMessage(f"the lines of {peer} cannot be decoded: {error}") from error
         async with held.lock:
             before = held.tail
             held.tail = before.extended(
@@ -102,12 +102,12 @@ class HeldLines:
             try:
                 await asyncio.to_thread(_write, held.path, held.tail, added)
                 held.is_on_disk = True
-            except OSError as error:  # The lines stay in memory, so only a restarted agent would lack them.
+            except OSError as error:  # The lines stay in memory, so they are lost only if the agent restarts.
                 held.is_on_disk = False
-                log.warning("lines of %s are kept in memory only: %s", peer, error)
+                log.warning("the lines of %s cannot be written to disk; they stay in memory: %s", peer, error)
 
     async def ship(self, objects: ObjectStore) -> tuple[str, ...]:
-        """Upload all kept lines. A repeated call stores the same objects.
+        """Upload all stored lines. A repeated call stores the same objects.
 
         The agent calls this method when the generation has ended on this node.
 

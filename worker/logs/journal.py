@@ -1,16 +1,16 @@
-"""Journal of a node's log lines: ranks' output with timestamps, in files that wait to be uploaded.
+"""Journal of a node's log lines: the ranks' output with timestamps, in files that are later uploaded.
 
     rank=<r>.stdout, .stderr ──▶ lines ──▶ gen=<g>/node=<node>/<first>-<ms>.jsonl ──▶ object store
       written by the rank                    written here, once, in order               (`worker.logs.uploads`)
 
-An agent that starts while ranks run continues at the end of the journal: the newest chunk records the position up to
-which each stream was read. So every line has one fixed number, and no line is read twice.
+An agent that starts while ranks run continues at the end of the journal. The newest chunk records the position up to
+which each stream was read. Every line therefore has one fixed number, and no line is read twice.
 
-Of each stream, the unread part and at least the last `TAIL_BYTES` stay on disk. The journal keeps the chunks that are
+The unread part and at least the last `TAIL_BYTES` of each stream stay on disk. The journal contains the chunks that are
 not uploaded, up to `JOURNAL_BYTES`, and the chunk that still grows.
 
 Invariant: only one thread at a time uses a journal. A returned line is stored in a file. If the disk refuses lines, the
-journal is unchanged and the lines are read again.
+journal does not change, and the lines are read again later.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ log = logging.getLogger(__name__)
 
 CHUNK_BYTES: Final = 256 * 1024
 CHUNK_MILLISECONDS: Final = 300_000
-"""Age at which a chunk is complete, even with fewer than `CHUNK_BYTES`.
+"""Age in milliseconds at which a chunk is complete, even with fewer than `CHUNK_BYTES`.
 
-A growing chunk is uploaded again every second.
+A chunk that still grows is uploaded again every second.
 """
 READ_BYTES: Final = 256 * 1024
-"""Bytes to read of one stream at a time."""
+"""Bytes that are read from one stream at a time."""
 JOURNAL_BYTES: Final = 64 * 1024 * 1024
-"""Maximum bytes that wait to be uploaded. Beyond this size, no further output is read."""
+"""Maximum bytes of chunks that wait for their upload. Beyond this size, the journal reads no further output."""
 FREED_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of a stream that are read before the journal frees their disk space."""
+"""Bytes of a stream that the journal reads before it frees their disk space."""
 BEHIND_BYTES: Final = 256 * 1024 * 1024
 """Maximum unread bytes of a stream. Beyond this limit, the oldest bytes are skipped, and the log reports the gap."""
 TAIL_BYTES: Final = 64 * 1024
@@ -69,7 +69,7 @@ class Unstored:
     path: Path
     size: int
     is_complete: bool
-    """True if the chunk will not grow any more."""
+    """True if no further line will be added to the chunk."""
 
 
 @dataclass(slots=True)
@@ -150,7 +150,7 @@ class LogJournal:
         while more := self._take(is_last=True):
             lines += more
         with self._unless_failed() as before:
-            # The journal is full for these streams.
+            # The journal has no room for more lines of these streams.
             left = [(key, _size(path)) for key, path in self._streams.items() if _size(path) > self._positions[key]]
             last = [*(self._gap(key, size) for key, size in left), self._line(NO_RANK, "end", "", 0)]
             self._append(last, before)
@@ -169,7 +169,7 @@ class LogJournal:
     def stored(self, chunk: Unstored) -> None:
         """Record the upload of a chunk, and delete complete chunks that are uploaded.
 
-        The newest chunk stays, because it records where to continue.
+        The newest chunk stays on disk, because it records where a later agent continues.
         """
         for known in self._chunks:
             if known.name == chunk.name:
@@ -205,7 +205,7 @@ class LogJournal:
 
     @contextlib.contextmanager
     def _unless_failed(self) -> Iterator[Mapping[StreamKey, int]]:
-        """Yield the stream positions before the block, and restore them if the block raises OSError."""
+        """Yield the stream positions before the block. If the block raises OSError, restore these positions."""
         before = dict(self._positions)
         try:
             yield before
@@ -246,7 +246,7 @@ class LogJournal:
     def _begun_anew(self, key: StreamKey) -> LogLine:
         """Read a stream from its beginning again.
 
-        Called after a process has truncated the stream's file, as `> /dev/stderr` does.
+        Called after a process has truncated the stream's file, for example with `> /dev/stderr`.
         """
         self._positions[key], self._given_back[key] = 0, 0
         return self._line(
@@ -310,7 +310,9 @@ class LogJournal:
         with path.open("r+b") as file:
             if _libc.fallocate(file.fileno(), _PUNCH_HOLE, 0, upto) != 0:
                 log.info(
-                    "the disk space of the read part of %s is not freed: %s", path, os.strerror(ctypes.get_errno())
+                    "the disk space of %s that was already read cannot be freed: %s",
+                    path,
+                    os.strerror(ctypes.get_errno()),
                 )
 
 
@@ -322,8 +324,8 @@ def split_lines(data: bytes, *, is_last: bool) -> Iterator[tuple[str, int, bool]
         is_last: True if the stream has ended. Remaining bytes without a line feed then also form a line.
 
     Yields:
-        (text without line feed, length in bytes with line feed, whether the line continues). The caller reads bytes of
-            an incomplete line again later.
+        (text without line feed, length in bytes with line feed, whether the line continues). The caller later reads the
+        bytes of an incomplete line again.
     """
     begin = 0
     while begin < len(data):
@@ -345,11 +347,11 @@ def split_lines(data: bytes, *, is_last: bool) -> Iterator[tuple[str, int, bool]
 
 
 def _write(path: Path, size: int, data: bytes) -> int:
-    """Write `data` behind the first `size` bytes of a file; create the file if needed.
+    """Write `data` after the first `size` bytes of a file; create the file if needed.
 
     Args:
         path: the file.
-        size: length of the valid part. Bytes beyond it, left by a failed write, are overwritten or cut off.
+        size: length of the valid part. Bytes after it come from a failed write; they are overwritten or cut off.
         data: bytes to append, all or nothing.
 
     Returns:
@@ -366,7 +368,7 @@ def _write(path: Path, size: int, data: bytes) -> int:
             while left:
                 left = left[file.write(left) :]
         except OSError:
-            with contextlib.suppress(OSError):  # otherwise the next write cuts off the invalid bytes
+            with contextlib.suppress(OSError):  # otherwise, the next write removes the invalid bytes
                 file.truncate(size)
             raise
     return size + len(data)

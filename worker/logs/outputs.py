@@ -1,9 +1,9 @@
-"""Upload of the files that ranks wrote into their output folders, once the ranks have ended.
+"""Uploads the files that ranks wrote into their output folders, after the ranks have ended.
 
     <output key>gen=<g>/rank=<r>/<path>
 
 Invariant: only the rank's own files inside its output folder are uploaded, even if the folder contains links or if a
-process changes links during the upload. A failed upload never stops a job. Each missing object is reported in a
+process changes links during the upload. A failed upload never stops a job. The agent reports each missing object in a
 sentence.
 """
 
@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 STILL_SECONDS = 30.0
 """Seconds without a finished upload after which pending uploads count as stalled.
 
-The transfer time of the largest pending upload over a slow connection is added.
+The limit also includes the transfer time of the largest pending upload over a slow connection.
 """
 SLOW_BYTES_PER_SECOND = 8 * 1024 * 1024
 MAX_ATTEMPTS = 3
 RETRY_SECONDS = 1.0
 MAX_SENTENCES = 20
-"""Maximum sentences about missing objects in a node's report. The agent's log contains all of them."""
+"""Maximum sentences about missing objects in a node's report. The agent's log contains all sentences."""
 
 
 class FileStore(Protocol):
@@ -61,7 +61,7 @@ class FileStore(Protocol):
 
 
 class RankOutputs:
-    """Uploads of this node's outputs; one object per agent. It also deletes the files that ranks leave on the node."""
+    """Uploads this node's outputs, and deletes the files that ranks leave on the node. An agent has one object."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class RankOutputs:
         user: RankUser | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the object; nothing is uploaded yet.
+        """Create the object without uploads.
 
         Args:
             state: state directory of the agent; the ranks' files are below it.
@@ -117,7 +117,7 @@ class RankOutputs:
         return (*missing[:MAX_SENTENCES], *more)
 
     def is_moving(self, since: float) -> bool:
-        """Return whether pending uploads still progress, so that the caller should wait for them.
+        """Return whether pending uploads make progress, so that the caller should wait for them.
 
         Args:
             since: monotonic time at which the caller began to wait.
@@ -143,7 +143,7 @@ class RankOutputs:
         shutil.rmtree(logs_of(self._state, plan.run) / f"gen={plan.generation}", ignore_errors=True)
 
     async def _send(self, folder: Path, path: Path, reference: ObjectReference, uid: int) -> list[str]:
-        """Upload the file through its checked descriptor, because the name may now refer to another file."""
+        """Upload the file through its checked descriptor, because its name may meanwhile refer to another file."""
         try:
             file = _open_output(folder.resolve(), path, uid)
         except OSError as error:
@@ -177,9 +177,9 @@ def still_seconds(size: int) -> float:
 
 
 def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
-    """Return the uploadable files below a folder with their relative paths, and a sentence for each other entry.
+    """Return the files to upload below a folder with their relative paths, and a sentence for each other entry.
 
-    A link is uploaded as its target if the target is a file within the folder.
+    For a link to a file within the folder, the target's content is uploaded.
     """
     root = folder.resolve()
     files, refused = [], []
@@ -224,12 +224,12 @@ def _open_output(root: Path, path: Path, uid: int) -> int:
         and Path(os.readlink(f"/proc/self/fd/{file}")).is_relative_to(root)
     ):
         os.close(file)
-        raise PermissionError(errno.EACCES, "it is no file of the rank's in its output folder")
+        raise PermissionError(errno.EACCES, "this is not a file of the rank in its output folder")
     return file
 
 
 def _shown(name: str) -> str:
-    """Return a name in printable form."""
+    """Return a file name in printable form."""
     return name if _is_text(name) else ascii(name)
 
 

@@ -1,4 +1,4 @@
-"""Upload of ranks' log lines to the object store, and their way to followers.
+"""Uploads ranks' log lines to the object store, and sends them to users who follow the log.
 
     <log key>gen=<g>/node=<n>/…    lines with timestamps, every second; read by GetLogEvents and FollowLogs
 
@@ -35,7 +35,7 @@ LIVE_LINES = 500
 LIVE_CHARACTERS = 1024 * 1024
 """Number of characters after which a message to the control plane is complete."""
 RECENT_CHARACTERS = 256 * 1024
-"""Number of characters of the newest lines that are kept for new followers.
+"""Number of characters of the newest lines that are stored for new followers.
 
 Followers read older lines from the object store, which contains each line after about a second.
 """
@@ -101,28 +101,28 @@ class LogShipper:
         ]
 
     def show_recent(self) -> None:
-        """Send the newest lines to `live` again, so that a new follower gets lines that are not uploaded yet."""
+        """Send the newest lines to `live` again, so that a new follower receives lines that are not uploaded yet."""
         for lines in self._recent:
             self._live(lines)
 
     async def printed(self, number: int) -> Tail:
         """Read all lines that the ranks have printed before this call, and return the newest lines of this node.
 
-        Every sender calls this before the end of each shard. So a holder has all lines up to a step before it
-        acknowledges the step.
+        Every sender calls this method before the end of each shard. A holder therefore has all lines up to a step
+        before it acknowledges the step.
 
         Args:
             number: number of the first line that the caller needs.
 
         Returns:
-            Lines from `number` on, or from the oldest line that peers keep. Lines that the disk refuses are missing.
+            Lines from `number` on, or from the oldest line that peers store. Lines that the disk refuses are missing.
         """
-        # `finish` protects the read from cancellation: followers must receive the lines that were read.
+        # `finish` protects the read from cancellation, because followers must receive lines that were read.
         await finish(self._read_up())
         return self._tail.since(number).newest(self._tail_bytes)
 
     async def close(self) -> None:
-        """Stop reading and uploading. Lines that are not uploaded stay for this node's next agent. Idempotent."""
+        """Stop reading and uploading. The node's next agent uploads the remaining lines. Idempotent."""
         tasks, self._tasks = self._tasks, []
         await end(*tasks)
 
@@ -140,8 +140,8 @@ class LogShipper:
         )
 
     async def _drain(self) -> None:
-        """Read and upload alternately, because the journal may be too small for all remaining output."""
-        # bounded, because a process that escaped from its rank may print forever
+        """Read and upload in turn, because the journal may be too small for all remaining output."""
+        # the number of rounds is limited, because a process that escaped from its rank may print forever
         for _ in range(BEHIND_BYTES // READ_BYTES):
             if not await self._read():
                 return
@@ -163,14 +163,16 @@ class LogShipper:
     async def _read_on(self) -> None:
         while True:
             try:
-                # This is usually False, and a thread for every check would take CPU time from training.
+                # Usually nothing is new. A thread for every check would take CPU time from training.
                 if self._journal is None or self._journal.has_news():
                     await self._read()
             except OSError as error:
                 if self._on_trouble is not None:
                     self._on_trouble(error)
                 if not self._is_failing:
-                    log.warning("lines of ranks cannot be kept yet: %s", error)  # The next check tries again.
+                    log.warning(
+                        "log lines of ranks cannot be written to disk yet: %s", error
+                    )  # The next check tries again.
                 self._is_failing = True
             else:
                 self._is_failing = False
@@ -181,7 +183,7 @@ class LogShipper:
             try:
                 await self._ship()
             except (StorageError, OSError) as error:
-                log.info("lines of ranks are not shipped yet: %s", error)
+                log.info("log lines of ranks cannot be uploaded yet: %s", error)
             await asyncio.sleep(FLUSH_SECONDS - READ_SECONDS)
 
     async def _read(self, *, is_last: bool = False) -> int:
@@ -218,7 +220,7 @@ class LogShipper:
             while not self._journal.is_read(ends) and await self._read():
                 continue
         except OSError as error:
-            log.info("lines of ranks are not read for peers yet: %s", error)
+            log.info("log lines of ranks cannot be read for peers yet: %s", error)
 
     def _tail_of(self, journal: LogJournal) -> Tail:
         """Return the newest lines that an earlier agent of this node has read."""
@@ -271,7 +273,7 @@ def _length(lines: LogLines) -> int:
 async def _to_end(function: Callable[..., T], *arguments: object) -> T:
     """Call a function in a thread and wait for its end even if the caller is cancelled.
 
-    So only one thread at a time reads or uploads, and no older chunk replaces a newer chunk.
+    Only one thread at a time therefore reads or uploads, and no older chunk replaces a newer chunk.
     """
     found: list[T] = []
 

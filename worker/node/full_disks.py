@@ -1,10 +1,10 @@
-"""Detection of full disks from failed writes, next to the checks of free space by the node's health watch.
+"""Detects full disks from failed writes, in addition to the health watch's checks of free space.
 
     node health          checks the free space of the state directory and the tmpfs once per second
     failed writes        also show other limits: quotas, inodes, other file systems, too large files
 
-Invariant: a folder or file counts as full until `QUIET_SECONDS` after its newest failed write. The message about it is
-constant meanwhile, because a changed report wakes the control plane.
+Invariant: a folder or file counts as full until `QUIET_SECONDS` after its newest failed write. Its message does not
+change during this time, because a changed report wakes the control plane.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class _Place:
 
 
 class FullDisks:
-    """Paths on this node at which writes failed for lack of space. Used on the agent's loop.
+    """Paths on this node where writes failed for lack of space. Used on the agent's event loop.
 
     Args:
-        state: the agent's state directory, assumed for writes whose error names no file.
+        state: the agent's state directory, used for errors that name no file.
         monotonic: returns seconds of a monotonic clock.
     """
 
@@ -77,14 +77,14 @@ class FullDisks:
         named = _NAMED.search(words)
         if named is None:
             return self._note(self._state, said[0])
-        # A job chooses this path. A query of its file system could block the agent forever.
+        # The job chooses this path. A query of its file system could block the agent forever.
         return self._note(Path(named["path"]).parent, said[0], is_ours=False)
 
     def faults(self, others: Sequence[NodeFault] = ()) -> tuple[NodeFault, ...]:
         """Return a fault for each path that counts as full now.
 
         Args:
-            others: faults from the node's health; paths on a disk that these faults report as full are omitted.
+            others: faults from the health watch; the result omits paths on disks that these faults report as full.
 
         Returns:
             Faults sorted by path.

@@ -1,8 +1,8 @@
-"""Notices for this EC2 instance, read from its metadata service (IMDSv2).
+"""Reads AWS's notices for this EC2 instance from its metadata service (IMDSv2).
 
 The service announces spot interruptions, rebalance recommendations, maintenance, and termination by the Auto Scaling
-group. Its use needs no event bus, no permission and no region. Without the service there are no notices. While the
-service fails, its last notices stay valid.
+group. Reading it needs no event bus, no permission and no region. Without the service, the node has no notices. While
+the service fails, its last notices stay valid.
 
 Invariant: the module sends only GET requests with a session token, and the PUT request for the token. Requests are
 limited in time and size. They are sent to the configured address, or to EC2's own address on an EC2 instance. Source:
@@ -56,7 +56,7 @@ def endpoint_of(environment: Mapping[str, str], dmi: Path = DMI) -> str | None:
     if named and urlsplit(named).scheme == "http" and url_host(named):
         return named.rstrip("/")
     if named:
-        log.warning("AWS_EC2_METADATA_SERVICE_ENDPOINT %r is not an http URL: nothing is asked", named)
+        log.warning("AWS_EC2_METADATA_SERVICE_ENDPOINT %r is not an http URL; no notices are read", named)
         return None
     return EC2_ENDPOINT if is_ec2_instance(dmi) else None
 
@@ -94,17 +94,17 @@ class InstanceMetadata:
         try:
             self._told = await asyncio.to_thread(self._ask, dict(self._told))
             if self._is_absent:
-                log.info("the instance's metadata service answers")
+                log.info("the instance's metadata service answers again")
             self._is_absent = False
         except (OSError, http.client.HTTPException, ValueError) as error:
-            # ValueError: the token is not valid in a header
+            # ValueError: the token cannot be sent in a header
             if not self._is_absent:
-                log.info("the instance's metadata service does not answer; nothing is announced by it: %s", error)
+                log.info("the instance's metadata service does not answer, so notices are missing: %s", error)
             self._is_absent = True
         if self.notices != before:
             log.warning(
-                "announced for this instance: %s",
-                "; ".join(f"{notice.kind}: {notice.message}" for notice in self.notices) or "nothing more",
+                "notices for this instance: %s",
+                "; ".join(f"{notice.kind}: {notice.message}" for notice in self.notices) or "none",
             )
             self._on_change()
 
@@ -120,7 +120,7 @@ class InstanceMetadata:
                     try:
                         told[path] = read(body)
                     except (ValueError, KeyError, TypeError, AttributeError) as error:
-                        log.warning("the metadata at %s is not what AWS documents: %r", path, error)
+                        log.warning("the metadata at %s does not have the format that AWS documents: %r", path, error)
         finally:
             connection.close()
         return told

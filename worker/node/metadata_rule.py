@@ -1,13 +1,13 @@
-"""A routing rule that blocks the ranks' users from the instance's metadata, and so from its role's credentials.
+"""A routing rule that blocks the ranks' users from the instance's metadata, which contains the role's credentials.
 
 The rule needs no firewall and no kernel module. It prohibits packets of these uids to the metadata addresses (IPv4 and
 IPv6).
 
     ip rule add pref 1 uidrange <first uid>-<last uid> to 169.254.169.254 prohibit
 
-The agent also verifies the effect of the rule: as one of these users, it connects a socket that sends nothing. The rule
-stays when the agent ends, because ranks outlive the agent. The rule is marked as a kernel rule, because
-systemd-networkd removes rules of other programs.
+The agent also verifies the effect of the rule: as one of these users, it connects a socket without sending data. The
+rule remains when the agent ends, because ranks outlive the agent. The rule is marked as a kernel rule, because
+systemd-networkd removes other programs' rules.
 
 Invariant: the agent reports the metadata as unreachable only after it has verified the effect. Source: ip-rule(8);
 Amazon EC2 User Guide, `Limit access to the Instance Metadata Service`; systemd.network(5),
@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 
 ADDRESSES: Final = {"-4": "169.254.169.254", "-6": "fd00:ec2::254"}
 AGAIN_SECONDS: Final = 30.0
-"""Seconds between two checks of the rule. The checks are needed because a restart of the network may remove it."""
+"""Seconds between two checks of the rule, which a restart of the network may remove.
+"""
 _COMMAND_SECONDS: Final = 10.0
 _TRY = """
 import errno, socket, sys

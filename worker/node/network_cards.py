@@ -1,11 +1,10 @@
-"""Network cards of this node in the same network; shard streams use all of them.
+"""Finds this node's network cards in the same network, which shard streams use together.
 
-An address alone does not select a card. The kernel routes by destination, so of several cards in one network the first
-card carries all packets. EC2 drops packets whose source address belongs to another card. So connections are also bound
+An address alone does not select a card. The kernel routes by destination, so the first of several cards in one network
+sends all packets. EC2 drops packets whose source address belongs to another card. Connections are therefore also bound
 to cards.
 
-Invariant: an agent on a loopback address uses no other card, so clusters on one machine never connect over its real
-cards.
+Invariant: an agent on a loopback address uses no other card, so that a local cluster never connects over real cards.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class NetworkCard(NamedTuple):
             OSError: the address is not this node's, the port is in use, or the card no longer exists.
         """
         if self.name:
-            # Linux before 5.7 permits only root; the routes may still be right
+            # Linux before 5.7 permits this only to root; the kernel's routes may still select the right card
             with contextlib.suppress(PermissionError):
                 line.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, self.name.encode())
         line.bind((self.address, port))
@@ -96,5 +95,5 @@ def _interface(card: str) -> ipaddress.IPv4Interface | None:
         try:
             address, mask = (fcntl.ioctl(line, code, request)[20:24] for code in (_SIOCGIFADDR, _SIOCGIFNETMASK))
         except OSError:
-            return None  # no IPv4 address
+            return None  # the card has no IPv4 address
     return ipaddress.IPv4Interface(f"{socket.inet_ntoa(address)}/{socket.inet_ntoa(mask)}")

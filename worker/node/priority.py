@@ -1,8 +1,8 @@
-"""CPU priorities of the agent and the ranks.
+"""Sets the CPU priorities of the agent and the ranks.
 
 If the kernel groups sessions (autogroups, sched(7)), a niceness applies only among the threads of one session. The
-agent and each rank then get equal shares of a core, regardless of their numbers of threads. So the agent raises its
-whole session for work that ranks wait for.
+agent and each rank then receive equal shares of a core, regardless of their numbers of threads. The agent therefore
+raises the priority of its whole session for work that ranks wait for.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ AUTOGROUP = Path("/proc/self/autogroup")
 def work_as_ranks_do() -> None:
     """Set the calling thread to the priority of the ranks.
 
-    Threads that copy, send or hash for a long time inherit the event loop's higher priority. On a node whose cores are
-    all in use, they would delay training.
+    Threads inherit the event loop's higher priority. On a node whose cores are all in use, threads that copy, send or
+    hash for a long time would delay training.
     """
     work_at(0)
 
@@ -32,16 +32,16 @@ def work_as_ranks_do() -> None:
 def work_at(niceness: int) -> None:
     """Set the calling thread's niceness if the kernel permits the change.
 
-    A thread of a pool keeps the value for later work.
+    A thread of a pool has this niceness for later work, too.
     """
     with contextlib.suppress(PermissionError):  # The kernel may not permit a higher priority.
         os.setpriority(os.PRIO_PROCESS, 0, niceness)  # on Linux this affects only the calling thread
 
 
 def lead_own_session() -> None:
-    """Start a new session, so that a raised session affects only this process.
+    """Start a new session, so that a session's raised priority affects only this process.
 
-    A process that already leads a session or a process group keeps its session.
+    A process that already leads a session or a process group keeps its present session.
     """
     with contextlib.suppress(PermissionError):
         os.setsid()

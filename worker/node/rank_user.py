@@ -1,6 +1,6 @@
-"""Users of ranks if the agent is root: their access to the agent's folders, and the change to such a user.
+"""Manages the users of ranks if the agent is root: their access to the agent's folders, and the change of user.
 
-By default each job on a node has its own user. `user_of` assigns the uids of a range to the node's jobs in turn; this
+By default, each job on a node has its own user. `user_of` assigns the uids of a range to the node's jobs in turn. The
 position in the range is the job's *turn*. All users share one group. No process of a job can read the environment,
 memory or files of another job. `end_processes` kills all remaining processes of a job's user.
 
@@ -10,7 +10,7 @@ memory or files of another job. `end_processes` kills all remaining processes of
     slots, page, socket      root:ranks 0660, for this node's ranks; a rank can write the file but not replace it
     outputs, home            owned by the ranks' user
 
-After the change of user, a process has no capabilities, and its children gain none by exec (no_new_privs).
+After the change of user, a process has no capabilities, and its children cannot gain any by exec (no_new_privs).
 
 Invariant: no code of a job runs before `become` has returned; if `become` fails, the process ends. Source:
 capabilities(7), `Effect of user ID changes`; prctl(2); Yama, Documentation/admin-guide/LSM/Yama.rst.
@@ -42,7 +42,7 @@ from worker.errors import UserRefused
 
 NAME: Final = "everstep-ranks"
 NUMBER: Final = 61_100
-"""Default gid of ranks, and the uid of the helper that signals jobs' processes; no program of a job has this uid.
+"""Default gid of ranks, and uid of the helper that signals jobs' processes; no job's program has this uid.
 
 Source: systemd, UIDS-GIDS: numbers from 60,578 to 61,183 are assigned neither to human users nor dynamically.
 """
@@ -86,14 +86,14 @@ _taking_turns = threading.Lock()
 _killed = threading.Event()
 """Event that is never set.
 
-It serves for timed waits after a kill, because the kernel does not report the end of a process to other processes.
+It is used for timed waits after a kill, because the kernel reports the end of a process only to its parent.
 """
 _turns = msgspec.json.Decoder(list[tuple[str, int]])
 
 
 @dataclass(frozen=True, slots=True)
 class RankUser:
-    """A user without privileges, or a range of users that jobs get in turn."""
+    """A user without privileges, or a range of users that are assigned to jobs in turn."""
 
     uid: int
     gid: int
@@ -125,12 +125,13 @@ def choose(setting: str | None, own_uid: int) -> RankUser | None:
     """Choose the user of a node's ranks.
 
     Args:
-        setting: a name, `uid` or `uid:gid` of one user for all jobs. With None, each job gets its own uid, with the
-            groups of the user `everstep-ranks` if that exists.
+        setting: a name, `uid` or `uid:gid` of one user for all jobs. With None, each job has its own uid, with the
+            groups of the user `everstep-ranks` if this user exists.
         own_uid: uid of the agent; only root can choose another user for ranks.
 
     Returns:
-        The user or users. None if ranks run as the agent's user: by setting, or because the agent is not root.
+        The user or users. None if ranks run as the agent's user, because of the setting or because the agent is not
+        root.
 
     Raises:
         UserRefused: the user does not exist, the agent may not become it, or it has root's rights.
@@ -143,16 +144,17 @@ def choose(setting: str | None, own_uid: int) -> RankUser | None:
         raise UserRefused(f"only root can run ranks as {setting}; this agent has the uid {own_uid}")
     found = _by_turns() if setting is None else _numbered(setting) or _named(setting)
     if found is None:
-        raise UserRefused(f"there is no user {setting}")
+        raise UserRefused(f"the user {setting} does not exist on this node")
     if 0 in (found.uid, found.gid, *found.groups):
         raise UserRefused(f"{setting} is root, or in root's group")
     return found
 
 
 def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
-    """Return the user of a run's ranks on this node. The assignment survives restarts of the agent.
+    """Return the user of a run's ranks on this node.
 
-    A new run gets the next turn, which is on disk before the call returns. May be called in any thread.
+    The assignment survives restarts of the agent. A new run receives the next turn, which is on disk before the call
+    returns. May be called in any thread.
 
     Args:
         run: run whose ranks will be started; each new run uses the next uid.
@@ -175,7 +177,7 @@ def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
             turns = []
         known = dict(turns)
         if run not in known:
-            # Agents that share a machine, as in tests, start at different turns.
+            # Agents that share a machine, as in tests, begin with different turns.
             last = turns[-1][1] if turns else int.from_bytes(hashlib.sha256(os.fsencode(state)).digest()[:4], "big")
             known[run] = (last + 1) % user.uid_count
             scratch = path.with_suffix(".new")
@@ -190,9 +192,9 @@ def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
 def end_processes(user: RankUser | None, *, seconds: float) -> str:
     """Kill every process of these users and wait for their end. The call usually blocks for 50 ms.
 
-    `kill(-1)` signals all processes of a uid together, and the kernel prevents later forks. Killing by a list of /proc
-    would miss a process that forks and exits repeatedly. The job's processes cannot signal the helper that sends the
-    signals.
+    `kill(-1)` signals all processes of a uid together, and the kernel prevents later forks. A kill of each process in
+    /proc would miss a process that forks and exits repeatedly. The job's processes cannot signal the helper that sends
+    the signals.
 
     Args:
         user: the users; ignored if None, root or this process's own user.
@@ -246,7 +248,7 @@ def become(user: RankUser) -> None:
     """Change this process to `user` permanently. Call it in a single thread, before any code of a job runs.
 
     Locked memory stays unlimited, as for root, because network cards and GPUs register memory. Set-uid bits have no
-    effect from now on. If Yama is active, processes of the same user, such as py-spy, may trace this process.
+    effect afterwards. If Yama is active, processes of the same user, such as py-spy, may trace this process.
 
     Raises OSError if the kernel refuses. The caller must then end this process.
     """
@@ -258,14 +260,14 @@ def become(user: RankUser) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS)")
-    libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)  # without Yama, this call fails without effect
+    libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)  # without Yama, this call fails and has no effect
 
 
 def allow_looks() -> None:
     """Allow processes of the same user to inspect this process through /proc, as CUDA and py-spy do.
 
-    The kernel forbids such inspection after a change of user, because the process may still contain secrets. Call the
-    function only after such secrets have been removed from memory.
+    The kernel forbids such inspection after a change of user, because the process may still contain secrets of the
+    earlier user. The caller must first remove these secrets from memory.
     """
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
@@ -309,9 +311,10 @@ def give(folder: Path, user: RankUser) -> None:
 
 
 def take(folder: Path) -> None:
-    """Make root the owner of a tree that a job's programs have filled. All users can read it, only root can write.
+    """Make root the owner of a tree that a job's programs have filled.
 
-    The content is not trusted: no link is followed, and files keep only the rights to read and execute.
+    All users can read the tree, and only root can write to it. The content is not trusted: no link is followed, and
+    files have only the rights to read and execute afterwards.
     """
     for _, folders, files, at in os.fwalk(folder):
         os.fchown(at, 0, 0)
@@ -349,7 +352,7 @@ def closed_to(user: RankUser, paths: Iterable[Path]) -> str:
 
     Args:
         user: user as which a test process runs.
-        paths: folders to pass through, and files to read.
+        paths: folders that the user must pass through, and files that the user must read.
 
     Returns:
         The paths that the user cannot use, as text; empty if the user can use all paths.
@@ -387,11 +390,11 @@ def run_as(user: RankUser, code: str, *words: str) -> subprocess.CompletedProces
 
 
 def _by_turns() -> RankUser:
-    """Return the users for jobs in turn, with the groups of the user `everstep-ranks` if that exists."""
+    """Return the range of users for jobs in turn, with the groups of the user `everstep-ranks` if this user exists."""
     for uid in range(NUMBER, NUMBER + UID_COUNT + 1):
         if _name_of(uid) not in (None, NAME):
             raise UserRefused(
-                f"the uid {uid} is that of {_name_of(uid)} here, and jobs have those from {NUMBER} on by turns: "
+                f"the uid {uid} belongs to {_name_of(uid)} on this node, but jobs use the uids from {NUMBER} on: "
                 "name another user"
             )
     named = _named(NAME)
@@ -402,7 +405,8 @@ def _by_turns() -> RankUser:
 def _processes_of(user: RankUser) -> set[int]:
     """Return the pids of these users' processes that are visible in /proc.
 
-    Zombies are omitted. A process whose first thread has ended while others run looks like a zombie, but is included.
+    Zombies are omitted. A process whose first thread has ended while other threads run looks like a zombie, but is
+    included.
     """
     found = set()
     for name in os.listdir("/proc"):

@@ -1,4 +1,4 @@
-"""Options of the agent's TCP connections: no delay, and a timeout for peers that fail without a FIN.
+"""Sets the options of the agent's TCP connections: no delay, and a timeout for peers that fail without a FIN.
 
 A node that loses power or network sends no FIN. Without these options, a reader would wait forever, and a writer for
 the kernel's 15 minutes.
@@ -23,11 +23,11 @@ class TunableLine(Protocol):
 
 
 def tune(line: TunableLine, *, silence_seconds: float) -> None:
-    """Set the options of a connection. Each end calls this as soon as it knows the generation's timeouts.
+    """Set the options of a connection. Each end calls this function as soon as it has the generation's timeouts.
 
-    Keepalive and TCP_USER_TIMEOUT are both needed. Keepalive detects a lost peer on a connection that is only read.
-    TCP_USER_TIMEOUT detects a lost peer while bytes are unacknowledged, when keepalive is inactive. The kernel counts
-    keepalive in whole seconds, so an idle connection needs at least 2 s.
+    Both keepalive and TCP_USER_TIMEOUT are needed. Keepalive detects a lost peer on a connection without unacknowledged
+    bytes. While bytes are unacknowledged, keepalive is inactive, and TCP_USER_TIMEOUT detects the lost peer. The kernel
+    counts keepalive in whole seconds, so an idle connection needs at least 2 s.
 
     Args:
         line: a TCP socket, connected or not.

@@ -1,6 +1,6 @@
-"""The agent's port number, stored on disk so that peers and ranks reach the next agent at the same port.
+"""Stores the agent's port number on disk, so that peers and ranks reach the next agent process at the same port.
 
-Invariant: a failing disk never ends the agent. If the port cannot be read, the next agent uses another port.
+Invariant: a failing disk never ends the agent. An agent that cannot read the port uses another port.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class KeptPort:
         try:
             port = int(self._file.read_text())
             if port not in range(2**16):
-                raise ValueError(f"{port} is none")
+                raise ValueError(f"{port} is not a port number")
         except FileNotFoundError:
             return 0
         except (OSError, ValueError) as error:  # The file may be empty after a power loss, or the disk may be broken.
-            log.warning("the port of the agent before this one is not known: %s", error)
+            log.warning("the port of the earlier agent cannot be read: %s", error)
             return 0
         return port
 
     def keep(self, port: int) -> None:
-        """Store a port for the next agent, unless this port is already stored."""
+        """Store a port for the next agent process, unless this port is already stored."""
         if self.read() == port:
             return
         scratch = self._file.with_suffix(".new")
@@ -50,6 +50,6 @@ class KeptPort:
             scratch.write_text(str(port))
             scratch.replace(self._file)
         except OSError as error:
-            log.warning("port %d cannot be kept for the next agent of this node: %s", port, error)
+            log.warning("port %d cannot be stored for the next agent of this node: %s", port, error)
         else:
             self._known = port

@@ -1,7 +1,7 @@
-"""The owner of the agent's state directory.
+"""Ensures that an agent uses only its own node's state directory.
 
-A machine image made from a node contains the node's state directory. On the new instance that directory still belongs
-to the old node.
+A machine image that was created from a node contains the node's state directory. On a new instance, this directory
+still belongs to the old node.
 
     <state>/node_id            the owner
     <state>/shim.lock          locked by the shim that serves the directory, for its whole lifetime
@@ -32,14 +32,14 @@ BELONGINGS: Final = (
 )
 """Files that belong to one node.
 
-Input objects and package layers are not among them: they are named by content, so any node may use them.
+They do not include input objects and package layers, which are named by their content and usable on any node.
 """
 
 
 def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
-    """Claim a state directory for this node. The agent calls it once, before it reads any state. Idempotent.
+    """Claim a state directory for this node.
 
-    Files of another node are deleted. A directory without an owner is treated as this node's.
+    The agent calls this function once, before it reads any state. Idempotent.
 
     Args:
         state: the agent's state directory; its file `OWNER` names the node.
@@ -60,7 +60,7 @@ def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
         if user is not None:
             clear(user)
         log.warning(
-            "%s was that of %s, as in an image made of it: what belongs to that node is dropped, this one joins anew",
+            "%s belonged to %s, probably because of a machine image: its files are deleted, and this node joins again",
             state,
             whose,
         )
@@ -68,8 +68,8 @@ def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
         write_durably(path, mine)
     except OSError as error:
         if theirs:
-            raise  # Without the owner file, the next agent would delete this agent's promise.
-        log.warning("%s cannot say yet that it is this node's: %s", state, error)
+            raise  # Without the owner file, the next agent process would delete this agent's promise.
+        log.warning("the owner of %s cannot be written yet: %s", state, error)
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -111,7 +111,7 @@ def _drop(state: Path, whose: str) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ShimUnavailable(
-                f"{state} is that of {whose}, whose shim lives: this node needs a directory of its own"
+                f"{state} belongs to {whose}, whose shim still runs: this node needs its own state directory"
             ) from None
         for belonging in [path for pattern in BELONGINGS for path in state.glob(pattern)]:
             _remove(belonging)
@@ -119,7 +119,7 @@ def _drop(state: Path, whose: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, or a tree whose folders are read-only."""
+    """Remove a file, or a tree that may have read-only folders."""
     if path.is_symlink() or not path.is_dir():
         path.unlink()
         return

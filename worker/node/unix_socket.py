@@ -1,6 +1,6 @@
 """A listening unix socket that only this user's processes can open.
 
-The process's umask, which all its threads share, is not changed.
+The module does not change the process's umask, which all threads share.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 
 
 def listen_private(path: Path, backlog: int = 128) -> socket.socket:
-    """Listen at a path with mode 0600 from the first moment; replaces an earlier owner's socket.
+    """Listen at a path, with mode 0600 from the first moment. A socket file of an earlier process is replaced.
 
-    Linux gives the file the mode of the unbound socket. So other users can never open the socket, and no umask is
-    changed. The path may have any length, because the address, limited to 107 bytes, refers to the folder's descriptor.
+    On Linux, the file receives the mode of the unbound socket, so that other users can never open the socket. The path
+    may have any length: the address, which is limited to 107 bytes, refers to the folder's descriptor.
 
     Args:
         path: path of the socket; its folder exists.

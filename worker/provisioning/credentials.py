@@ -3,10 +3,10 @@
     rank ──GET /role, Authorization: <token of the generation>──▶ 127.0.0.1 ──▶ credentials for an hour at most, as JSON
                                                                       └─▶ STS, as the node's role, below 20 minutes left
 
-The response format and the two variables are those of the container credential provider in all AWS SDKs. The server
-answers with the present credentials while they are valid, because SDKs wait only two seconds for an answer. SDKs
-request new credentials in the last 15 minutes of the lifetime. The port is stored on disk, and the token is derived
-from the generation's key. So ranks can reach this node's next agent with the same port and token.
+The response format and the two variables follow the container credential provider of all AWS SDKs. The server answers
+with the present credentials while they are valid, because SDKs wait only two seconds. SDKs request new credentials in
+the last 15 minutes of the lifetime. The port is stored on disk, and the token is derived from the generation's key.
+Ranks can therefore reach this node's next agent process with the same port and token.
 
 Invariant: a request without the token receives no credentials. No credentials are written to disk or to a log. Source:
 AWS SDKs and Tools Reference Guide, `Container credential provider`.
@@ -60,7 +60,7 @@ class RoleCredentials:
         self._now = now
         self._server: asyncio.Server | None = None
         self._token = b""
-        """The token that requests must carry; empty while no generation is served."""
+        """The token that requests must contain; empty while the server serves no generation."""
         self._role_arn = self._session_name = ""
         self._keys: RoleKeys | None = None
         self._renewing: asyncio.Task[None] | None = None
@@ -85,10 +85,7 @@ class RoleCredentials:
         return self._keys
 
     async def adopt(self, plan: GenerationPlan, key: bytes) -> None:
-        """Serve the ranks of a generation that an earlier agent started.
-
-        The role is assumed at the first request.
-        """
+        """Serve the ranks of a generation that an earlier agent started. The first request assumes the role."""
         await self.withdraw()
         self._role_arn, self._session_name = plan.script.role_arn, session_name_of(plan.job)
         if self._server is None:
@@ -105,10 +102,7 @@ class RoleCredentials:
         }
 
     async def withdraw(self) -> None:
-        """Serve no more credentials to the ranks of the generation.
-
-        The caller has ended these ranks before.
-        """
+        """Serve no more credentials to the ranks of the generation. The caller must have ended these ranks."""
         self._token, self._keys, self._asked_at = b"", None, float("-inf")
         renewing, self._renewing = self._renewing, None
         await end(renewing)
@@ -119,10 +113,7 @@ class RoleCredentials:
             await asyncio.wait([self._renewing])
 
     async def close(self) -> None:
-        """Stop listening.
-
-        Ranks that still run reach the next agent at the same port.
-        """
+        """Stop listening. Ranks that still run reach the next agent process at the same port."""
         await self.withdraw()
         server, self._server = self._server, None
         if server is not None:
@@ -136,7 +127,7 @@ class RoleCredentials:
             if not kept:
                 raise
             log.warning(
-                "port %d of the agent before this one is taken, ranks that run do not get new keys of their role: %s",
+                "another process uses port %d of the earlier agent, so running ranks receive no new credentials: %s",
                 kept,
                 error,
             )
@@ -199,18 +190,15 @@ class RoleCredentials:
         try:
             self._keys = await asyncio.to_thread(self._aws.assume_role, self._role_arn, self._session_name)
         except StorageError as error:
-            log.warning("keys of %s are not renewed: %s", self._role_arn, error)
+            log.warning("the credentials of %s cannot be renewed: %s", self._role_arn, error)
             raise
 
 
 def token_of(plan: GenerationPlan, key: bytes) -> str:
-    """Return the token of a generation's ranks, derived from the generation's key.
-
-    Ranks never receive the key itself.
-    """
+    """Return the token of a generation's ranks, derived from the generation's key."""
     return hmac.digest(key, f"credentials of run {plan.run} generation {plan.generation}".encode(), "sha256").hex()
 
 
 def _heard(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        task.exception()  # Mark the error as retrieved: it is logged elsewhere, and waiting requests receive it.
+        task.exception()  # Mark the error as retrieved. `_current` logs the error, and waiting requests receive it.

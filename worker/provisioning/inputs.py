@@ -1,6 +1,4 @@
-"""Input channels of a job on this node: fetched from S3 once, verified, and cached for later jobs.
-
-A channel may also be a directory that already exists on every node.
+"""Provides a job's input channels on this node: fetches objects from S3, verifies them, and caches them for later jobs.
 
     <state>/inputs/objects/<sha256 of reader, bucket, key, ETag, size>
                                            one read-only file per object, for runs of one role; ranks cannot enter
@@ -8,10 +6,10 @@ A channel may also be a directory that already exists on every node.
     <state>/inputs/runs/<run>/<channel>.json
                                            the channel's index, written last
 
-A cached file gets its final name only when it is complete, verified and durable. A channel's folder gets its final name
-when it has all links, and is valid only with its index. So a crash leaves no incomplete file under a final name. The
-link count of a file shows whether a run uses the file, and the ctime shows the last use. No separate counter is needed.
-A cached file's mtime is derived from its name, so a changed file is detected and fetched again.
+A cached file receives its final name only when it is complete, verified and durable. A channel's folder receives its
+final name when it has all links, and is valid only with its index. A crash therefore leaves no incomplete file under a
+final name. A file's link count shows whether a run uses the file, and its ctime shows the last use. Its mtime is
+derived from its name, so that a changed file is detected and fetched again.
 
 Invariant: a channel's folder contains the objects that S3 listed when this node first fetched it for the run. Later
 generations send no request to S3.
@@ -52,20 +50,17 @@ RETRY_SECONDS = 1.0
 MAX_OBJECTS = 1_000_000
 """Maximum number of objects in one channel."""
 SPARED_PART = 0.05
-"""Fraction of the file system that inputs must leave free. Applies if the agent has no limit in bytes."""
+"""Fraction of the file system that inputs must leave free, if the agent has no limit in bytes."""
 _READ_BYTES = 4 * 1024 * 1024
 _FILE_MODE, _FOLDER_MODE = 0o444, 0o555
 
 
 class _Given(Exception):
-    """Raised in a fetch that must stop.
-
-    The caller was cancelled, or another fetch of the same run has failed.
-    """
+    """Raised in a fetch that must stop, because the caller was cancelled or another fetch of the run has failed."""
 
 
 class IndexedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of a channel, as stored in the channel's index."""
+    """One file of a channel, as listed in the channel's index."""
 
     place: str
     """Path relative to the channel's folder."""
@@ -79,7 +74,7 @@ class _Wanted:
     place: PurePosixPath
     object: StoredObject
     reader: str
-    """The role with which the object was listed, and with which it must be read.
+    """The role with which the object was listed and must be read.
 
     A role that may list an object may lack the permission to read it.
     """
@@ -96,7 +91,7 @@ _index = msgspec.json.Decoder(tuple[IndexedFile, ...])
 
 
 class InputCache:
-    """The inputs of one node, owned by the agent. Only one fetch runs at a time.
+    """The cache of one node's inputs, owned by the agent. Only one fetch runs at a time.
 
     Args:
         state: state directory of the agent; the cache is below it.
@@ -157,7 +152,7 @@ class InputCache:
         return found
 
     def forget(self, run: RunId) -> None:
-        """Delete a run's folders; its objects stay cached for later jobs. Called in any thread."""
+        """Delete a run's folders. Its objects stay cached for later jobs. May be called in any thread."""
         _remove(self._runs / run)
 
     # -- fetching
@@ -211,7 +206,7 @@ class InputCache:
             raise InputRefused(
                 f"InputDataConfig: the job's channels have {sum(wanted.values()):,} bytes, which is "
                 f"{room.lacking_bytes:,} bytes more than this "
-                f"node has room for: its inputs may take {max(0, limit_bytes):,} bytes"
+                f"node can store: its limit for inputs is {max(0, limit_bytes):,} bytes"
             )
         for name in room.dropped:
             (self._objects / name).unlink()
@@ -232,7 +227,7 @@ class InputCache:
         for error in sorted(
             (error for error in errors if error is not None), key=lambda error: isinstance(error, _Given)
         ):
-            raise error  # the original failure sorts before the cancellations that it caused
+            raise error  # the original failure comes before the cancellations that it caused
         sync(self._objects)
 
     def _fetch(self, store: ObjectStore, wanted: _Wanted, cancelled: threading.Event, failed: threading.Event) -> None:
@@ -245,7 +240,7 @@ class InputCache:
                 if not error.retryable or isinstance(error, ObjectChanged) or attempt == MAX_ATTEMPTS:
                     raise  # A changed object needs a new listing, which the next generation requests.
                 log.warning(
-                    "s3://%s/%s, attempt %d: %s",
+                    "s3://%s/%s: attempt %d failed: %s",
                     wanted.object.reference.bucket,
                     wanted.object.reference.key,
                     attempt,
@@ -264,7 +259,9 @@ class InputCache:
         hasher = hashlib.md5(usedforsecurity=False)
         with store.open(wanted.object.reference, etag=wanted.object.etag) as reader, scratch.open("wb") as file:
             if reader.bytes != wanted.object.bytes:
-                raise ObjectChanged(f"{where} has {reader.bytes} bytes, and was listed with {wanted.object.bytes}")
+                raise ObjectChanged(
+                    f"{where} has {reader.bytes} bytes, but was listed with {wanted.object.bytes} bytes"
+                )
             piece = memoryview(bytearray(min(_READ_BYTES, reader.bytes)))
             left = reader.bytes
             while left:
@@ -276,7 +273,9 @@ class InputCache:
                 file.write(part)
                 left -= len(part)
             if reader.md5 and reader.md5 != hasher.hexdigest():
-                raise CorruptCheckpoint(f"{where} came with the MD5 {hasher.hexdigest()}; its ETag is {reader.md5}")
+                raise CorruptCheckpoint(
+                    f"{where} arrived with the MD5 {hasher.hexdigest()}, but its ETag is {reader.md5}"
+                )
             file.flush()
             os.fchmod(file.fileno(), _FILE_MODE)
             os.fsync(file.fileno())
@@ -349,7 +348,7 @@ def _present(directory: Path, user: RankUser | None) -> Path:
         pass
     if user is not None and closed_to(user, [directory]):
         raise PermissionError(
-            errno.EACCES, f"ranks run as {user.name} (uid {user.uid}), which may not read it", str(directory)
+            errno.EACCES, f"ranks run as {user.name} (uid {user.uid}), who may not read this directory", str(directory)
         )
     return directory
 
@@ -363,7 +362,7 @@ def _refused(channel: str, error: Exception) -> InputRefused:
 def _time_of(name: str) -> int:
     """Return the mtime that belongs to a file name, in Unix seconds below 2^28.
 
-    A write to the file changes the mtime.
+    A write to the file changes the mtime, which reveals the write.
     """
     return int(name[:7], 16)
 

@@ -1,4 +1,4 @@
-"""Packages of a job's requirements.txt, installed in a layer on top of the node's own packages.
+"""Installs a job's requirements.txt in a layer: a folder of packages in addition to the node's own packages.
 
     <state>/packages/<key>/                  a virtual environment with the packages that the node lacks
     <state>/packages/<key>/installed.json    the modules in the layer; written last
@@ -6,20 +6,20 @@
     <state>/packages/<key>.<nonce>.work.new/ pip's home, temporary folder, working directory and settings
     <state>/packages/lock                    held during an installation; the kernel releases it at the process's end
 
-pip runs in the layer and also sees the node's packages. It skips a package that the node has in the right version. If
-the node has another version, pip installs the required version in the layer, which ranks search first. The node's own
-packages stay unchanged. Ranks run under the node's own Python, with the layer in their PYTHONPATH. Editable installs
-are refused, because they need more than a path.
+pip installs into the layer and also uses the node's packages. It skips a package that the node has in the required
+version. Otherwise, pip installs the required version in the layer, which ranks search first. The node's own packages
+stay unchanged. Ranks run under the node's own Python, with the layer in their PYTHONPATH. Editable installs are
+refused, because they need more than a path.
 
-The key is a digest of everything that determines a layer, including the project, so jobs of two projects never share a
-layer. A layer gets its final name when it is complete and on disk.
+The key is a digest of everything that determines a layer, including the project. Jobs of two projects therefore never
+share a layer. A layer receives its final name when it is complete and on disk.
 
-pip reads nothing of the job except the requirements file and the files that it names. pip runs isolated (`-I`), in an
+pip reads no file of the job except the requirements file and the files that it names. pip runs isolated (`-I`), in an
 environment that the agent creates (`pip_environment`), with an empty home. pip installs wheels only, unless the agent
 allows builds: a build executes code of the package.
 
 If each job has its own user, pip runs as the job's user. If builds are allowed and the requirements name files of the
-job's source, pip gets a copy of the source that belongs to that user.
+job's source, pip uses a copy of the source that belongs to this user.
 
 The agent kills every process that pip leaves behind (`worker.ranks.contained_program`, `end_processes`). The agent then
 takes ownership of the files, before the layer gets its final name.
@@ -66,7 +66,7 @@ log = logging.getLogger(__name__)
 
 INSTALL_SECONDS = 1800.0
 MAX_LAYERS = 4
-"""Maximum number of layers on a node. Beyond it, the least recently used layers are deleted."""
+"""Maximum number of layers on a node. Beyond this number, the least recently used layers are deleted."""
 LAYERS_PART = 0.25
 """Fraction of the file system that all layers together may use, unless a limit in bytes is set."""
 LAST_LINES_BYTES = 1200
@@ -79,7 +79,7 @@ _PASSED_ON = frozenset(
 )
 """Variables of the agent's environment that pip receives, besides `LC_…` and proxy variables.
 
-pip's own settings (`PIP_…`) are passed in a file.
+pip receives its own settings (`PIP_…`) in a file.
 """
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"})
 _SETTING = "PIP_"
@@ -94,7 +94,7 @@ class Order:
     """A job's request for an installation."""
 
     project: str
-    """The job's project. Jobs of one project share layers."""
+    """The job's project. Only jobs of the same project share layers."""
     source: Path
     """Root of the unpacked source tree."""
     source_sha256: str
@@ -119,7 +119,7 @@ _installed = msgspec.json.Decoder(_Installed)
 
 
 class PackageLayers:
-    """The package layers of one node, owned by the agent.
+    """The layers of one node, owned by the agent.
 
     Args:
         state: state directory of the agent; the layers are below it.
@@ -257,7 +257,7 @@ class PackageLayers:
             shutil.rmtree(layer, ignore_errors=True)
 
     def _bound(self, scratch: Path, order: Order) -> None:
-        """Delete the least recently used layers until the new layer fits into the limit."""
+        """Delete the least recently used layers until the new layer fits into the size limit."""
         limit_bytes = self._limit_bytes
         if limit_bytes is None:
             disk = os.statvfs(self._folder)
@@ -265,7 +265,7 @@ class PackageLayers:
         needed = _bytes_of(scratch)
         if needed > limit_bytes:
             raise RequirementsRefused(
-                f"{order.requirements} takes {needed:,} bytes, and packages may take {limit_bytes:,} bytes of "
+                f"{order.requirements} needs {needed:,} bytes, but packages may use only {limit_bytes:,} bytes of "
                 "this node's disk"
             )
         kept = {layer: _bytes_of(layer) for layer in self._layers()}
@@ -302,7 +302,7 @@ def read_requirements(order: Order) -> bytes:
         raise RequirementsRefused(f"{order.requirements} has an editable install; name the folder without -e")
     if variable := _VARIABLE.search(text):
         raise RequirementsRefused(
-            f"{order.requirements} names {variable[0]}, and pip sees no variable of the job: write the value"
+            f"{order.requirements} names {variable[0]}, but pip receives no variables of the job: write the value"
         )
     if importlib.util.find_spec("pip") is None:
         raise RequirementsRefused(f"{order.requirements} cannot be installed: {sys.executable} has no pip")
@@ -340,7 +340,7 @@ def _make_workplace(work: Path, order: Order, *, is_built: bool) -> Order:
 
     Args:
         work: folder to create files in; receives mode 0700.
-        order: installation whose environment and user apply to pip.
+        order: the installation, with the environment and user for pip.
         is_built: True if pip may build packages from the source.
 
     Returns:
@@ -378,11 +378,9 @@ def pip_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the node's pip settings: from PIP_CONFIG_FILE and from PIP_… variables, which take precedence.
 
-    pip receives the settings in a file. If they were variables, a requirements file could expand `${PIP_INDEX_URL}`,
-    which may contain a password, into another URL.
-
-    The result has the values by option name, as in section `global` of pip's configuration. `environment` is the
-    agent's environment.
+    pip receives the settings in a file. If they were variables, a requirements file could insert `${PIP_INDEX_URL}`,
+    which may contain a password, into another URL. The result contains the values by option name, as in section
+    `global` of pip's configuration. `environment` is the agent's environment.
     """
     given = configparser.RawConfigParser()
     if path := environment.get("PIP_CONFIG_FILE"):
@@ -416,7 +414,7 @@ def _end_users(user: RankUser | None) -> None:
     RequirementsRefused if a process cannot be killed.
     """
     if left := end_processes(user, seconds=END_SECONDS):
-        raise RequirementsRefused(f"pip has left what cannot be ended: {left}")
+        raise RequirementsRefused(f"processes of pip cannot be ended: {left}")
 
 
 def _names_files(order: Order) -> bool:
@@ -429,17 +427,17 @@ def _packages_of(folder: Path) -> Path:
 
 
 def _seal(scratch: Path, layer: Path, user: RankUser | None) -> None:
-    """Finish a layer: take ownership, write its index, flush the disk, and give the layer its final name."""
+    """Finish a layer: take ownership of its files, write its index, flush the disk, and rename it to its final name."""
     if user is not None:
         take(scratch)
     packages = _packages_of(scratch)
     if not packages.resolve().is_relative_to(scratch.resolve()):
-        raise RequirementsRefused("what was installed has put a link in the place of its own folder")
+        raise RequirementsRefused("a package has replaced its installation folder by a link")
     (packages / "node.pth").unlink(missing_ok=True)
     (scratch / "installed.json").unlink(missing_ok=True)  # a package may have installed a file or link of this name
     with (scratch / "installed.json").open("xb") as file:
         file.write(msgspec.json.encode(_Installed(modules=tuple(sorted(_modules(packages))))))
-    os.sync()  # flush all files of the packages before the layer gets its name
+    os.sync()  # flush all files of the packages before the layer receives its final name
     shutil.rmtree(layer, ignore_errors=True)  # An incomplete earlier layer may have this name.
     scratch.rename(layer)
 
@@ -463,7 +461,7 @@ def _found(layer: Path) -> Packages | None:
 
 
 def _bytes_of(folder: Path) -> int:
-    """Return a tree's disk usage in bytes; a file with two links in the tree counts twice."""
+    """Return a tree's disk usage in bytes. A file with two links in the tree counts twice."""
     return sum(os.lstat(name, dir_fd=at).st_blocks * 512 for _, _, files, at in os.fwalk(folder) for name in files)
 
 

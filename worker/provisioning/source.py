@@ -1,11 +1,11 @@
-"""Source tree of a job on this node: fetched, verified and unpacked.
+"""Fetches, verifies and unpacks the source tree of a job on this node.
 
     <state>/sources/archives/<sha256>.tar.gz   as fetched; on a spare node, for all jobs that may use the node
     <state>/sources/<run>/…                    the tree in which the run's ranks work
     <state>/sources/<run>.*.new/…              an attempt to unpack; each attempt has its own folder
 
-The unpacked files belong to the agent's user and are readable by all. Ranks that run as another user can run them, but
-not change them.
+The unpacked files belong to the agent's user and are readable by all. Ranks that run as another user can execute these
+files, but not change them.
 
 Invariant:
 - An archive that differs from the plan, or that would write outside its folder, is never unpacked.
@@ -36,7 +36,7 @@ MAX_UNPACKED_BYTES = 4 * 1024**3
 _placing = threading.Lock()
 """Lock that is held from the check for cancellation until the tree is in place.
 
-So the tree of a later attempt always replaces the tree of an earlier attempt.
+The tree of a later attempt therefore always replaces the tree of an earlier attempt.
 """
 
 
@@ -60,15 +60,15 @@ class SourceArchives:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Sorted digests of the archives on this node.
+        """Sorted digests of the archives on this node, including archives that an earlier agent fetched.
 
-        Archives of an earlier agent are included. `get` verifies each archive before use.
+        `get` verifies each archive before its use.
         """
         with self._lock:
             return tuple(sorted(self._held))
 
     def keep(self, digests: Collection[str]) -> None:
-        """Delete all archives except the given ones. Running fetches of other archives will fail.
+        """Delete all archives except the given archives. Running fetches of other archives fail.
 
         Args:
             digests: SHA-256 digests of the archives that may stay.
@@ -90,7 +90,7 @@ class SourceArchives:
             Path of the gzipped tar.
 
         Raises:
-            SourceRefused: the stored object has another digest, or `keep` has excluded it meanwhile.
+            SourceRefused: the stored object has another digest, or `keep` excluded the archive during the fetch.
             StorageError: the object store cannot be reached.
         """
         path = self._folder / f"{source.sha256}.tar.gz"
@@ -99,11 +99,11 @@ class SourceArchives:
             return path
         found = self._objects.get_bytes(source.object)
         if (digest := hashlib.sha256(found).hexdigest()) != source.sha256:
-            raise SourceRefused(f"the source archive hashes to {digest}; the plan says {source.sha256}")
+            raise SourceRefused(f"the source archive hashes to {digest}, but the plan requires {source.sha256}")
         scratch = self._folder / f"{source.sha256}.{threading.get_ident()}.new"
         with self._lock:
             if source.sha256 not in self._wanted:
-                raise SourceRefused("the source archive is not wanted any more")
+                raise SourceRefused("the source archive is no longer needed on this node")
             scratch.write_bytes(found)
             scratch.replace(path)
             self._held.add(source.sha256)
@@ -118,7 +118,7 @@ def _digest(path: Path) -> str:
 async def fetch_source(archives: SourceArchives, script: ScriptPlan, folder: Path) -> Path:
     """Fetch and unpack a job's source tree.
 
-    A cancelled call returns immediately. Its thread, which may still wait for the store, ends later without effect.
+    A cancelled call returns immediately. Its thread may still wait for the store, and ends later without effect.
 
     Args:
         archives: this node's archives, of which all except this job's archive are deleted.
@@ -153,7 +153,7 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading
         archive: path of the gzipped tar.
         script: the job's script from the plan.
         folder: destination of the tree; an existing tree is replaced.
-        cancelled: set when the caller has stopped waiting. An existing tree then stays.
+        cancelled: set when the caller has stopped waiting. An existing tree then stays unchanged.
 
     Returns:
         Path of the entry point within `folder`.
@@ -164,7 +164,7 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading
     """
     found = _digest(archive)
     if found != script.source.sha256:
-        raise SourceRefused(f"the source archive hashes to {found}; the plan says {script.source.sha256}")
+        raise SourceRefused(f"the source archive hashes to {found}, but the plan requires {script.source.sha256}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".new", dir=folder.parent))
     try:
@@ -179,7 +179,7 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading
         if full_disk_of(error) is not None:
             raise
         # `tarfile` raises the last three exceptions if a pax header contains an invalid number or sparse-file map.
-        raise SourceRefused(f"the source archive is not sound: {error}") from error
+        raise SourceRefused(f"the source archive is damaged: {error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     entry = (folder / script.entry_point).resolve()
@@ -204,7 +204,7 @@ def _extract(archive: Path, scratch: Path, cancelled: threading.Event) -> None:
 
 def _check_wanted(cancelled: threading.Event) -> None:
     if cancelled.is_set():
-        raise SourceRefused("the source tree is not wanted any more")
+        raise SourceRefused("the source tree is no longer needed on this node")
 
 
 def _readable(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:

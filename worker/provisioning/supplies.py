@@ -2,7 +2,7 @@
 
     Load ─▶ Supplies.gather ─▶ Supplied ─▶ the environment of each rank        (while shards are fetched)
 
-Invariant: a rank is started only with all of these inputs.
+Invariant: a rank starts only when all of these inputs are ready.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Supplies:
             Environment and packages of the ranks on this node.
 
         Raises:
-            LoadFailed: an input cannot be provided; contains a code and a sentence for the user.
+            LoadFailed: an input cannot be provided. The error contains a code and a sentence for the user.
             OSError: the disk is full.
         """
         keys = await self._assume(plan, key)  # Assume the role first, because this step fails fastest.
@@ -93,7 +93,7 @@ class Supplies:
         return self._credentials.refused_count
 
     async def adopt(self, plan: GenerationPlan, key: bytes) -> None:
-        """Serve credentials to ranks that an earlier agent of this node started."""
+        """Serve credentials to ranks that an earlier agent process of this node started."""
         if plan.script.role_arn:
             await self._credentials.adopt(plan, key)
 
@@ -130,7 +130,9 @@ class Supplies:
                 try:
                     values[variable] = self._aws.secret(reference, keys)
                     if "\0" in values[variable]:
-                        raise StoreRefused(f"{reference}: it contains a zero byte, and a variable cannot")
+                        raise StoreRefused(
+                            f"{reference} contains a zero byte, which an environment variable cannot contain"
+                        )
                 except StorageError as error:
                     raise LoadFailed.lacking(
                         plan.parent, "secret_unavailable", f"Secrets.{variable}: {error}", is_passing=error.retryable
@@ -189,7 +191,8 @@ class Supplies:
         except RequirementsRefused as error:
             if says_full(str(error)):
                 raise LoadFailed(FaultCode.DISK_FULL, f"Requirements: {error}", is_permanent=False) from error
-            # pip does not distinguish a missing package from an unreachable index, so a job that has trained retries.
+            # pip's errors are the same for a missing package and an unreachable index, so a job that has trained is
+            # retried.
             raise LoadFailed.lacking(
                 plan.parent, "requirements_failed", f"Requirements: {error}", is_passing=False
             ) from error
@@ -202,16 +205,14 @@ class Supplies:
 def wait_for_start(plan: GenerationPlan) -> bool:
     """Return whether the ranks start only after all nodes have loaded, instead of during the load. Pure.
 
-    A node on which the job has not run before may fetch inputs for hours. Ranks on the other nodes would wait for that
+    A node on which the job has not run before may fetch inputs for hours. Ranks on the other nodes would wait for this
     node's ranks in the rendezvous, and time out.
 
     Args:
         plan: the plan of the generation.
 
     Returns:
-        True if the job has inputs to fetch and a node may lack them. A node may lack them if the state of its ranks is
-            not
-            local.
+        True if the job has inputs to fetch and some node may lack them, because its ranks' state is not local.
     """
     fetches = bool(plan.script.requirements) or any(channel.prefix is not None for channel in plan.script.inputs)
     return fetches and any(not rank.sources or rank.sources[0].kind != "local" for rank in plan.ranks)

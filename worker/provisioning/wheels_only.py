@@ -1,8 +1,8 @@
-"""pip without builds: `python -I wheels_only.py ARGUMENT …` installs wheels only.
+"""Runs pip without builds: `python -I wheels_only.py ARGUMENT …` installs only wheels.
 
 A build runs code of the package: `setup.py`, or the backend that `pyproject.toml` names. `--only-binary :all:` does not
-prevent every build. A requirements file may revoke the option, and pip builds paths, repositories and dependencies with
-a URL in spite of it. All builds pass through one method of pip, which this program replaces.
+prevent every build. A requirements file may revoke the option, and pip nevertheless builds paths, repositories and
+dependencies with a URL. All builds call one method of pip, which this program replaces.
 
 Invariant: if pip lacks that method, nothing is installed. This file imports nothing from `worker`, because pip's user
 runs it under `-I`.
@@ -15,7 +15,7 @@ import sys
 from typing import NoReturn
 
 CANNOT_CONFINE = 78
-"""Exit code if the installed version of pip gives this program no way to forbid builds (EX_CONFIG)."""
+"""Exit code if this program cannot prevent builds in the installed version of pip (EX_CONFIG)."""
 
 
 def main(arguments: list[str]) -> NoReturn:

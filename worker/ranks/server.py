@@ -138,7 +138,7 @@ class RankServer:
         line = RankLine(writer)
         if events is None or not events.hello(hello, line):
             raise MalformedMessage(
-                f"rank {hello.rank} of run {hello.run} generation {hello.generation} does not belong to this node's generation"
+                f"rank {hello.rank} of run {hello.run} generation {hello.generation} is not of this node's generation"
             )
         try:
             while True:

@@ -1,4 +1,1 @@
-"""Shared memory of a node: slots and rank pages on tmpfs.
-
-The agent owns these files, which outlive the ranks and the agent.
-"""
+"""Manages the shared memory of a node: slots and rank pages on tmpfs, which outlive the ranks and the agent."""

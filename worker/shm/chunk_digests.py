@@ -1,6 +1,6 @@
-"""Progress of a payload that is being written: its final prefix, and the digests of its chunks.
+"""Tracks a payload that is being written: its final prefix, and the digests of its chunks.
 
-The final prefix consists of the first bytes of the payload, up to the first byte that may still change.
+The final prefix is the beginning of the payload, up to the first byte that may still change.
 
 Invariant: the chunks with digests are a prefix of the payload, without gaps. They cover only bytes that are never
 written again.
@@ -13,9 +13,7 @@ from worker.tasks import Signal
 
 
 class ChunkDigests:
-    """Digests of one payload in one slot, from its first captured bytes until it is overwritten.
-
-    Used only on the agent's event loop.
+    """Digests of one payload in one slot, from its first captured bytes until the slot is overwritten.
 
     Args:
         header: header of the slot, as it will be sealed: content, sizes, index.
@@ -25,7 +23,7 @@ class ChunkDigests:
         self.header = header
         self.chunk_count = chunk_count(header.payload_bytes)
         self.known = b""
-        """Concatenated digests of the first chunks, the input of `shard_digest`."""
+        """Concatenated digests of the first chunks. `shard_digest` combines them into the payload's digest."""
         self.is_complete = False
         """True once the writer has reported that the whole payload is final and is a valid snapshot."""
         self.is_sealed = False
@@ -44,12 +42,12 @@ class ChunkDigests:
 
     @property
     def payload_digest(self) -> bytes:
-        """Digest of the whole payload. It can be read only once all chunk digests are known."""
+        """Digest of the whole payload. The value exists only once all chunk digests are known."""
         return shard_digest(self.known, self.header.payload_bytes)
 
     @property
     def is_decided(self) -> bool:
-        """True if the payload is a valid snapshot that is sealed or will be sealed."""
+        """True if the payload is a valid snapshot, which is sealed or will be sealed."""
         return self.is_complete or self.is_sealed
 
     @property
@@ -58,7 +56,7 @@ class ChunkDigests:
         return self.is_complete and self.known_count == self.chunk_count
 
     def grow(self, final_bytes: int) -> None:
-        """Record the length of the final prefix. A length below the present length is outdated and ignored."""
+        """Record the length of the final prefix. A smaller length than the present length is outdated and ignored."""
         self._final_bytes = max(self._final_bytes, final_bytes)
         self.changed.notify()
 

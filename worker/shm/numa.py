@@ -1,12 +1,12 @@
 """Allocates the pages of new slots on the NUMA node of the GPU that will fill them.
 
-The kernel allocates a tmpfs page according to the memory policy of the allocating thread. The NUMA nodes of GPUs are
-read once, before the agent starts to serve. They come from the driver's folder in /proc, not from NVML. NVML may be
-missing, or hang for as long as a faulty driver does. Only health checks (Xids, memory errors, clocks) need NVML, and
-run it in a separate thread that may hang (`worker.node.health.gpus`).
+The kernel allocates a tmpfs page according to the memory policy of the allocating thread. The agent reads the NUMA
+nodes of GPUs once, when it starts. It reads them from the driver's folder in /proc and not from NVML, because NVML may
+be missing or hang with a faulty driver. Only health checks need NVML, and call it in a separate thread
+(`worker.node.health.gpus`).
 
-Invariant: nothing is changed on a machine with one NUMA node or without GPUs, in a thread that already has a policy, or
-if the kernel refuses. Every change is undone.
+Invariant: the module changes no memory policy on a machine with one NUMA node or without GPUs, or in a thread that
+already has a policy. Every change is undone.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 GPUS = Path("/proc/driver/nvidia/gpus")
 """Folder with one subfolder per GPU, named by PCI address.
 
-The order of the names is the order of GPUs in NVML, and for identical GPUs also in CUDA.
+The order of the names is the order of GPUs in NVML. For identical GPUs, it is also the order in CUDA.
 """
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 MEMORY_NODES = Path("/sys/devices/system/node")
 UNKNOWN = -1
-"""The kernel's value for a device without a known NUMA node."""
+"""The kernel's value for a device whose NUMA node is unknown."""
 DEFAULT, PREFERRED = 0, 1
-"""Memory policies: allocate on the thread's own node, or on a given node while that node has free memory.
+"""Memory policies: allocate on the thread's own node, or on a given node while it has free memory.
 
 Source: linux/mempolicy.h.
 """
@@ -37,9 +37,9 @@ _SET_GET = {"x86_64": (238, 239), "aarch64": (237, 236)}.get(platform.machine())
 """Numbers of the system calls set_mempolicy and get_mempolicy, which libc does not wrap."""
 
 Policy = Callable[[int | None], int | None]
-"""Sets the calling thread's preferred NUMA node, or the default policy for None.
+"""Sets the calling thread's preferred NUMA node; None sets the default policy.
 
-Returns the previous policy, or None if the kernel refused.
+Returns the previous policy, or None if the kernel refused the change.
 """
 
 
@@ -72,8 +72,7 @@ def _node(path: Path) -> int:
 def set_policy(node: int | None) -> int | None:
     """Set the calling thread's memory policy (see `Policy`).
 
-    If the thread already has a policy other than the default, for example from numactl, the function changes nothing.
-    None as `node` restores the default policy.
+    A policy other than the default, for example from numactl, stays unchanged. None restores the default policy.
     """
     if _SET_GET is None:
         return None
@@ -97,7 +96,7 @@ def set_policy(node: int | None) -> int | None:
 def near(node: int | None, policy: Policy = set_policy) -> Iterator[None]:
     """Allocate the calling thread's new pages on a NUMA node while the context is open.
 
-    Pages come from other nodes once that node has no free memory.
+    Without free memory on this node, the pages are allocated on other nodes.
 
     Args:
         node: number of the NUMA node; None changes nothing.

@@ -1,9 +1,9 @@
-"""The page shared by a rank and its agent (layout: `everstep.protocol.rank_messages`), mapped into the agent.
+"""The memory page that a rank and its agent share (layout: `everstep.protocol.rank_messages`).
 
 The page has two halves: the agent writes one half, the rank writes the other.
 
-Invariant: the agent writes its half before it sends a message that depends on the new content. So a restarted agent
-finds on the page all facts that it has announced.
+Invariant: the agent writes its half before it sends a message that depends on the new content. A restarted agent
+therefore finds all announced facts on the page.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RankPage:
             write_agent_half(self._view, self.agent)
 
     def write(self, half: AgentHalf) -> bool:
-        """Write the agent's half to the page. Return whether the half has changed."""
+        """Write the agent's half to the page. Return whether its content has changed."""
         if half == self.agent:
             return False
         write_agent_half(self._view, half)
@@ -54,7 +54,7 @@ class RankPage:
     def rank(self) -> RankHalf:
         """Return the newest valid half of the rank.
 
-        If the half is corrupt or belongs to another generation, return the last valid one.
+        If the half is corrupt or belongs to another generation, return the last valid half.
         """
         found = read_rank_half(self._view)
         if found is not None and found.generation == self.agent.generation:
@@ -70,14 +70,14 @@ class RankPage:
 
 
 def last_agent_half(path: Path) -> AgentHalf | None:
-    """Return the agent's half of a page. Called at the promise, after the rank has exited.
+    """Return the agent's half of a page. Called when the node promises a generation, after the rank has exited.
 
     Args:
         path: path of the page.
 
     Returns:
         The agent's half. None if the page is unreadable, or if its committed step is higher than any step of a
-            training.
+        training.
     """
     page = memoryview(path.read_bytes()[:RANK_WORD_BYTES])
     half = read_agent_half(page) if len(page) == RANK_WORD_BYTES else None
@@ -94,7 +94,7 @@ def last_half(path: Path) -> RankHalf | None:
         The rank's half. None if the rank wrote none or the half is corrupt.
     """
     with path.open("rb") as file:
-        # The read is limited, because the script may have enlarged the file.
+        # Only the page is read, because the script may have enlarged the file.
         page = memoryview(file.read(RANK_WORD_BYTES + 1))
     agent = read_agent_half(page) if len(page) == RANK_WORD_BYTES else None
     half = read_rank_half(page) if agent is not None else None

@@ -1,8 +1,8 @@
 """One slot on tmpfs: a header page and a payload, mapped into the agent (layout: `everstep.protocol.slot`).
 
-Invariant: the header on tmpfs equals `header` of this object, and is written before the change is announced to ranks or
-nodes. All pages are allocated when the file is created. So a full tmpfs causes an error at creation and never a SIGBUS
-in a rank.
+Invariant: the header on tmpfs equals `header` of this object, and is written before the agent announces a change to
+ranks or nodes. All pages are allocated when the file is created. A full tmpfs therefore causes an error at creation,
+and never a SIGBUS in a rank.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class SlotFile:
     def create(cls, path: Path, header: SlotHeader, cancelled: threading.Event) -> SlotFile:
         """Create the file with all pages allocated and zero, replacing a file of the same name.
 
-        Processes that have the old file mapped keep its memory. Called in a thread, because 1 GiB of new pages takes up
-        to a second.
+        Processes that have mapped the old file can still use its memory. Called in a thread, because 1 GiB of new pages
+        takes up to a second.
 
         Args:
             path: path on tmpfs; its folder exists.
             header: its `capacity_bytes` is the maximum size of the payload.
-            cancelled: checked between pieces of `PIECE_BYTES`.
+            cancelled: stops the creation when set; checked after every `PIECE_BYTES`.
 
         Returns:
             The mapped file with `header` written; the caller closes it.
@@ -90,17 +90,19 @@ class SlotFile:
             size = found.st_size
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
                 raise ProtocolError(
-                    f"{path.name} is no file of this agent's, but of uid {found.st_uid}, mode {found.st_mode:o}"
+                    f"{path.name} is not a file of this agent: it has uid {found.st_uid}, mode {found.st_mode:o}"
                 )
             if size < HEADER_BYTES:
-                raise ProtocolError(f"{path.name} has {size} bytes")
+                raise ProtocolError(f"{path.name} has {size} bytes, too few for a slot")
             mapping = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
         try:
             header = unpack_header(mapping[:HEADER_BYTES])
             if HEADER_BYTES + header.capacity_bytes != size:
-                raise ProtocolError(f"{path.name}: capacity {header.capacity_bytes} in a file of {size} bytes")
+                raise ProtocolError(
+                    f"{path.name}: a capacity of {header.capacity_bytes} bytes does not fit a file of {size} bytes"
+                )
         except ProtocolError:
             mapping.close()
             raise
@@ -111,8 +113,8 @@ class SlotFile:
         """Turn the file at `path` into an empty slot, in place. A rank that has the file mapped keeps the same pages.
 
         Args:
-            path: path of a slot whose content is not trusted. If there is no file, or it is shorter than a header, the
-                slot gets no file.
+            path: path of a slot whose content is not trusted. If no file exists, or the file is shorter than a header,
+                the slot has no file.
             header: an EMPTY header. The capacity of the file replaces the capacity in this header.
 
         Returns:
@@ -133,7 +135,7 @@ class SlotFile:
 
     @property
     def content(self) -> Content | None:
-        """Content that the slot has or is being filled with; None if it is empty."""
+        """The content of the slot, or the content that is being written into it; None if the slot is empty."""
         if self.header.state is SlotState.EMPTY:
             return None
         return Content(self.header.origin_generation, self.header.step)
@@ -141,7 +143,7 @@ class SlotFile:
     def write_header(self, header: SlotHeader) -> None:
         """Write `header` to tmpfs.
 
-        A reader that sees a partial write finds an invalid digest, and treats the slot as empty.
+        A partly written header has an invalid digest, so readers treat the slot as empty.
         """
         self._view[:HEADER_BYTES] = pack_header(header)
         self.header = header
@@ -152,16 +154,17 @@ class SlotFile:
             self.write_header(replace(self.header, state=SlotState.EMPTY))
 
     def drop(self) -> None:
-        """Remove the file. The slot is empty and has no capacity until its file is created again.
+        """Remove the file.
 
-        Processes that have the file mapped keep its memory. Further calls change nothing.
+        The slot is empty and has no capacity until its file is created again. Processes that have mapped the file can
+        still use its memory. Further calls change nothing.
         """
         self.empty()
         self.header = replace(self.header, capacity_bytes=0)
         self.close(unlink=True)
 
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
-        """Return the bytes `start` to `end` of the payload; `end` defaults to its used length.
+        """Return the bytes `start` to `end` of the payload; `end` defaults to the payload's length.
 
         The caller must release the returned view before the slot is closed.
         """
@@ -169,26 +172,26 @@ class SlotFile:
         return self._view[HEADER_BYTES + start : HEADER_BYTES + stop]
 
     def close(self, *, unlink: bool = False) -> None:
-        """Unmap the file; remove it if `unlink` is True.
+        """Unmap the file, and remove it if `unlink` is True.
 
-        A view that is still in use keeps the memory until its release.
+        The memory of a view that is still in use is freed when the view is released.
         """
         if unlink:
             self.path.unlink(missing_ok=True)
         self._view.release()
         try:
             self._mapping.close()
-        except BufferError:  # A thread still reads the mapping, and the last view will free it.
+        except BufferError:  # A thread still reads the mapping. The memory is freed with the last view.
             return
 
 
 def _allocate(descriptor: int, mapping: mmap.mmap, cancelled: threading.Event) -> None:
-    """Allocate the file's pages and the mapping's page table entries. Both take about the same time."""
+    """Allocate the file's pages and the mapping's page table entries, which take about the same time."""
     # Only the address is needed, so the ctypes object is released immediately.
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
     for start in range(0, len(mapping), PIECE_BYTES):
         if cancelled.is_set():
-            raise OSError(errno.ECANCELED, "nobody wants this slot any more")
+            raise OSError(errno.ECANCELED, "the creation of the slot was cancelled")
         size = min(PIECE_BYTES, len(mapping) - start)
         os.posix_fallocate(descriptor, start, size)
         populate(address + start, size, is_written=True)

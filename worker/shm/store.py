@@ -3,13 +3,10 @@
     <root>/<run>/rank-<r>.slot-<i>      a slot (`slot_file`)
     <root>/<run>/rank-<r>.word          a rank's page (`rank_page`)
 
-`worker.core.strays` decides how long this node keeps a slot whose shard the plan places on another node.
+`worker.core.strays` decides how long this node stores a slot whose shard the plan places on another node.
 
 Invariant: before `grant` returns a slot, it cancels and joins every reader of the slot. No task therefore reads or
 digests the old content of a granted slot.
-
-The module has more than 500 lines, because grants, readers and digests of a slot share its state. If they were divided,
-a reader could see a granted slot.
 
 The module has more than 500 lines. Grants, readers and digests of a slot share its state; dividing them would let a
 reader see a granted slot.
@@ -54,11 +51,11 @@ INLINE_DIGEST_BYTES = 1024 * 1024
 At 30 GiB/s this takes 0.03 ms, less than the start of a thread.
 """
 BATCH_BYTES = 32 * 1024 * 1024
-"""Maximum bytes that a thread digests before the new digests are published."""
+"""Maximum bytes that a thread digests before it publishes the new digests."""
 VERIFY_THREADS = min(8, os.cpu_count() or 1)
 """Number of threads with which a node verifies shards during a restore.
 
-Each thread reads 30 GiB/s, and a few of them use the whole memory bandwidth.
+Each thread reads 30 GiB/s, so a few threads use the whole memory bandwidth.
 """
 _SLOT_NAME = re.compile(r"rank-(\d+)\.slot-(\d+)")
 T = TypeVar("T")
@@ -73,9 +70,9 @@ class Slot:
     pins: int = 0
     is_busy: bool = False
     digests: ChunkDigests | None = None
-    """Digests of the content that is being written or is sealed; None if they have not been computed.
+    """Digests of the slot's content, which is being written or is sealed. None if they have not been computed.
 
-    They are not stored on tmpfs.
+    The digests are not stored on tmpfs.
     """
     arrived: dict[int, bytes] = field(default_factory=dict)
     """Digests of the verified chunks by index, while streams fill the WRITING slot."""
@@ -96,7 +93,7 @@ class Slot:
 
 
 class SlotStore:
-    """The slots of one run at a time. The agent owns the store, and calls every method on its event loop."""
+    """The slots of one run. The agent owns the store, and calls every method on its event loop."""
 
     def __init__(self, root: Path, *, memory_bytes: int, user: RankUser | None = None) -> None:
         """Create the store and its folder.
@@ -115,9 +112,9 @@ class SlotStore:
         self.memory_nodes: Mapping[Rank, int] = {}
         """NUMA node for the slots of each rank. For ranks without an entry, the kernel chooses."""
         self.strays = Strays()
-        """Facts from which the store decides about strays.
+        """Facts that decide which strays the store drops. A stray is a slot whose shard the plan places on other nodes.
 
-        The `Member` replaces them at a new generation, after the load, and at each announcement.
+        The `Member` replaces the facts at a new generation, after the load, and at each announcement.
         """
         self.making = Signal()
         """Notified when a task begins to choose or create a slot (see `is_making`)."""
@@ -131,7 +128,7 @@ class SlotStore:
     def open_run(self, job: JobName, run: RunId) -> None:
         """Adopt the slots of `run` and remove the slots of all other runs.
 
-        A slot that was being written when the last agent process died stays busy until `settle_copiers` is called.
+        A slot that was being written when the last agent process ended stays busy until `settle_copiers`.
         """
         if self.run == run:
             return
@@ -157,12 +154,15 @@ class SlotStore:
         try:
             file = SlotFile.adopt(path)
         except (ProtocolError, OSError) as error:
-            log.warning("slot %s is void: %s", path.name, error)
+            log.warning("slot %s is treated as empty: %s", path.name, error)
         else:
             if (file.header.run, file.header.owner_rank) == (self.run, rank):
                 return Slot(file, is_busy=file.header.state is SlotState.WRITING)
             log.warning(
-                "slot %s is void: it belongs to run %s rank %d", path.name, file.header.run, file.header.owner_rank
+                "slot %s is treated as empty: it belongs to run %s rank %d",
+                path.name,
+                file.header.run,
+                file.header.owner_rank,
             )
             file.close()
         return Slot(SlotFile.void(path, self._header(rank)), is_busy=True)
@@ -184,7 +184,7 @@ class SlotStore:
     def settle_copiers(self, rank: Rank) -> None:
         """Empty the busy slots of a rank, because no process writes into them any more.
 
-        The rank's copier has stopped, the rank has exited, or the rank runs on another node and its stream has ended.
+        The rank's copier has stopped, the rank has exited, or the rank is on another node and its stream has ended.
         """
         for slot in self.shards.get(rank, []):
             if slot.is_busy:
@@ -204,7 +204,7 @@ class SlotStore:
         return [path for path in self.root.iterdir() if path.is_dir()]
 
     def close(self) -> None:
-        """Unmap all slots and keep the files, so that a later agent process adopts them."""
+        """Unmap all slots. Their files remain, so that a later agent process adopts them."""
         for slots in self.shards.values():
             for slot in slots:
                 slot.file.close()
@@ -212,7 +212,7 @@ class SlotStore:
         self.run = None
 
     def open_to_rank(self, path: Path) -> str:
-        """Give the ranks' user read and write access to one file of the store, and return the file's path."""
+        """Allow the ranks' user to read and write one file of the store, and return the file's path."""
         share(path, self._user)
         return str(path)
 
@@ -239,14 +239,14 @@ class SlotStore:
     def page_commits(self) -> tuple[PageCommit, ...]:
         """Return the newest committed step on the rank pages of each generation, oldest generation first.
 
-        The agent calls this at the promise, after all streams are closed. It skips an unreadable page: for the control
-        plane, one readable page on any node that has the newest committed step suffices.
+        The agent calls this method at the promise, after all streams are closed. An unreadable page is skipped, because
+        the control plane needs only one readable page with the newest committed step, on any node.
         """
         newest: dict[Generation, Step] = {}
         for path in sorted((self.root / str(self.run)).glob("rank-*.word")):
             half = last_agent_half(path)
             if half is None:
-                log.warning("the page %s is unreadable: the committed step on it is not reported", path.name)
+                log.warning("the page %s is unreadable, so its committed step is not reported", path.name)
             elif half.committed >= FIRST_STEP:
                 generation = Generation(half.generation)
                 newest[generation] = max(newest.get(generation, FIRST_STEP), Step(half.committed))
@@ -298,13 +298,13 @@ class SlotStore:
         Args:
             rank: the rank that owns the shard.
             content: the content that will be written.
-            keep: contents of this shard that must survive.
+            keep: contents of this shard that must not be overwritten.
             capacity_bytes: maximum size of the payload. A smaller slot is created again.
             layout_hash: the owner's layout, 16 bytes.
             slot_count: maximum slots of this shard on this node.
 
         Returns:
-            Index of the slot. None if every slot is kept, pinned or busy, so no slot may be written now.
+            Index of the slot. None if every slot is protected, pinned or busy, so that no slot may be written now.
 
         Raises:
             NoRoom: the node's memory for slots is exhausted; the error contains the required and available bytes.
@@ -344,7 +344,7 @@ class SlotStore:
             return index
 
     async def reserve(self, rank: Rank, *, capacity_bytes: int, layout_hash: bytes, slot_count: int) -> None:
-        """Create this shard's slots in advance, with all pages allocated. Slots with content stay unchanged.
+        """Create this shard's slots before the first capture. Slots with content stay unchanged.
 
         Args:
             rank: the rank that owns the shard.
@@ -359,7 +359,7 @@ class SlotStore:
             slots = self.shards.setdefault(rank, [])
             empty = replace(self._header(rank), capacity_bytes=capacity_bytes, layout_hash=layout_hash)
             for index, slot in enumerate(slots):
-                # The slot's old file is removed, but the rank may still write to the old memory.
+                # The slot's old file was removed, but the rank may still write to the old memory.
                 if slot.is_busy and not slot.file.header.capacity_bytes:
                     raise self._full(capacity_bytes)
                 if (
@@ -384,12 +384,12 @@ class SlotStore:
         return self._makers[rank].locked()
 
     async def _enlarge(self, slot: Slot, rank: Rank, index: int, header: SlotHeader) -> None:
-        """Create the slot's file again with a larger capacity. Without free memory, the slot stays without a file."""
+        """Create the slot's file again with a larger capacity. Without free memory, the slot then has no file."""
         slot.file.drop()
         slot.file = await self._create(rank, index, header)
 
     def _reusable(self, slots: list[Slot]) -> int | None:
-        """Return an empty slot, or None. Called while the shard has fewer slots than allowed."""
+        """Return an empty slot if the shard already has the maximum number of slots; otherwise None."""
         empty = [
             index
             for index, slot in enumerate(slots)
@@ -415,7 +415,7 @@ class SlotStore:
         except OSError as error:
             raise self._full(header.capacity_bytes) from error
         except asyncio.CancelledError:
-            for file in made:  # The creation of the file ended before the cancellation took effect.
+            for file in made:  # The file was created before the cancellation took effect.
                 file.close(unlink=True)
             raise
         else:
@@ -426,7 +426,7 @@ class SlotStore:
     def _make_room(self, needed_bytes: int) -> None:
         """Drop droppable slots of strays, oldest content first, until a new slot fits.
 
-        No slot is dropped if the new slot would not fit even after dropping all of them.
+        If the new slot would not fit even without all of them, no slot is dropped.
         """
         needed_bytes += self._creating_bytes + self.used_bytes() - self.memory_bytes
         strays = [
@@ -461,7 +461,7 @@ class SlotStore:
             header: sizes and index position as the writer reports them.
 
         Returns:
-            (the digests, whether they are new); for new digests the caller runs `seal_followed`.
+            (the digests, whether they are new). For new digests, the caller must run `seal_followed`.
         """
         header = replace(header, state=SlotState.WRITING, capacity_bytes=slot.file.header.capacity_bytes)
         if slot.digests is not None and slot.digests.header == header:
@@ -475,12 +475,12 @@ class SlotStore:
 
         Args:
             slot: the slot of these digests.
-            digests: the result of `follow`. Its caller reports the progress of the content.
+            digests: the result of `follow`, to which the writer's progress is added.
             expected: the owner's digest, for a restored shard. Other content is not sealed.
 
         Returns:
-            The digest of the payload. None if the digest differs from the expected one, in which case the slot is
-                emptied. Also None if the slot was granted again or its capture was abandoned meanwhile.
+            The digest of the payload. None if the digest differs from the expected digest; the slot is then emptied.
+            Also None if the slot was granted again or its capture was abandoned.
         """
         if slot.digests is not digests:
             return None
@@ -541,7 +541,7 @@ class SlotStore:
         slot.file.empty()
 
     def give_up(self, rank: Rank, content: Content) -> None:
-        """Stop all readers of a snapshot whose capture the rank has abandoned."""
+        """Stop all readers of a slot whose capture the rank has abandoned."""
         for slot in self.shards.get(rank, []):
             if slot.is_written_with(content):
                 slot.digests = None
@@ -557,8 +557,8 @@ class SlotStore:
             is_pressing: True if training waits for the result. The threads then run at the agent's priority.
 
         Returns:
-            True if the content matches the header, False if not. None if the slot is not sealed or was granted again
-                meanwhile.
+            True if the content matches the header, False if not. None if the slot is not sealed, or was granted again
+            during the call.
         """
         header = slot.file.header
         if header.state is not SlotState.SEALED:
@@ -578,7 +578,7 @@ class SlotStore:
         return True
 
     async def digests(self, slot: Slot) -> ChunkDigests | None:
-        """Return the chunk digests of a slot. For a sealed slot they are computed if they are unknown.
+        """Return the chunk digests of a slot. For a sealed slot, unknown digests are computed first.
 
         Return None if the content does not match its digest, or if the slot was granted again.
         """
@@ -594,7 +594,7 @@ class SlotStore:
             work: only reads, and returns soon after a cancellation.
 
         Returns:
-            The result of `work` (never None), or None if the slot was granted again meanwhile.
+            The result of `work` (never None), or None if the slot was granted again during the call.
         """
         task = asyncio.create_task(work)
         slot.readers.add(task)
@@ -647,16 +647,16 @@ class SlotStore:
     # -- strays and contents to keep
 
     def place(self, strays: Strays) -> None:
-        """Record which slots hold shards that the new plan no longer places on this node (strays).
+        """Record which shards the new plan no longer places on this node (strays).
 
         The `Member` calls this once per generation, before the load.
         """
         self.strays = strays
 
     async def empty_all_but(self, keep: Mapping[Rank, Collection[Content]]) -> None:
-        """Empty all slots whose content is not in the keep list. Such slots of strays are removed.
+        """Empty all slots whose content is not in `keep`. Such slots of strays are removed.
 
-        Called once per load, with the plan's keep list.
+        Called once per load, with the contents that the plan protects.
         """
         for rank, slots in list(self.shards.items()):
             for slot in slots:
@@ -669,9 +669,9 @@ class SlotStore:
             self._forget_if_empty(rank)
 
     def drop_strays(self) -> None:
-        """Remove the strays that are obsolete (`Strays.is_over`) and that no task reads. Further calls change nothing.
+        """Remove the strays that are obsolete (`Strays.is_over`) and that no task reads.
 
-        Called at every announcement.
+        Further calls change nothing. Called at every announcement.
         """
         for rank in [rank for rank in self.shards if self.strays.is_over(rank)]:
             if not any(slot.is_used for slot in self.shards[rank]):
@@ -693,8 +693,8 @@ async def in_thread(work: Callable[[threading.Event], T], *, is_pressing: bool =
     """Run `work` in a thread. The thread has ended when this returns, even if the caller is cancelled.
 
     Args:
-        work: receives an event that is set on cancellation. It checks the event between pieces, and returns early if
-            the event is set.
+        work: receives an event that is set on cancellation. It must check the event between pieces and then return
+            early.
         is_pressing: True if the thread runs at the agent's priority; False if it runs at the priority of ranks.
 
     Returns:

@@ -1,11 +1,8 @@
 """Mounts a tmpfs for the node's slots, independent of the size of /dev/shm, with huge pages if possible.
 
-Compared with normal pages, huge pages are allocated ten times as fast. A rank then needs 1/500 of the page table
-entries to map a slot.
-
-Invariant: without the permission to mount, or if the kernel refuses, the folder is used as it is.
-
-The mount must outlive the agent, like the slots on it, and the next agent process finds it. It ends with the instance.
+Huge pages are allocated ten times as fast as normal pages. A rank that maps a slot then needs 1/500 of the page table
+entries. Invariant: without the permission to mount, or if the kernel refuses, the agent uses the folder without a
+mount. The mount outlives the agent, like the slots in it, and ends with the instance.
 """
 
 from __future__ import annotations
@@ -36,12 +33,12 @@ def mount(folder: Path, size_bytes: int) -> bool:
     Raises:
         NotADirectoryError: the path is a link or another kind of file.
         PermissionError: another user owns the folder or may write to it. The check is needed because all users can
-            write to /dev/shm, and the name is predictable.
+            write to /dev/shm, and they can predict the name.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "slots go into a directory; remove what is there", str(folder))
+        raise NotADirectoryError(errno.ENOTDIR, "the path for the slots is not a directory; remove it", str(folder))
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         words = (
             f"it is of uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}, and this agent trusts its own "

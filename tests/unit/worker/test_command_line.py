@@ -121,16 +121,14 @@ def test_who_ranks_run_as_is_said_or_follows_from_who_the_agent_is(
     assert settings(arguments(tmp_path)).rank_user is None
     with pytest.raises(SystemExit):
         settings([*arguments(tmp_path), "--rank-user", "no such user"])
-    assert "--rank-user: there is no user no such user" in capsys.readouterr().err
+    assert "--rank-user: the user no such user does not exist" in capsys.readouterr().err
 
 
 def test_an_agent_that_its_ranks_could_not_use_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user = RankUser(os.getuid(), os.getgid())
     chosen = replace(settings(arguments(tmp_path / "state")), rank_user=user, slots=tmp_path / "slots")
     monkeypatch.setattr(rank_user, "closed_to", lambda user, paths: "/closed/python")
-    with pytest.raises(
-        SystemExit, match=r"which cannot use /closed/python: .*--rank-user root runs ranks as this agent"
-    ):
+    with pytest.raises(SystemExit, match=r"who cannot use /closed/python: .*--rank-user root runs ranks as this agent"):
         confine(chosen)
 
 

@@ -1,4 +1,4 @@
-"""Health facts of this node, read from the kernel and from NVML; one module per source.
+"""Reads health facts of this node from the kernel and from NVML, with one module per source.
 
 `worker.core.node_health` derives faults from these facts.
 """

@@ -1,4 +1,4 @@
-"""Network cards and file systems of this node, as the kernel shows them.
+"""Reads the state of this node's network cards and file systems from the kernel.
 
 Invariant: this module returns facts only; facts that cannot be read are omitted.
 """
@@ -34,7 +34,7 @@ LEAST_SHARE = 0.01
 LEAST_TMPFS_BYTES = 1024 * 1024
 """Free bytes below which the node's tmpfs counts as full.
 
-Slots fill most of the tmpfs by design. The ranks' pages need the remaining space.
+Slots intentionally fill most of the tmpfs, and the ranks' pages need the rest.
 """
 
 
@@ -97,7 +97,8 @@ def queue(path: Path, block_devices: Path = BLOCK_DEVICES) -> DiskQueue | None:
         block_devices: folder in which the kernel lists block devices by number.
 
     Returns:
-        The counts. None if no block device of this node holds the folder: tmpfs, overlay, network file system, btrfs.
+        The counts. None if no block device of this node contains the folder: tmpfs, overlay, network file system,
+        btrfs.
     """
     try:
         device = os.stat(path).st_dev

@@ -1,10 +1,11 @@
-"""GPUs of this node, read from NVML, or from a stub file in a local cluster.
+"""Reads the state of this node's GPUs from NVML, or from a stub file in a local cluster.
 
     EVERSTEP_NVML_STUB=FILE
     {"gpus": [{"index": 0, "xids": [79], "ecc_uncorrectable": 0, "throttled": false, "lost": false}]}
 
-The stub file is read at every reading. A missing file means that the node has no GPUs. While the file is unreadable,
-its last content is used. Outside local mode a stub is refused, because a real node must not report simulated GPUs.
+The stub file is read again at every reading. A missing file means that the node has no GPUs. While the file is
+unreadable, its last content counts. Outside local mode a stub is refused, because a real node must not report simulated
+GPUs.
 
 Invariant: without the library or the driver, the node has no GPUs, and the reason is logged once. A fact that a GPU
 does not provide is omitted.
@@ -27,7 +28,7 @@ from worker.errors import StubRefused
 log = logging.getLogger(__name__)
 STUB_VARIABLE = "EVERSTEP_NVML_STUB"
 STUB_NAME = "NVIDIA H100 80GB HBM3"
-"""NVML's name of the GPU model that a stub imitates."""
+"""NVML's name of the GPU model that a stub simulates."""
 _T = TypeVar("_T")
 
 
@@ -96,7 +97,7 @@ _stub_file = msgspec.json.Decoder(_StubFile)
 
 
 class StubGpus:
-    """GPUs that a file describes."""
+    """GPUs that a stub file describes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -222,12 +223,12 @@ class NvmlGpus:
             for handle in self._handles.values():
                 nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
         except nvml.NVMLError as error:
-            log.warning("the driver does not tell of Xids: %s", error)
+            log.warning("the driver does not report Xid errors: %s", error)
             return None
         return events
 
     def _xids(self) -> dict[int, list[int]]:
-        """Return the Xids that the driver has reported since the last reading, by GPU."""
+        """Return the Xid errors that the driver has reported since the last reading, by GPU."""
         found: dict[int, list[int]] = {}
         while self._events is not None:
             try:
@@ -235,7 +236,7 @@ class NvmlGpus:
                 found.setdefault(int(self._nvml.nvmlDeviceGetIndex(event.device)), []).append(int(event.eventData))
             except self._nvml.NVMLError_Timeout:
                 break
-            except self._nvml.NVMLError as error:  # The GPU is lost, which all other calls also report.
-                log.debug("Xids cannot be read: %s", error)
+            except self._nvml.NVMLError as error:  # The GPU is lost; all other calls also report this.
+                log.debug("Xid errors cannot be read: %s", error)
                 break
         return found

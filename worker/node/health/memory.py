@@ -1,4 +1,4 @@
-"""Facts about this node's memory from /proc and the memory cgroup (v1 and v2).
+"""Reads facts about this node's memory from /proc and the memory cgroup (v1 and v2).
 
 Invariant: this module returns facts only, and returns None for a fact that cannot be read.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from worker.core.memory_ends import KillCounts
 
 _NO_LIMIT_BYTES = 1 << 60
-"""Value from which a limit means "no limit", because cgroup v1 shows a number near 2^63."""
+"""Limits from this value on mean "no limit", because cgroup v1 shows a number near 2^63."""
 _RECORD_BYTES = 16 * 1024
 """Size in bytes of the buffer for one read of the kernel's log. A read returns one record, which is shorter."""
 _OVERWRITTEN_READS = 16
@@ -43,8 +43,8 @@ class ProcessMemory:
 def memory_facts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryFacts:
     """Read how much memory this process and its children can use.
 
-    A cgroup's usage includes cached file pages. Inactive file pages count as available, as in MemAvailable, because the
-    kernel reclaims them before it kills a process. Source: the working set of kubelet's eviction signal
+    A cgroup's usage includes cached file pages. The inactive file pages count as available, as in MemAvailable, because
+    the kernel reclaims them before it kills a process. Source: the working set of kubelet's eviction signal
     `memory.available`.
 
     Args:
@@ -78,8 +78,8 @@ def tmpfs_free_bytes(folder: Path) -> int:
 def slot_memory_bytes(slots: Path, *, beside_bytes: int) -> int:
     """Return the maximum bytes of all slots: the free space on tmpfs, but at most half of the node's memory.
 
-    Slots of an earlier agent count as free space, because the next agent adopts them. So all agent processes of a node
-    return the same number.
+    Slots of an earlier agent count as free space, because the next agent adopts them. All agent processes of a node
+    therefore return the same number.
 
     Args:
         slots: the folder on tmpfs; it need not exist yet.
@@ -114,10 +114,8 @@ def oom_kill_count(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgr
     """Read the number of out-of-memory kills in this process's cgroup.
 
     If the cgroup does not count kills, the result is the number for the whole machine. The node's health watch compares
-    two readings; a single number has no meaning.
-
-    The result is None if the kernel keeps no count. `proc` and `cgroups` are the mount points of procfs and of the
-    cgroups.
+    two readings; a single number has no meaning. The result is None if the kernel has no such counter. `proc` and
+    `cgroups` are the mount points of procfs and of the cgroups.
     """
     counts = kill_counts(proc, cgroups)
     return counts.node if counts.cgroup is None else counts.cgroup
@@ -168,7 +166,7 @@ def kernel_log(path: Path = Path("/dev/kmsg")) -> str:
 
 
 def _record(descriptor: int) -> bytes:
-    """Read the next record of the kernel's log; empty at its end."""
+    """Read the next record of the kernel's log; empty at the end of the log."""
     for _ in range(_OVERWRITTEN_READS):
         try:
             return os.read(descriptor, _RECORD_BYTES)
@@ -193,7 +191,7 @@ def _memory_cgroup(proc: Path, cgroups: Path) -> Path | None:
 
 
 def _inactive_file_bytes(group: Path) -> int:
-    """Return the bytes of inactive file pages of a cgroup and its children. cgroup v1 uses another name for the sum."""
+    """Return the bytes of inactive file pages of a cgroup and its children, from cgroup v1 or v2."""
     counts = _counts(group / "memory.stat")
     return counts.get("total_inactive_file", counts.get("inactive_file", 0))
 

@@ -1,8 +1,8 @@
-"""The health watch of a node: it reads all devices once per second in a separate thread, and reports faults.
+"""The health watch of a node: reads all devices once per second in a separate thread, and reports faults.
 
-A driver or disk that does not answer blocks only this thread, and the silence itself becomes a fault.
+A driver or disk that does not answer blocks only this thread. The watch then reports the silence as a fault.
 
-Invariant: the agent's loop never waits for a reading, and is called only when the faults change.
+Invariant: the agent's event loop never waits for a reading. The watch calls the agent only when the faults change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PERIOD_SECONDS = 1.0
 _BUSY_READINGS = 10
 _CLOSE_SECONDS = 1.0
 _SILENT = {"gpu": FaultCode.GPU_SILENT, "disk": FaultCode.DISK_SILENT}
-"""Fault code for each kind of device that may not answer."""
+"""Fault code for each kind of device that may stop answering."""
 _T = TypeVar("_T")
 
 
@@ -78,9 +78,7 @@ class HealthWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. A thread that waits for a driver is abandoned; as a daemon thread it does not delay the
-        process's exit.
-        """
+        """End the thread. A thread that waits for a driver is abandoned, and does not delay the exit of the process."""
         self._ends.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)

@@ -205,6 +205,9 @@ def die_with_parent() -> None:
 def set_title(words: Iterable[str]) -> None:
     """Show `words` as this process's command line, so that users and tools find a rank by its script.
 
+    The text overwrites the memory in which the kernel stored the arguments of the last exec, and is cut to its length.
+    Python has its own copy of the arguments.
+
     Source: proc(5), stat fields 48 and 49.
     """
     with open("/proc/self/stat", "rb") as file:

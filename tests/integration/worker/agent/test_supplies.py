@@ -183,7 +183,7 @@ async def test_a_secret_that_is_missing_or_no_text_is_told_by_its_variable(fleet
         node.aws.secrets["zero"] = "a\0b"
     for reference, words in (
         ("ssm:/none", "Secrets.TOKEN: ssm:/none: there is no such secret"),
-        ("ssm:zero", "Secrets.TOKEN: ssm:zero: it contains a zero byte"),
+        ("ssm:zero", "Secrets.TOKEN: ssm:zero contains a zero byte"),
     ):
         await fleet.prepare()
         needs = Needs(fleet, {"secrets": {"TOKEN": reference}})

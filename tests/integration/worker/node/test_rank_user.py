@@ -434,7 +434,7 @@ def test_a_directory_that_ranks_cannot_read_is_refused() -> None:
         data.chmod(0o700)
         with pytest.raises(
             InputRefused,
-            match=r"channel 'train': .*data: ranks run as ranks-of-a-test \(uid 61234\), which may not read it",
+            match=r"channel 'train': .*data: ranks run as ranks-of-a-test \(uid 61234\), who may not read",
         ):
             cache.fetch(MemoryObjectStore(), RunId(RUN), (channel,), threading.Event())
 

@@ -157,7 +157,7 @@ async def test_layers_that_there_is_no_room_for_go_and_one_that_is_too_large_is_
     assert not first.exists(), "both have no room"
     (order.source / "requirements.txt").write_text(f"{OFFLINE}everstep_example\n")
     with pytest.raises(
-        RequirementsRefused, match=r"takes [\d,]+ bytes, and packages may take 4,096 bytes of this node's disk"
+        RequirementsRefused, match=r"needs [\d,]+ bytes, but packages may use only 4,096 bytes of this node's disk"
     ):
         await PackageLayers(tmp_path, limit_bytes=4096).install(order)
     assert second.exists(), "what is refused takes nobody's place"

@@ -106,10 +106,10 @@ async def test_lines_are_taken_only_from_the_owner_of_a_shard_that_is_held_here(
     tmp_path: Path, plan: GenerationPlan, peer: NodeId
 ) -> None:
     held = HeldLines(tmp_path, plan, HOLDER)
-    with pytest.raises(MalformedMessage, match=f"lines of {peer}, which owns no shard that is held here"):
+    with pytest.raises(MalformedMessage, match=f"{peer} sent lines, but this node holds none of its shards"):
         await held.take(peer, message(0, "forged"))
 
 
 async def test_what_are_no_lines_closes_the_session(tmp_path: Path, plan: GenerationPlan) -> None:
-    with pytest.raises(MalformedMessage, match="lines of i-0 cannot be read"):
+    with pytest.raises(MalformedMessage, match="lines of i-0 cannot be decoded"):
         await HeldLines(tmp_path, plan, HOLDER).take(OWNER, PrintedLines(first=0, lines=b"{}\n"))

@@ -124,7 +124,7 @@ async def test_lines_that_the_disk_does_not_take_at_first_are_shipped_in_the_end
     assert await ships.finish() == ()
     assert [line.text for lines in passed for line in lines.lines] == ["one", "two", ""]
     assert b'"two"' in b"".join(data for key, data in bench.stored.items() if key.endswith(".jsonl"))
-    assert len([record for record in caplog.records if "cannot be kept" in record.message]) == 1
+    assert len([record for record in caplog.records if "cannot be written to disk yet" in record.message]) == 1
 
 
 async def test_lines_that_the_disk_never_takes_are_told_to_be_missing(

@@ -52,9 +52,9 @@ def test_root_runs_ranks_as_another_unless_told_otherwise(
     ("setting", "own_uid", "words"),
     [
         ("ranks", 1000, "only root can run ranks as ranks; this agent has the uid 1000"),
-        ("nobody-of-that-name", 0, "there is no user nobody-of-that-name"),
-        ("7000:", 0, "there is no user 7000:"),
-        ("-1", 0, "there is no user -1"),
+        ("nobody-of-that-name", 0, "the user nobody-of-that-name does not exist on this node"),
+        ("7000:", 0, "the user 7000: does not exist on this node"),
+        ("-1", 0, "the user -1 does not exist on this node"),
         ("7000:0", 0, "7000:0 is root, or in root's group"),
         ("wheel", 0, "wheel is root, or in root's group"),
         ("helper", 0, "helper is root, or in root's group"),
@@ -73,7 +73,7 @@ def test_jobs_users_are_in_the_groups_of_the_user_of_that_name(monkeypatch: pyte
 
 def test_a_number_that_is_somebody_elses_is_not_taken_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NAMES, NUMBER + UID_COUNT, "somebody")
-    with pytest.raises(UserRefused, match=f"the uid {NUMBER + UID_COUNT} is that of somebody here"):
+    with pytest.raises(UserRefused, match=f"the uid {NUMBER + UID_COUNT} belongs to somebody on this node"):
         choose(None, 0)
     assert choose("7000", 0) == RankUser(7000, 7000)
 

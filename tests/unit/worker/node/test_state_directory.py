@@ -131,7 +131,7 @@ def test_a_full_disk_keeps_no_node_from_its_own_directory(tmp_path: Path, caplog
     (tmp_path / "promise").touch()
     take(tmp_path, MINE)
     assert (tmp_path / "promise").exists()
-    assert "cannot say yet" in caplog.text
+    assert "cannot be written yet" in caplog.text
 
 
 def test_nothing_is_dropped_under_a_shim_that_lives(image: Path) -> None:

@@ -173,7 +173,7 @@ def test_bytes_that_do_not_hash_to_their_etag_get_no_name(tmp_path: Path) -> Non
 
     store = Flipping()
     store.add("set/a", b"right")
-    with pytest.raises(InputRefused, match="came with the MD5"):
+    with pytest.raises(InputRefused, match="arrived with the MD5"):
         fetch(InputCache(tmp_path), store)
     assert [path.suffix for path in (tmp_path / "inputs/objects").iterdir()] == [".new"]
     assert fetch(InputCache(tmp_path), store_of("set/b"))
@@ -232,7 +232,7 @@ def test_the_cache_keeps_to_its_limit_and_lets_go_of_what_no_run_uses(tmp_path: 
         store.add(f"{name}/x", name[-1:].encode() * 400)
     fetch(cache, store, channel(key="one"))
     with pytest.raises(
-        InputRefused, match=r"InputDataConfig: .* 800 bytes, which is 200 bytes more .* may take 1,000 bytes"
+        InputRefused, match=r"InputDataConfig: .* 800 bytes, which is 200 bytes more .* limit for inputs is 1,000 bytes"
     ):
         fetch(cache, store, channel("a", "two"), channel("b", "three"), run=OTHER_RUN)
     cache.forget(RUN)

@@ -77,7 +77,7 @@ def test_an_archive_that_arrives_when_it_is_not_wanted_any_more_never_reaches_th
     archives = SourceArchives(tmp_path / "archives", store)
     archives.keep({one.sha256})
     store.meanwhile = lambda: archives.keep({mine.sha256})  # the node gets a job meanwhile
-    with pytest.raises(SourceRefused, match="not wanted any more"):
+    with pytest.raises(SourceRefused, match="no longer needed"):
         archives.get(one)
     assert (archives.held, on_disk(tmp_path / "archives")) == ((), set())
 
@@ -165,7 +165,7 @@ def test_what_nobody_waits_for_is_unpacked_no_further(tmp_path: Path) -> None:
     there = entry.parent.stat().st_ino
     unpack(archives.get(script.source), script, tmp_path / "other", threading.Event())
     cancelled.set()
-    with pytest.raises(SourceRefused, match="not wanted any more"):
+    with pytest.raises(SourceRefused, match="no longer needed"):
         unpack(archives.get(script.source), script, tmp_path / "run", cancelled)
     assert (entry.parent.stat().st_ino, on_disk(tmp_path)) == (there, {"archives", "run", "other"})
 
@@ -229,7 +229,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, **pax: str) -> tarfile.TarI
         (member("/".join("a" * 65)), "more than 64 names deep"),
         (member("a/" * 20 + "/".join(["x" * 200] * 6)), "longer than 1024 bytes"),
         (member("x", size="-5"), "has -5 bytes"),
-        (member("x", GNU__sparse__map="a,b"), "not sound"),
+        (member("x", GNU__sparse__map="a,b"), "source archive is damaged"),
         (member("link", tarfile.SYMTYPE), "a symbolic link"),
         (member("pipe", tarfile.FIFOTYPE), "a device or a pipe"),
     ],
