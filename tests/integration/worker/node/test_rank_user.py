@@ -295,7 +295,7 @@ async def sent_is_the_ranks_alone(made: Machine, plan: GenerationPlan) -> None:
     told = await RankOutputs(made.state, made.objects, USER).upload_all(plan, plan.nodes[0])
     assert [sentence.partition(" is not in S3: ")[::2] for sentence in told] == [
         ("output leak", "it is a link that leads out of the output folder"),
-        ("jobs/job/output/gen=1/rank=0/linked", "[Errno 13] it is no file of the rank's in its output folder"),
+        ("jobs/job/output/gen=1/rank=0/linked", "[Errno 13] this is not a file of the rank in its output folder"),
     ]
     sent = {told.reference.key for told in made.objects.list(ObjectReference(bucket=BUCKET, key="jobs/job/output/"))}
     assert sent == {"jobs/job/output/gen=1/rank=0/model"}
