@@ -1,4 +1,4 @@
-"""The cloud as the control plane uses it: Auto Scaling groups, instances and S3.
+"""Access to the cloud: Auto Scaling groups, instances and S3.
 
 `CloudOperator` and `ObjectStore` are Protocols, each with one implementation over boto3 and one in memory for tests.
 """

@@ -1,6 +1,6 @@
 """The `CloudOperator` over boto3, for AWS and for the local cloud.
 
-Invariant: the operator changes a group only after it has seen the group's tag `everstep:fleet`.
+Invariant: the operator changes a group only after it has found the tag `everstep:fleet` on the group.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 SETTINGS_TTL_SECONDS: Final = 5.0
 """Seconds for which hooks, policies and the instance type of a group are cached.
 
-Reading them takes three calls, and only people change them. The control plane notices a change at most this much later.
+A read of these settings takes three calls, and only people change them. The control plane notices a change within this
+time.
 """
 FILTERED_PER_CALL: Final = 200
 INSTANCES_PER_CALL: Final = 100
@@ -48,7 +49,7 @@ DescribeInstanceTopology.
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """The settings of a group that need separate calls."""
+    """The settings of a group that AWS returns only in separate calls."""
 
     hooks: tuple[LifecycleHook, ...]
     policies: tuple[str, ...]
@@ -71,7 +72,7 @@ class AwsOperator:
         self._tagged: set[str] = set()
 
     def describe_group(self, name: str) -> GroupState:
-        """Return the present state of a group (see `CloudOperator.describe_group`)."""
+        """Return the current state of a group (see `CloudOperator.describe_group`)."""
         group = self._describe(name)
         template = _template(group.get("LaunchTemplate"))
         members = tuple(_member(member) for member in group["Instances"])
@@ -129,7 +130,7 @@ class AwsOperator:
         (member,) = answer["AutoScalingInstances"]
         self._require_tag(member["AutoScalingGroupName"])
         if member["LifecycleState"].startswith("Terminat"):
-            return  # the instance is terminating already; a second request would lower the desired capacity again
+            return  # The instance is already terminating. A second request would lower the desired capacity again.
         with translated():
             self._auto_scaling.terminate_instance_in_auto_scaling_group(
                 InstanceId=instance_id, ShouldDecrementDesiredCapacity=decrement
@@ -190,8 +191,8 @@ class AwsOperator:
         """Return the statuses of the instances that EC2 still describes.
 
         DescribeInstanceStatus has no filter for ids, and one unknown id fails the whole call. EC2 drops an instance
-        about an hour after its end. The method halves a refused batch until the unknown ids are isolated, and omits
-        only these.
+        about an hour after its end. The method halves a refused batch until the unknown ids are isolated. The result
+        omits only these ids.
         """
         try:
             with translated():
@@ -242,7 +243,7 @@ class AwsOperator:
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:
         """Suspend Auto Scaling processes of a group (see `CloudOperator.suspend_processes`)."""
         if not processes:
-            return  # AWS applies an empty list to all processes
+            return  # With an empty list, AWS would suspend all processes.
         self._require_tag(name)
         with translated():
             self._auto_scaling.suspend_processes(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))
@@ -250,7 +251,7 @@ class AwsOperator:
     def resume_processes(self, name: str, processes: Collection[str]) -> None:
         """Resume Auto Scaling processes of a group (see `CloudOperator.resume_processes`)."""
         if not processes:
-            return  # AWS applies an empty list to all processes
+            return  # With an empty list, AWS would resume all processes.
         self._require_tag(name)
         with translated():
             self._auto_scaling.resume_processes(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))
@@ -306,7 +307,8 @@ class AwsOperator:
         try:
             instance_type = self._instance_type(template)
         except CloudError as error:
-            # A person deleted the template; the instances still run, and the group's state is needed.
+            # If a person deleted the template, the instances still run. The group's state must therefore remain
+            # readable.
             instance_type = known.instance_type if known else next((member.instance_type for member in members), "")
             if not instance_type:
                 raise
@@ -384,7 +386,7 @@ def _status(status: dict[str, Any]) -> InstanceStatus:
 
 
 def _scheduled(status: dict[str, Any]) -> Iterator[ScheduledEvent]:
-    """Yield the scheduled events that are not over.
+    """Yield the scheduled events that have not ended.
 
     AWS lists a finished event for a week, and puts the word `[Completed]` or `[Canceled]` before its description.
     """
@@ -403,8 +405,8 @@ def _failures_since_success(activities: Iterable[dict[str, Any]]) -> Iterator[La
     """Yield failed launches up to the newest successful launch.
 
     `activities` is sorted newest first. Source: Amazon EC2 Auto Scaling API Reference, DescribeScalingActivities. A
-    failed launch is Failed or Cancelled, and its StatusMessage contains the reason. A cancelled launch without a
-    message did not fail: Auto Scaling no longer needed it.
+    failed launch has the status Failed or Cancelled, and a StatusMessage with the reason. A cancelled launch without a
+    message is no failure, because Auto Scaling no longer needed the instance.
     """
     for activity in activities:
         if not activity.get("Description", "").startswith("Launching"):

@@ -1,10 +1,10 @@
 """Makes the boto3 clients of the control plane, and translates botocore's exceptions into `CloudError`.
 
-Local mode can never reach real AWS. Endpoint, region and keys are explicit, the user's environment and AWS files are
-not read, and proxies are off. A hook checks every request and refuses hosts other than this machine, because S3 can
-redirect a client.
+Local mode can never reach real AWS. Endpoint, region and keys are explicit, boto3 does not read the user's environment
+and AWS files, and proxies are off. A hook checks every request and refuses hosts other than this machine, because S3
+can redirect a client.
 
-Invariant: no client and no exception of botocore leaves this package.
+Invariant: code outside this package gets no botocore client and no botocore exception.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LOCAL_REGION: Final = "us-east-1"
 NO_KEYS: Final = LocalKeys(access_key_id="none", secret_access_key="none")
 """Keys for local mode without a keys file.
 
-The local cloud rejects these keys. botocore then does not search for the user's own keys.
+The local cloud rejects these keys, but they prevent botocore from a search for the user's own keys.
 """
 CONNECT_TIMEOUT_SECONDS: Final = 3.0
 READ_TIMEOUT_SECONDS: Final = 20.0
@@ -61,7 +61,7 @@ class CloudMode(StrEnum):
     """Cloud that the control plane uses.
 
     - LOCAL: only the local cloud on this machine.
-    - AWS: the account of the ambient credentials.
+    - AWS: the account of the credentials that boto3 finds.
     """
 
     LOCAL = "local"
@@ -70,7 +70,7 @@ class CloudMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudSettings:
-    """The cloud to connect to."""
+    """The settings of the cloud to which the server connects."""
 
     mode: CloudMode
     region: str = LOCAL_REGION
@@ -82,7 +82,7 @@ class CloudSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudIdentity:
-    """The account, region and endpoint of a cloud. A server logs them when it starts."""
+    """The account, region and endpoint of a cloud. A server logs these at its start."""
 
     account: str
     region: str
@@ -95,11 +95,11 @@ class CloudIdentity:
 class Connection:
     """Makes boto3 clients for one cloud.
 
-    Thread-safe after construction. Clients are cached by service.
+    Thread-safe after construction. The object keeps one client per service.
 
     Args:
         settings: the cloud to connect to.
-        max_attempts: attempts per call, including the first. botocore waits between them.
+        max_attempts: attempts per call, including the first. botocore waits between two attempts.
 
     Raises:
         EndpointRefused: the mode is local, and the endpoint is missing or not on this machine. No request was made.
@@ -115,7 +115,8 @@ class Connection:
         core = _local_session() if settings.mode is CloudMode.LOCAL else botocore.session.Session()
         self._session = boto3.Session(botocore_session=core, region_name=settings.region, **self._keys())
         self._clients: dict[str, Any] = {}
-        # Only clients are thread-safe, sessions are not: make all clients before threads can use them.
+        # Clients are thread-safe, but sessions are not. Therefore the constructor makes all clients before any thread
+        # uses them.
         for service in ("autoscaling", "ec2", "events", "logs", "s3", "sns", "sqs", "sts"):
             self._clients[service] = self._make(service)
 
@@ -154,9 +155,9 @@ class Connection:
             retries={"mode": "standard", "total_max_attempts": self._max_attempts},
             max_pool_connections=32,
             user_agent_extra="everstep",
-            user_agent_appid=_replica(),  # CloudTrail then shows which control-plane server made a call
-            # Presigned URLs need version 4, which binds length and checksum. They need the region's own host, because
-            # S3 redirects some requests to the global host, and a redirect invalidates the signature.
+            user_agent_appid=_replica(),  # With this name, CloudTrail shows which control-plane server made a call.
+            # Presigned URLs need signature version 4, which covers length and checksum. They also need the region's own
+            # host: S3 redirects some requests to the global host, and a redirect invalidates the signature.
             signature_version="s3v4" if service == "s3" else None,
             s3={"addressing_style": "path" if self.settings.endpoint_url else "virtual"},
             proxies={} if is_local else None,
@@ -177,7 +178,7 @@ def translated() -> Iterator[None]:
     """Turn botocore's exceptions inside the block into a `CloudError`.
 
     Raises:
-        CloudError: the error has the type that matches AWS's error code or the kind of failure.
+        CloudError: the subclass depends on AWS's error code or the kind of failure.
     """
     try:
         yield
@@ -188,7 +189,7 @@ def translated() -> Iterator[None]:
     except ParamValidationError as error:
         raise InvalidRequest(str(error)) from error
     except (BotoCoreError, ResponseParserError) as error:
-        # covers connection errors, timeouts and answers that do not parse
+        # BotoCoreError covers connection errors, timeouts and answers that do not parse.
         raise CloudUnavailable(str(error)) from error
 
 
@@ -206,7 +207,7 @@ def _kind(code: str, message: str, status: int) -> type[CloudError]:
         return _BY_CODE[code]
     if status in _BY_STATUS:
         return _BY_STATUS[status]
-    # Auto Scaling has no code for missing resources: it answers ValidationError and "… not found".
+    # Auto Scaling has no code for missing resources. It answers with ValidationError and the text "… not found".
     if code == "ValidationError" and "not found" in message.lower():
         return NotFound
     return CloudUnavailable if status >= 500 else InvalidRequest

@@ -1,4 +1,4 @@
-"""The contract for a fleet's Auto Scaling group: only Everstep ends instances, and AWS ends none without notice.
+"""The settings that Everstep requires of a fleet's Auto Scaling group, called the contract.
 
     one Availability Zone                  traffic between zones costs money, and EFA does not cross zones
     new instances protected from scale-in  lowering the desired capacity ends no instance by itself
@@ -6,9 +6,10 @@
     processes suspended                    AWS neither rebalances, replaces, refreshes nor scales by itself
     a terminating hook of at most 60 s     a termination by AWS becomes a notice
 
-`checks` returns the conditions that only the owner can meet. `changes` returns the changes that Everstep makes itself.
-`drift` returns the sentences of both, and every fleet pass calls it. The three functions are pure. `ensure` makes the
-changes when a fleet is created, and may be called again at any time.
+With these settings, only Everstep ends instances, or AWS after a notice. `checks` returns the conditions that only the
+group's owner can meet. `changes` returns the changes that Everstep makes itself. Every pass over a fleet calls `drift`,
+which returns all deviations as sentences. These three functions are pure. `ensure` makes the changes when a user
+creates a fleet, and may be called again at any time.
 
 Invariant: the changes that a caller sees are the changes that `ensure` makes. Each `Change` contains its own call.
 """
@@ -28,8 +29,8 @@ SUSPENDED_PROCESSES: Final = frozenset(
 )
 """Processes of Auto Scaling that the contract suspends.
 
-Launch, Terminate, HealthCheck and AddToLoadBalancer stay active, because requested capacity must arrive and health must
-be visible.
+Launch, Terminate, HealthCheck and AddToLoadBalancer stay active, because the group must launch requested instances and
+report their health.
 """
 MAX_HOOK_TIMEOUT: Final = timedelta(seconds=60)
 TERMINATION_HOOK: Final = LifecycleHook(
@@ -40,8 +41,8 @@ TERMINATION_HOOK: Final = LifecycleHook(
 )
 """The hook that turns a termination by AWS into a notice.
 
-Its default result is CONTINUE: if nobody answers in time, AWS ends the instance. ABANDON would have the same effect,
-but the group's activities would show it as a failure.
+Its default result is CONTINUE: without an answer in time, AWS ends the instance. ABANDON would have the same effect,
+but the group's activities would show a failure.
 """
 
 
@@ -53,32 +54,32 @@ class Check:
     """The name of the setting in Auto Scaling's API."""
     is_met: bool
     words: str
-    """A sentence that names the group, and its present value of the setting or the problem with it."""
+    """A sentence that names the group and states the current value of the setting, or the problem with this value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change that makes the group fit the contract."""
+    """A change of one setting that the contract requires."""
 
     setting: str
     """The name of the setting in Auto Scaling's API."""
     before: str | None
-    """The present value of the setting as text. None if the group has no value."""
+    """The current value of the setting as text. None if the group has no value."""
     after: str
     why: str
     """The reason for the change: the sentence that `drift` returns."""
     make: Callable[[CloudOperator], None] = field(compare=False, repr=False)
-    """Calls AWS to make the change. Idempotent."""
+    """A function that calls AWS to make the change. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensured:
-    """A group that fits the contract."""
+    """A group that fits the contract, with the changes that were necessary."""
 
     group: GroupState
     """The group, described again after the last change."""
     made: tuple[Change, ...]
-    """The changes in the order made. Empty if the group already fitted."""
+    """The changes, in the order in which `ensure` made them. Empty if the group fitted before."""
 
 
 def drift(group: GroupState) -> tuple[str, ...]:
@@ -87,7 +88,7 @@ def drift(group: GroupState) -> tuple[str, ...]:
     Empty if the group fits.
 
     Args:
-        group: the group as just described.
+        group: the group as AWS described it a moment ago.
 
     Returns:
         Sentences for events and for the user, in a fixed order.
@@ -99,7 +100,7 @@ def checks(group: GroupState) -> tuple[Check, ...]:
     """Return the conditions of the contract that only the group's owner can meet.
 
     Args:
-        group: the group as just described.
+        group: the group as AWS described it a moment ago.
 
     Returns:
         All conditions, met or not, in a fixed order.
@@ -146,7 +147,7 @@ def changes(group: GroupState) -> tuple[Change, ...]:
     """Return the changes that make a group fit the contract.
 
     Args:
-        group: the group as just described.
+        group: the group as AWS described it a moment ago.
 
     Returns:
         Changes in the order in which `ensure` makes them. Empty if nothing has to change.
@@ -205,12 +206,12 @@ def changes(group: GroupState) -> tuple[Change, ...]:
 def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
     """Apply the contract to a group, and return the group and the changes. Idempotent.
 
-    CreateFleet calls it. `ensure` makes exactly the changes that `changes` returns for `group`, because the caller may
-    have asked a person to confirm them. `ensure` never changes the settings in `checks`.
+    CreateFleet calls this function. `ensure` makes exactly the changes that `changes` returns for `group`, because a
+    person may have confirmed these changes. `ensure` never changes the settings in `checks`.
 
     Args:
         operator: the cloud that owns the group.
-        group: the group as just described.
+        group: the group as AWS described it a moment ago.
 
     Returns:
         The group and the changes.
@@ -218,8 +219,8 @@ def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
     Raises:
         ContractViolation: the group spans zones, has scaling policies, has no launch template, or is being deleted.
             Nothing was changed.
-        CloudError: the cloud refused a change or did not answer. Some changes may have been made, and another call
-            makes the others.
+        CloudError: the cloud refused a change or did not answer. Some changes may be made. Another call makes the
+            remaining changes.
     """
     require_fit(group)
     wanted = changes(group)
@@ -229,10 +230,10 @@ def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
 
 
 def require_fit(group: GroupState) -> None:
-    """Raise an error if a group does not meet a condition that only its owner can meet.
+    """Raise an error if a group does not meet one of the conditions that only its owner can meet.
 
     Args:
-        group: the group as just described.
+        group: the group as AWS described it a moment ago.
 
     Raises:
         ContractViolation: at least one check is not met. The message contains the sentences of all unmet checks.

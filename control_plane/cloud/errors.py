@@ -24,8 +24,8 @@ from typing import ClassVar
 class CloudError(Exception):
     """Base class of all errors of cloud calls.
 
-    The message is a sentence for the operator of the service: AWS's own message if AWS answered. The code is AWS's
-    error code, or empty if AWS gave none.
+    The message is a sentence for the operator of the service: AWS's own message if AWS answered. `code` is AWS's error
+    code. It is empty without an answer from AWS.
     """
 
     retryable: ClassVar[bool] = False
@@ -52,7 +52,7 @@ class CloudUnavailable(CloudError):
 
 
 class ResourceContended(CloudError):
-    """Another change of the same resource is in progress."""
+    """AWS refuses the call, because another change of the same resource is in progress."""
 
     retryable = True
 
@@ -80,7 +80,7 @@ class GroupNotOurs(CloudError):
 
 
 class MalformedEvent(CloudError):
-    """A message of the event queue is not an event of AWS, or lacks fields that AWS documents."""
+    """A message of the event queue is no AWS event, or lacks fields that AWS documents."""
 
 
 class ContractViolation(CloudError):

@@ -1,7 +1,7 @@
 """Verifies signatures of instances with AWS's Security Token Service, in the control plane's own region.
 
-Invariant: each verification sends one request, to the configured host only. Redirects are not followed. Any answer
-other than STS's answer to GetCallerIdentity proves nothing.
+Invariant: each verification sends one request, only to the configured host, and follows no redirects. The verification
+fails for any answer other than STS's answer to GetCallerIdentity.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIMEOUTS_SECONDS: Final = (3.0, 5.0)
 """Connect timeout and read timeout."""
 MAX_ANSWER_BYTES: Final = 16 * 1024
 MAX_QUESTIONS: Final = 16
-"""Limit for concurrent requests to STS. The limit is needed because callers without a token cause these requests."""
+"""Limit of concurrent requests to STS. Callers without a token cause these requests, so their number needs a limit."""
 _NAMESPACE: Final = "{https://sts.amazonaws.com/doc/2011-06-15/}"
 
 
@@ -36,11 +36,11 @@ class Attestation:
     sts: RegionalSts
     region: str
     account: Callable[[], str]
-    """Function that returns the control plane's own account. The first call asks AWS."""
+    """Function that returns the control plane's own account. The first call sends a request to AWS."""
 
 
 class RegionalSts:
-    """STS of one region. Thread-safe.
+    """STS (AWS's Security Token Service) of one region. Thread-safe.
 
     Args:
         region: the control plane's own region.
@@ -54,7 +54,7 @@ class RegionalSts:
         self._room = threading.BoundedSemaphore(MAX_QUESTIONS)
 
     def whose(self, headers: Mapping[str, str]) -> Principal:
-        """Return the principal that made a signature.
+        """Return the principal (the AWS identity) that made a signature.
 
         Args:
             headers: the headers of the signed request, including the signature.
@@ -109,7 +109,7 @@ def principal_in(body: bytes) -> Principal:
         CloudUnavailable: the body is not STS's answer to GetCallerIdentity.
     """
     wrong = CloudUnavailable("what STS answered is not an answer to GetCallerIdentity")
-    if len(body) > MAX_ANSWER_BYTES or b"<!" in body:  # no document type is allowed, so no entities exist
+    if len(body) > MAX_ANSWER_BYTES or b"<!" in body:  # The parser permits no document type, so no entities exist.
         raise wrong
     try:
         root = ElementTree.fromstring(body)

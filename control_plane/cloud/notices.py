@@ -3,8 +3,9 @@
     EC2, Auto Scaling, Health ──▶ EventBridge rule ──▶ SQS ──▶ `EventQueue` ──▶ `parse` ──▶ a hint, or a notice
 
 Events may be late, duplicated, out of order or lost, and a broad rule delivers unrelated events. An event is therefore
-only a hint to poll EC2 and Auto Scaling, which have the true state. Some announcements cannot be polled: spot
-interruptions, rebalance recommendations, and the end of a capacity block. For these, the event itself is the notice.
+only a hint to poll EC2 and Auto Scaling, which know the true state. The control plane cannot poll some announcements:
+spot interruptions, rebalance recommendations, and the end of a capacity block. For these, the event itself is the
+notice.
 
 Invariant: `parse` is pure and raises only `MalformedEvent`.
 Source: Amazon EC2 User Guide (spot interruption notices, rebalance recommendations, state changes, Capacity Blocks),
@@ -51,7 +52,7 @@ _HINTS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudEvent:
-    """A parsed event that concerns instances."""
+    """A parsed AWS event about instances."""
 
     event_id: str
     """The event's id, the same for every delivery."""
@@ -59,13 +60,13 @@ class CloudEvent:
     """AWS's name of the kind of event."""
     at: datetime
     instance_ids: tuple[NodeId, ...] = ()
-    """The instances concerned, if the event names them."""
+    """The instances that the event names. Empty if it names none."""
     group: str = ""
-    """The Auto Scaling group concerned, if the event names it."""
+    """The Auto Scaling group that the event names, if any."""
     capacity_reservation_id: str = ""
-    """The capacity block whose end AWS announces. The event then concerns all instances of the block."""
+    """The capacity block whose end AWS announces. If set, the event is about all instances of the block."""
     kind: NoticeKind | None = None
-    """The kind of notice, if the control plane cannot poll for it. None if the event is only a hint."""
+    """The kind of notice, if the control plane cannot poll this announcement. None if the event is only a hint."""
     ends_at: datetime | None = None
     """Time at which AWS may end the instances. None if the event names no time."""
     is_scheduled_change: bool = False
@@ -84,7 +85,7 @@ class QueuedMessage:
 
     message_id: str
     receipt: str
-    """The handle of this delivery, with which the message is deleted."""
+    """The handle of this delivery. SQS needs it to delete the message."""
     body: str
     delivery_count: int
 
@@ -98,7 +99,8 @@ class EventQueue(Protocol):
     def receive(self) -> tuple[QueuedMessage, ...]:
         """Wait a few seconds for messages, and return them.
 
-        A message stays in the queue until it is deleted. SQS hides a received message from other readers for a while.
+        A message stays in the queue until a reader deletes it. For some time, SQS hides a received message from other
+        readers.
         """
 
     def delete(self, receipts: Collection[str]) -> None:
@@ -142,13 +144,13 @@ class SqsQueue:
 def parse(body: str) -> CloudEvent | None:
     """Return the event in a message.
 
-    The control plane calls it for every message that a queue delivers.
+    The control plane calls this function for every message that a queue delivers.
 
     Args:
         body: the event as EventBridge writes it.
 
     Returns:
-        The event. None for a kind of event that concerns no instance, which a broad rule can deliver.
+        The event. None for other kinds of events, which a broad rule can deliver.
 
     Raises:
         MalformedEvent: the message is not an event of AWS, or lacks fields that AWS documents.
@@ -161,7 +163,7 @@ def parse(body: str) -> CloudEvent | None:
         raise MalformedEvent(f"not JSON: {error}") from error
     if not isinstance(event, dict):
         raise MalformedEvent("not a JSON object")
-    # The examples in AWS's page on Capacity Blocks name two fields differently from all other events.
+    # In the examples on AWS's page about Capacity Blocks, two fields have other names than in all other events.
     detail_type = _text(event, "detail-type", "detail_type")
     source = _text(event, "source")
     base = _Base(_text(event, "id", "customer_event_id"), detail_type, _time(_text(event, "time")))
@@ -186,7 +188,7 @@ def parse(body: str) -> CloudEvent | None:
         case pair if pair in _HINTS:
             name = "instance-id" if source == "aws.ec2" else "EC2InstanceId"
             group = detail.get("AutoScalingGroupName", "")
-            ids = (_instance(detail, name),) if detail.get(name) else ()  # a failed launch names no instance
+            ids = (_instance(detail, name),) if detail.get(name) else ()  # A failed launch names no instance.
             return base.about(*ids, group=group if isinstance(group, str) else "")
         case _:
             return None
@@ -233,9 +235,9 @@ def _affected(detail: Mapping[str, object]) -> list[NodeId]:
 
 
 def _time(text: str) -> datetime:
-    """Return a time in UTC.
+    """Parse a time and return it in UTC.
 
-    EventBridge writes ISO 8601. Health writes the format of mail headers.
+    EventBridge writes ISO 8601, and Health writes the format of mail headers.
     """
     try:
         found = datetime.fromisoformat(text)

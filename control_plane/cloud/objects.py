@@ -15,9 +15,9 @@ from everstep.protocol.plan import ObjectReference
 
 STREAM_CHUNK_BYTES = 1024 * 1024
 DELETED_AT_ONCE = 1_000
-"""Limit for objects per delete call. Source: S3's DeleteObjects."""
+"""Limit of objects per delete call. Source: S3's DeleteObjects."""
 LISTED_AT_ONCE = 1_000
-"""Limit for objects per list call. Source: S3's ListObjectsV2."""
+"""Limit of objects per list call. Source: S3's ListObjectsV2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class SignedUpload:
-    """A presigned URL to which its owner may upload one specific body."""
+    """A presigned URL. Whoever has the URL may upload one specific body."""
 
     url: str = field(repr=False)
     headers: Mapping[str, str]
@@ -51,7 +51,7 @@ class ObjectStore(Protocol):
         """Write a small object. Use `put_file` for large objects."""
 
     def put_file(self, reference: ObjectReference, file: BinaryIO) -> ObjectInfo:
-        """Write an object from a seekable file, from its present position to its end.
+        """Write an object from a seekable file, from the file's current position to its end.
 
         Large files are uploaded in parts.
         """
@@ -62,7 +62,7 @@ class ObjectStore(Protocol):
     def stream(self, reference: ObjectReference, *, end: int | None = None) -> Iterator[bytes]:
         """Yield the first `end` bytes of an object, or all, in chunks of at most `STREAM_CHUNK_BYTES`.
 
-        Errors occur from the first `next` on.
+        The method raises errors only from the first `next` on.
         """
 
     def head(self, reference: ObjectReference) -> ObjectInfo:
@@ -73,7 +73,7 @@ class ObjectStore(Protocol):
 
         Args:
             prefix: bucket and key prefix; an empty key selects the whole bucket.
-            after: yield only keys after this one, which need not exist. Empty: all keys.
+            after: yield only keys after this key, which need not exist. Empty means all keys.
 
         Returns:
             A lazy iterator. It calls S3 once per `LISTED_AT_ONCE` objects.
@@ -95,9 +95,9 @@ class ObjectStore(Protocol):
         """
 
     def delete(self, bucket: str, keys: Sequence[str]) -> None:
-        """Delete objects. Missing objects are no error.
+        """Delete objects. A missing object causes no error.
 
         Args:
-            bucket: the bucket of all objects.
+            bucket: the bucket that contains all of the objects.
             keys: at most `DELETED_AT_ONCE` keys.
         """

@@ -1,8 +1,8 @@
 """The Protocol for the cloud: one Auto Scaling group per fleet, its instances, and the calls that change them.
 
-Invariant: every destructive call names one instance, and capacity goes down only together with a named instance or to
-the number of present instances. Calls are synchronous, thread-safe and bounded in time, and raise only `CloudError`.
-This module does not depend on jobs, agents or the database.
+Invariant: every destructive call names one instance. Capacity decreases only together with the termination of a named
+instance, or to the number of existing instances. Calls are synchronous, thread-safe and limited in time, and raise only
+`CloudError`. This module does not depend on jobs, agents or the database.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ AWS does not document the wording of its own suspensions.
 class Ec2State(StrEnum):
     """The state of an instance, with EC2's values and ABSENT.
 
-    ABSENT means that EC2 does not know the id. EC2 drops terminated instances after about an hour, so ABSENT means the
-    same as TERMINATED. The exception is a member that its group is still launching, because EC2 may not show it yet.
-    Source: Amazon EC2 Developer Guide, eventual consistency.
+    ABSENT means that EC2 does not list the id. EC2 drops terminated instances after about an hour, so ABSENT usually
+    means the same as TERMINATED. The exception is an instance that its group is still launching, because EC2 may not
+    list it yet. Source: Amazon EC2 Developer Guide, eventual consistency.
     """
 
     PENDING = "pending"
@@ -43,9 +43,9 @@ class Ec2State(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether AWS reports that the instance's memory is lost or will be lost.
+        """Whether AWS reports the instance as ended or ending.
 
-        The control plane needs no other evidence to exclude the node.
+        Its memory is lost, so the control plane needs no other evidence to exclude the node.
         """
         return self not in (Ec2State.PENDING, Ec2State.RUNNING)
 
@@ -57,7 +57,7 @@ class InstanceState:
     instance_id: NodeId
     state: Ec2State
     state_reason: str = ""
-    """EC2's words: `Client.UserInitiatedShutdown: User initiated shutdown`."""
+    """EC2's reason for the state, for example `Client.UserInitiatedShutdown: User initiated shutdown`."""
     private_ip: str | None = None
     instance_type: str = ""
     availability_zone: str = ""
@@ -76,8 +76,8 @@ class MemberState:
     health_status: str
     """Auto Scaling's health status: `Healthy` or `Unhealthy`.
 
-    The control plane does not use the value as evidence: Auto Scaling never resets Unhealthy. The control plane polls
-    EC2's status checks instead.
+    The control plane does not use the value as evidence, because Auto Scaling never resets Unhealthy. The control plane
+    polls EC2's status checks instead.
     """
     is_protected: bool
     """Whether the instance is protected from scale-in."""
@@ -119,7 +119,7 @@ class LaunchTemplateRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupState:
-    """An Auto Scaling group, as far as Everstep uses it."""
+    """The properties of an Auto Scaling group that Everstep uses."""
 
     name: str
     desired_count: int
@@ -141,7 +141,7 @@ class GroupState:
     status: str = ""
     """Auto Scaling's status: `Delete in progress` while AWS deletes the group, else empty."""
     suspension_reasons: Mapping[str, str] = field(default_factory=dict)
-    """AWS's reason by suspended process, if it gives one."""
+    """AWS's reasons by suspended process. Processes without a reason are missing."""
 
     def is_suspended_by_aws(self, process: str) -> bool:
         """Return whether AWS itself suspended a process (an administrative suspension).
@@ -163,7 +163,7 @@ class LaunchFailure:
 
     at: datetime
     message: str
-    """Message of AWS, unchanged."""
+    """AWS's message, unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ class InstanceStatus:
     """The result of DescribeInstanceStatus for an instance."""
 
     events: tuple[ScheduledEvent, ...] = ()
-    """Scheduled events that are not over."""
+    """Scheduled events that have not ended."""
     failed_checks: tuple[str, ...] = ()
     """Status checks that EC2 reports as impaired.
 
@@ -202,9 +202,10 @@ class CloudOperator(Protocol):
     """
 
     def describe_group(self, name: str) -> GroupState:
-        """Return the present state of a group.
+        """Return the current state of a group.
 
-        The fleet loop calls it once per pass. Hooks, policies and the launch template may be a few seconds old.
+        The poller of AWS calls this method for each poll. Hooks, policies and the launch template may be a few seconds
+        old.
         """
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
@@ -214,16 +215,16 @@ class CloudOperator(Protocol):
         """
 
     def set_desired(self, name: str, desired_count: int) -> None:
-        """Set the group's desired capacity. Idempotent. Only the fleet loop calls it."""
+        """Set the group's desired capacity. Idempotent. Only the fleet loop causes this call."""
 
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
-        """Terminate one instance of a tagged group, or remove one that has already ended.
+        """Terminate one instance of a tagged group, or remove an already ended instance from the group.
 
         A repeated call for an instance that is terminating or has ended raises `NotFound` or does nothing. The call
         never ends another instance.
 
         Args:
-            instance_id: the instance. No call ends instances by count.
+            instance_id: the only instance that the call may end.
             decrement: whether to lower the desired capacity too. If false, the group launches a replacement.
         """
 
@@ -231,32 +232,32 @@ class CloudOperator(Protocol):
         """Reboot one instance of a tagged group. Not idempotent.
 
         The instance keeps its host and its addresses, and loses the content of its memory. Raises `NotFound` if the
-        instance is no member of the group or is terminating, so no instance outside a fleet is ever rebooted.
+        instance is no member of the group or is terminating. This check protects instances outside the fleet.
         """
 
     def strike_member(self, group: str, instance_id: NodeId) -> None:
         """Terminate one instance of a tagged group in EC2, as a failure would. Idempotent.
 
-        Only drills call it. The group and its hooks get no notice. Raises `NotFound` if the instance is no member of
-        the group or is terminating.
+        Only drills use this method. The group and its hooks are not notified. Raises `NotFound` if the instance is no
+        member of the group or is terminating.
         """
 
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
         """Release an instance that a terminating hook holds. Idempotent.
 
-        An instance that the hook no longer holds is no error.
+        If the hook no longer holds the instance, the call has no effect.
         """
 
     def hold_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
-        """Extend the time for which a termination lifecycle hook holds an instance, by the hook's timeout.
+        """Extend the time for which a terminating hook holds an instance, by the hook's timeout.
 
-        An instance that the hook no longer holds is no error.
+        If the hook no longer holds the instance, the call has no effect.
         """
 
     def statuses(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceStatus]:
         """Return scheduled events and failed checks of instances.
 
-        The result omits instances that have neither, and ids that EC2 does not know.
+        The result omits instances without events and failed checks, and ids that EC2 does not list.
         """
 
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
@@ -266,7 +267,7 @@ class CloudOperator(Protocol):
         """
 
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
-        """Return failed launches since the last successful one, newest first.
+        """Return the failed launches since the last successful launch, newest first.
 
         AWS lists only recent activities, so older failures of a long series are missing.
         """
@@ -278,10 +279,10 @@ class CloudOperator(Protocol):
         """Protect existing members from scale-in."""
 
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:
-        """Suspend processes of the group, in addition to those already suspended."""
+        """Suspend processes of the group, in addition to processes that are already suspended."""
 
     def resume_processes(self, name: str, processes: Collection[str]) -> None:
-        """Resume processes of the group. Processes that are not suspended are no error."""
+        """Resume processes of the group. A process that is not suspended causes no error."""
 
     def put_termination_hook(self, name: str, hook: LifecycleHook) -> None:
         """Create or replace a lifecycle hook of the group."""

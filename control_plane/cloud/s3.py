@@ -26,7 +26,7 @@ _TRANSFER: Final = TransferConfig(
 class S3ObjectStore:
     """`ObjectStore` over boto3.
 
-    Thread-safe. The constructor takes the `Connection` to the cloud.
+    Thread-safe. `connection` provides the client.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -55,7 +55,7 @@ class S3ObjectStore:
         size = self.head(reference).size_bytes
         stop = size if end is None else min(end, size)
         if not stop:
-            return  # S3 answers a request for an empty range with status 416
+            return  # S3 rejects a request for an empty range with status 416.
         with translated():
             body = self._s3.get_object(Bucket=reference.bucket, Key=reference.key, Range=f"bytes=0-{stop - 1}")["Body"]
             try:
@@ -69,7 +69,7 @@ class S3ObjectStore:
             with translated():
                 answer = self._s3.head_object(Bucket=reference.bucket, Key=reference.key)
         except NotFound as error:
-            # S3's answer to HEAD has no body, so it does not show whether the bucket or the object is missing
+            # S3's answer to HEAD has no body, so it does not show whether the bucket or the object is missing.
             raise NotFound(f"s3://{reference.bucket}/{reference.key} does not exist", code=error.code) from error
         return ObjectInfo(
             reference=reference,
@@ -98,7 +98,7 @@ class S3ObjectStore:
             "ContentLength": size_bytes,
             "ChecksumSHA256": checksum,
         }
-        with translated():  # botocore can fail to fetch credentials
+        with translated():  # botocore may have to fetch credentials, and this can fail.
             url: str = self._s3.generate_presigned_url("put_object", Params=asked, ExpiresIn=seconds)
         return SignedUpload(url, {"x-amz-checksum-sha256": checksum})
 
@@ -111,7 +111,7 @@ class S3ObjectStore:
                 Bucket=bucket, Delete={"Objects": [{"Key": key} for key in keys], "Quiet": True}
             )
             refused = answer.get("Errors", ())
-            if refused:  # the call succeeds even if S3 refuses to delete some of the objects
+            if refused:  # The call succeeds even if S3 refuses to delete some of the objects.
                 error = {
                     "Code": refused[0].get("Code", ""),
                     "Message": f"{len(refused)} objects, {refused[0].get('Key')}: {refused[0].get('Message')}",
@@ -120,7 +120,7 @@ class S3ObjectStore:
 
 
 class _Unclosed:
-    """A file that s3transfer reads but must not close.
+    """A wrapper of a file that s3transfer must not close.
 
     The code that opened the file closes it.
     """
@@ -138,7 +138,7 @@ class _Unclosed:
         return self._file.tell()
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do not close the file. s3transfer calls this method."""
 
 
 def _listed(bucket: str, entry: dict[str, Any]) -> ObjectInfo:

@@ -7,9 +7,10 @@
     detail        {"EventId", "Time", "Type", "Message", "Project", "FleetName", "TrainingJobName", "NodeId", "Detail"},
                   as in ListEvents
 
-Invariant: one call contains at most `ENTRIES_AT_ONCE` entries, all of different jobs, so a partly refused call cannot
-reorder a job's events. The sink returns why the service refused an entry. Source: API references of EventBridge
-(PutEvents: 10 entries, 256 KB in total) and SNS (PublishBatch: 10 entries, 256 KB in total).
+Invariant: the entries of one call belong to different jobs, and their number is at most `ENTRIES_AT_ONCE`. A partly
+refused call therefore cannot change the order of a job's events. The sink returns the reason for a refused entry.
+Source: API references of EventBridge (PutEvents: 10 entries, 256 KB in total) and SNS (PublishBatch: 10 entries, 256 KB
+in total).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ ARN: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One event to send."""
+    """One event to send to the receiver."""
 
     event_id: int
     at: datetime
@@ -56,7 +57,7 @@ class EventSink(Protocol):
         """Send entries of different jobs.
 
         Args:
-            entries: at most `ENTRIES_AT_ONCE`.
+            entries: at most `ENTRIES_AT_ONCE`, all of different jobs.
 
         Returns:
             The reason why the service refused an entry, or None if it accepted all entries. The caller may send all
@@ -146,7 +147,7 @@ class TopicSink(_ServiceSink):
             },
         }
         if self._arn.endswith(".fifo"):
-            group = f"{entry.project}/{entry.job_name}"  # jobs of other projects may have the same name
+            group = f"{entry.project}/{entry.job_name}"  # Jobs of other projects may have the same name.
             made |= {"MessageGroupId": group, "MessageDeduplicationId": str(entry.event_id)}
         return made
 
@@ -172,7 +173,7 @@ def detail_of(fields: dict[str, Any]) -> str:
     If the JSON is too long, the function empties the field `Detail` and truncates the message.
 
     Args:
-        fields: the fields that the module docstring lists. The function omits fields with the value None.
+        fields: the fields that the module's docstring lists. The JSON omits fields with the value None.
 
     Returns:
         At most `MAX_ENTRY_BYTES` bytes of JSON.
@@ -191,8 +192,8 @@ class LogSink(Protocol):
         """Append lines to a stream. The sink creates a missing stream.
 
         `batch` comes from `core.log_batches`. Return the number of lines that the service refused, because their time
-        is too old or too far in the future. Raises CloudError if the call failed. Usually the service has then accepted
-        no line.
+        is too old or too far in the future. Raises CloudError if the call failed. In this case, the service has usually
+        accepted no line.
         """
 
 

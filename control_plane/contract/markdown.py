@@ -1,7 +1,6 @@
 """Wraps the prose of Markdown documents, for the generators of documents and `docs/generate.py`. Pure.
 
-Invariant: only paragraphs and list items that contain a line longer than `COLUMNS` change. A second call changes
-nothing.
+Invariant: only paragraphs and list items with a line longer than `COLUMNS` change. A second call changes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _FENCE = re.compile(r" *(```+|~~~+)")
 _WORD = re.compile(r"(?:`+[^`]+`+|\[[^\]\n]{1,30}\]\([^)\s]+\)|[^\s`\[]+|[`\[])+")
 """Pattern of one word. A code span or a short link counts as one word, so that it stays on one line."""
 _MISREAD = re.compile(r"(?:[-+*]|#+|\d+[.)])(?: |$)")
-"""Pattern of text that Markdown would read as a list or a heading at the start of a line."""
+"""Pattern of words that must not start a line, because Markdown would interpret them as a list or a heading."""
 
 
 def wrap(text: str, columns: int = COLUMNS) -> str:
@@ -60,7 +59,7 @@ def _wrapped(block: list[str], columns: int) -> Iterator[str]:
         yield from block
         return
     begin = _ITEM.match(block[0]) or re.match(r"\s*", block[0])
-    assert begin is not None  # the second alternative always matches
+    assert begin is not None  # The second alternative of the pattern always matches.
     rest = begin[0] if begin[0].startswith(">") else " " * len(begin[0])
     words: list[str] = []
     for word in _WORD.findall(" ".join([block[0][begin.end() :], *(line.removeprefix(">") for line in block[1:])])):

@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 
 def python_name(operation: str) -> str:
-    """Return the boto3 method name of an operation: `CreateTrainingJob` is `create_training_job`."""
+    """Return the boto3 method name of an operation, for example `create_training_job` for `CreateTrainingJob`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", operation).lower()
 
 
@@ -20,7 +20,7 @@ def prose(described: Json) -> str:
 
 
 def structures(model: Json) -> dict[str, Json]:
-    """Return the structures of a service model that requests and responses use, without errors and free JSON."""
+    """Return the structures that a service model's requests and responses use, except errors and free JSON."""
     return {
         name: shape
         for name, shape in model["shapes"].items()

@@ -1,6 +1,6 @@
 """Generator of the API's reference pages from the service model. Pure.
 
-There is one page per kind of resource, and one page each for types, errors and waiters.
+The generator makes one page per kind of resource, and one page each for types, errors and waiters.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _contents(nouns: Mapping[str, list[str]], model: Json) -> str:
 
 
 def _stream(path: str, method: str, operation: Json) -> Iterator[str]:
-    """Yield the description of an operation with server-sent events, which the service model does not contain."""
+    """Yield the lines that describe an operation with server-sent events. The service model lacks such operations."""
     yield f"## {operation['operationId']}\n"
     yield f"{operation['description']}\n"
     yield f"`{method} {path}` · server-sent events: for browsers, and whatever reads `text/event-stream`\n"

@@ -1,6 +1,6 @@
 """Generator of the botocore service model from the OpenAPI document. Pure.
 
-It creates operations, shapes, paginators and endpoint rules:
+The module creates operations, shapes, paginators and endpoint rules:
 
     OpenAPI                                 service-2.json
     operationId, path, method               operation, requestUri
@@ -13,8 +13,8 @@ It creates operations, shapes, paginators and endpoint rules:
     x-idempotency-token                     idempotencyToken: the client fills it in
     x-sensitive                             sensitive: not logged
 
-Invariant: a part of the document without a counterpart raises ContractError. Server-sent events are the exception: the
-client has no such operation.
+Invariant: the module raises ContractError for a part of the document that botocore cannot express. It only skips
+operations with server-sent events.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from control_plane.contract.errors import ContractError
 Json = dict[str, Any]
 
 LARGEST_INTEGER: Final = 2**31 - 1
-"""Largest value of botocore's type integer. A field with a larger maximum gets the type long."""
+"""Largest value of botocore's type integer. A field whose maximum is larger gets the type long."""
 LOGGED_NUMBER: Final = "LoggedNumber"
-"""Name of the shape for a number that may be NaN or infinite. Both values are sent as text."""
+"""Name of the shape of numbers that may be NaN or infinite. The API sends these values as text."""
 _NOT_FINITE = [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]
 _PROSE = frozenset({"description", "default", "title", "examples"})
 _SAID = {
@@ -124,7 +124,7 @@ def paginators(model: Json) -> Json:
             continue
         given = model["shapes"][operation["output"]["shape"]]["members"]
         if given.keys() & {"NextForwardToken", "EventStream"}:
-            continue  # operations with pages in both directions, or with a stream, have no paginator
+            continue  # Operations with pages in both directions, or with a stream, have no paginator.
         lists = [member for member, reference in given.items() if model["shapes"][reference["shape"]]["type"] == "list"]
         if len(lists) != 1 or "NextToken" not in given or "MaxResults" not in taken:
             raise ContractError(
@@ -141,7 +141,7 @@ def paginators(model: Json) -> Json:
 
 
 def endpoint_rules() -> Json:
-    """Return endpoint-rule-set-1.json: clients use the configured endpoint; there is no default."""
+    """Return endpoint-rule-set-1.json. Its rules make clients use the configured endpoint, without a default."""
     said = "Set endpoint_url, or AWS_ENDPOINT_URL_EVERSTEP: you run Everstep yourself, so it has no default endpoint."
     use_endpoint = {
         "conditions": [{"fn": "isSet", "argv": [{"ref": "Endpoint"}]}],
@@ -391,7 +391,7 @@ def _output(shapes: _Shapes, name: str, answer: Json) -> Json:
 
 
 def _event_stream(shapes: _Shapes, name: str, stream: str) -> Json:
-    """Return the output shape of an event stream. Each field of the stream's schema is a type of event."""
+    """Return the output shape of an event stream. Each field of the stream's schema becomes a type of event."""
     shapes.structure(stream)
     made = shapes.made[stream]
     made["eventstream"] = True

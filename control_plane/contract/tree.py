@@ -1,6 +1,6 @@
 """The generated files and their paths in the checkout.
 
-Invariant: a file is written only if its content changes, so that modification times stay meaningful.
+Invariant: the module writes a file only if its content changes, so that modification times stay meaningful.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Waiters of the client: the only part of the contract that does not follow from routes and models.
+"""The client's waiters, which poll until an object reaches a state.
 
-`waiters` checks them against the service model.
+They are written by hand, because routes and models do not define them. `waiters` checks them against the service model.
 
-Invariant: a waiter never waits for a state that cannot occur any more. It succeeds or fails in each final state.
+Invariant: a waiter never waits for a state that can no longer occur. In each final state, it succeeds or fails.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ The fleet loop calls `decide`. It is the only writer of desired capacity and of 
 
     desired capacity    max(MinNodeCount, nodes of all admitted jobs) + spares + held nodes + nodes that AWS
                             will reclaim, within the group's own limits
-    up SetDesired down first lower the capacity to the present instances; then terminate named idle nodes one by one
-    ended remove each member that AWS reports as ended; its group then launches a replacement moves assign a job another
-    node for each node that it must give up (`core.moves`)
+    up                  SetDesired
+    down                first lower the capacity to the present instances; then terminate named idle nodes one by one
+    ended               remove each member that AWS reports as ended; the group then launches a replacement
+    moves               assign a job another node for each node that it must give up (`core.moves`)
 
 The fleet applies a remedy to each node that its job gives up, and to each unusable spare: it releases, holds, reboots
 or terminates the node. An hourly limit applies to nodes that Everstep itself removes, so that wrong verdicts cannot

@@ -3,11 +3,14 @@
 A departure is the planned loss of one member. A departure is announced if AWS announced the end of the instance.
 
     departure     ──▶ another node assigned ──▶ agreed stop ──▶ last step committed ──▶ next generation
-       │ ◀── reason gone or AWS ends the node, cannot be and in S3, if the without the node │ at the last moment
-       cancelled job waits for that ├ announced AWS reclaims the instance (`core.notices`) ├ requested a person wants
-       the node for something else (`core.requests`) ├ impaired the node works with a fault that a reboot or other
-       hardware repairs, or its replicas have been │ out of view for T_max └ lemon the node had too many incidents: the
-       job gives it up in the recovery from the newest of these incidents
+       │  ◀── reason gone     or AWS ends the node,   cannot be    and in S3, if the         without the node
+       │                      at the last moment      cancelled    job waits for that
+       ├ announced   AWS reclaims the instance (`core.notices`)
+       ├ requested   a person wants the node for something else (`core.requests`)
+       ├ impaired    the node works with a fault that a reboot or other hardware repairs, or its replicas have been
+       │             out of view for T_max
+       └ lemon       the node had too many incidents: the job gives it up in the recovery from the newest
+                         of these incidents
 
 If the ranks do not agree on a stop in time, the ordinary recovery follows. For a node that AWS reclaims, the job uses
 all available time to save the last step, and then gives the node up even if this loses a step. A job keeps every other

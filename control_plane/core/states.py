@@ -193,11 +193,10 @@ class FleetStatus(StrEnum):
 
     Every pass derives the status from its observations. The status is not stored and has no transition table.
 
-    -
-    ACTIVE: the fleet takes all actions. -
-    FROZEN: the group differs from the registered contract, or most agents are silent at the same time. The fleet
-        terminates no instance until this condition ends. -
-    DELETING: the fleet terminates its nodes one by one. Then the control plane deletes the fleet.
+    - ACTIVE: the fleet takes all actions.
+    - FROZEN: the group differs from the registered contract, or most agents are silent at the same time. The fleet
+      terminates no instance until this condition ends.
+    - DELETING: the fleet terminates its nodes one by one. Then the control plane deletes the fleet.
     """
 
     ACTIVE = "active"
@@ -327,10 +326,9 @@ class TrainingJobStatus(StrEnum):
 class ProtectionState(StrEnum):
     """How well copies in the memory of nodes protect a job's training state.
 
-    -
-    PROTECTED: every shard has all its copies. -
-    DEGRADED: at least one shard lacks a copy, or ranks skip snapshots. -
-    UNPROTECTED: memory holds no complete step.
+    - PROTECTED: every shard has all its copies.
+    - DEGRADED: at least one shard lacks a copy, or ranks skip snapshots.
+    - UNPROTECTED: memory holds no complete step.
     """
 
     PROTECTED = "Protected"

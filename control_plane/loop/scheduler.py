@@ -1,6 +1,6 @@
 """Runs work for many keys (such as run ids), with a limit of simultaneous runs.
 
-    wake(key) due ──▶ running ──▶ done a running key that is woken becomes due again when its run ends
+    wake(key)   due ──▶ running ──▶ done       a running key that is woken becomes due again when its run ends
                  first in, first out; at most `limit` keys run
 
 Invariant: two runs of one key never overlap. After each wake-up of a key, a run of this key begins. Wake-ups during a
