@@ -1,4 +1,4 @@
-"""The benchmark of the service computes values, verdicts and a report from samples."""
+"""The API benchmark computes values, verdicts and a page from samples."""
 
 from __future__ import annotations
 

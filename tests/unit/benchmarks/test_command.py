@@ -1,4 +1,4 @@
-"""A benchmark's checks before its start, and its end when it cannot run."""
+"""Checks of a benchmark before it starts, and its exit when it cannot run."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Timed(BenchmarkRun):
 
 
 PAGE = Page(
-    name="api",  # an existing template
+    name="api",  # the name must belong to an existing page template
     command="make bench-x",
     run=Timed,
     values=lambda _: dict.fromkeys(PLACEHOLDERS),

@@ -140,7 +140,7 @@ def test_what_blocks_little_because_it_keeps_little_falls_short() -> None:
     for name in ("blocked_p50", "blocked_p99"):
         assert found[name].verdict is Verdict.SHORT
         assert found[name].reason == "commits ÷ steps 0.94, 0.95 to reach"
-    assert found["unblocked_p50"].verdict is Verdict.PASS  # boundaries without a snapshot need no commits
+    assert found["unblocked_p50"].verdict is Verdict.PASS  # a step without a snapshot passes without any commit
     assert found["commits"].verdict is Verdict.SHORT
     assert verdicts({**GOOD, "commits": [0.94]}, floors=moved("memcpy"))["blocked_p50"].verdict is Verdict.INCONCLUSIVE
 
@@ -169,7 +169,7 @@ def test_a_moved_floor_makes_its_rows_inconclusive_whatever_they_say() -> None:
 
 
 def test_the_floor_of_a_row_is_the_sum_that_its_limit_is_made_of() -> None:
-    """A row's lower bound is the sum of the measurements that form the row's limit.
+    """A row's floor is the sum of the measurements that form the row's limit.
 
     One measurement of a sum may vary by half and hardly change the sum. Two measurements may also vary in opposite
     directions, so that the sum stays constant.
@@ -190,7 +190,8 @@ def test_floors_are_those_around_and_in_every_launch() -> None:
 
     found = floors_of([[once(1.0), once(2.0, 3.0)], [once(9.0)], [once(4.0), once(5.0)]], GIB)["memcpy"]
     assert [(launch.median, launch.count) for launch in found.launches] == [(2000.0, 3), (9000.0, 1), (4500.0, 2)]
-    assert moved_together([found]) == pytest.approx(3.5)  # the range between lowest and highest, in any order
+    # the value compares the lowest with the highest sum, in any order of the launches
+    assert moved_together([found]) == pytest.approx(3.5)
     alone = floors_of([[once(1.0), once(2.0), once(4.0)]], GIB)["memcpy"]
     assert [launch.median for launch in alone.launches] == [1000.0, 3000.0]
 
@@ -234,7 +235,8 @@ def test_a_peer_must_be_within_a_quarter_of_what_is_known_of_it(value: float, ve
 
 
 def test_what_is_known_of_a_peer_scales_with_its_floors() -> None:
-    slower = {**FLOORS, "one_way": floor(490.0, 490.0, 490.0)}  # copy and both directions: first 60 + 460, now 60 + 980
+    # the sum of copy and both directions was 60 + 460, and is now 60 + 980
+    slower = {**FLOORS, "one_way": floor(490.0, 490.0, 490.0)}
     assert peer_figure(of("lm-resiliency", {"commit": [1800.0]}, floors=slower), "commit").verdict is Verdict.NONE
     assert (
         peer_figure(of("lm-resiliency", {"commit": [900.0]}, floors=slower), "commit").verdict is Verdict.INCONCLUSIVE
@@ -291,7 +293,8 @@ def everstep_launch(**changed: Any) -> EverstepLaunch:
 
 def test_samples_of_everstep_are_scaled_and_sorted() -> None:
     values = of_everstep([everstep_launch()]).values
-    assert values["blocked"] == pytest.approx([4.0, 8.0] * 2)  # the three audited snapshots are listed separately
+    # the three audited snapshots are reported separately, so only the others are here
+    assert values["blocked"] == pytest.approx([4.0, 8.0] * 2)
     assert values["blocked_audited"] == pytest.approx([160.0, 80.0, 120.0] * 2)
     assert values["unblocked"] == pytest.approx([2.0] * 2)
     assert values["first_blocked"] == pytest.approx([0.040 / 0.025] * 2)
@@ -306,7 +309,8 @@ def test_samples_of_everstep_are_scaled_and_sorted() -> None:
     assert values["restore_local_all"] == pytest.approx([480.0])
     assert values["fetch"] == pytest.approx([400.0])
     assert values["restore_added"] == pytest.approx([480.0])
-    assert values["restore_peer"] == pytest.approx([360.0])  # a waiting rank's own time, without additions
+    # this is the time of a rank that already waits, without the rank's start
+    assert values["restore_peer"] == pytest.approx([360.0])
     assert values["restore_peer_fetch"] == pytest.approx([320.0])
 
 
@@ -368,7 +372,8 @@ def test_every_metric_is_repeated_ten_times_in_all_launches() -> None:
             )
             >= 10
         )
-        assert 6 * size.everstep.spaced_steps >= 100  # two ranks in three launches give a p99 below the maximum
+        # two ranks in three launches give at least 100 snapshots, so the p99 is below the maximum
+        assert 6 * size.everstep.spaced_steps >= 100
         assert 3 * size.everstep.peer_restores >= 10
         assert size.everstep.local_restores + size.everstep.peer_restores < ATTEMPTS
 
@@ -503,7 +508,8 @@ def test_the_report_has_every_row_and_renews_only_its_section(tmp_path: Path) ->
     assert "are audited: copied whole" in again
     assert "private memory of an agent while nothing runs: a baseline, not counted above | **45** MiB" in again
     assert "| 256 MiB | memcpy into warm shared memory | 60, 60, 60 | 0% | 1, 1, 1 |" in again
-    assert "- lm-resiliency" not in again  # the verdict about lm-resiliency is certain, so the page adds no reservation
+    # the page adds no reservation, because the verdict about lm-resiliency is conclusive
+    assert "- lm-resiliency" not in again
     rows = json.loads((tmp_path / "bench" / "figures.json").read_text())["figures"]
     assert {"system", "version", "metric", "value", "unit", "n", "low", "high", "verified"} <= rows[0].keys()
     assert [row["verdict"] for row in rows[:2]] == ["pass", "pass"]
@@ -519,7 +525,7 @@ def test_a_busy_or_quick_run_says_so() -> None:
 def test_the_picture_has_a_bar_per_system_and_no_bar_beyond_its_edge() -> None:
     root = ElementTree.fromstring(report.draw(RUN))
     bars = [each for each in root.iter() if each.tag.endswith("rect")][1:]
-    assert len(bars) == 4 + 1 + 1 + 1  # Everstep in each panel, lm-resiliency in two, torchft in one
+    assert len(bars) == 4 + 1 + 1 + 1  # four panels have a bar of Everstep; two of lm-resiliency; one of torchft
     assert all(float(bar.attrib["x"]) + float(bar.attrib["width"]) <= 900 for bar in bars)
 
 

@@ -1,6 +1,6 @@
 """The benchmark of a device.
 
-Its measurements run here on a fake device that executes each operation as late as possible, and give verdicts.
+Here, the measurements run on a fake device that executes each operation as late as possible.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Found = dict[str, Any]
 
 
 class Lagging(FakeDevice):
-    """The fake device of the copier's tests, observed as the benchmark observes a real device."""
+    """The fake device of the copier's tests, which the benchmark observes like a real device."""
 
     def __init__(self, registration: Registration, gate: Callable[[], object]) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Lagging(FakeDevice):
         self.gate = gate
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        return tensor.dim() > 0  # Adam's step counts are in host memory
+        return tensor.dim() > 0  # Adam's step counts stay in host memory
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
         self.gate()

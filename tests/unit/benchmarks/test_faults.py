@@ -35,7 +35,7 @@ COUNT = 40
 def made(*lengths: Sequence[float], held: float = 0.001, committed: bool = True) -> tuple[Boundary, ...]:
     """Return the boundaries of steps with these durations in seconds, starting at second 0.
 
-    Each argument contains the durations of one part of a case. The parts follow one another.
+    Each argument contains the durations of one part of a case: before, during and after the fault.
     """
     found, at = [Boundary(0, 0.0, held, -1)], 0.0
     for length in [each for part in lengths for each in part]:

@@ -101,9 +101,11 @@ def test_a_quiet_run_is_reported_without_reservations() -> None:
     [
         ((0.004, 0.009), 0.12, "**+0.7%** (median of 2 pairs; +0.4% to +0.9%), budget 1%: pass."),
         ((0.3, 0.32), 0.12, "+30.0% to +32.0%), budget 1%: **falls short**."),
-        ((0.02, 0.03), 0.12, "**Inconclusive**: **+2.5%**"),  # launches without snapshots differ by more
+        # the launches without snapshots differ by more than this slowdown
+        ((0.02, 0.03), 0.12, "**Inconclusive**: **+2.5%**"),
         ((0.004, 0.03), 0.12, "**Inconclusive**: **+1.7%**"),
-        ((0.4, 0.5), 0.13, "**Inconclusive**: **+45.0%**"),  # without snapshots, some launches are 30 % slower
+        # some launches without snapshots are 30 % slower than the others
+        ((0.4, 0.5), 0.13, "**Inconclusive**: **+45.0%**"),
     ],
 )
 def test_a_budget_is_kept_or_not(ratios: tuple[float, ...], alone: float, told: str) -> None:
@@ -209,7 +211,7 @@ def test_a_bar_that_is_longer_than_the_picture_is_torn_and_keeps_its_figure() ->
     drawn = ElementTree.fromstring(panels("t", [Panel(title="both", bars=bars)], most=5.0))
     space = "{http://www.w3.org/2000/svg}"
     widths = [float(bar.get("width", "0")) for bar in drawn.iter(f"{space}rect") if bar.get("height") == "15"]
-    # The picture is five seconds wide.
+    # The picture's full width represents five seconds.
     assert [round(sum(widths[:2]) / 3 * 5), round(sum(widths[2:]))] == [520, 520]
     assert len(list(drawn.iter(f"{space}polyline"))) == 1
     assert [text.text for text in drawn.iter(f"{space}text")] == ["both", "short", "3.00 s", "long", "60.00 s"]
@@ -224,7 +226,8 @@ def test_audited_snapshots_are_shown_apart_and_ranks_taken_together() -> None:
     assert (found.blocked.count, found.blocked.maximum) == (4, 0.04)
     assert found.steps_per_snapshot == 2.0
     assert found.mean_blocked == pytest.approx(0.025)
-    assert found.mean_held == pytest.approx(0.026)  # each snapshot is followed by a boundary without one
+    # each snapshot is followed by a boundary without a snapshot, so the mean is halved
+    assert found.mean_held == pytest.approx(0.026)
 
 
 def test_only_the_first_computation_of_a_launch_has_first_snapshots() -> None:

@@ -100,7 +100,7 @@ def test_a_case_settles_under_everstep_before_anything_is_measured() -> None:
     assert others == program(CROWDED)
     assert all(block.is_measured for block in others)
     (crowded,) = (case for case in CASES if case.is_crowded)
-    # `ENOUGH` loaded iterations, and as many again for each of four doublings of the interval.
+    # The budget needs `ENOUGH` iterations with snapshots, and as many again for each of four doublings of the interval.
     assert crowded.settle_iterations >= 5 * ENOUGH
 
 
@@ -108,9 +108,9 @@ def test_a_case_settles_under_everstep_before_anything_is_measured() -> None:
 
 
 class Fleet:
-    """Simulated nodes. An iteration takes `extra` longer while a snapshot is in transfer.
+    """Simulated nodes.
 
-    A snapshot lasts `lasts` boundaries.
+    An iteration takes `extra` longer while a snapshot is sent. Sending a snapshot takes `lasts` boundaries.
     """
 
     def __init__(self, folder: Path, *, extra: float, lasts: int, idle: float = 0.0) -> None:
@@ -131,9 +131,9 @@ class Fleet:
         begun = 0
         for number in range(count):
             is_first, self.left = self.left == self.lasts, max(0, self.left - 1)
-            way = 1.0 if self.nodes[0].pacer is None else 0.2  # paced transfers delay training less
+            way = 1.0 if self.nodes[0].pacer is None else 0.2  # paced transfers delay an iteration less
             self.now += 1.0 + self.extra * way * (is_first or self.left > 0)
-            # The order of the nodes alternates.
+            # Every second iteration asks the nodes in the opposite order.
             began = {
                 node.boundary(self.now, is_sending=self.left > 0) for node in self.nodes[:: 1 if number % 2 else -1]
             }
@@ -153,9 +153,9 @@ def test_every_step_is_sent_as_long_as_that_costs_nothing(tmp_path: Path) -> Non
 
 def test_what_costs_more_than_the_budget_is_sent_less_often_and_never_given_up(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, extra=0.1, lasts=3)
-    assert fleet.iterate(9) == 3  # a snapshot lasts three steps
+    assert fleet.iterate(9) == 3  # sending a snapshot takes three steps, so nine steps have three snapshots
     fleet.iterate(300)
-    # two of three steps take a tenth longer, not the step in which sending ends
+    # Two of the three steps of a snapshot take a tenth longer. The step in which the snapshot ends does not.
     assert 20 <= fleet.nodes[0].interval <= 21
     assert fleet.iterate(210) in (10, 11)
     (tmp_path / "short").mkdir()
@@ -175,7 +175,7 @@ def test_replicas_are_paced_by_the_products_own_decision(tmp_path: Path) -> None
         narrow.iterate(1)
     assert wide.nodes[0].pacer is None
     wide.iterate(60)
-    narrow.iterate(300)  # a longer interval gives a snapshot several iterations
+    narrow.iterate(300)  # with the longer interval, a snapshot has several iterations to be sent
     assert all(node.pacer is not None for node in wide.nodes)
     assert all(node.pacer is not None for node in narrow.nodes)
 

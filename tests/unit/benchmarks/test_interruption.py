@@ -1,4 +1,4 @@
-"""The cost of one failure, computed from traces of the ranks, and its report."""
+"""The benchmark computes the cost of a failure from the traces of the ranks, and writes its report."""
 
 from __future__ import annotations
 

@@ -59,9 +59,7 @@ async def test_rounds_are_made_and_charged_to_their_agents(arity: int, depth: in
 
 
 async def test_words_may_be_as_long_as_behind_a_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages in a tree of three levels are longer than the limit of a handshake. The benchmark's rounds complete all
-    the same.
-    """
+    """In a tree of three levels, messages are longer than a handshake may be. The benchmark's rounds still complete."""
     monkeypatch.setattr(tcp, "MAX_HANDSHAKE_BYTES", 16)
     monkeypatch.setattr(rounds, "MOST_SECONDS", 10.0)
     assert (await measure(8, 2)).root_messages >= 1

@@ -32,7 +32,8 @@ def test_highest_step_is_what_any_rank_had_passed_before() -> None:
     ranks = [parse(RANK0), parse(RANK1)]
     assert highest_step(ranks, 1) == 4
     assert highest_step(ranks, 2) == 5
-    assert highest_step([parse("1 9 1.0\n2 4 2.0\n")], 2) == 9  # a launch that failed before it reached the old step
+    # generation 2 failed before it reached the highest step of generation 1
+    assert highest_step([parse("1 9 1.0\n2 4 2.0\n")], 2) == 9
     assert highest_step([], 1) == 0
 
 

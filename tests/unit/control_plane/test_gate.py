@@ -1,4 +1,7 @@
-"""Connections without a token: however many and slow they are, the server answers a complete request immediately."""
+"""Connections without a token do not delay the server's answers to complete requests.
+
+The tests open many such connections, and very slow ones.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A control-plane process succeeds a dead process of the same state directory.
+"""A new control-plane process takes over from a dead process with the same state directory.
 
 The tests use real processes and the kernel's locks.
 """

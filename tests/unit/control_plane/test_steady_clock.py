@@ -1,4 +1,4 @@
-"""A clock for ages, which steps of the wall clock do not change."""
+"""A clock for measuring ages. Steps of the wall clock do not change the ages."""
 
 from __future__ import annotations
 

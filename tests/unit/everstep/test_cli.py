@@ -168,7 +168,7 @@ PLAN = {
 
 
 def planned(**request):
-    """Answer CreateTrainingJob."""
+    """Return a dry run's answer to CreateTrainingJob."""
     made = {"TrainingJobName": request["TrainingJobName"]}
     return {**made, "Plan": PLAN} if request.get("DryRun") else {**made, "RunId": "r"}
 
@@ -597,7 +597,7 @@ def least(name: str) -> object:
     """Return the smallest valid answer of a shape, without its optional fields."""
     shape = MODEL["shapes"][name]
     if shape["type"] == "structure":
-        # A shape without required fields is part of a request. The service answers it with all defaults.
+        # A shape without required fields is part of a request, which the service returns with all defaults.
         return {field: least(shape["members"][field]["shape"]) for field in shape.get("required", shape["members"])}
     if shape["type"] in ("list", "map"):
         return [least(shape["member"]["shape"])] if shape["type"] == "list" else {"any": least(shape["value"]["shape"])}

@@ -63,15 +63,15 @@ ASKING = {
     ),
 }
 ASKING_AFTER_A_LOOK = {("fleets", "create")}
-"""Commands that ask only if the service's answer lists changes to confirm."""
+"""Commands that ask for confirmation only if the service's answer lists changes."""
 every_one_that_asks = pytest.mark.parametrize("words", ASKING, ids=" ".join)
 
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Callable[[str], None]]]:
-    """A terminal with a person who types.
+    """Open a terminal with a person who types.
 
-    The yielded function types a text and returns a function that waits until given words appear on the terminal.
+    The yielded function types a text. It returns a function that waits until given words appear on the terminal.
     """
     ours, theirs = os.openpty()
     with open(theirs) as reader, open(os.dup(theirs), "w", buffering=1) as writer:
@@ -85,7 +85,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Callab
         def see(words: str) -> None:
             seen = b""
             while words not in seen.decode(errors="ignore").replace("\r\n", ""):
-                seen += os.read(ours, 65_536)  # One read may return only the echo of the typed text.
+                seen += os.read(ours, 65_536)  # a single read may return only the echo of the typed text, so read again
 
         yield types
     os.close(ours)

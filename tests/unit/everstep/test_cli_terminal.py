@@ -30,11 +30,11 @@ UNSAFE = re.compile(
 )
 FLAGS = Path(__file__).parents[2] / "tidy" / "flags.txt"
 OTHERS = {"configure", "doctor", "local", "server", "agent", "wait"}
-"""Commands that print no text of a job."""
+"""Commands that do not print any text of a job."""
 ENDLESS = {"jobs wait"}
-"""Commands that return when the job ends. In these tests, no job ever ends.
+"""Commands that return when the job ends, which no job does in these tests.
 
-`jobs wait` prints with `line_of`, as `jobs top` does.
+`jobs wait` prints with `line_of`, like `jobs top`.
 """
 VALUES = {"STEP": "1", "LIMIT": "1"}
 OPTIONS = {

@@ -1,4 +1,4 @@
-"""`everstep jobs top`: the content of the board, its polls, and the event stream that it follows."""
+"""`everstep jobs top`: the text that it shows, its polls, and the event stream that it follows."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_a_server_that_opens_a_stream_and_falls_silent_is_not_waited_for(monkeyp
             with line:
                 line.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n7\r\nid: 7\n\n\r\n")
                 while line.recv(4096):
-                    pass  # The loop ends when the client disconnects.
+                    pass  # the stream ends when the client disconnects
 
         server = threading.Thread(target=open_and_say_nothing)
         server.start()

@@ -23,7 +23,7 @@ from everstep.errors import ConfigurationError
 from tests.unit.control_plane.api.conftest import Service
 
 AWS = str(Path(sys.executable).with_name("aws"))
-"""The AWS CLI of the environment that runs the tests. Another AWS CLI cannot import the plugin."""
+"""The AWS CLI in the environment of the tests. An AWS CLI elsewhere could not import the plugin."""
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +88,9 @@ def test_plain_boto3_speaks_to_the_service(configured, session):
 
 
 def test_the_token_goes_nowhere_else(configured, service):
-    """The client sends the token to no other endpoint.
+    """The client sends its token only to its own endpoint.
 
-    With AWS_ENDPOINT_URL set to another address, the client sends no request.
+    With AWS_ENDPOINT_URL set to another address, it sends no request.
     """
     told = run_python(
         configured,

@@ -176,7 +176,7 @@ def test_permissions_come_from_dry_runs_and_simulations_alone() -> None:
     results = [
         {"EvalActionName": "ec2:DescribeInstanceTopology", "EvalDecision": "allowed"},
         {"EvalActionName": "autoscaling:DescribePolicies", "EvalDecision": "implicitDeny"},
-        # A policy may allow only the bucket's own name.
+        # A policy may allow the bucket under its own name only.
         {"EvalActionName": "s3:PutObject", "EvalDecision": "implicitDeny"},
         {"EvalActionName": "s3:GetObject", "EvalDecision": "explicitDeny"},
     ]
@@ -216,7 +216,7 @@ def test_the_quota_is_that_of_the_family(kind: str, code: str) -> None:
 
 
 def test_this_machine_has_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The client refuses the call before it sends anything.
+    # The client refuses this endpoint before it sends anything.
     monkeypatch.setenv("EVERSTEP_ENDPOINT_URL", "http://10.0.0.1")
     monkeypatch.setenv("EVERSTEP_TOKEN", "t")
     facts = doctor_facts.gather(is_node=False, with_aws=False)

@@ -42,7 +42,7 @@ class Wire:
             answer if isinstance(answer, tuple) else (200, {"x-amzn-requestid": "r-1"}, json.dumps(answer))
         )
         raw = io.BytesIO(body.encode())
-        # Real responses of urllib3 have this method.
+        # urllib3's responses have this method
         raw.stream = lambda *_, **__: iter([body.encode()])  # type: ignore[attr-defined]
         return AWSResponse(request.url, status, headers, raw)
 

@@ -29,14 +29,17 @@ from infra.local_cloud.parts import write_private
 
 QUICK = Conditions(boot_delay_seconds=0.05, launch_retry_seconds=0.1)
 ANSWER_SECONDS = 30.0
-"""Limit of one answer, equal to the limit of `eventually`. A busy machine answers late."""
+"""Time limit of one answer, the same as in `eventually`. A busy machine answers late."""
 START_SECONDS = 120.0
 """Limit of a local AWS's start, which includes its imports on an overloaded machine."""
 _numbers = itertools.count()
 
 
 def eventually(check: Callable[[], Any], *, timeout_seconds: float = 30.0) -> Any:
-    """Return the first true result of `check`. Facts observed over HTTP have no event to wait for."""
+    """Poll `check` and return its first true result.
+
+    The test observes the facts over HTTP, so no event announces them.
+    """
     deadline = time.monotonic() + timeout_seconds
     while True:
         answer = check()
@@ -99,7 +102,7 @@ class ServedAws:
     def console(self, instance_id: str) -> str:
         """Return the console output of an instance.
 
-        The output may be empty although the instance is in service.
+        The output may still be empty when the instance is already in service.
         """
         path = self.nodes_directory / instance_id / "console.log"
         return path.read_text() if path.exists() else ""

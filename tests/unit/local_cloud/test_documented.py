@@ -1,4 +1,4 @@
-"""The rules for the product's calls reject calls that AWS would refuse."""
+"""The local AWS rejects calls of the product that real AWS would refuse."""
 
 from __future__ import annotations
 

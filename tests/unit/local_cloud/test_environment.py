@@ -142,7 +142,7 @@ def test_a_poisoned_configuration_changes_nothing(make: Any, recorder: Recorder,
 @pytest.mark.parametrize("make", [command_line_client, control_plane_client])
 def test_nor_does_it_for_the_other_services(make: Any, recorder: Recorder, poison: dict[str, str]) -> None:
     client = make("autoscaling", recorder.url)
-    with contextlib.suppress(ResponseParserError):  # The recorder's answer is empty.
+    with contextlib.suppress(ResponseParserError):  # the client cannot parse the recorder's empty answer
         client.describe_auto_scaling_groups()
     client.close()
     assert f"Credential={KEYS.access_key_id}/" in recorder.requests[0][1]

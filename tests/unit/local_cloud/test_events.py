@@ -1,4 +1,4 @@
-"""Delivery of events: time, number of deliveries, and identical duplicates."""
+"""Delivery of AWS events: when, how often, and with identical duplicates."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Stage:
         self.told: list[tuple[Moment, object]] = []
         self._tries = 0
         self._refused = refused
-        """Refused attempts, counted from 0."""
+        """Numbers of the attempts that the player refuses, counted from 0."""
         self._takes_seconds = takes_seconds
 
     def wait_until(self, seconds: float) -> float:
@@ -155,7 +155,8 @@ def test_what_is_refused_for_too_long_is_told_once() -> None:
     stage.play(Moment(at_seconds=1, fault=Terminate(), within_seconds=2))
     assert stage.outcomes() == ["FaultRefused"]
     assert 2.5 < stage.now <= 3
-    stage = Stage(refused={1}, takes_seconds=10)  # The first fault takes so long that the second fault's time is over.
+    # The first fault takes so long that it ends after the second fault's time.
+    stage = Stage(refused={1}, takes_seconds=10)
     stage.play(Moment(at_seconds=1, fault=KillRank()), Moment(at_seconds=2, fault=Terminate(), within_seconds=2))
     assert stage.outcomes() == ["Effect", "FaultRefused"]
 

@@ -1,4 +1,4 @@
-"""Conditions of the local AWS and their random decisions."""
+"""Lasting conditions of the local AWS, such as throttling, and their random decisions."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_everything_below_an_instance_goes_with_it(runner: InstanceRunner, tmp_p
     below = [*descendants(pid), identify(pid)]
     memory = memory_directory(wanted.instance_id)
     memory.mkdir()
-    # An agent mounts a tmpfs here if it has the permission.
+    # Mount a tmpfs as an agent with the permission does.
     ctypes.CDLL(None).mount(b"everstep", os.fsencode(memory), b"tmpfs", 0, b"size=64k")
     (memory / "slot").write_bytes(b"x")
     runner.reconcile([wanted])
@@ -91,7 +91,7 @@ def test_user_data_of_an_instance_that_is_ended_says_nothing(runner: InstanceRun
 def test_user_data_that_ends_with_its_machine_says_nothing(runner: InstanceRunner, tmp_path: Path) -> None:
     """User data that ends together with its instance writes no exit file.
 
-    A process that waits for nodes would otherwise report an agent that ended on a running instance.
+    An exit file would make a process that waits for nodes report that the agent ended while its instance runs.
     """
     wanted = instance(tmp_path)
     runner.reconcile([wanted])

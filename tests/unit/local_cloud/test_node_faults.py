@@ -1,4 +1,4 @@
-"""Faults in the processes and memory of an instance, applied to substitutes for both."""
+"""Faults in the processes and memory of an instance. The tests replace both."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_rank_that_hangs_stands_still_until_it_may_go_on(init: int) -> None:
 def test_one_bit_of_the_newest_sealed_replica_changes(init: int, instance_id: str) -> None:
     slot(instance_id, 3, 10)
     newest = slot(instance_id, 3, 12, index=1)
-    slot(instance_id, 2, 14)  # Rank 2 runs on this instance, so the slot is no replica.
+    slot(instance_id, 2, 14)  # rank 2 runs on this instance, so this slot is the owner's copy and no replica
     slot(instance_id, 4, 15, state=SlotState.WRITING)
     before = newest.read_bytes()
     facts = node_faults.corrupt_replica(init, instance_id, None, random.Random(1))

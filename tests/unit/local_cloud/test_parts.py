@@ -52,7 +52,8 @@ def test_a_part_is_started_recorded_and_ended(parts: Parts, tmp_path: Path) -> N
     assert parts.is_alive("part")
     record = parts.record("part")
     assert record is not None
-    later = Parts(tmp_path / "local", tmp_path / "logs")  # Another process would read the same record.
+    # A second object reads the record from disk, as another process would.
+    later = Parts(tmp_path / "local", tmp_path / "logs")
     assert later.record("part") == record
     parts.end("part")
     assert not record.process.is_alive

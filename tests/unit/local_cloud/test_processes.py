@@ -58,7 +58,7 @@ def test_all_descendants_are_killed_but_not_the_root(tree: subprocess.Popen[byte
     below = descendants(tree.pid)
     root = identify(tree.pid)
     assert root is not None
-    root.send(signal.SIGSTOP)  # A stopped root cannot exit after its children have ended.
+    root.send(signal.SIGSTOP)  # a stopped root process cannot exit when its children end
     assert kill_descendants(tree.pid) == 4
     assert not any(process.is_alive for process in below)
     assert root.is_alive
@@ -66,7 +66,7 @@ def test_all_descendants_are_killed_but_not_the_root(tree: subprocess.Popen[byte
 
 
 def test_what_forks_all_the_time_is_killed_as_well() -> None:
-    # Each process forks a successor and exits soon. A search that does not stop the processes would never find the
+    # Each process forks a successor and soon exits. A search that did not stop the processes would never reach the
     # newest one.
     script = (
         "import os, select\nwhile True:\n    select.select([], [], [], 0.02)\n    if os.fork():\n        os._exit(0)\n"
@@ -80,7 +80,7 @@ def test_what_forks_all_the_time_is_killed_as_well() -> None:
         assert root.stdout is not None
         root.stdout.readline()
         kill_descendants(root.pid)
-        eventually(lambda: root.poll() is not None)  # `os.wait` fails, and the root exits, when no child exists.
+        eventually(lambda: root.poll() is not None)  # once no child exists, `os.wait` fails and the root process exits
 
 
 def test_end_is_polite_first() -> None:
@@ -116,7 +116,7 @@ def test_marked_processes_are_found_by_the_whole_value() -> None:
         subprocess.Popen(["/bin/sleep", "1000"], env={"MARK": mark}) as ours,
         subprocess.Popen(["/bin/sleep", "1000"], env={"MARK": mark + "1"}) as other,
     ):
-        # Between fork and exec a child still has its parent's environment.
+        # Between fork and exec, a child still has its parent's environment and is found too.
         assert eventually(lambda: [process.pid for process in marked_with("MARK", mark)]) == [ours.pid]
         ours.kill()
         other.kill()

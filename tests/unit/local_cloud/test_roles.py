@@ -1,4 +1,4 @@
-"""Fault targets by role: parsed from words and resolved to the node with that role at the time of the fault."""
+"""Roles as fault targets: they are parsed from words. At the time of the fault, a role becomes the node that has it."""
 
 from __future__ import annotations
 

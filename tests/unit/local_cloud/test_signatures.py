@@ -56,7 +56,8 @@ def sent(made: Any, operation: str, **parameters: Any) -> tuple[Received, bytes]
             (name, value if isinstance(value, str) else value.decode()) for name, value in request.headers.items()
         ]
         target = request.url.removeprefix(f"http://{HOST}") or "/"
-        others = (header for header in headers if header[0].lower() != "host")  # awscrt's signer adds the host itself
+        # awscrt's signer adds the header `host` itself
+        others = (header for header in headers if header[0].lower() != "host")
         caught.append((Received(method=request.method, target=target, headers=(("Host", HOST), *others)), content))
         raise InterruptedError
 

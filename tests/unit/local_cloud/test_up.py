@@ -137,7 +137,8 @@ def test_a_cluster_is_up_used_and_down(cluster: LocalCluster, tmp_path: Path) ->
     assert status.returncode == 0
     assert json.loads(status.stdout)["Up"] is True
 
-    assert run(cluster.state_dir, "down").returncode == 0  # Another process stops the cluster, with the records alone.
+    # Another process stops the cluster, using only the records on disk.
+    assert run(cluster.state_dir, "down").returncode == 0
     assert left_of(cluster) == []
     assert (cluster.logs / "control-plane.log").exists(), "logs stay"
     assert run(cluster.state_dir, "status").returncode == 3

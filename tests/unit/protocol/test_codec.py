@@ -34,7 +34,7 @@ CLASSES: list[type[Message]] = sorted(
 
 
 def sample(info: msgspec.inspect.Type, depth: int = 0) -> object:
-    """Return a value of a field's type that differs from the default, so that a lost field is noticed."""
+    """Return a value of a field's type that differs from the default. A field that the codec loses is then detected."""
     match info:
         case msgspec.inspect.IntType():
             return 1 << 40
@@ -156,7 +156,7 @@ def test_a_code_of_a_fault_is_a_plain_word_on_the_line(code: FaultCode) -> None:
     assert encode(fault) == encode(msgspec.structs.replace(fault, code=str(code.value)))
     read = decode(encode(fault), NodeFault)
     assert read == fault
-    assert read.code in {code}  # The control plane looks codes up in this way.
+    assert read.code in {code}  # the control plane looks up codes in sets
 
 
 def test_an_oversized_message_is_neither_sent_nor_read() -> None:

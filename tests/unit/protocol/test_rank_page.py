@@ -72,7 +72,7 @@ def test_halves_come_back_and_do_not_touch_each_other(agent: AgentHalf, rank: Ra
 
 def test_a_page_of_a_rank_that_knows_no_target_has_none_and_nor_has_one_that_no_json_could_carry() -> None:
     shared = page()
-    write_rank_half(shared, RankHalf(1, 8))  # The page of an older rank ends before the target.
+    write_rank_half(shared, RankHalf(1, 8))  # The page of an older rank is shorter and does not contain the target.
     assert read_rank_half(shared) == RankHalf(1, 8)
     write_rank_half(shared, RankHalf(1, 8, target=MAX_TARGET + 1))
     assert read_rank_half(shared) == RankHalf(1, 8)
@@ -85,11 +85,14 @@ def test_a_limit_that_no_script_may_tell_is_none() -> None:
 
 
 class Killed(Exception):
-    """Raised where the test's writer dies."""
+    """Error that replaces the death of a writing process."""
 
 
 class LastStore:
-    """The store of a sequence number at which the writer dies. `is_done`: the store still happens."""
+    """The store of a sequence number at which the writer dies.
+
+    `is_done`: the writer dies after this store, not before it.
+    """
 
     def __init__(self, *, is_done: bool) -> None:
         self.is_done = is_done

@@ -246,7 +246,7 @@ def test_alignment(offset: int, aligned: int) -> None:
 def test_a_payload_that_comes_in_pieces_has_the_digest_of_the_whole(data: bytes, cuts: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slot, "CHUNK_BYTES", 16)
-        patch.setattr(slot, "MAX_CHUNKS", 8)  # Chunks of 16, 32 and 64 bytes.
+        patch.setattr(slot, "MAX_CHUNKS", 8)  # With at most 8 chunks, the chunk size becomes 16, 32 or 64 bytes.
         hasher = slot.ShardHasher(len(data))
         places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
         for begin, end in itertools.pairwise(places):

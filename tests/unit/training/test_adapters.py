@@ -152,7 +152,7 @@ def test_a_buffer_that_appears_after_init_is_kept_and_one_that_has_parted_from_a
     names = [item.name for item in adapter.observe().tensors]
     assert names == ["model/x.inner.weight", "model/x.inner.bias", "model/x.a"], "one tensor is copied once"
     model(torch.ones(1))
-    for _ in range(2):  # A state may be loaded twice.
+    for _ in range(2):  # load the state twice, because a script may do so
         carry(adapter, other)
     assert (twin.a.item(), twin.b.item(), twin.inner.mean.item()) == (1.0, 0.0, 1.0)
     assert twin.b is twin.c is not twin.a
@@ -435,7 +435,7 @@ def test_memory_is_set_aside_for_the_gradients_that_lie_in_it_and_for_no_others(
         return Arena(size)
 
     monkeypatch.setattr(plain, "Arena", noting)
-    # A tensor on the meta device replaces a tensor with memory.
+    # The adapter would refuse a tensor on the meta device, which here replaces a tensor in device memory.
     monkeypatch.setattr(plain, "check_parameter", lambda *_: None)
     parts: dict[str, torch.Tensor] = {
         "sharded": distribute_tensor(torch.ones(4, 16), mesh, [Shard(0)]),
@@ -503,7 +503,7 @@ def test_a_sharded_tensor_is_made_over_the_memory_it_is_given(
 ) -> None:
     parameter = distribute_tensor(torch.ones(3, 4), mesh, [Shard(0)])
     local = torch.full((2, 4), 7.0, dtype=dtype)
-    # This happens if parameters are in host memory and the mesh consists of GPUs.
+    # This state occurs if parameters are in host memory and the mesh consists of GPUs.
     monkeypatch.setattr(mesh, "_device_type", "meta")
     made = FSDPAdapter({}, {}).rewrap(parameter, local)
     assert isinstance(made, DTensor)
@@ -777,7 +777,10 @@ def test_a_restore_makes_new_state_in_the_memory_set_aside() -> None:
 
 @pytest.mark.parametrize("shape", [(5, 3), (1, 4), (3, 2)])
 def test_the_boxes_of_all_ranks_cover_a_sharded_tensor_once(shape: tuple[int, int]) -> None:
-    """Two dimensions of a tensor are sharded over 2 x 2 ranks, unevenly: some ranks hold nothing."""
+    """Two dimensions of a tensor are sharded unevenly over 2 × 2 ranks, and some ranks hold nothing.
+
+    The boxes cover each element once.
+    """
     taken = torch.zeros(shape, dtype=torch.int64)
     for rank in range(4):
         dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())

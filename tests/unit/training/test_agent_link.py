@@ -47,7 +47,10 @@ def _many_descriptors() -> Iterator[None]:
 
 
 class Awaited(socket.socket):
-    """A socket that signals that a thread is about to wait for it. A waiting thread requests the descriptor first."""
+    """A socket that signals when a thread is about to wait for it.
+
+    It uses the fact that a waiting thread first requests the socket's descriptor.
+    """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(fileno=descriptor)
@@ -82,7 +85,7 @@ def test_a_rank_waits_for_its_agent_however_many_descriptors_it_has(
 def test_a_line_that_is_cut_is_not_waited_for(ends: tuple[UnixAgentLink, socket.socket]) -> None:
     link, agent = ends
     assert link._socket is not None
-    link._socket.close()  # Another thread closes the link between the check and the wait.
+    link._socket.close()  # close the socket as another thread could, between the check and the wait
     link.wait(WAIT_SECONDS)
     assert link._socket is None
     link._next_attempt = 0

@@ -1,4 +1,4 @@
-"""The messages that a rank sends reach its agent. The test holds the agent's end of the socket."""
+"""Messages that a rank sends reach its agent. The test reads them at the agent's end of the socket."""
 
 from __future__ import annotations
 

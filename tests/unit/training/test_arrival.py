@@ -1,4 +1,4 @@
-"""A rank that copies the verified part of its base while the rest arrives.
+"""A rank copies the verified part of its base while the rest still arrives.
 
 The fake agent sends its next message whenever the rank polls, so the tests need no clock.
 """
@@ -56,7 +56,7 @@ class Trained:
 
 
 class Slot:
-    """A slot file that fills in the order of the agent's messages."""
+    """A slot file, filled in the order of the agent's messages."""
 
     def __init__(self, path: Path, of: Trained) -> None:
         observed = of.state.observe()
@@ -211,7 +211,7 @@ def open_session(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open
 
     yield make
     for session in opened:
-        session._is_restored = False  # The fake agent answers no final round.
+        session._is_restored = False  # skip the final round, because the fake agent does not answer it
         session.close()
     assert len(asked) <= len(opened), "ranks meet once"
 

@@ -196,7 +196,7 @@ def test_where_cores_are_few_the_thread_wakes_up_behind_whoever_gave_it_work_and
     waits.wait()
     thread.put(look)
     begun.wait()
-    thread.put(lambda: None)  # A thread that works is not moved to other cores.
+    thread.put(lambda: None)  # a thread that works is not moved to other cores
     goes_on.set()
     thread.close()
     (who, core), *freed = placed

@@ -109,7 +109,7 @@ class FakeDevice:
         begin, end = target.data_ptr(), target.data_ptr() + target.nbytes
         known = [(at, at + size) for at, size in list(self.registered.items()) if at < end and begin < at + size]
         if known and not (len(known) == 1 and known[0][0] <= begin and end <= known[0][1]):
-            # The driver answers in this way for a range that is only partly registered.
+            # The CUDA driver reports this error for a range that is only partly registered.
             raise RuntimeError("CUDA error: invalid argument")
         self.do(stream, "copy", lambda: target.copy_(source))
 
@@ -449,10 +449,10 @@ def test_no_copy_lies_across_what_is_registered_by_itself(
 def test_what_the_boundary_copies_is_cut_before_the_first_piece_is_registered(
     memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The boundary's share of the copy is determined before the first piece is registered.
+    """The copier decides at the boundary which part the training thread copies, before it registers the first piece.
 
-    The copier's thread may register a piece between the check and the copy. Such a piece must be entirely inside or
-    entirely outside the boundary's share.
+    The copier's thread may register a piece between this decision and the copy. Such a piece must be entirely inside or
+    entirely outside the training thread's part.
     """
     monkeypatch.setattr(cuda_copier, "REGISTERED_BYTES", HEADER_BYTES + 100)
     slot, views = memory
@@ -580,7 +580,7 @@ def test_small_tensors_leave_the_device_as_one_piece_with_zeros_between_them(
     if is_registered:
         copier.prepare(slot)
         settle(copier)
-    for first in (1, 0):  # In the second step other tensors occupy the offsets of the buffer's gaps.
+    for first in (1, 0):  # In the second step, other tensors are at the offsets of the buffer's gaps.
         copier.start(Copies(tensors[first:], views[first:]), lambda _error: None).join()
     assert (len(device.gathered), device.copies()) == (2, 2)
     assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
@@ -624,9 +624,9 @@ def test_more_small_tensors_than_the_buffer_holds_are_gathered_in_turns(tmp_path
 
 
 def test_what_lies_between_two_runs_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One gather call collects all small tensors and preserves the bytes between them.
+    """One call gathers all small tensors, and the bytes between them stay as they are.
 
-    The bytes between two runs belong to host copies and to large tensors.
+    These bytes belong to large tensors and to tensors in host memory.
     """
     monkeypatch.setattr(cuda_copier, "SMALL_BYTES", 1024)
     small, (first, second) = small_tensors(6), (torch.tensor(7.0), torch.tensor([8.0]))
@@ -675,7 +675,7 @@ def test_a_large_tensor_that_is_not_contiguous_goes_through_the_buffer_in_parts(
         told.append((complete_count, piece_bytes))
         assert torch.equal(views[1].reshape(-1)[: piece_bytes // 4], tensor.reshape(-1)[: piece_bytes // 4])
 
-    copier._piece_bytes = 1024  # This makes the copier set marks.
+    copier._piece_bytes = 1024  # small pieces make the copier record its progress
     copies = Copies([torch.ones(5), tensor, torch.ones(3)], views)
     copier.start(copies, lambda _error: None, progress).join()
     assert all(torch.equal(view, source) for view, source in zip(views, copies.sources, strict=True))
@@ -687,7 +687,7 @@ def test_a_large_tensor_that_is_not_contiguous_goes_through_the_buffer_in_parts(
 
 
 def test_gaps_do_not_count_as_copied_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gaps do not count as copied bytes, although 16 times the tensors' bytes leave the device."""
+    """Gaps between gathered tensors do not count as copied bytes, although the device also sends the gaps."""
     monkeypatch.setattr(cuda_copier, "MARKS", 3)
     tensors = [torch.tensor(float(number)) for number in range(300)]
     _, views, _ = one_slot(tmp_path, tensors)

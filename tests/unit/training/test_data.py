@@ -26,7 +26,7 @@ from everstep.training.state_tree import decode, encode
 
 
 class Noisy(Dataset[torch.Tensor]):
-    """A dataset whose samples draw from the three generators of the process and from its own generator."""
+    """A dataset whose samples draw random numbers from the process's three generators and from its own generator."""
 
     def __init__(self, count: int = 10) -> None:
         self.count = count
@@ -147,7 +147,7 @@ def test_a_resumed_stream_goes_on_as_if_nothing_had_happened(name: str, consumed
     draw(stream, consumed)
     state = saved(stream)
     expected = draw(stream, 12)
-    rng.seed(999)  # The new process has drawn other numbers.
+    rng.seed(999)  # make the new process draw other numbers before the restore
     resumed = DataStream("data", LOADERS[name](), seed=1)
     resumed.load_state_dict(state["data"])
     rng.restore(state["rng"])
@@ -191,7 +191,7 @@ def test_workers_that_fetch_ahead_are_resumed_where_training_stood(kind: str, pe
     states: dict[int, Any] = {}
     everything: list[list[float]] = []
     for consumed in range(13):
-        if consumed in (0, 1, 4, 5, 8):  # An epoch has 5 batches.
+        if consumed in (0, 1, 4, 5, 8):  # these positions are the start, the middle and the end of epochs of 5 batches
             states[consumed] = saved(stream)
         everything += draw(stream, 1)
     for consumed, state in states.items():

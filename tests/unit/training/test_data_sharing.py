@@ -129,7 +129,7 @@ def loader_of(shape: Shape, shared: torch.Generator, number: int) -> Any:
 
 
 class Run:
-    """A training loop that reads one batch of each loader and draws noise in every step."""
+    """A training loop that reads one batch from each loader and draws noise, in every step."""
 
     def __init__(self, shapes: list[Shape], noise: str) -> None:
         self.shared = torch.Generator().manual_seed(5)
@@ -137,7 +137,7 @@ class Run:
         self.streams = [DataStream(f"data/{number}", loader, seed=1) for number, loader in enumerate(loaders)]
         check_apart(self.streams)
         held = [generator for stream in self.streams for generator in stream.source.generators]
-        # A generator that no loader uses belongs to the script.
+        # the script owns a generator that no loader uses
         self.noise = noise if any(generator is self.shared for generator in held) else "process"
 
     def step(self) -> list[object]:
@@ -178,7 +178,7 @@ def check(shapes: list[Shape], noise: str, cuts: list[int]) -> None:
             states[number] = run.save()
         seen.append(run.step())
     for cut in cuts:
-        rng.seed(999)  # A new process has drawn other numbers.
+        rng.seed(999)  # make the new process draw other numbers before the restore
         resumed = Run(shapes, noise)
         resumed.load(states[cut])
         assert [resumed.step() for _ in range(STEPS_BEHIND)] == seen[cut : cut + STEPS_BEHIND]
@@ -217,7 +217,7 @@ def test_a_run_that_is_resumed_again_and_again_draws_what_the_undisturbed_run_dr
 
 
 def test_a_walk_alone_draws_as_torch_alone_does() -> None:
-    """A generator used only by its sampler advances in the same way with and without a session."""
+    """Only the sampler uses the generator. It advances in the same way with and without a session."""
     own, other = (torch.Generator().manual_seed(3) for _ in range(2))
     loader, plain = (
         DataLoader(
@@ -329,7 +329,7 @@ def test_a_loop_that_takes_exactly_all_batches_begins_the_next_epoch() -> None:
 
 
 def test_a_run_that_is_resumed_behind_the_last_batch_of_an_epoch_finds_its_rest_empty() -> None:
-    """A run resumed after the last batch of an epoch gets an empty rest of that epoch.
+    """A run resumes after the last batch of an epoch. The rest of this epoch is empty.
 
     A loop that counts epochs from the restored epoch therefore makes as many passes as the uninterrupted run.
     """

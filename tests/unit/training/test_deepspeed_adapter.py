@@ -95,7 +95,7 @@ def test_what_steps_an_engines_parameters_beside_it_is_refused() -> None:
 
 
 def partly_held(stage: int, value: float) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return an engine whose optimizer holds one of three parameters, and this rank's share of the others."""
+    """Return an engine whose optimizer holds one of three parameters, and this rank's part of the other two."""
     module = nn.ParameterDict({name: nn.Parameter(torch.full((4,), value)) for name in ("held", "left", "frozen")})
     module["frozen"].requires_grad_(False)
     if stage == 3:
@@ -156,7 +156,7 @@ def test_an_engine_and_what_is_beside_it_have_names() -> None:
         with pytest.raises(SessionMisuse, match="have the same name ''"):
             _adapters(models, optimizers, {"": make()}, ())
     many = [f"net{number}" for number in range(9, 0, -1)]
-    # If there are several candidates, the adapter uses the first one at every launch and on every rank.
+    # If several names are possible, the adapter uses the first one at every launch and on every rank.
     with pytest.raises(SessionMisuse, match="have the same name 'net1'"):
         _adapters(dict.fromkeys(many, critic), {}, {name: make() for name in many}, ())
 
@@ -185,7 +185,11 @@ def test_half_summed_gradients_are_no_state(micro_steps: int, changes: dict[str,
 
 
 def test_a_state_that_has_no_element_per_element_of_the_master_has_no_box() -> None:
-    """A box of such a state would not fit, and the slot could not be read."""
+    """The optimizer has a state that does not have one element per parameter element. The adapter describes it without
+    a box.
+
+    A box would not fit this state, and the slot could not be read.
+    """
     made = make()
     adapter = deepspeed.DeepSpeedAdapter("", made)
     master = made.optimizer.single_partition_of_fp32_groups[0]
@@ -215,7 +219,7 @@ def test_slices_of_tensor_parallelism_in_deepspeed_have_no_boxes(changes: dict[s
 
 
 def earlier_values(adapter: Any, step: int, **others: Any) -> EarlierState:
-    """Return what an adapter observed, as a later launch with another layout reads it."""
+    """Return the values of an adapter as a later launch with another layout reads them."""
     return EarlierState(Step(step), adapter.facts(), adapter.observe().values, {"objects": others})
 
 

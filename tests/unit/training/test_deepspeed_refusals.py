@@ -119,7 +119,7 @@ def test_the_powers_that_cpu_adam_keeps_come_back(betas: tuple[float, float]) ->
         one, other = cpu_adam(steps or None, betas), cpu_adam(steps or None, betas)
         for step in range(1, steps + 1):
             one.ds_opt_adam.adam_update(3, step, 0.1, *betas)
-        for _ in range(2):  # A state may be loaded twice.
+        for _ in range(2):  # load the state twice, because a script may do so
             replay_powers(other)
         assert vars(one.ds_opt_adam) == vars(other.ds_opt_adam)
         fresh = cpu_adam(steps, betas)

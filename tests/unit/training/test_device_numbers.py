@@ -1,4 +1,4 @@
-"""Values logged before their device has computed them, against the fake device that works as late as possible."""
+"""Values that a script logs before their device has computed them. The fake device computes as late as possible."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Script:
         return None if any(tensor is each for each in self.host) else self.device
 
     def there(self) -> list[tuple[int, dict[str, float]]]:
-        """Return the records in the ring, in order."""
+        """Return the records in the ring of logged values, in order."""
         self.ring.flush()
         return [(record.step, record.values) for message in self.sent for record in message.records]
 
@@ -78,7 +78,7 @@ def test_records_stay_in_the_order_in_which_they_were_logged(script: Script) -> 
 
 
 def test_a_graph_that_is_captured_contains_nothing_of_what_is_logged(script: Script) -> None:
-    """A captured CUDA graph contains no operation for logged values.
+    """A CUDA graph captured while values are logged contains no operation for them, and its capture stays valid.
 
     A copy, a recorded event or an event query would invalidate the capture. Logged values are computed at replay.
     """

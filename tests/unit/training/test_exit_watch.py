@@ -1,4 +1,4 @@
-"""How a script exits determines what happens to its session. The tests use real processes."""
+"""The exit of a script decides what happens to its session. The tests use real processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ watch = module.ExitWatch(lambda: print("closed", flush=True), lambda: print("dra
         ("quit()", "closed drained", 0),
         ("raise ValueError('no')", "drained", 1),
         ("watch.cancel()", "", 0),
-        # A child process does not close its parent's session.
+        # a child process must not close its parent's session
         ("os.fork() or sys.exit(); os.wait()", "closed drained", 0),
         ("os.fork() or sys.exit(3); os.wait()", "closed drained", 0),
     ],

@@ -50,7 +50,7 @@ def test_a_collective_across_the_boundary_is_busy_on_both_sides() -> None:
 def test_spans_say_how_far_their_ends_move() -> None:
     busy = [(0.4, 1.0), (1.6, 2.0)]
     assert idle_spans(busy, [0.0, 1.0, 2.0]) == (IdleSpan(0.0, pytest.approx(0.5), pytest.approx(0.1483, abs=1e-3)),)
-    wandering = [(0.0, 0.2), (0.6, 1.0), (1.0, 1.4), (1.8, 2.0)]  # Both spans last 0.4 s.
+    wandering = [(0.0, 0.2), (0.6, 1.0), (1.0, 1.4), (1.8, 2.0)]  # Both idle spans last 0.4 s.
     assert idle_spans(wandering, [0.0, 1.0, 2.0]) == (
         IdleSpan(pytest.approx(0.3), pytest.approx(0.4), pytest.approx(0.1483, abs=1e-3)),
     )

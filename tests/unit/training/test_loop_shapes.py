@@ -124,7 +124,7 @@ def delayed_cleared_by_hand(loop: Loop) -> None:
 
 
 def changed_behind(loop: Loop) -> None:
-    """A loop that keeps half of each gradient for the next step."""
+    """A loop that adds half of each gradient to the next step's gradient."""
     loop.loss().backward()
     loop.optimizer.step()
     for parameter in loop.model.parameters():
@@ -158,7 +158,7 @@ def two_optimizers(loop: Loop) -> None:
 
 
 def alternately_frozen(loop: Loop) -> None:
-    """A loop that freezes one part while the other learns and keeps the gradients of both parts."""
+    """A loop that freezes one part of the model while the other part learns. It keeps the gradients of both parts."""
     for number, part in enumerate(loop.model.values()):
         part.requires_grad_(loop.number % 2 == number or loop.number % 2 == 1)
     loop.loss().backward()
@@ -191,7 +191,7 @@ def clipped_with_ownerless(loop: Loop) -> None:
 
 
 def ownerless_by_hand(loop: Loop) -> None:
-    """A loop that updates parameters without an optimizer by hand, with gradients from several boundaries."""
+    """A loop that updates parameters without an optimizer, using gradients from several boundaries."""
     loop.optimizer.zero_grad()
     loop.loss().backward()
     loop.optimizer.step()
@@ -250,7 +250,7 @@ def test_a_loop_that_is_resumed_behind_any_boundary_ends_where_the_undisturbed_l
         source.run(step, boundary)
         drawn = rng.observe()
         resumed = Loop(optimizers)
-        rng.restore(drawn)  # A new process has new generators.
+        rng.restore(drawn)  # reset the generators, because a new process has new ones
         carry(source.state, resumed.state)
         resumed.number = boundary
         check_equal(resumed.run(step, STEPS).result(), undisturbed, f"resumed behind boundary {boundary}")
@@ -283,7 +283,8 @@ def test_a_gradient_that_replaces_a_used_one_is_state() -> None:
         weight.grad = torch.ones(2)
         optimizer.step()
         if replaced:
-            weight.grad = torch.full((2,), 3.0)  # The tensor has the same version.
+            # the new tensor has the same version as the old one, so only its identity shows the change
+            weight.grad = torch.full((2,), 3.0)
         adapter.end_step()
         assert ("gradient/weight" in [item.name for item in adapter.observe().tensors]) == replaced
 

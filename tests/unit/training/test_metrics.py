@@ -153,7 +153,7 @@ def test_a_loss_is_logged_as_it_comes_out_of_the_model() -> None:
         "column": 6.0,
         "half": 0.5,
     }
-    loss.backward()  # The autograd graph still exists.
+    loss.backward()  # `log` has not freed the autograd graph
 
 
 @pytest.mark.parametrize("value", [3, True, 2.5, np.float32(0.5), np.int64(3), Decimal("0.5"), torch.tensor(3)])

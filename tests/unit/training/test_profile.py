@@ -1,4 +1,4 @@
-"""The profiler of network use: when it records, when it stays off, and that a script's own profiler has priority."""
+"""The profiler of network use: when it records and when it stays off. A script's own profiler has priority."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def test_twenty_iterations_are_profiled_and_then_none_while_nothing_changes() ->
     assert len(job.trace.marks) == PROFILED_ITERATIONS + 1
     job.iterate(10 * WATCHED_ITERATIONS, 1.05)
     assert (job.trace.begun, job.trace.ended) == (1, 1)
-    assert len(job.trace.marks) == PROFILED_ITERATIONS + 1  # The trace got no further request.
+    # the profiler made no further request after the last iteration
+    assert len(job.trace.marks) == PROFILED_ITERATIONS + 1
 
 
 @pytest.mark.parametrize("seconds", [0.8, 1.2])
@@ -107,7 +108,7 @@ def test_a_profiler_of_the_script_comes_first_and_ours_tries_again_later() -> No
     job.trace.is_possible = True
     job.iterate(WATCHED_ITERATIONS)
     assert job.trace.begun == 1
-    job.trace.is_ours = False  # The script started its own profiler in the meantime.
+    job.trace.is_ours = False  # from now on, the script's own profiler runs instead
     job.iterate(1)
     job.trace.is_ours = True
     job.iterate(PROFILED_ITERATIONS)
@@ -161,7 +162,7 @@ def gloo_group() -> list[dist.ProcessGroupGloo]:
 def test_torch_records_collectives_between_boundaries() -> None:
     ranks, trace = gloo_group(), TorchTrace()
     assert trace.begin()
-    assert not TorchTrace().begin()  # Torch allows one profiler at a time.
+    assert not TorchTrace().begin()  # Everstep's profiler does not start, because torch allows one profiler at a time
     assert trace.mark()
     for _ in range(3):
         for work in [rank.allreduce([torch.ones(4)]) for rank in ranks]:
@@ -170,13 +171,13 @@ def test_torch_records_collectives_between_boundaries() -> None:
         assert trace.mark()
     read = trace.end()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        torch.ones(4) + 1  # Events recorded by the script's profiler are not in this trace.
+        torch.ones(4) + 1  # the script's profiler recorded these events, so they must not appear in this trace
     busy, boundaries = read()
     assert len(boundaries) == 4
     assert boundaries == sorted(boundaries)
     for one, other in itertools.pairwise(boundaries):
         assert len([begin for begin, end in busy if one <= begin <= end <= other]) == 2
-    assert len(busy) == 6  # The trace contains none of the additions.
+    assert len(busy) == 6  # the trace contains only network use, and no additions
     assert trace.end()() == ([], [])
     assert not trace.mark()
 

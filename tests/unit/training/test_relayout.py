@@ -1,4 +1,7 @@
-"""A state of other ranks: the order of its shards, its mapping to one rank's layout, and every refusal."""
+"""Loading a state that another number of ranks saved.
+
+The tests cover the order of the shards, the mapping to one rank's layout, and every refusal.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ def state_of(
 
 
 class Folder:
-    """Earlier shards in files (`EarlierShards`)."""
+    """Earlier shards that are files in a folder (`EarlierShards`)."""
 
     def __init__(self, path: Path, here: Sequence[int] = ()) -> None:
         self.path = path
@@ -80,7 +83,7 @@ class Folder:
         self.fetched: list[int] = []
 
     def add(self, saved: RankState, **changes: Any) -> None:
-        """Write the next rank's slot."""
+        """Write the slot of the next rank."""
         observed = saved.observe()
         plan = CapturePlan.make(observed.tensors, saved.parts(observed.tensors))
         path, capacity = self.path / str(self.world_size), plan.capacity_bytes(observed.values)
@@ -330,7 +333,7 @@ class Ranks:
         return self
 
     def again(self, earlier: Ranks) -> Ranks:
-        """Continue an equal launch, as after a failure without a change of ranks."""
+        """Start an equal launch again, as after a failure without a change of the number of ranks."""
         for stream, before in zip(self.streams, earlier.streams, strict=True):
             stream.load_state_dict(before.state_dict())
         return self

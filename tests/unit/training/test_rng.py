@@ -21,7 +21,8 @@ def draws() -> list[float]:
 
 
 def test_draws_are_repeated_in_the_middle_of_pairs() -> None:
-    np.random.randn()  # The first call leaves the second number of a pair in the state, as `gauss` does.
+    # numpy draws pairs: after this call, the state contains the second number of a pair, as with `gauss`
+    np.random.randn()
     random.gauss(0, 1)
     state = rng.observe()
     expected = draws()

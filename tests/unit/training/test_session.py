@@ -1,4 +1,4 @@
-"""A session without an agent's answers: its rank page and its measurements."""
+"""A session whose agent sends no answers: its rank page and its measurements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Link(NullLink):
     def __init__(self) -> None:
         self.published: list[RankHalf] = []
         self.handler: Callable[[], None] | None = None
-        """Called once during the next publication, as a signal handler may be."""
+        """Called once during the next publication, like a signal handler."""
 
     def publish(self, half: RankHalf) -> None:
         handler, self.handler = self.handler, None
@@ -86,7 +86,7 @@ def test_a_compiled_step_that_must_be_one_graph_is_refused_at_its_first_call_wit
 
     Torch itself breaks the graph of most of its other optimizers.
     """
-    monkeypatch.setattr(step_watch, "_watches", ())  # Sessions that other tests left open check this optimizer too.
+    monkeypatch.setattr(step_watch, "_watches", ())  # remove the checks of sessions that other tests left open
     torch._dynamo.reset()
     session = session_of(Link(), optimizer=torch.optim.Adafactor)
     optimizer = session._state.adapters[0].optimizers()[""]
@@ -111,7 +111,7 @@ def test_the_check_of_an_unregistered_optimizer_in_one_graph_is_refused_with_the
     session.close()
 
 
-# Warning of a module that torch imports when it compiles.
+# torch imports a module with this warning when it compiles
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adafactor])
 def test_the_guard_waits_in_every_compiled_step(

@@ -27,7 +27,7 @@ from everstep.training.state import Observed
 
 
 class Refusing(CpuCopier):
-    """A copier whose driver refuses the boundary's requests a given number of times."""
+    """A copier whose driver refuses the first copies at the boundary, a given number of times."""
 
     def __init__(self, told: list[object]) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Refusing(CpuCopier):
 
 
 class Held(CpuCopier):
-    """A copier whose thread can hold a copy back until it gets its next request."""
+    """A copier whose thread can delay a copy until the thread gets its next request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Held(CpuCopier):
 
 
 class Late(CopyTicket):
-    """A copy that ends only when it is joined, so that the training thread runs ahead of it."""
+    """A copy that ends only when the training thread joins it, so that training runs ahead of the copy."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Late(CopyTicket):
 
 
 class Behind(CpuCopier):
-    """A copier of a device on which training runs at most one copy ahead."""
+    """A copier of a device on which training may run at most one copy ahead."""
 
     is_prompt = False
 

@@ -49,7 +49,7 @@ def test_what_moved_is_named() -> None:
     assert watched.moved(marks) == []
     one.add_(1)
     two.data = torch.ones(2)
-    three.data.add_(1)  # This write changes the memory without torch's version counter.
+    three.data.add_(1)  # torch's version counter does not count this write
     assert watched.moved(marks) == ["t0", "t1"]
 
 

@@ -132,7 +132,7 @@ def test_torch_values_come_back() -> None:
 
 def test_generator_states_come_back() -> None:
     generator = np.random.default_rng(3)
-    # The state contains 128-bit integers.
+    # numpy's generator state contains 128-bit integers
     assert round_trip(generator.bit_generator.state) == generator.bit_generator.state
 
 

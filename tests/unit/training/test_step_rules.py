@@ -25,15 +25,16 @@ NOTHING, QUIET = Decision(), Decision(is_quiet=True)
         (view(), half(), NOTHING),
         (view(), half(proposed=5, slot=1), Decision(capture_slot=1)),
         (view(), half(proposed=5, slot=0), Decision(capture_slot=0)),
-        (view(), half(proposed=6, slot=1), QUIET),  # The step is still ahead.
+        (view(), half(proposed=6, slot=1), QUIET),  # the rank has not reached the proposed step yet
         (view(), half(proposed=6, stop=4, stop_state=StopState.ANNOUNCED), Decision(echo=(4, ECHO_NO))),
         (view(), half(proposed=8, stop=7, stop_state=StopState.CONFIRMED), QUIET),
-        (view(), half(proposed=5, slot=NONE), NOTHING),  # The step may still be granted.
+        (view(), half(proposed=5, slot=NONE), NOTHING),  # the agent may still grant a slot for this step
         (view(has_slots=False), half(proposed=5, slot=1), NOTHING),
         (view(), half(proposed=4, slot=1), Decision(abandon=(4, LATE_REASON))),
-        (view(settled=4), half(proposed=4, slot=1), NOTHING),  # The copy of the step may still be running.
+        (view(settled=4), half(proposed=4, slot=1), NOTHING),  # the copy of this step may still be running
         (view(settled=5), half(proposed=5, slot=1), NOTHING),
-        (view(), half(proposed=4, vote_step=4, vote=Vote.ABANDON), NOTHING),  # The agent has voted for the step.
+        # the agent has already voted for this step
+        (view(), half(proposed=4, vote_step=4, vote=Vote.ABANDON), NOTHING),
         (view(), half(proposed=4, vote_step=3, vote=Vote.ACKED), Decision(abandon=(4, LATE_REASON))),
         (view(base=5), half(proposed=5, slot=1), NOTHING),
         (view(base=5), half(proposed=4, slot=1), NOTHING),
@@ -55,19 +56,20 @@ def test_decisions(view: RankView, half: AgentHalf, expected: Decision) -> None:
     assert decide(view, half) == expected
 
 
-# The other ranks may have the order to stop.
+# The rank cannot reach its agent. The other ranks may already have the order to stop.
 @pytest.mark.parametrize(
     ("view", "word", "expected"),
     [
         (view(), half(), NOTHING),
-        (view(), half(proposed=5, slot=1), NOTHING),  # No agent would receive the report of a capture.
+        (view(), half(proposed=5, slot=1), NOTHING),  # a capture is useless, because its report would reach no agent
         (view(), half(proposed=4), NOTHING),
         (
             view(echo_step=5),
             half(stop=5, stop_state=StopState.ANNOUNCED),
             Decision(must_wait=True),
         ),
-        (view(), half(stop=5, stop_state=StopState.ANNOUNCED), NOTHING),  # No rank stops without this rank's agreement.
+        # no rank stops here, because this rank has not agreed to the stop
+        (view(), half(stop=5, stop_state=StopState.ANNOUNCED), NOTHING),
         (view(echo_step=5), half(stop=5, stop_state=StopState.CONFIRMED), Decision(is_stopped=True)),
         (view(echo_step=7), half(stop=7, stop_state=StopState.ANNOUNCED), NOTHING),
         (view(echo_step=7), half(stop=7, stop_state=StopState.CONFIRMED), NOTHING),

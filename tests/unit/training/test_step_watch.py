@@ -1,4 +1,7 @@
-"""Updates by optimizers that `init` did not get are refused by name. All other updates pass."""
+"""The session refuses updates by optimizers that `init` did not get, and names the optimizer.
+
+All other updates pass.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +114,7 @@ def test_an_optimizer_in_the_closure_of_another_is_refused(init: Init) -> None:
 
 
 class Wrapper:
-    """An optimizer that steps an inner optimizer, as Accelerate's wrapper does."""
+    """An optimizer that calls the `step` of an inner optimizer, as Accelerate's wrapper does."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -138,7 +141,7 @@ def test_registered_and_unrelated_optimizers_are_left_alone(init: Init) -> None:
         optimizer.step()
     torch.amp.GradScaler("cpu", enabled=False).step(registered)
     session.close()
-    adam(model).step()  # After the session ends, the parameters belong to the script again.
+    adam(model).step()  # the session has ended, so any optimizer may update the parameters
 
 
 SCHEDULERS: dict[str, Callable[[Optimizer], LRScheduler]] = {

@@ -157,7 +157,7 @@ class Story:
         self.link.slots = SlotsGranted(layout_hash=State.layout_hash, capacity_bytes=capacity, paths=(str(self._path),))
 
     def wrap(self) -> None:
-        """Turn the tensor into the memory behind a wrapper, of which only the wrapper's version counts."""
+        """Make the tensor the memory behind a wrapper tensor. Only the wrapper's version counts."""
         self.wrapper = torch.zeros(1)
         self._state = self._observed()
 
@@ -185,7 +185,7 @@ class Story:
         assert self.copier.ticket is not None
         match event.split():
             case ["write", half]:
-                # The write of an operation that torch has not counted yet.
+                # write memory without a version increment, as in the middle of an operation
                 self.weight.numpy()[int(half) * HALF :][:HALF] = -self._step
             case ["count"]:
                 torch.autograd.graph.increment_version(self.weight if self.wrapper is None else self.wrapper)
@@ -203,7 +203,7 @@ class Story:
 
 
 def orders(one: tuple[str, ...], other: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield all interleavings of two sequences of events."""
+    """Yield all interleavings of two rows of events."""
     for places in itertools.combinations(range(len(one) + len(other)), len(one)):
         rest, first = iter(other), iter(one)
         yield tuple(next(first) if place in places else next(rest) for place in range(len(one) + len(other)))
@@ -317,7 +317,7 @@ class PauseInside(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert pauses.await_pause(lambda: self._events.append("pause"))
-        for _ in range(3):  # Instructions at which the interpreter runs pending calls.
+        for _ in range(3):  # the interpreter may run pending calls at these instructions
             len(self._events)
         self._events.append("operation")
         return func(*args, **kwargs or {})
@@ -346,7 +346,7 @@ def test_a_pause_comes_when_the_main_thread_has_left_its_operation() -> None:
 
     other = threading.Thread(target=meanwhile)
     other.start()
-    operation.acquire()  # Other threads run during any operation.
+    operation.acquire()  # simulate that other threads run during the operation
     other.join()
     assert events == ["asked", "pause of MainThread"]
 

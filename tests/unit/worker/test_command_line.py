@@ -1,4 +1,4 @@
-"""The agent's command line: missing or wrong settings are reported before the agent starts any work."""
+"""The agent's command line. The agent reports missing or wrong settings before it starts any work."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ def test_what_is_given_counts(tmp_path: Path) -> None:
 def test_a_processor_whose_stores_have_no_order_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ranks and agents read a shared page without a lock, which needs ordered stores
-    (`everstep.protocol.rank_messages`).
+    """The agent refuses a processor without ordered stores.
+
+    Ranks and agents read a shared page without a lock, which needs ordered stores (`everstep.protocol.rank_messages`).
     """
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(SystemExit):

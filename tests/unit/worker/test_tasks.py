@@ -1,4 +1,4 @@
-"""Tasks end together, and a cancellation does not cut their cleanup short."""
+"""Groups of tasks that end together. A cancellation does not interrupt the tasks' cleanup."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Clock:
 
 
 class Service:
-    """An application that a thread of this process serves on loopback."""
+    """The control plane's application, served on loopback by a thread of this process."""
 
     def __init__(
         self,
@@ -129,9 +129,9 @@ def refused(code: str, match: str | None = None):
 
 @contextmanager
 def impatient(service: Service, seconds: float) -> Iterator[None]:
-    """Set how many seconds the running service's envelope waits for a silent client.
+    """Set how many seconds the running service waits for a silent client.
 
-    The first request builds the middleware stack that contains the envelope.
+    The first request builds the middleware that contains this time limit.
     """
     layer: Any = service.app.middleware_stack
     while not isinstance(layer, envelope.Envelope):

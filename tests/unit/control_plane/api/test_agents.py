@@ -1,4 +1,4 @@
-"""The agents' connection: the tests send the messages of an agent to the real route."""
+"""The connection of agents to the control plane. The tests send an agent's messages to the real route."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ async def closed(opened) -> tuple[int, str]:
 
 
 async def until(condition) -> None:
-    """Wait until `condition` returns True. The server's thread signals no event that a test could await."""
+    """Wait until `condition` returns True.
+
+    The test polls, because the server's thread signals no event.
+    """
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -110,7 +113,7 @@ async def test_a_fresh_join_token_does_not_take_over_a_node_that_has_joined(clie
             code, reason = await closed(opened)
         assert code == 4410
         assert f"everstep nodes reset-session {node}" in reason
-    # The agent stays connected while another client tries to join.
+    # The first agent stays connected while another client tries to join as the same node.
     async with (
         line(service, session) as opened,
         line(service, fresh) as other,
@@ -138,7 +141,7 @@ async def test_of_two_that_join_as_one_node_only_the_first_to_report_stays(servi
 
 @pytest.mark.security
 async def test_a_node_that_shows_a_session_has_joined(service, token, node):
-    """A node that presents its session token has joined, and the join token no longer admits an agent for this node.
+    """After a node has presented its session token, the join token admits no other agent for this node.
 
     The node received its welcome, but its first report was lost.
     """
@@ -196,7 +199,8 @@ async def test_a_hello_with_what_no_node_has_is_refused(service, token, node, ch
 
 
 async def test_a_node_has_joined_with_its_first_report(service, token, node):
-    for agent in ("a1", "a2"):  # no report yet: the welcome may be lost, so the instance may join again
+    # the agent has sent no report, so its welcome may be lost and the instance may join again
+    for agent in ("a1", "a2"):
         async with line(service, token) as opened:
             session = (await join(opened, node, agent)).session_token
     async with line(service, token) as opened:
@@ -207,7 +211,7 @@ async def test_a_node_has_joined_with_its_first_report(service, token, node):
         await opened.send(encode(hello(node)))
         code, reason = await closed(opened)
     assert (code, "joined before" in reason) == (4410, True)
-    with pytest.raises(InvalidStatus) as refused:  # the earlier session is no longer valid
+    with pytest.raises(InvalidStatus) as refused:  # the second agent's session has replaced the first agent's session
         async with line(service, session):
             pass
     assert refused.value.response.status_code == 403
@@ -280,16 +284,18 @@ async def test_what_is_no_report_ends_the_line_and_nothing_else(client, service,
         await opened.send(encode(report("i-another")))
         assert (await closed(opened))[0] == 4400
     await refusals(client, node, 2)
-    async with line(service, session) as opened:  # the session token identifies the sender of the malformed message
+    # the session token identifies the node that sent the malformed message
+    async with line(service, session) as opened:
         await opened.send(b"no Hello")
         assert (await closed(opened))[0] == 4400
     await refusals(client, node, 3)
 
 
 async def test_nobody_is_charged_with_what_a_stranger_says(client, service, token, node):
-    """A malformed message does not count against the node whose id the message contains.
+    """A malformed message does not count against the node that the message names.
 
-    All instances share the join token. A node id in a message is therefore only a claim until EC2 has confirmed it.
+    All instances share the join token. A node id in a message is therefore only a claim until EC2 has confirmed the
+    instance.
     """
     async with line(service, token) as opened:
         await join(opened, node)
@@ -355,7 +361,7 @@ async def test_the_memory_of_a_node_and_its_ranks_is_shown_while_its_agent_is_co
             "AvailableBytes": 25,
             "TotalBytes": 100,
             "CgroupLimitBytes": 100,
-            "Ranks": [],  # the database does not contain the job of these ranks
+            "Ranks": [],  # the message names ranks of a job that the database does not contain
         }
     await until(lambda: not service.services.registry.views()[node].is_connected)
     assert "Memory" not in await asyncio.to_thread(client.describe_node, NodeId=node)

@@ -1,6 +1,6 @@
 """The agent's own client against the real route.
 
-The client exchanges a join token for a session, which the next agent of the node uses.
+The client exchanges a join token for a session. The next agent of the node uses this session.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def test_an_agent_joins_over_plain_http_on_this_machine(service, token, no
 
 
 async def test_an_agent_that_has_the_session_of_another_node_joins_anew(service, token, tmp_path) -> None:
-    """An agent that finds the session of another node joins with its join token and gets a session of its own.
+    """An agent that has the session of another node joins with its join token and receives a session of its own.
 
     This happens if the instance was launched from an image of the other node.
     """

@@ -1,6 +1,6 @@
-"""AWS resources, sources and priorities that the submitters of a project may use.
+"""AWS resources, sources and priorities in the requests of a project's submitters.
 
-They may use only those that an administrator has granted to the project.
+A submitter may use only resources that an administrator has granted to the project.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def test_a_source_belongs_to_the_projects_that_uploaded_it(service, client, memb
         with refused("ResourceNotFoundException"):
             stranger.describe_source(SourceId=source_id)
         assert not stranger.create_source(SourceId=source_id, Bytes=len(CODE))["IsStored"]
-        with refused("ConflictException"):  # this project has uploaded no archive with this digest
+        with refused("ConflictException"):  # the service refuses a digest that this project has not uploaded
             stranger.complete_source(SourceId=source_id)
         with refused("ValidationException", match="was not uploaded"):
             ask(stranger)

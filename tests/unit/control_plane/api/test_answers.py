@@ -1,4 +1,7 @@
-"""Held responses: requests with the same token share a response until the next write, for at most one second."""
+"""Shared responses: equal requests with the same token get the same stored response.
+
+The service drops the stored response at the next write, and after one second at the latest.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class Versions:
 
 
 class Inside:
-    """The application behind the cache, which counts its requests."""
+    """The application behind the cache of responses, which counts its requests."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -85,7 +88,8 @@ async def test_the_same_is_answered_once_until_something_is_written(world: World
     world.versions.number = 2
     assert await world.ask() == await world.ask() == b"answer 2"
     (held,) = world.answers._held.values()
-    assert held.headers == [(b"content-length", b"8")]  # no id of another request
+    # the stored response must not contain the request id of another request
+    assert held.headers == [(b"content-length", b"8")]
 
 
 @pytest.mark.parametrize(

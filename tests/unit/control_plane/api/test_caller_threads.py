@@ -1,6 +1,6 @@
-"""Callers' reads and uploads wait for S3 in separate threads.
+"""Callers' reads and uploads wait for S3 in threads of their own.
 
-The loops, the agents' connections and sign-in keep their own threads.
+The loops, the agents' connections and sign-in therefore never wait for these threads.
 """
 
 from __future__ import annotations

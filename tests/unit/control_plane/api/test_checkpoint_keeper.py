@@ -1,6 +1,7 @@
-"""The keeper deletes checkpoints beyond a job's limit.
+"""The checkpoint keeper deletes checkpoints beyond a job's limit.
 
-Pinned, newest and needed checkpoints stay. If a server dies during a deletion, the next server completes it.
+It never deletes a pinned, the newest or a needed checkpoint. If a server dies during a deletion, the next server
+completes the deletion.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def keeper(service) -> CheckpointKeeper:
 
 
 def collect(service) -> None:
-    """Run the keeper and the verifier until neither has anything left to do."""
+    """Run the keeper and the verifier until both have no work left."""
     for _ in range(3):
         keeper(service).look()
         Verifier(service.database, service.objects, service.clock).verify_next()
@@ -52,7 +53,7 @@ def steps(client) -> list[int]:
 
 
 def keys(service, job: Job) -> set[str]:
-    """Return the steps of which at least one object is in S3."""
+    """Return the steps that still have at least one object in S3."""
     place = ObjectReference(bucket=BUCKET, key=f"jobs/gpt/run={job.run}/checkpoints/")
     return {info.reference.key.partition("step=")[2].partition("/")[0] for info in service.objects.list(place)}
 
@@ -105,14 +106,14 @@ def test_old_ones_go_but_never_the_newest(service, client, make):
 
 
 def test_what_a_job_would_be_restored_from_stays_though_a_newer_one_is_there(service, client, make):
-    """The checkpoint that a job would resume from stays, in addition to the newest checkpoint.
+    """The keeper keeps the checkpoint that a job would resume from, although a newer checkpoint exists.
 
     The newest checkpoint is on an abandoned branch, so the job cannot resume from it.
     """
     job = make(MaxCount=1)
     job.checkpoint(10)
     job.launch(2, base=10)
-    job.checkpoint(30)  # a step of generation 1 that is newer than the base of generation 2
+    job.checkpoint(30)  # generation 1 stored this step, which is newer than the base of generation 2
     collect(service)
     assert steps(client) == [30, 10]
 

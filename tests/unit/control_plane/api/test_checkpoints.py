@@ -34,7 +34,7 @@ def listed(client):
 
 
 def kept(client):
-    """Return the step of the last checkpoint, as the job's protection shows it."""
+    """Return the step of the last checkpoint, as DescribeProtection reports it."""
     return client.describe_protection(**GPT)["LastCheckpoint"]["Step"]
 
 
@@ -290,7 +290,7 @@ def test_a_deletion_that_broke_off_goes_on_and_what_is_deleted_does_not_come_bac
     with service.database.read() as session:
         tombstone = checkpoints.find(session, job.run, step=4, generation=1)
     assert (tombstone.state, tombstone.manifest) == ("deleted", None)
-    job.checkpoint(4)  # the executor stores the record again when an agent repeats its report
+    job.checkpoint(4)  # the checkpoint is stored again, as when an agent repeats its report
     assert 4 not in listed(client)
     assert manifest.step == 4
 

@@ -28,7 +28,7 @@ def assert_refused(response: httpx.Response, status: int, code: str) -> dict:
 
 def test_every_refusal_has_one_form(http, service):
     assert_refused(http.get("/v1/nothing"), 404, "ResourceNotFoundException")
-    assert_refused(http.get("/v1/"), 404, "ResourceNotFoundException")  # the dashboard's pages are outside /v1
+    assert_refused(http.get("/v1/"), 404, "ResourceNotFoundException")  # paths below /v1 are no pages of the dashboard
     assert_refused(http.delete("/v1/training-jobs"), 405, "ValidationException")
     assert_refused(http.get("/v1/training-jobs/none"), 404, "ResourceNotFoundException")
     assert_refused(http.post("/v1/training-jobs", content=b"{"), 400, "ValidationException")
@@ -87,9 +87,9 @@ def test_fields_are_pascal_case_everywhere(http):
 
 
 def operations(http: httpx.Client) -> list[tuple[str, str, dict]]:
-    """Return every operation: method, path and its entry in the OpenAPI document.
+    """Return every operation: its method, its path and its entry in the OpenAPI document.
 
-    The path names an object that does not exist.
+    Each path names an object that does not exist.
     """
     paths = http.get("/v1/openapi.json").json()["paths"]
     return [

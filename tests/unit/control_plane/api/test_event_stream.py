@@ -119,7 +119,7 @@ def test_a_follower_that_comes_back_misses_nothing_and_is_told_nothing_twice(ser
     with stream(http) as reader:
         reader.until_position()
         append(service, "one", "two")
-        assert reader.messages(1) == ["one"]  # the second event may have arrived, but is unread
+        assert reader.messages(1) == ["one"]  # the second event may have arrived, but the reader has not read it
     append(service, "three")
     with stream(http, headers={"last-event-id": str(reader.last_id)}, AfterEventId=0) as again:
         append(service, "four")
@@ -191,7 +191,7 @@ def test_silence_is_told_from_a_lost_line_by_comments(service, http) -> None:
 @pytest.mark.parametrize("is_behind", [False, True])
 def test_it_ends_when_the_token_is_revoked(service, http, monkeypatch, is_behind) -> None:
     if is_behind:
-        monkeypatch.setattr(event_feed, "RECENT_LIMIT", 0)  # followers read all events from the table
+        monkeypatch.setattr(event_feed, "RECENT_LIMIT", 0)  # with this limit, followers read all events from the table
     with service.database.write() as session:
         token, record = tokens.mint(
             session, NewToken(kind=TokenKind.USER, role=Role.VIEWER, project="a"), service.clock()
@@ -267,7 +267,7 @@ def test_no_token_holds_all_streams(service, http, monkeypatch) -> None:
 def test_a_reader_that_reads_nothing_is_cut_off_and_comes_back_where_it_was(service, http, monkeypatch) -> None:
     dropped = threading.Event()
     monkeypatch.setattr(envelope.log, "info", lambda *_: dropped.set())
-    http.get("/v1/health")  # the first request builds the middleware stack
+    http.get("/v1/health")  # the first request builds the middleware that `impatient` changes
     host, port = service.address.split(":")
     with impatient(service, 0.05), socket.socket() as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -310,13 +310,15 @@ def test_nothing_is_looked_at_while_nobody_follows(service, http) -> None:
 
 
 async def test_what_was_written_between_a_look_and_a_page_comes_once(service) -> None:
-    """An event is stored between the feed's poll and the follower's read of the table. The follower receives it once.
+    """An event is stored after the feed's poll and before the follower reads the table. The follower receives it
+    exactly once.
 
-    The follower's position is then behind this event, so the feed does not send the event again.
+    The follower's position then includes this event, so the feed does not send it again.
     """
     ids = append(service, "one", "two", "three")
     made = feed(service)
-    made._newest, made._complete_after = ids[1], ids[1]  # the feed polled before the third event
+    # set the feed's position as if it had polled before the third event
+    made._newest, made._complete_after = ids[1], ids[1]
     me = event_feed._Follower(
         event_feed.Interest(token_id="t", ends_at=None, project=None, job_name=None, fleet_name=None)
     )

@@ -1,6 +1,6 @@
 """A full disk appears in errors, in the conditions of jobs and in the service's health.
 
-All three return to normal once there is space.
+All three return to normal once the disk has space.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def send(service: Any, method: str, path: str, **more: Any) -> httpx.Response:
 
 def limit(service: Any, pages: int) -> None:
     """Limit the size of the database file, so that writes fail as on a full disk."""
-    # The limit belongs to a connection, and a route may use any connection of the pool.
+    # SQLite limits a single connection, so the test limits every connection of the pool.
     for connection in [service.services.database.engine.connect() for _ in range(5)]:
         connection.execute(text(f"PRAGMA max_page_count = {pages}"))
         connection.close()
@@ -47,7 +47,7 @@ def fill(service: Any) -> httpx.Response:
 def test_a_database_without_space_is_named_and_reading_goes_on(service: Any) -> None:
     clock = service.services.database.disk._monotonic = Clock()
     assert send(service, "GET", "/v1/health").json()["Status"] == "ok"
-    limit(service, 1)  # SQLite allows no limit below the file's present size
+    limit(service, 1)  # SQLite allows no limit below the file's current size
     answers = [fill(service) for _ in range(60)]
     refused = next(answer for answer in answers if answer.status_code != 201)
     assert (refused.status_code, refused.headers["x-amzn-errortype"]) == (503, "ServiceUnavailableException")
@@ -87,7 +87,7 @@ def test_a_job_shows_the_full_disk_of_the_service_while_it_lasts(
     assert "NodeId" not in condition
     disk.stored()
     clock.now += QUIET_SECONDS
-    service.clock.advance(2)  # responses are held for one second
+    service.clock.advance(2)  # advance past the second for which responses are shared
     assert client.describe_training_job(TrainingJobName="gpt")["Conditions"] == []
 
 

@@ -56,7 +56,7 @@ def test_a_job_is_created_with_its_defaults_filled_in(client, request_, service)
     "CreateTrainingJob.Tags",
 )
 def test_a_request_can_say_everything(client, request_):
-    # The permissions of the role decide which inputs the job can read.
+    # The job can read only inputs that its role may read.
     inputs = [
         {"ChannelName": "train", "DataSource": {"S3DataSource": {"S3Uri": "s3://mine/set"}}},
         {
@@ -230,9 +230,9 @@ def test_a_name_is_taken_once(client, request_):
 
 @pytest.mark.covers("CreateTrainingJob.ClientRequestToken")
 def test_the_same_request_again_is_answered_with_the_job_that_it_made(client, request_, service):
-    """A repeated request returns the job that the first request created.
+    """A client that repeats a request gets the job that the first request created.
 
-    botocore repeats a request, with the same body and token, if the response is lost.
+    botocore repeats a request with the same body and token if the response is lost.
     """
     made = client.create_training_job(**request_, ClientRequestToken="once")
     again = client.create_training_job(**request_, ClientRequestToken="once")
@@ -244,7 +244,8 @@ def test_the_same_request_again_is_answered_with_the_job_that_it_made(client, re
     with refused("ConflictException"):
         client.create_training_job(**request_, ClientRequestToken="twice")
     with refused("ConflictException"):
-        client.create_training_job(**request_)  # the client generates a new token for each request
+        # this call has a new token, because the client generates a token for each call
+        client.create_training_job(**request_)
 
 
 def test_two_of_the_same_request_at_once_make_one_job(client, request_, service, monkeypatch):
@@ -344,7 +345,8 @@ def test_roles_and_projects(client, request_, service, tmp_path):
         viewer.stop_training_job(TrainingJobName="gpt")
     with refused("AccessDeniedException", "cannot create anything in 'vision'"):
         speaker.create_training_job(**{**request_, "TrainingJobName": "other", "Project": "vision"})
-    source = speaker.upload_source(Directory=tmp_path / "code")  # a project may use only its own sources
+    # each project uploads the source, because it may use only its own sources
+    source = speaker.upload_source(Directory=tmp_path / "code")
     speaker.create_training_job(**{**request_, "TrainingJobName": "other", "Source": source})
     assert client.describe_training_job(TrainingJobName="other")["Project"] == "speech"
     with refused("AccessDeniedException", "needs the role admin"):

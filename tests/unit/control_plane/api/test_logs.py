@@ -1,4 +1,4 @@
-"""The output of ranks, paged and followed, over HTTP with boto3."""
+"""The printed lines of ranks over HTTP with boto3: in pages, and as a followed log."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_job_of_another_project_has_no_log(service, job) -> None:
 
 
 class Following:
-    """A followed log, and the token of its newest batch."""
+    """A log that a test follows, with the token of its newest batch."""
 
     def __init__(self, client, **query) -> None:
         self.stream = client.follow_logs(TrainingJobName="gpt", **query)["EventStream"]
@@ -259,19 +259,19 @@ def test_lines_of_agents_come_at_once_and_what_is_missing_comes_from_the_store(
         batches = iter(stream)
         next(batches)
         send(service, job, 0, 1, line("one"), line("two"))
-        send(service, job, 0, 1, line("one"), line("two"), line("three"))  # the agent repeats its lines and adds one
+        send(service, job, 0, 1, line("one"), line("two"), line("three"))  # the agent repeats two lines and adds one
         send(service, job, 1, 0, line("other", rank=1))
         found = []
         while len(found) < 4:
             found += [event["Message"] for event in next(batches)["LogEvents"]["Events"]]
         assert found == ["one", "two", "three", "other"]
         put(job, 0, *(line(text) for text in ("old", "one", "two", "three", "four", "five")))
-        send(service, job, 0, 6, line("six"))  # lines four and five were lost in transit
+        send(service, job, 0, 6, line("six"))  # lines four and five have not arrived yet
         found = []
         while len(found) < 2:
             found += [event["Message"] for event in next(batches)["LogEvents"]["Events"]]
         assert found == ["four", "five"]
-        # The agent sent this line once. The service held it back until the missing lines arrived.
+        # The service held this line back until the missing lines arrived, and the agent sent it only once.
         assert [event["Message"] for event in next(batches)["LogEvents"]["Events"]] == ["six"]
 
 
@@ -293,7 +293,7 @@ def test_lines_of_a_node_that_is_not_in_the_plan_reach_no_follower(service, job,
 def test_lines_that_never_stop_are_live_although_the_first_ones_were_missing(service, job, client, monkeypatch) -> None:
     """A follower also receives the lines that an agent sends while the service reads the store.
 
-    The store is always about a second behind the agents.
+    The stored lines are always about a second older than the newest lines.
     """
     monkeypatch.setattr(logs, "STORED_SECONDS", 30.0)
     monkeypatch.setattr(logs, "CATCH_UP_SECONDS", 0.05)
@@ -302,7 +302,8 @@ def test_lines_that_never_stop_are_live_although_the_first_ones_were_missing(ser
         next(batches)
         for number in range(2, 7):
             send(service, job, 0, number, line(str(number)))
-        put(job, 0, *(line(str(number)) for number in range(4)))  # the stored lines end in the middle of the sent lines
+        # the stored lines end in the middle of the lines that the agent has sent
+        put(job, 0, *(line(str(number)) for number in range(4)))
         found: list[str] = []
         while len(found) < 7:
             found += [event["Message"] for event in next(batches)["LogEvents"]["Events"]]
@@ -378,9 +379,9 @@ def test_who_follows_before_the_first_launch_has_its_lines_at_once(service, clie
 
 @pytest.mark.usefixtures("loop")
 def test_a_server_that_stops_reads_no_log_on_for_a_follower(service, job, client, monkeypatch) -> None:
-    """A stopping server starts no further read of a log for a follower.
+    """A server that stops does not start another read of a log for a follower.
 
-    Python waits at exit for all threads that still run.
+    Python would wait for such a read at exit, as for every running thread.
     """
     put(job, 0, line("a"))
     put(job, 1, line("b", 1, rank=1))

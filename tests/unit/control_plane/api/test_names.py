@@ -1,6 +1,6 @@
 """The pattern for names of jobs and fleets.
 
-Names become path components, tags and keys, and only this pattern rejects unsafe characters.
+Names become parts of paths, tags and keys. This pattern is the only check that rejects unsafe characters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The keeper of orphans deletes shards that uploads of ended generations left, and nothing else."""
+"""The keeper of orphans deletes shards that uploads of ended generations left in S3. It deletes no other object."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ DAY = timedelta(days=1).total_seconds()
 def job(service, client, fleet, source) -> Job:
     """Return a job in its second generation.
 
-    The first one completed step 10 and left a shard of step 20; the second one uploads step 30.
+    The first generation completed the checkpoint of step 10 and left a shard of step 20. The second generation is
+    uploading step 30.
     """
     job = Job(service, client, source)
     job.launch(1)

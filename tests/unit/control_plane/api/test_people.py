@@ -135,7 +135,8 @@ def test_a_node_that_works_where_nobody_can_take_over_stays(client, fleet, servi
     job = Job(service, client, source)
     job.launch(1)
     hold(service, state="assigned", hold=None, run_id=job.run)
-    assert client.drain_node(NodeId="i-1")["Request"] == "drain"  # the group can launch a replacement
+    # the service accepts the request, because the group can launch a replacement
+    assert client.drain_node(NodeId="i-1")["Request"] == "drain"
     client.release_node(NodeId="i-1")
     with service.database.write() as session:
         lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")

@@ -74,10 +74,10 @@ def test_no_more_jobs_than_its_quota_are_under_way(client, wanted):
 
 @pytest.mark.parametrize("names", ["abcd", "aaaa"])
 def test_of_jobs_that_come_at_once_as_many_are_taken_as_have_room(client, wanted, names: str, monkeypatch) -> None:
-    """Concurrent requests cannot exceed a quota.
+    """Concurrent requests together cannot exceed a quota.
 
-    Every request passes its checks before any request is stored. Only one job can have a given name, even without a
-    quota.
+    Every request passes its checks before any request is stored. Even without a quota, only one job can have a given
+    name.
     """
     store, all_looked_at = routes._store, threading.Barrier(len(names))
 
@@ -105,7 +105,7 @@ def test_of_jobs_that_come_at_once_as_many_are_taken_as_have_room(client, wanted
 def test_the_plan_says_that_a_job_waits_for_its_quota(service, client, wanted):
     client.put_project_quota(Project="speech", MaxNodeCount=6)
     client.create_training_job(TrainingJobName="a", **wanted)
-    service.clock.advance(1)  # between jobs of the same age, the run id would decide
+    service.clock.advance(1)  # give the jobs different ages, because the run id decides between jobs of the same age
     plan = client.create_training_job(TrainingJobName="b", **wanted, DryRun=True)["Plan"]
     assert (
         plan["WaitsFor"]
@@ -119,9 +119,9 @@ def test_the_plan_says_that_a_job_waits_for_its_quota(service, client, wanted):
 @pytest.mark.security
 @pytest.mark.covers("PutProjectQuota.MaxSourceBytes")
 def test_sources_of_a_project_fill_its_quota_and_no_more(service, client):
-    """Announced archives count against the quota.
+    """Announced archives count against the quota before their upload.
 
-    Otherwise a submitter could fill the bucket with uploads that are never completed.
+    Otherwise, a submitter could fill the bucket with uploads that never complete.
     """
     body = archive(("train.py", b"print(1)"))
     first, second = hashlib.sha256(body).hexdigest(), "1" * 64
@@ -133,7 +133,8 @@ def test_sources_of_a_project_fill_its_quota_and_no_more(service, client):
             with refused("ConflictException", match=told) as caught:
                 upload(SourceId=first)
             assert "--max-source-bytes" in caught.value.hint
-        member.create_source(SourceId=second, Bytes=100)  # a new announcement of an archive replaces the earlier one
+        # the second announcement of the same archive replaces the first one
+        member.create_source(SourceId=second, Bytes=100)
         for _ in range(2):
             member.put_source(SourceId=first, Body=body)
         with refused("ConflictException", match=f"uses {len(body) + 100} of"):

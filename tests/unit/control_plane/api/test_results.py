@@ -309,7 +309,8 @@ def test_the_loss_of_whole_domains_is_counted_as_far_as_they_are_known(client, j
         domains.get("i-0"),
         domains.get("i-1"),
     ]
-    assert answer["RecoveryOdds"][0]["Probability"] == 1.0  # the probability for lost nodes is unchanged
+    # the probability after a loss of nodes does not depend on failure domains
+    assert answer["RecoveryOdds"][0]["Probability"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -422,7 +423,7 @@ def test_checkpoints_are_listed_and_the_last_complete_one_is_shown(client, job):
     assert client.describe_protection(TrainingJobName="gpt")["LastCheckpoint"]["Step"] == 100
     waiter = client.get_waiter("checkpoint_available")
     waiter.wait(TrainingJobName="gpt", MinStep=100, WaiterConfig={"MaxAttempts": 1})
-    with pytest.raises(WaiterError):  # the requested checkpoint is not complete yet
+    with pytest.raises(WaiterError):  # the waiter fails, because the requested checkpoint is not complete yet
         waiter.wait(TrainingJobName="gpt", MinStep=101, WaiterConfig={"MaxAttempts": 1})
 
 
@@ -465,9 +466,9 @@ def test_only_keys_of_the_job_are_read(client, job, service):
 
 
 def move_outputs(service, run: str, uri: str) -> None:
-    """Give a stored job an output path that admission refuses.
+    """Store an output path that the service refuses in new requests.
 
-    The database may contain such jobs, because earlier versions accepted these paths.
+    The database may contain such paths, because earlier versions accepted them.
     """
     with service.database.write() as session:
         row = session.get(JobRow, run)
@@ -727,7 +728,8 @@ def test_a_job_says_how_far_it_is_and_how_many_of_its_nodes_are_well(client, job
         for node_id in ("i-0", "i-1", "i-2"):
             nodes.change(session, lease, node_id, initial_state="joining", now=START, state="assigned", run_id=job.run)
     fault = NodeFault(code="gpu_lost", message="gone", is_permanent=False)
-    for number, faults in enumerate(((), (fault,))):  # the third node's agent has not connected
+    # only two of three nodes have reported, because the third agent has not connected
+    for number, faults in enumerate(((), (fault,))):
         hello = Hello(node_id=NodeId(f"i-{number}"), agent_id="a", address="", peer_port=1, memory_bytes=1, version="1")
         connection = service.app.state.services.registry.accept(hello, FleetName("main"))
         connection.report(AgentReport(node_id=hello.node_id, sequence=1, member=None, faults=faults))

@@ -245,7 +245,7 @@ def test_others_may_not(service, client, job):
 
 
 def test_a_job_does_not_differ_from_the_request_that_made_it(client, fleet, source):
-    """A job shows no difference from the request that created it.
+    """A comparison of a job with the request that created it shows no difference.
 
     The service appends a directory for the job to the checkpoint and output paths. The comparison ignores this
     directory.

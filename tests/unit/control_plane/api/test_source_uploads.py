@@ -45,12 +45,12 @@ class SigningStore(MemoryObjectStore):
         self.answers: list[int | str] = []
         """Results of the next requests, in order.
 
-        An integer is a status. `cut` ends the connection in the middle of the body. `lost` stores the body without a
-        response.
+        An integer is an HTTP status. `cut` ends the connection in the middle of the body. `lost` stores the body but
+        sends no response.
         """
         self.asked: list[dict[str, str]] = []
         self.is_lax = False
-        """True if the server accepts any bytes."""
+        """True if the server accepts bytes that do not match the signed checksum."""
         store = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -347,9 +347,9 @@ def test_of_two_who_complete_one_upload_at_once_none_fails(client, store, servic
 
 @pytest.mark.security
 def test_a_project_cannot_complete_the_upload_of_another_project(client, store, service) -> None:
-    """Knowledge of a digest grants no access to a source.
+    """A project that knows the digest of another project's source cannot complete its upload.
 
-    The response equals the response for an upload that does not exist.
+    The service responds as if the upload did not exist.
     """
     client.create_source(SourceId=ID, Bytes=len(BODY))
     ((reference, _, _),) = store.signed.values()

@@ -21,7 +21,7 @@ from tests.unit.control_plane.api.conftest import BUCKET, Service, refused
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    """Yield one service for all tests. Sources are named by their digests, so the tests do not interfere."""
+    """Yield one service for all tests. Each source is named by its digest, so the tests do not affect each other."""
     with Service(tmp_path_factory.mktemp("service")) as running:
         yield running
 
@@ -75,7 +75,8 @@ def test_an_archive_larger_than_memory_is_spooled(client, service):
 def test_an_upload_waits_for_a_thread_once_for_a_piece_and_not_for_what_is_in_memory(
     client, service, monkeypatch, in_memory, piece, waits
 ):
-    """An upload waits for a thread once for each piece, and not for bytes that the service keeps in memory.
+    """An upload waits for a free thread once per piece of the archive. It does not wait for bytes that are already in
+    memory.
 
     Each wait puts the upload behind all other requests that wait for a thread.
     """
@@ -141,7 +142,7 @@ def pax(name: str, **headers: str) -> tarfile.TarInfo:
     ids=lambda info: ascii(info.name[:20]) + "".join(info.pax_headers)[:30],
 )
 def test_headers_and_names_that_no_archive_of_code_has_are_refused(client, service, info):
-    """The service refuses headers and names that would cause internal errors or be unsafe to show to people."""
+    """The service refuses archives with headers or names that would cause internal errors or be unsafe to display."""
     before = stored_keys(service)
     with refused("ValidationException"):
         client.upload_source(Body=packed((info, b"x")))
@@ -178,14 +179,14 @@ def packed(*members: tuple[tarfile.TarInfo, bytes], headers: dict[str, str] | No
 
 
 def commented(name: str, comment_bytes: int) -> tarfile.TarInfo:
-    """Return a file with a comment of `comment_bytes` in the header that precedes it."""
+    """Return an archived file whose header contains a comment of `comment_bytes`."""
     info = tarfile.TarInfo(name)
     info.pax_headers = {"comment": "x" * comment_bytes}
     return info
 
 
 def sparse(name: str, said_bytes: int) -> tarfile.TarInfo:
-    """Return a sparse file that declares a size of `said_bytes`, although the archive contains only one byte of it."""
+    """Return a sparse file that declares a size of `said_bytes`. The archive contains only one byte of the file."""
     info = tarfile.TarInfo(name)
     info.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(said_bytes)}
     return info

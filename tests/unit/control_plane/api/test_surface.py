@@ -1,4 +1,4 @@
-"""Rules that apply to every operation.
+"""Rules for every operation.
 
 The service verifies the token before it reads the body, and each response has the security headers.
 """

@@ -133,12 +133,12 @@ def test_the_doctor_asks_who_calls_and_what_time_it_is(service, monkeypatch) -> 
     assert doctor_facts.service_facts().is_refused
 
 
-# Responses without an end
+# Responses that never end
 
 
 @pytest.fixture
 def streaming(tmp_path) -> Iterator[Service]:
-    """Yield a service with an operation whose response never ends, like a followed log."""
+    """Yield a service with an operation whose response never ends, like the response of a followed log."""
     service = Service(tmp_path)
 
     async def endless(_caller: Reader) -> StreamingResponse:

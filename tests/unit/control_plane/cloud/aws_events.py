@@ -75,9 +75,9 @@ def scaling(what: str = "Launch", result: str = "Unsuccessful", node: str = "") 
 
 
 def block_end(reservation: str = "cr-1", end: str = "2026-03-01T12:40:00Z") -> str:
-    """Return the warning before the end of a Capacity Block.
+    """Return AWS's warning before the end of a Capacity Block.
 
-    Its documentation spells two keys with underscores, unlike those of all other events.
+    AWS documents two of its keys with underscores, unlike the keys of all other events.
     """
     body = {
         "customer_event_id": f"{reservation}-approaching-expiry",

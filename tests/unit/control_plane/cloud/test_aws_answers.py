@@ -1,4 +1,4 @@
-"""Documented responses of EC2 and Auto Scaling, as the operator reads them."""
+"""The operator reads responses of EC2 and Auto Scaling in their documented form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract with an Auto Scaling group. One sentence describes each difference from it."""
+"""The settings that Everstep requires of an Auto Scaling group. One sentence describes each difference from them."""
 
 from __future__ import annotations
 

@@ -209,14 +209,15 @@ def test_nodes_are_idle_from_the_failure_to_the_end_of_the_rework() -> None:
 @pytest.mark.parametrize(
     ("step", "before", "after", "expected"),
     [
-        (7, (5, 100.0), (9, 104.0), 102.0),  # interpolated between two reports
+        (7, (5, 100.0), (9, 104.0), 102.0),  # step 7 lies between two reported steps, so its time is interpolated
         (9, (5, 100.0), (9, 104.0), 104.0),
-        (7, (5, None), (9, 104.0), 104.0),  # the time of step 5 is unknown
+        (7, (5, None), (9, 104.0), 104.0),  # without a time for step 5, the time of step 9 counts
         (5, (5, 100.0), (9, 104.0), 104.0),
-        (7, (5, 100.0), (9, None), 110.0),  # the time of step 9 is unknown, so the time of receipt is used
-        (7, (5, 100.0), (9, 200.0), 110.0),  # the rank's clock is ahead
-        (7, (5, 50.0), (9, 60.0), 90.0),  # the rank's clock is behind
-        (7, (5, 104.0), (9, 100.0), 100.0),  # the two reports come from different clocks
+        (7, (5, 100.0), (9, None), 110.0),  # without a time for step 9, the time at which the report arrived counts
+        (7, (5, 100.0), (9, 200.0), 110.0),  # the rank's clock is ahead, so the time at which the report arrived counts
+        (7, (5, 50.0), (9, 60.0), 90.0),  # the rank's clock is behind, so the earliest possible time counts
+        # the later step has an earlier time, because the two reports come from different clocks
+        (7, (5, 104.0), (9, 100.0), 100.0),
     ],
 )
 def test_a_step_is_dated_by_the_ranks_own_stamps(

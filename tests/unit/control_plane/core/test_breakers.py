@@ -1,4 +1,4 @@
-"""The circuit breakers: one change after repeated equal failures, then the job fails for good."""
+"""The rules that stop endless restarts: repeated equal failures first lead to one change, and then end the job."""
 
 from __future__ import annotations
 

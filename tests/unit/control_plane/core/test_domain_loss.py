@@ -51,7 +51,8 @@ def test_against_enumeration(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_who_is_gone_is_not_lost_again(seed: int) -> None:
-    """Some nodes are already lost. The recovery probability equals an enumeration over the others.
+    """The recovery probability is computed over the remaining nodes when some nodes are already lost. It equals an
+    enumeration.
 
     The shards of the lost nodes remain on their other holders, or on no node at all.
     """

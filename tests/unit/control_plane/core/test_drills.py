@@ -1,4 +1,4 @@
-"""Attribution of a job's failures: caused by a drill, or independent of it."""
+"""A job's failures are attributed to a drill if the drill caused them, and otherwise not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def exit_of(rank: int, node: NodeId, at: float = NOW) -> Fault:
 def reports(
     exit_class: ExitClass | None = ExitClass.KILLED, *, rank: int = 1, node: NodeId = STRUCK
 ) -> dict[NodeId, MemberReport]:
-    """Return the report of the struck node's agent about one of its ranks."""
+    """Return a report of the struck node's agent about one of the node's ranks."""
     ended = (
         RankExit(exit_class=exit_class, code=-9, at_seconds=NOW, boundary=Step(7)) if exit_class is not None else None
     )
@@ -166,10 +166,11 @@ def test_members_that_cannot_reach_the_struck_coordinator_say_what_the_drill_did
 @pytest.mark.parametrize(
     ("kind", "found"),
     [
-        # killing a rank does not terminate the instance
+        # a drill that kills a rank does not terminate the instance
         (DrillKind.KILL_RANK, fault(Cause.INSTANCE_TERMINATED, STRUCK)),
         (DrillKind.KILL_AGENT, fault(Cause.INSTANCE_TERMINATED, STRUCK)),
-        (DrillKind.TERMINATE_INSTANCE, fault(Cause.NODE_FAULT, STRUCK)),  # the node reported the fault itself
+        # the node reported this fault itself, so the drill did not cause it
+        (DrillKind.TERMINATE_INSTANCE, fault(Cause.NODE_FAULT, STRUCK)),
         (DrillKind.TERMINATE_INSTANCE, fault(Cause.INSTANCE_TERMINATED, OTHER)),
         (DrillKind.KILL_AGENT, fault(Cause.RANK_EXIT)),
         (DrillKind.KILL_RANK, fault(Cause.HANG)),

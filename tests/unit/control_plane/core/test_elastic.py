@@ -1,4 +1,4 @@
-"""Elastic jobs: with how many nodes a generation continues, and when a running job grows."""
+"""Elastic jobs: the number of nodes with which a generation continues, and the time at which a running job grows."""
 
 from __future__ import annotations
 

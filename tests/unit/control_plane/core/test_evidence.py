@@ -135,9 +135,10 @@ def test_a_silence_begins_with_the_last_word() -> None:
 
 
 def test_of_a_silence_that_is_found_late_no_more_counts_than_of_others() -> None:
-    """A silence that a late pass detects counts as shorter than a lease.
+    """A silence that a late pass detects counts at first as shorter than a lease.
 
-    Otherwise the pass would declare a node dead whose ranks still complete steps: no earlier pass recorded those steps.
+    No earlier pass recorded the steps of the node's ranks. Without this rule, the pass would declare a node dead whose
+    ranks still complete steps.
     """
     (begun,) = track((), node(silent_seconds=50.0), 7)
     assert NOW - begun.since < LADDER.lease_seconds
@@ -153,7 +154,7 @@ def test_an_ended_instance_has_no_silence() -> None:
     ("stepped_at", "since"), [(None, NOW - 4), (NOW - 9, NOW - 4), (NOW - 3.5, NOW - 3.5), (NOW + 7, NOW)]
 )
 def test_steps_after_its_last_word_spoke_for_a_node_that_is_given_up(stepped_at: float | None, since: float) -> None:
-    """The loss of a node is dated by its ranks' last step, if that step is later than the agent's last report.
+    """A lost node counts as lost from its ranks' last step, if that step is later than the agent's last report.
 
     An agent reports once a second. Its connection may break just before a report, while the ranks complete more steps.
     The time stamp of a step may come from a clock that is ahead.
@@ -166,9 +167,9 @@ def test_steps_after_its_last_word_spoke_for_a_node_that_is_given_up(stepped_at:
 
 
 def test_a_silence_is_followed_before_it_counts() -> None:
-    """The control plane compares steps before the lease of a silent agent expires.
+    """The control plane records steps before the lease of a silent agent expires.
 
-    Steps that advance in the last third of the lease show that only the agent has died. The job keeps the node.
+    If steps advance in the last third of the lease, only the agent has died, and the job keeps the node.
     """
     (followed,) = track((), node(silent_seconds=2.1), 5)
     assert judge(node(silent_seconds=2.1), followed, out_of_view=True).standing is Standing.ALIVE

@@ -152,7 +152,7 @@ def test_members_that_cannot_reach_the_coordinator_end_the_generation() -> None:
 
 
 def test_a_recovery_that_has_caught_up_fails_again_before_anybody_has_looked() -> None:
-    """One pass closes an incident and opens the next one, when a caught-up job fails again between two passes."""
+    """A caught-up job fails again between two passes. One pass then closes an incident and opens the next one."""
     simulation = fresh()
     job = simulation.jobs[0]
     for _ in range(3):
@@ -264,7 +264,7 @@ def with_relayout(plan: GenerationPlan) -> GenerationPlan:
 
 
 def unloaded(reports: dict[NodeId, MemberReport], code: str, shard: int | None) -> dict[NodeId, MemberReport]:
-    """Return the reports as if a rank had failed to fetch an earlier shard after the start."""
+    """Return the reports as if a rank had failed to fetch an earlier shard after the ranks started."""
     fault = NodeFault(code=code, message="", is_permanent=False, shard=None if shard is None else Rank(shard))
     return {
         node: structs.replace(report, phase=MemberPhase.RUNNING, faults=(fault,)) for node, report in reports.items()
@@ -327,9 +327,9 @@ def test_a_newcomer_that_was_asked_for_its_promise_keeps_its_place_before_an_old
 
 
 def test_the_old_word_of_a_silent_member_proves_nothing() -> None:
-    """A report that is older than a member's silence does not count against its holder.
+    """A report that is older than its member's silence is no evidence against a holder.
 
-    The member reported that its holder does not answer. Then the holder's connection was restored and the member's own
+    The member reported that its holder does not answer. Then the holder's connection was restored, and the member's own
     connection was cut.
     """
     simulation = fresh()

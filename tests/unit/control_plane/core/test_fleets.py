@@ -253,9 +253,9 @@ def test_only_idle_nodes_are_given() -> None:
 
 
 def test_warm_nodes_are_given_first_and_cold_ones_are_not_left() -> None:
-    """A job gets warm nodes first, and cold nodes only when no warm node is free.
+    """A job gets warm nodes first, and cold nodes only if no warm node is free.
 
-    Ranks start immediately on a warm node. A cold node has, for example, just booted again.
+    Ranks start immediately on a warm node. A node is cold, for example, just after its boot.
     """
     rows = [row("i1"), row("i2"), row("i3")]
     assert states(decide(seen(rows, [job("hurt", JobState.PREPARING, 1)], cold=("i1", "i2")))) == {
@@ -379,10 +379,10 @@ def ends(decision) -> list[tuple[str, bool]]:
 
 
 def test_members_beyond_desired_capacity_are_ended_without_it() -> None:
-    """Members beyond the desired capacity are terminated without a decrement of the capacity.
+    """The fleet terminates surplus members by name and without a decrement of the desired capacity.
 
     Auto Scaling launched these members after the capacity was lowered. They are protected from scale-in, so Auto
-    Scaling ends them only by name.
+    Scaling does not terminate them by itself.
     """
     rows = [row(f"i{n}") for n in range(1, 6)]
     assert ends(decide(seen(rows, [], desired=3))) == [("i5", False), ("i4", False)]
@@ -399,7 +399,8 @@ def test_members_beyond_desired_capacity_are_ended_without_it() -> None:
 
 
 def test_a_deleted_fleet_keeps_what_its_group_must_have_and_says_who_can_change_that() -> None:
-    """A deleted fleet keeps as many instances as its group's MinSize demands, and its reason asks to set MinSize to 0.
+    """A deleted fleet keeps the instances that its group's MinSize demands. Its reason asks a person to set MinSize to
+    0.
 
     AWS refuses a capacity below MinSize, and would replace each instance that is terminated without a decrement.
     """
@@ -436,9 +437,9 @@ def test_an_instance_that_a_person_put_aside_is_no_member_too_many() -> None:
 
 
 def test_nobody_waits_for_instances_that_nobody_needs() -> None:
-    """The fleet lowers the capacity to the number of present instances before it terminates surplus members by name.
+    """The fleet lowers the capacity to the number of present instances, and then terminates surplus members by name.
 
-    In this test, a job of six nodes no longer waits. Three instances arrived, and three were never launched.
+    A job of six nodes no longer waits. Three of its instances arrived, and three were never launched.
     """
     decision = decide(seen([row(f"i{n}") for n in range(1, 5)], [], desired=6))
     lowered, *ended = decision.actions
@@ -671,7 +672,8 @@ def test_a_failed_launch_is_asked_for_again_after_a_while_and_ever_more_seldom()
     assert decide(short(NOW - 29)).actions == ()
     assert decide(short(NOW - 30)).actions == (again,)
     assert "waits for 1 instances: no p5; Everstep retries at 00:16:40 UTC" in decide(short(NOW - 30)).reason
-    asked = replace(again, failed_at=NOW - 60)  # the second request failed 30 s after the first one
+    # the request follows 30 s after the second failure, and its fields count from the failure
+    asked = replace(again, failed_at=NOW - 60)
     assert decide(short(NOW - 60, NOW - 90)).actions == (asked,)
     assert decide(short(NOW - 58, NOW - 89)).actions == ()
 
@@ -996,10 +998,10 @@ def test_an_instance_comes_into_the_place_that_is_empty_for_the_longest() -> Non
         (((1.0, 2), (5.0, 1)), 3, 0, ((1.0, 2), (5.0, 1)), ()),
         (((1.0, 2), (5.0, 1)), 4, 0, ((1.0, 2), (5.0, 1), (9.0, 1)), ()),
         (((1.0, 2), (5.0, 1)), 1, 2, ((5.0, 1),), (1.0, 1.0)),
-        (((1.0, 1),), 1, 1, ((9.0, 1),), (1.0,)),  # one instance arrived and one was lost in the same pass
-        # no longer wanted, or its agent joined before the group listed it
+        (((1.0, 1),), 1, 1, ((9.0, 1),), (1.0,)),  # in one pass, one instance arrived and another one was lost
+        # the vacancy ended: it is no longer wanted, or its agent joined before the group listed it
         (((1.0, 1), (5.0, 1)), 1, 0, ((5.0, 1),), ()),
-        (((1.0, 1),), 0, 3, (), (1.0,)),  # two instances arrived within one pass
+        (((1.0, 1),), 0, 3, (), (1.0,)),  # two instances arrived before the same pass
     ],
 )
 def test_empty_places_are_followed(before, missing: int, joined: int, after, filled) -> None:

@@ -1,4 +1,4 @@
-"""Hang detection: time limits per phase, stack samples, and the verdict that follows from them."""
+"""Hang detection: the time limit of each phase, samples of the ranks' stacks, and the verdict."""
 
 from __future__ import annotations
 
@@ -75,12 +75,15 @@ FOUR = tuple(status(rank, still=95.0) for rank in range(4))
 @pytest.mark.parametrize(
     ("phase", "expected"),
     [
-        ("train", hangs.Limits(first=30.0, second=90.0, last=600.0)),  # 5 × 2 s is below the lower bound
-        ("eval", hangs.Limits(first=200.0, second=300.0, last=600.0)),  # 5 × 40 s
-        ("checkpoint", hangs.Limits(first=600.0, second=900.0, last=1800.0)),  # no duration learned yet
-        # a duration is learned, but caches may be cold
+        # 5 × 2 s is less than the lower bound, so the lower bound counts
+        ("train", hangs.Limits(first=30.0, second=90.0, last=600.0)),
+        # 5 × 40 s, the learned duration of an evaluation
+        ("eval", hangs.Limits(first=200.0, second=300.0, last=600.0)),
+        ("checkpoint", hangs.Limits(first=600.0, second=900.0, last=1800.0)),  # this phase has no learned duration yet
+        # this phase has a learned duration, but its caches may be cold this time
         ("start", hangs.Limits(first=600.0, second=900.0, last=1800.0)),
-        ("first_step", hangs.Limits(first=45.0, second=90.0, last=600.0)),  # 5 × 9 s, learned in an earlier generation
+        # 5 × 9 s, a duration that an earlier generation learned
+        ("first_step", hangs.Limits(first=45.0, second=90.0, last=600.0)),
     ],
 )
 def test_limits_are_learned_above_a_floor(phase: str, expected: hangs.Limits) -> None:
@@ -88,10 +91,10 @@ def test_limits_are_learned_above_a_floor(phase: str, expected: hangs.Limits) ->
 
 
 def test_a_first_step_that_hangs_again_is_restarted_after_the_time_of_a_step() -> None:
-    """A first step that hangs again is restarted after the learned limit of a step.
+    """A first step that hangs again is restarted after the learned time limit of a step.
 
-    The resumed generation hangs at the same step as the previous generation. Its phase is now `first_step`, whose limit
-    was 900 s before a duration was learned.
+    The resumed generation hangs at the same step as the previous generation. Its phase is `first_step`, whose limit is
+    900 s without a learned duration.
     """
     suspicion = Suspicion(since=NOW - 95, began_at=NOW - 50, number=1, asked_at=NOW - 50, is_answered=True)
     four = tuple(status(rank, still=95.0, phase="first_step") for rank in range(4))
@@ -201,9 +204,9 @@ def test_all_asleep_is_a_hang_and_the_node_that_stands_elsewhere_is_named() -> N
 @pytest.mark.parametrize(
     "busy",
     [
-        look(1, cpu_seconds=1.3),  # more than two per cent of a minute
+        look(1, cpu_seconds=1.3),  # the ranks used more than two per cent of a minute of CPU time
         look(1, gpu_percent=40.0),
-        look(1, same_seconds=0.0),  # the stacks differ from the previous sample
+        look(1, same_seconds=0.0),  # the stacks have changed since the previous sample
         look(1, text="", error="py-spy is not installed"),
     ],
     ids=["cpu", "gpu", "moved", "unread"],
@@ -258,9 +261,10 @@ def test_who_waits_for_an_evaluation_has_the_time_of_an_evaluation() -> None:
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
-        # a limit that the script declares is used without the factor
+        # the limit that a script declares is used as it is, without a factor
         (3600.0, hangs.Limits(first=3600.0, second=3690.0, last=4200.0)),
-        (5.0, hangs.Limits(first=30.0, second=120.0, last=630.0)),  # no rank is sampled before the `stall` limit
+        # ranks are not sampled before their general time limit
+        (5.0, hangs.Limits(first=30.0, second=120.0, last=630.0)),
     ],
 )
 def test_a_limit_that_the_script_tells_stands_in_place_of_what_was_learned(told: float, expected: hangs.Limits) -> None:

@@ -1,7 +1,7 @@
 """The committed step from which a launch resumes.
 
-A launch resumes from the newest step in the job's record or in any node's report, along the ancestry of the newest
-started generation.
+It is the newest step in the job's record or in any node's report that belongs to the newest started generation or its
+ancestors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time spans in which each node worked for a job."""
+"""The periods in which each node worked for a job."""
 
 from __future__ import annotations
 

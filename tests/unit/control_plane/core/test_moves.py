@@ -1,6 +1,6 @@
-"""Planned departures: the node that a job releases, the time, and whether the job waits for a checkpoint first.
+"""Planned departures of nodes from a job: which node leaves, when, and whether the job first waits for a checkpoint.
 
-Whole sequences are in the golden incidents.
+The golden incidents test whole sequences.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The announcements of AWS to which the control plane reacts, and the time of each reaction.
+"""The control plane reacts to announcements of AWS, each at a certain time.
 
-Whole sequences are in the golden incidents.
+The golden incidents test whole sequences.
 """
 
 from __future__ import annotations

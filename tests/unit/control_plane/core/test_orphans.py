@@ -24,9 +24,9 @@ def test_only_old_unnamed_shards_of_ended_generations_are_orphans() -> None:
         StoredObject(key(1, 5), 0.0),
         StoredObject(key(1, 5, "manifest.json"), 0.0),
         StoredObject(key(1, 5, "again/rank=0.safetensors"), 0.0),
-        StoredObject(key(1, 6), 0.0),  # is being deleted
+        StoredObject(key(1, 6), 0.0),  # another process is already deleting this checkpoint
         StoredObject(key(1, 7), young),
-        StoredObject(key(2, 8), 0.0),  # the newest generation may still upload
+        StoredObject(key(2, 8), 0.0),  # the newest generation may still complete this upload
         StoredObject(f"{FOLDER}notes.txt", 0.0),
         StoredObject("jobs/gpt/checkpoints/run=10/gen=1/step=4/u/rank=0.safetensors", 0.0),
     ]

@@ -55,8 +55,8 @@ def test_probabilities_against_brute_force(count: int) -> None:
 def test_ten_thousand_nodes(copies: int, lost: int, fatal: int) -> None:
     """The recovery probability is exact for 10,000 nodes.
 
-    If exactly `copies` nodes are lost, only the loss of a whole group is fatal. With three copies, the last four nodes
-    form a ring, which has four fatal sets.
+    A loss of exactly `copies` nodes destroys a shard only if it hits a whole group. With three copies, the last four
+    nodes form a ring, in which four sets of three nodes destroy a shard.
     """
     assert placement.recovery_probability(10_000, copies, lost) == float(1 - Fraction(fatal, comb(10_000, lost)))
 
@@ -107,7 +107,10 @@ def places(planned: placement.Placement, names: list[NodeId]) -> list[list[int]]
 
 
 def test_a_ring_keeps_its_shards_out_of_a_single_domain() -> None:
-    """A ring is reordered if three adjacent nodes of one domain would be the only holders of a shard."""
+    """Three adjacent nodes of a ring in one domain would be the only holders of a shard.
+
+    The placement reorders such a ring.
+    """
     for labels in ("aaabc", "aaaabc", "aabb"):
         domains = domains_of(labels)
         planned = placement.plan(nodes(len(labels)), 3, domains)

@@ -1,6 +1,6 @@
-"""The step that a recovery resumes from, and the source of each shard.
+"""The step from which a recovery resumes, and the source of each shard.
 
-In these tests generation 1 ran to step 15. Generation 2 branched off at step 10 and ran to step 12.
+In these tests, generation 1 ran to step 15. Generation 2 resumed from step 10 and ran to step 12.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def test_what_is_stored_is_the_newest_checkpoint_that_leads_to_the_base() -> Non
     found = survey(
         {A: [], B: []}, checkpoints=(checkpoint(5, 1), checkpoint(13, 1), checkpoint(11, 2), checkpoint(12, 2))
     )
-    # Step 13 is on the abandoned branch.
+    # Step 13 is on the abandoned branch, so no base uses it.
     stored = [recovery.stored(found, Step(base)) for base in (4, 5, 10, 11, 12, 20)]
     assert [each.step if each is not None else None for each in stored] == [None, 5, 5, 11, 12, 12]
 

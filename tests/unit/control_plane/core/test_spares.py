@@ -1,6 +1,6 @@
-"""The number of spare nodes.
+"""The number of spare nodes that a fleet should have.
 
-The formula is compared with sums by hand and with a simulation. Other tests show the effect of few observations.
+The tests compare the formula with sums by hand and with a simulation. Other tests show the effect of few observations.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ def test_worse_never_means_fewer(history: FleetHistory, working: int, probabilit
 
 @pytest.mark.parametrize(("seen", "bound"), [(0, 2.9957), (10, 16.9622)])
 def test_the_bound_on_what_is_expected_is_the_tables(seen: int, bound: float) -> None:
-    """The bound on an expected count is Garwood's.
+    """The upper bound on an expected count is Garwood's.
 
-    Garwood's bound is half the quantile at 0.95 of the chi-squared distribution with 2 · seen + 2 degrees of freedom.
+    It is half the quantile at 0.95 of the chi-squared distribution with 2 · seen + 2 degrees of freedom.
     """
     assert spares.most_expected(seen) == pytest.approx(bound, abs=1e-4)
 
@@ -121,7 +121,7 @@ def test_the_formula_is_what_a_simulated_fleet_does() -> None:
 
     Failures follow a Poisson process. A replacement takes between one and twenty minutes.
     """
-    rng = random.Random(7)  # a simulation needs no cryptographic randomness
+    rng = random.Random(7)  # the simulation needs repeatable random numbers, not cryptographic ones
     between, mean, spare_count = 700.0, 420.0, 2
     now, free, under_way = 0.0, 0, list[float]()
     failure_count = 40_000

@@ -68,7 +68,10 @@ def test_a_fixed_limit_that_a_rung_would_outlast_is_refused_by_name() -> None:
 
 
 def test_ranks_that_will_not_die_are_told_of_before_t_max() -> None:
-    """An agent waits for its ranks to end and for their output, and still reports before the node is excluded."""
+    """An agent waits for its ranks to end and for their output.
+
+    It still reports before the control plane excludes the node.
+    """
     ladder = timeouts.ladder(3.0)
     assert 2 * ladder.gone_seconds < ladder.exclude_seconds
     assert ladder.coordinator_deadline_seconds < ladder.welcome_seconds, (

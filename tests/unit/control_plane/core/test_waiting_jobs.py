@@ -42,9 +42,9 @@ def decide(state: JobState, **case):
 
 
 def test_a_job_whose_turn_has_come_waits_until_its_former_nodes_are_given_back() -> None:
-    """An admitted job stays QUEUED until the fleet has taken back its former nodes.
+    """An admitted job stays QUEUED until the fleet has taken back the job's former nodes.
 
-    A fleet pass that still sees the job in the queue would take these nodes away from the new generation.
+    Otherwise, a fleet pass that still sees the job in the queue would take these nodes away from the new generation.
     """
     assert decide(JobState.QUEUED, is_admitted=True, assigned=("i-1",)).state is JobState.QUEUED
     assert decide(JobState.QUEUED, is_admitted=True).state is JobState.ALLOCATING
@@ -76,7 +76,7 @@ def test_a_gang_is_asked_for_elsewhere_once_a_launch_has_failed_since_it_waits()
     assert fleet() == "second"
     assert fleet(open_fleets=frozenset({FleetName("third")})) == "third"
     assert fleet(open_fleets=frozenset()) is None
-    assert fleet(launch_failed_at=9_989.0) is None  # the failure precedes the job's wait
+    assert fleet(launch_failed_at=9_989.0) is None  # the launch failed before the job began to wait
     assert fleet(launch_failed_at=None) is None
     assert fleet(launch_failed_at=None, record={"state_since": NOW - GANG_PATIENCE_SECONDS - 1}) == "second"
     assert fleet(record={"issued_generation": Generation(1)}) is None  # the job has already run in this fleet

@@ -1,4 +1,4 @@
-"""The description of a job equals the results of separate queries.
+"""DescribeTrainingJob returns the same facts as separate queries.
 
 The separate queries read the job's incidents, checkpoints and other objects.
 """

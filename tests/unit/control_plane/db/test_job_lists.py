@@ -1,4 +1,4 @@
-"""Lists of jobs: filters, orders, consecutive pages, and the database's work for one page."""
+"""Lists of jobs: filters, orders, consecutive pages, and the work of the database for one page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGE = 100
 def test_pages_meet_without_gap_or_overlap(database, sort_by, is_ascending):
     with database.write() as session:
         for number in range(7):
-            # three jobs have the same time
+            # each three consecutive jobs have the same time
             jobs.create(session, new_job(f"job{number}"), NOW + timedelta(seconds=number // 3))
     seen: list[str] = []
     after = None
@@ -62,7 +62,7 @@ def test_a_job_that_is_deleted_between_two_pages_leaves_no_hole(database):
 @pytest.mark.parametrize(
     ("which", "names"),
     [
-        (JobFilter(name_contains="_"), []),  # SQL wildcards match only themselves
+        (JobFilter(name_contains="_"), []),  # the filter treats wildcards of SQL as ordinary characters
         (JobFilter(project="p"), ["c"]),
         (JobFilter(fleet_name="other"), ["a"]),
         (JobFilter(created_after=NOW), ["c", "b"]),

@@ -85,7 +85,7 @@ def test_the_same_batch_twice_is_stored_once_also_by_another_replica(log: Log) -
 
 @pytest.mark.parametrize("engine", ["postgresql"])
 def test_a_batch_that_several_replicas_store_at_once_is_stored_once(log: Log) -> None:
-    """Several servers that store the same points concurrently store each point once.
+    """Several servers store the same points at the same time. Each point is stored once.
 
     An agent whose connection broke sends its points again to another server. The first server may still be storing
     them.
@@ -108,7 +108,7 @@ def test_numbers_that_never_came_are_counted_once(log: Log) -> None:
     with log.database.read() as session:
         assert metrics.dropped_count(session, RUN) == 7
     restarted = Log(log.database, "two")
-    restarted.next_number = 40  # points that the agent numbered for an earlier job
+    restarted.next_number = 40  # numbers below 40 belong to points of an earlier job
     restarted.log([10])
     with log.database.read() as session:
         assert metrics.dropped_count(session, RUN) == 7
@@ -132,7 +132,7 @@ def test_steps_that_are_done_again_replace_the_lost_ones(log: Log, lease: Lease)
     log.log([18], generation=2, offset=0.5)
     assert log.values() == {**{step: float(step) for step in range(1, 16)}, 18: 18.5}
     late = Log(log.database, "of the lost node")
-    late.log([14, 16, 21])  # these points belong to generation 1
+    late.log([14, 16, 21])  # the late agent still belongs to generation 1
     assert sorted(log.values()) == [*range(1, 16), 18]
 
 
@@ -206,7 +206,7 @@ def test_a_fall_back_beyond_what_is_fine_doubles_nothing(log: Log, lease: Lease)
     again = [point for point in points if point.last_step > 10_003]
     assert sum(point.count for point in again) == 9_997
     assert all(point.last == point.last_step + 0.5 for point in again)
-    # Of the steps before the base, only those in a point that spans the base are lost.
+    # A repeated step loses only old points that span the base of the restore.
     assert 10_003 - 64 <= sum(point.count for point in points) - 9_997 <= 10_003
     assert all(before.last_step < after.step for before, after in pairwise(points))
 
@@ -265,8 +265,7 @@ def unpacked(points: tuple[Point, ...], width: int) -> tuple[Point, ...]:
 def test_beside_the_newest_point_of_ours_stands_what_all_nodes_measured(log: Log) -> None:
     """The newest point of rank 0's node also contains the measurements of all nodes.
 
-    The measurements are stored once: a repeated batch does not change them. Metrics that rank 0's node does not log are
-    ignored.
+    A repeated batch does not change them. The service ignores metrics that rank 0's node does not log.
     """
     ours = tuple(replace(point(step), values={"loss": 1.0, "everstep/gpu_percent": 80.0}) for step in (1, 2))
     batch = MetricBatch(run=RUN, first_number=0, points=(*ours, point(3)))

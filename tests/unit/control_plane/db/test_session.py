@@ -135,10 +135,10 @@ def test_a_url_that_is_none_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("engine", ["postgresql"])
 def test_ids_become_visible_in_order_while_four_write(database: Database) -> None:
-    """Event ids become visible in ascending order, although four writers commit concurrently.
+    """Event ids become visible in ascending order, although four writers commit at the same time.
 
-    A reader continues after the last id that it has seen. It tolerates the gaps of rolled-back transactions, but would
-    miss an id that appears later below a seen id.
+    A reader continues after the last id that it has seen. It tolerates gaps of rolled-back transactions, but would miss
+    an id that becomes visible later below an id that it has seen.
     """
     each, writers = 60, 4
     start = threading.Barrier(writers + 1)
@@ -224,7 +224,7 @@ def test_a_writer_that_says_nothing_more_is_given_up_and_stores_nothing(
         with silent.write() as session:
             events.append(session, NewEvent(at=NOW, type="lost", message="m"))
             session.flush()
-            say(database, "kept")  # waits until the database aborts the first transaction
+            say(database, "kept")  # this write waits until the database aborts the first transaction
 
     with pytest.raises(DBAPIError, match="idle-in-transaction"):
         stand_still()
@@ -266,7 +266,8 @@ def test_connections_that_were_cut_are_made_again(database: Database, postgresql
 def test_what_ranks_print_can_be_stored_whatever_it_is(database: Database) -> None:
     """The database accepts any text that ranks print.
 
-    A job's reason contains the last lines of a failed rank. A pass whose result cannot be stored would repeat forever.
+    A job's reason contains the last lines of a failed rank. If the database rejected them, the pass would fail and
+    repeat forever.
     """
     with database.write() as session:
         tags = {"a": "1\x00", "b": "\\u0000"}

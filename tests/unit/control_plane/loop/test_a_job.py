@@ -107,9 +107,9 @@ async def test_it_is_stored_which_step_each_holder_holds_and_since_when(world: W
 
 
 async def test_an_agent_that_says_nothing_while_nothing_is_committed_vouches_for_no_shard(world: World) -> None:
-    """A silent agent's shards count as unprotected while the job commits nothing.
+    """While a job commits nothing, the shards of a silent agent count as unprotected.
 
-    The agent is frozen. Its ranks may go on training, and its last report listed its shards as intact.
+    The agent is frozen. Its ranks may continue to train, and its last report listed its shards as intact.
     """
     run = world.submit()
     await world.running()
@@ -237,7 +237,8 @@ async def test_a_lost_group_waits_for_instances_and_resumes_from_s3(world: World
 @pytest.mark.covers("CreateTrainingJob.RetryStrategy.MaxAttempts")
 async def test_a_crash_loop_ends_with_the_last_lines(world: World) -> None:
     world.submit(max_attempts=3)
-    for generation in (1, 2, 3, 4):  # generation 4 runs the rank on another node
+    # three generations fail on the same node, and generation 4 runs the rank on another node
+    for generation in (1, 2, 3, 4):
         await world.until(
             lambda generation=generation: world.job().state == JobState.RUNNING and world.job().generation == generation
         )
@@ -330,10 +331,10 @@ async def test_time_and_money_of_a_job_and_its_fleet(world: World) -> None:
 async def test_a_loss_during_the_control_planes_absence_began_when_the_other_ranks_missed_the_node(
     world: World,
 ) -> None:
-    """A loss during the control plane's absence starts at the time when the other ranks lost the node.
+    """A node is lost while the control plane is absent. The loss counts from the time at which the other ranks lost the
+    node.
 
-    AWS reports the ended instance immediately. The time at which training stopped follows a moment later, from agents
-    that reconnect.
+    AWS reports the ended instance immediately. Agents that reconnect a moment later report when training stopped.
     """
     world.submit()
     await world.running()
@@ -349,7 +350,7 @@ async def test_a_loss_during_the_control_planes_absence_began_when_the_other_ran
     world.operator.advance(timedelta(minutes=1))
     world.start_server()
     await world.until(lambda: bool(world.incidents()))
-    assert world.incidents()[0].failed_at > failed_at  # no agent has reported the time yet
+    assert world.incidents()[0].failed_at > failed_at  # the time becomes more exact once an agent has reported it
     for agent in world.agents.values():
         agent.is_deaf = False
     await world.until(lambda: world.job().generation == 2)

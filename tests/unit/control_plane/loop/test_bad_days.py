@@ -1,6 +1,6 @@
-"""Combined and unusual failures, over the real loops.
+"""Several failures at once, and rare failures, over the real loops.
 
-For failures in which every event matters, see the scripts in `tests/golden/incidents`.
+The scripts in `tests/golden/incidents` cover failures in which every single event matters.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ async def test_a_step_that_is_out_of_reach_twice_is_given_up_and_counts_once(wor
     await world.until(lambda: world.job().generation == 2 and bad.phase is MemberPhase.LOAD_FAILED)
     await world.until(lambda: world.job().generation == 3 and bad.phase is MemberPhase.LOAD_FAILED)
     assert world.plan().base_step == 10
-    assert [failure["base_step"] for failure in world.job().failures] == [0]  # the failure of the killed rank
+    # only the killed rank's failure is recorded
+    assert [failure["base_step"] for failure in world.job().failures] == [0]
     bad.fails_load = False
     await world.until(lambda: is_running(world, 4))
     assert world.plan().base_step == 9
@@ -149,7 +150,7 @@ async def test_a_rank_that_ends_while_a_source_is_out_of_reach_counts_all_the_sa
     fetch = Agent.fetch
 
     def fetch_while_another_ends(agent: Agent, plan: GenerationPlan) -> bool:
-        if agent is bad:  # its ranks have started and import their modules
+        if agent is bad:  # the ranks of this node have started and import their modules
             other.boundary = dict.fromkeys(plan.node(other.node_id).ranks, plan.base_step)
             world.kill_rank(other)
         return fetch(agent, plan)
@@ -241,7 +242,7 @@ async def test_unreachable_nodes_that_are_heard_again_while_they_are_waited_for_
     world.cut.clear()
     for agent in pair:
         agent.is_deaf = False
-        # the agent reads many slots before it can promise
+        # the agent does not answer, as if it read many slots before its promise
         agent.handle = lambda message: None  # type: ignore[method-assign]
     for _ in range(6):
         await world.tick()
@@ -266,7 +267,7 @@ async def test_an_agent_that_starts_anew_long_after_it_promised_has_time_to_prom
     restarted.number += 100
     restarted.disconnect()
     restarted.handle = lambda message: None  # type: ignore[method-assign]
-    # the agent reads its slots before it reports its job
+    # the agent reports no job, because it still reads its slots
     restarted.member = lambda: None  # type: ignore[method-assign]
     for _ in range(4):
         await world.tick()
@@ -288,7 +289,7 @@ async def test_a_lost_coordinator_gets_another_one(world: World) -> None:
         frozen = agent.member()
         assert frozen is not None
     for _ in range(100):
-        for agent in world.team():  # ranks go on training, but no step is committed
+        for agent in world.team():  # the ranks continue to train, but no step is committed
             for rank in agent.boundary:
                 agent.boundary[rank] = 11
         await world.tick()
@@ -348,7 +349,7 @@ async def test_ranks_that_agreed_to_stop_are_not_killed_while_their_script_write
         jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
     await world.until(lambda: world.is_stopped)
     for agent in world.team():
-        # The script may end by itself at the same moment.
+        # The script may end by itself at the moment of the stop request.
         agent.has_decided, agent.is_told_to_stop = (
             True,
             is_told,
@@ -388,7 +389,7 @@ async def test_a_job_that_ends_well_before_its_target_or_without_steps_warns(
     await world.running()
     for agent in world.team():
         agent.target = target
-        if steps is None:  # a script that never calls init
+        if steps is None:  # this script never calls `init`
             agent.boundary = dict.fromkeys(agent.boundary, Step(-1))
     if steps:
         await world.train(steps)
@@ -456,7 +457,7 @@ async def test_an_agreed_stop_is_not_given_up_for_time_in_which_nobody_was_heard
             jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
         elif state is JobState.PAUSING:
             jobs.request_pause(session, jobs.get(session, "gpt").run_id, world.now)
-        else:  # a fault, because of which the job wants to release the node
+        else:  # otherwise, a fault makes the job release the node
             world.team()[1].node_faults = (
                 NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),
             )
@@ -546,8 +547,8 @@ async def test_a_job_that_has_nothing_in_memory_alone_is_stopped_in_a_launch_at_
 async def test_a_faulty_node_does_not_stay_for_a_step_that_it_cannot_save(world: World) -> None:
     """A job releases a faulty node without waiting for a checkpoint that the recovery does not need.
 
-    The job keeps one copy, so the lost node's shard exists only in S3. Every step that all ranks can restore is in S3
-    too.
+    The job keeps one copy, so the lost node's shard exists only in S3. S3 also has every other step that all ranks can
+    restore.
     """
     world.submit(copies=1)
     await world.running()
@@ -584,9 +585,9 @@ async def test_of_two_faulty_nodes_the_one_that_holds_nothing_alone_is_left(worl
 
 
 async def test_what_was_rebooted_in_a_recovery_is_taken_back_by_it(world: World) -> None:
-    """A recovery takes back the nodes that it rebooted, because no other node is available.
+    """No other nodes are available, so a recovery uses the nodes that it has rebooted.
 
-    The job continues with the two nodes that it wanted to release. The result does not depend on whether the ranks had
+    The job continues with the two nodes that it wanted to release. The result is the same whether or not the ranks had
     already agreed on a stop.
     """
     world.submit()
@@ -686,7 +687,7 @@ async def test_a_rank_that_fails_while_stopping_ends_the_job_stopped(world: Worl
 
 
 async def test_a_stop_without_agreement_waits_for_what_was_committed(world: World) -> None:
-    """A stop without agreement waits until the newest committed step is in S3.
+    """A stop to which the ranks do not agree waits until the newest committed step is in S3.
 
     The script hangs at its end. Its ranks are killed, and the coordinator requests the upload of the newest commit.
     """
@@ -702,7 +703,7 @@ async def test_a_stop_without_agreement_waits_for_what_was_committed(world: Worl
     world.kill_rank(coordinator)
     await world.until(lambda: "waits for its last checkpoint" in world.job().reason)
     assert world.job().state == JobState.STOPPING
-    # The coordinator gets HaltRanks although its own ranks have ended.
+    # The coordinator receives HaltRanks, although its own ranks have ended.
     assert coordinator.node_id in {node for node, message in world.said if isinstance(message, HaltRanks)}
     await world.upload(7)
     await world.until(lambda: world.job().state == JobState.STOPPED)
@@ -825,7 +826,7 @@ async def test_of_two_replicas_one_serves_a_fleet_its_agents_and_its_jobs(world:
     assert not registry.is_elsewhere(FLEET)
     other.accept(hello_of(world.team()[0]), FLEET)
     await stands_by.fleet_loop.sweep()
-    assert not other.connected()  # an agent that connects to the standby is disconnected
+    assert not other.connected()  # the standby disconnects an agent that connects to it
     world.runner, world.registry = serves, registry
 
 
@@ -874,7 +875,7 @@ async def test_a_replica_that_alone_cannot_reach_the_database_leaves_its_agents_
         world.database = Database(str(lost.url))
         world.start_server()
         for agent in world.agents.values():
-            agent.connection = lines[agent.node_id]  # a connection needs no database
+            agent.connection = lines[agent.node_id]  # agents stay connected, because a connection needs no database
 
         def is_away(_: object) -> None:
             raise OperationalError("BEGIN", {}, Exception("no route to the database"))
@@ -940,14 +941,17 @@ async def test_a_replica_that_takes_over_counts_no_silence_from_before(world: Wo
 async def test_a_database_that_is_lost_again_and_again_in_a_recovery_loses_no_decision(
     world: World, postgresql: PostgreSql
 ) -> None:
-    """A recovery loses no decision while every third commit of passes and effects fails with a cut connection."""
+    """Every third commit fails with a cut connection during a recovery. The recovery loses no decision.
+
+    The failing commits are those of passes and of their effects.
+    """
     world.submit()
     await world.running()
     await world.train(10)
     commits, cuts = itertools.count(1), []
 
     def cut(_: object) -> None:
-        # The simulated agents run in the main thread.
+        # Only commits of the loops fail: the simulated agents run in the main thread.
         if threading.current_thread() is not threading.main_thread() and next(commits) % 3 == 0:
             cuts.append(postgresql.cut(str(world.database.url)))
 
@@ -999,7 +1003,7 @@ async def test_ranks_that_fail_because_a_node_died_are_not_the_breakers_business
     await world.running()
     await world.train(10)
     lost = world.team()[1]
-    # the node is dead, but the control plane has not detected this
+    # the node is dead, and the control plane has not detected it yet
     lost.handle = lambda message: None  # type: ignore[method-assign]
     for agent in world.team():
         if agent is not lost:
@@ -1032,7 +1036,7 @@ async def test_a_nodes_own_fault_during_a_launch_is_not_the_breakers_business(wo
     faulty.node_faults = (NodeFault(code=FaultCode.GPU_LOST, message="a GPU is gone", is_permanent=False),)
     world.kill_rank(faulty)
     await world.until(lambda: is_running(world, 3))
-    # unless the step is in S3, only this node holds its committed shard
+    # the job keeps the faulty node unless S3 has the committed shard, which only this node holds
     assert (faulty in world.team()) is not is_in_s3
     assert not world.job().failures
     (incident,) = world.incidents()
@@ -1046,7 +1050,7 @@ async def test_a_node_that_is_lost_later_forgives_a_script_nothing(world: World)
     world.kill_rank(world.team()[1], exit_class=ExitClass.ERROR, code=1, lines="ValueError")
     await world.until(lambda: (world.job().generation, world.job().state) == (2, JobState.STARTING))
     lost = world.team()[2]
-    # the node is dead, but the control plane has not detected this
+    # the node is dead, and the control plane has not detected it yet
     lost.handle = lambda message: None  # type: ignore[method-assign]
     for agent in world.team():
         if agent is not lost:
@@ -1119,7 +1123,10 @@ async def test_a_deleted_fleet_ends_its_nodes_and_is_forgotten(world: World) -> 
 
 
 async def test_what_is_old_is_let_go_while_a_job_trains_and_recovers(world: World) -> None:
-    """After a year, old rows are deleted, and the next failure is recovered from the remaining rows."""
+    """Rows that are a year old are deleted while a job trains.
+
+    The next failure is recovered from the remaining rows.
+    """
     world.submit()
     await world.running()
     await world.train(5)

@@ -38,7 +38,10 @@ def asked(world: World) -> list[tuple[str, int, int]]:
 
 
 async def replaced(world: World) -> Agent:
-    """Terminate a member that alone held a shard, and return the agent of its replacement before it loads."""
+    """Terminate a member that held the only copy of a shard.
+
+    Return its replacement's agent, before this agent loads the base.
+    """
     before = {*world.agents}
     world.terminate(world.team()[0])
     await world.until(lambda: bool({*world.agents} - before))
@@ -231,9 +234,9 @@ async def test_a_manifest_that_could_not_be_put_is_put_before_its_checkpoint_is_
 async def test_a_manifest_may_take_longer_than_the_lease_is_renewed(
     world: World, monkeypatch: pytest.MonkeyPatch, is_taken: bool, expected: int
 ) -> None:
-    """The upload of a manifest may take longer than a lease lasts, because passes continue during the upload.
+    """The upload of a manifest may take longer than a lease, because passes renew the lease during the upload.
 
-    If another server held the job's lease during the upload, the decision is made again.
+    If another server has held the job's lease meanwhile, the loop makes the decision again.
     """
     world.submit()
     await world.running()

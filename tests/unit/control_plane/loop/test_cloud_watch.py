@@ -1,6 +1,6 @@
-"""Facts that the control plane rarely reads from AWS.
+"""Facts that the control plane reads from AWS only now and then.
 
-These are scheduled events, waiting hooks, the network topology and the reasons of failed launches.
+These are scheduled events, waiting hooks, the network topology and reasons of failed launches.
 """
 
 from __future__ import annotations
@@ -162,9 +162,9 @@ async def test_a_hook_s_time_runs_from_its_first_sight_also_for_a_server_that_co
 async def test_an_end_that_a_hook_is_about_to_hold_is_a_notice_already(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member in the state Terminating counts as a notice before its hook holds it in Terminating:Wait.
+    """A member in the state Terminating counts as announced before its hook holds it in Terminating:Wait.
 
-    The state Terminating lasts for minutes if a load balancer drains the member.
+    If a load balancer drains the member, the state Terminating lasts for minutes.
     """
     describe = world.operator.describe_group
     world.submit()
@@ -202,7 +202,7 @@ async def test_a_hook_is_held_while_the_last_step_has_only_nodes_that_go(world: 
     world.operator.shrink(leaving.node_id)
     await world.until(lambda: world.is_stopped)
     world.finish()
-    for _ in range(200):  # longer than the hook's timeout
+    for _ in range(200):  # these passes take longer than the hook's timeout
         await world.tick()
     assert leaving.node_id in world.agents
     assert "only the departing nodes hold its last step" in world.job().reason
@@ -334,9 +334,9 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 async def test_a_fleet_whose_calls_hang_holds_up_no_other(
     world: World, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hanging call of one fleet does not delay the answers for other fleets.
+    """One fleet's call to AWS hangs, and the answers for the other fleets arrive without delay.
 
-    If the loop asked about one fleet after the other, all answers would be as old as the slowest one.
+    A loop that asked about one fleet after the other would make all answers as old as the slowest.
     """
     other = FleetName("other")
     world.add_fleet(other, "other-group", "us-east-1b", nodes=2, spares=0, max_size=4)

@@ -1,4 +1,7 @@
-"""Commands beside ranks: each is sent once, all waiting callers get its answer, and the number is bounded."""
+"""Commands beside ranks.
+
+The desk sends each command once, passes its answer to all waiting callers, and limits the number of commands.
+"""
 
 from __future__ import annotations
 

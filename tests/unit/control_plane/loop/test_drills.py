@@ -1,4 +1,4 @@
-"""Drills over the real loops: each drill strikes once, is recorded as a drill, and counts against no node."""
+"""Drills over the real loops: each drill injects its fault once, is recorded as a drill, and counts against no node."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_a_drill_does_not_strike_a_job_that_recovers(world: World) -> None
     ask(world, "kill-rank", node_id, 1)
     await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 2)
     await world.tick()
-    assert kills(world) == []  # the incident is still open
+    assert kills(world) == []  # the drill waits, because the incident is still open
     for _ in range(3):
         await world.train(1)
     await world.until(lambda: len(kills(world)) == 1)
@@ -117,7 +117,7 @@ async def test_a_drill_that_cannot_strike_in_time_is_not_done(world: World) -> N
     ask(world, "kill-rank", NodeId("i-gone"), 1)
     await world.until(lambda: drill(world).state == "not_done")
     assert kills(world) == []
-    ask(world, "kill-rank", node_id, 1)  # a person may request the next drill
+    ask(world, "kill-rank", node_id, 1)  # the next drill is accepted once the first has ended
 
 
 async def test_a_server_that_dies_before_it_strikes_never_strikes(
@@ -183,7 +183,7 @@ async def test_another_failure_meanwhile_is_not_the_drills(world: World) -> None
 
 async def test_a_node_that_fails_by_itself_while_a_drill_is_recovered_from_is_a_failure(world: World) -> None:
     node_id = await trains(world)
-    other = world.team()[3]  # holds no shard that the struck node holds
+    other = world.team()[3]  # choose a node that holds no shard that the struck node holds
     asked = ask(world, "terminate-instance", node_id)
     await world.until(lambda: world.job().state == JobState.PREPARING)
     world.terminate(other)

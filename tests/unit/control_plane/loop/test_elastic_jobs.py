@@ -1,4 +1,4 @@
-"""Jobs that continue on fewer nodes, and grow again when nodes come."""
+"""Jobs that continue on fewer nodes, and grow again when nodes arrive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.control_plane.loop.world import World
 
 
 async def small(world: World, *, nodes: int = 4, least: int = 2, **changes: object) -> None:
-    """Start a job, lose one of its nodes while AWS has no other, and let it train on the rest."""
+    """Start a job, lose one of its nodes while AWS has no other node, and train on the remaining nodes."""
     world.operator.capacity = nodes
     world.submit(nodes=nodes, min_node_count=least, patience_seconds=10, **changes)
     await world.running()
@@ -149,7 +149,7 @@ async def test_a_script_that_ends_during_the_growth_completes_the_job(world: Wor
     world.operator.capacity = None
     await asked_to_stop(world)
     for agent in world.team():
-        agent.is_told_to_stop = False  # the ranks had finished before they heard of the stop
+        agent.is_told_to_stop = False  # the ranks finished before the stop request reached them
     world.finish()
     await world.until(lambda: world.job().state == JobState.COMPLETED)
 

@@ -1,6 +1,6 @@
-"""The export of events to a sink: each event at least once, in order per job.
+"""The export of events to a sink sends each event at least once, and in order for each job.
 
-This holds when a server dies and when the sink refuses events.
+The tests let a server die, and let the sink refuse events.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def test_a_server_that_dies_after_sending_sends_again_and_another_one_goes_on(wo
     world.sink.dies = False
     other = world.replica("two")
     assert not other.export_some()
-    assert world.sink.ids == [1]  # the lease may still be valid
+    assert world.sink.ids == [1]  # the second server must wait, because the first server's lease may still be valid
     world.seconds += 10
     other.export_some()
     assert world.sink.ids == [1, 1]

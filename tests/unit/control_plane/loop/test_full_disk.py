@@ -1,4 +1,4 @@
-"""Loops that meet a full disk report it as API requests do, and resume when space is free."""
+"""Loops on a full disk report the disk in the same way as API requests, and resume when the disk has space."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_a_loop_that_cannot_write_reports_the_full_disk(world: World, word
     listen(world.database.engine, "begin", is_full)
     world.kill_rank(world.team()[0])
     world.now += timedelta(seconds=4)
-    with suppress(OperationalError):  # the fleet's pass may end the sweep with this error
+    with suppress(OperationalError):  # the fleet's pass may end the sweep of all passes with this error
         await world.runner.fleet_loop.sweep()
     (disk,) = world.database.disk.full()
     assert str(world.database.url.database).startswith(disk.place)

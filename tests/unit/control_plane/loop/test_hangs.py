@@ -121,7 +121,10 @@ async def test_a_stop_while_the_first_launch_hangs_ends_within_30_s(world: World
 
 
 async def test_a_stop_during_slow_steps_waits_for_the_agreement(world: World) -> None:
-    """The steps stay within every time limit, so there is no evidence of a hang."""
+    """All steps are slow but within every time limit.
+
+    A stop request waits for the ranks' agreement, and no hang is suspected.
+    """
     world.submit()
     await world.running()
     for agent in world.team():

@@ -15,7 +15,7 @@ from tests.unit.control_plane.loop.world import World
 
 @pytest.fixture
 async def world(tmp_path: Path):
-    """A job `first` of two nodes, which has stored step 4 and still runs."""
+    """A simulated cluster with a job `first` of two nodes, which has stored step 4 and still runs."""
     made = World(tmp_path, nodes=4, spares=0, max_size=4)
     made.submit("first", nodes=2)
     await made.running("first")

@@ -1,6 +1,6 @@
-"""The export of rank output to a log group: each line, in order per node.
+"""The export of printed lines to a log group sends every line, and in order for each node.
 
-This holds when a server dies and when the log group refuses lines.
+The tests let a server die, and let the log group refuse lines.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def test_lines_go_out_once_to_a_stream_for_each_node_and_say_whose_they_are(world: World) -> None:
-    world.exporter.export_some()  # no generation is planned yet
+    world.exporter.export_some()  # the export does nothing, because no generation is planned yet
     world.launch()
     world.print(0, 0, "a", "b")
     world.print(1, 0, "x", at=1)
@@ -184,7 +184,7 @@ def test_a_server_that_dies_in_between_sends_again_and_another_one_goes_on(world
     world.sink.dies_after = None
     other = world.replica("two")
     other.export_some()
-    assert world.sink.texts(1) == []  # the lease may still be valid
+    assert world.sink.texts(1) == []  # the second server must wait, because the first server's lease may still be valid
     world.seconds += 10
     other.export_some()
     assert (world.sink.texts(0), world.sink.texts(1)) == (["a", "a"], ["x"])

@@ -1,4 +1,4 @@
-"""The log reader's requests to the object store. `api/test_logs.py` tests the pages built from the results."""
+"""The requests of the log reader to the object store. `api/test_logs.py` tests the pages that the reader returns."""
 
 from __future__ import annotations
 
@@ -103,10 +103,10 @@ def lines_of(first: int, *texts: str) -> bytes:
 
 
 def one_node(tails: Mapping[str, tuple[int, str]], *, is_alive: bool = False, ended: bool = False) -> LogReader:
-    """Return a reader for a node that has uploaded lines a, b and c.
+    """Return a reader for a node that has uploaded the lines a, b and c.
 
-    Other nodes may have uploaded copies of this node's lines. `tails` maps each such node to the number of its first
-    copied line, and to the copied lines as one letter each.
+    Other nodes may have uploaded copies of this node's lines. `tails` describes these copies by node: the number of the
+    first copied line, and one letter for each line.
     """
     store = MemoryObjectStore("b")
     end = encode_lines([LogLine(at_ms=MS + 9, rank=NO_RANK, stream="end", text="", end=0)]) if ended else b""

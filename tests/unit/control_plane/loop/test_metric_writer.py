@@ -83,9 +83,9 @@ async def test_what_is_stored_is_confirmed_and_once_told_to_stop_it_stores_what_
 
 @pytest.mark.security
 async def test_a_node_that_is_not_in_the_plan_of_a_generation_stores_nothing_for_it(database: Database) -> None:
-    """Points of a node outside the generation's plan are discarded.
+    """The service discards points of a node that is not in the generation's plan.
 
-    The agent gets an acknowledgement, so that it does not send the points forever.
+    It still acknowledges them, so that the agent does not send them forever.
     """
     registry = AgentRegistry()
     forged = {"loss": -666.0, "everstep/gpu_percent": 100.0}
@@ -175,6 +175,6 @@ async def test_what_all_nodes_of_the_generation_say_they_measured_is_stored_with
     join(3, RunId("b" * 32), 1)
     join(4, RUN, 2)
     join(5, RUN, 1).close()
-    join(6, RUN, 1)  # claims membership, but the plan does not contain it
+    join(6, RUN, 1)  # this node claims to be a member, but the plan does not contain it
     await MetricWriter(database, registry).flush()
     assert stored == [{"i-1": {"everstep/gpu_percent": 1.0}, "i-2": {"everstep/gpu_percent": 2.0}}]

@@ -75,7 +75,7 @@ async def test_a_spot_warning_reaches_the_job_through_the_database(world: World)
     queue = Queue(at_start(aws_events.spot(world.team()[1].node_id)))
     await reader_of(world, queue).read()
     assert not queue.waiting
-    world.start_server()  # the reading server is gone; its successor finds the event in the database
+    world.start_server()  # the first server dies after its read, and the next server finds the event in the database
     await world.until(lambda: world.is_stopped)
     world.finish()
     await world.until(lambda: world.job().generation == 2)

@@ -81,7 +81,7 @@ async def test_a_paused_job_gives_its_nodes_back_and_goes_on_only_when_it_is_res
 
 
 async def test_a_checkpoint_of_a_step_that_was_given_up_lets_no_node_go(small: World) -> None:
-    """A checkpoint on an abandoned branch does not let a pause release nodes.
+    """A pause waits for a checkpoint before it releases nodes. A checkpoint on an abandoned branch does not count.
 
     Training resumed from an earlier step. The steps since then exist only in memory.
     """
@@ -178,7 +178,7 @@ async def test_a_pause_waits_until_ranks_train_again_and_leaves_no_incident_open
     await trains(small, 3, copies=1)
     await small.upload(3)
     await small.train(4)
-    small.terminate(small.team()[0])  # its shard exists only in S3, so four steps are repeated
+    small.terminate(small.team()[0])  # the terminated node's shard exists only in S3, so the job repeats four steps
     await small.until(lambda: bool(small.incidents()))
     pause(small)
     await small.running()
@@ -220,7 +220,7 @@ async def test_a_pause_waits_for_an_upload_of_minutes_and_for_what_else_its_rank
     small.team()[1].node_faults = (
         NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),
     )
-    small.operator.capacity = 5  # no replacement is available
+    small.operator.capacity = 5  # AWS launches no replacement at this capacity
     pause(small)
     await stands(small, "gpt")
     await watched(small, 300.0)
@@ -228,7 +228,7 @@ async def test_a_pause_waits_for_an_upload_of_minutes_and_for_what_else_its_rank
     small.start_server()
     for agent in small.agents.values():
         agent.is_deaf = True
-    for _ in range(22):  # the new server serves the fleet before any agent connects
+    for _ in range(22):  # the new server works on the fleet before any agent connects
         await small.tick()
     for agent in small.agents.values():
         agent.is_deaf = False
@@ -241,9 +241,9 @@ async def test_a_pause_waits_for_an_upload_of_minutes_and_for_what_else_its_rank
 
 
 async def test_a_pause_has_its_time_from_when_its_ranks_agreed(small: World) -> None:
-    """The time limit of a pause counts from the agreement of the ranks.
+    """The time limit of a pause begins when the ranks agree to stop.
 
-    Before the agreement the ranks spent longer than this limit in an evaluation that they had reported.
+    Before they agreed, the ranks spent longer than this limit in an evaluation that they had reported.
     """
     await trains(small)
     for agent in small.team():
@@ -307,7 +307,7 @@ async def test_a_pause_before_the_first_start_makes_no_run_longer(small: World) 
     assert not records.job_record(small.job()).stop_reason
     for _ in range(13):
         if small.job().state == JobState.RUNNING:
-            await small.train(1)  # ranks without progress would count as a hang
+            await small.train(1)  # let the ranks advance, because the control plane would suspect a hang
         await after(small, 100.0)
     assert records.job_record(small.job()).stop_reason == "MaxRuntimeInSeconds (1200) is over"
 

@@ -39,7 +39,7 @@ async def trains(world: World) -> NodeId:
 
 
 async def left(world: World) -> None:
-    """Complete the agreed stop of all ranks. Run the loops until the job trains without the released node."""
+    """Let all ranks complete their agreed stop. Run the loops until the job trains without the released node."""
     await world.until(lambda: world.is_stopped)
     world.finish()
     await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 2)
@@ -90,7 +90,7 @@ async def test_what_befalls_a_node_is_told_to_the_people_of_the_job_that_has_it(
 
 async def test_a_replaced_node_is_left_and_then_ended_and_another_one_comes(world: World) -> None:
     node_id = await trains(world)
-    world.wish(hold_failed_instances=True)  # the setting does not apply: the node has not failed
+    world.wish(hold_failed_instances=True)  # this setting does not apply, because the node has not failed
     ask(world, NodeRequest.REPLACE, node_id)
     await left(world)
     await world.until(lambda: world.nodes()[node_id].state == NodeState.GONE)
@@ -193,7 +193,7 @@ async def test_what_is_asked_of_a_spare_keeps_it_from_jobs(world: World) -> None
 async def test_a_request_that_is_called_off_in_time_changes_nothing(world: World) -> None:
     node_id = await trains(world)
     spare = world.spare()
-    spare.is_deaf = True  # no replacement is available
+    spare.is_deaf = True  # the spare is disconnected, so the job has no replacement
     spare.disconnect()
     ask(world, NodeRequest.DRAIN, node_id)
     await world.train(1)
@@ -206,9 +206,9 @@ async def test_a_request_that_is_called_off_in_time_changes_nothing(world: World
 
 
 async def test_a_request_that_comes_during_a_pass_is_not_lost(world: World) -> None:
-    """A request that a person writes during a pass survives the pass.
+    """A pass does not overwrite a request that a person stores during the pass.
 
-    The pass assigns the spare to a job, and has read the node's row before the request was written.
+    The pass assigns the spare to a job. It read the node's row before the request was stored.
     """
     world.submit()
     await world.until(lambda: len(world.agents) == 5)
@@ -295,7 +295,7 @@ async def test_a_fault_of_a_node_moves_nobody_while_a_person_looks_after_the_job
 
 
 async def test_ranks_of_a_generation_that_has_ended_are_halted_all_the_same(world: World) -> None:
-    """The control plane still halts ranks of an ended generation after a person has taken the job over."""
+    """A person takes a job over. The control plane still halts ranks of the job's ended generations."""
     node_id = await trains(world)
     world.agents[node_id].is_deaf = True
     world.agents[node_id].disconnect()

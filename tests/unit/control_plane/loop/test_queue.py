@@ -25,7 +25,7 @@ def small(tmp_path: Path):
 
 
 async def stands(world: World, name: str = "low") -> None:
-    """Run the loops until all ranks of a job have agreed on a stop and have ended."""
+    """Run the loops until all ranks of a job have stopped at an agreed step and have ended."""
     await world.until(lambda: world.job(name).state == JobState.PAUSING and world.is_stopped)
     world.finish(name)
     await world.tick()
@@ -136,7 +136,7 @@ async def test_a_job_that_ends_by_itself_while_it_is_asked_to_pause_has_ended(sm
     await small.until(lambda: small.job("low").state == JobState.PAUSING)
     small.is_stopped = False
     for agent in small.agents.values():
-        agent.is_told_to_stop = False  # the stop request arrived too late
+        agent.is_told_to_stop = False  # the script ended before the stop request arrived
     small.finish("low")
     await small.until(lambda: small.job("low").state == JobState.COMPLETED)
 

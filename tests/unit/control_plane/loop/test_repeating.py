@@ -1,4 +1,4 @@
-"""Repeating work of a server: the time of the next turn, and the errors and signals that end the repetition."""
+"""The repetition of a server's work: when the next turn starts, and which errors and signals end the repetition."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_a_sweep_is_followed_by_a_rest_of_its_own_length(world: World, mon
     seconds = [20.0, 0.0, 2.0]
 
     async def sweep() -> None:
-        world.registry.hint()  # ends the wait before the next turn
+        world.registry.hint()  # this hint ends the wait before the next turn
         world.now += timedelta(seconds=seconds[len(pauses.seconds)])
         raise ZeroDivisionError
 

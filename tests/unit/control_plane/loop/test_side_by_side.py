@@ -1,4 +1,4 @@
-"""Concurrent passes over several jobs: the data that they share, and the events that end them."""
+"""Passes over several jobs at the same time: the rows that they share, and the events that end a pass."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_job_that_waits_does_not_hold_up_the_recovery_of_another(
     await world.running("slow")
     await world.running("other")
     gate, loop = hold_passes(world, monkeypatch, slow), world.runner.job_loop
-    monkeypatch.setattr(loop, "idle", nothing)  # the simulated cluster does not wait for the slow job
+    monkeypatch.setattr(loop, "idle", nothing)  # do not let the simulated cluster wait for the slow job
     world.kill_rank(world.team("other")[0])
     world.kill_rank(world.team("slow")[0])
     await world.until(lambda: (world.job("other").state, world.job("other").generation) == (JobState.RUNNING, 2))
@@ -189,12 +189,15 @@ async def test_passes_stop_before_their_next_write_when_the_fleets_lease_is_lost
 
 
 def lapse(world: World) -> None:
-    """Let the lease of the fleet run out by this server's clock."""
+    """Advance this server's clock until the fleet's lease has expired."""
     world.now += timedelta(seconds=2 * grace_seconds(world.timeouts))
 
 
 def rob(world: World) -> None:
-    """Give the fleet's lease to another server. Only the row shows this; the lease runs on by this server's clock."""
+    """Give the fleet's lease to another server.
+
+    Only the database row shows the new owner. By this server's clock, its lease is still valid.
+    """
     with world.database.write() as session:
         session.execute(update(Fleet).where(Fleet.name == FLEET).values(lease_owner="server2"))
 
@@ -255,11 +258,11 @@ async def test_two_jobs_that_each_saw_the_last_free_nodes_are_not_both_admitted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.tick()
-    world.submit("low", nodes=15)  # the fleet may have 20 nodes
+    world.submit("low", nodes=15)  # the job fits, because the fleet may have 20 nodes
     gate = hold_after_read(world, monkeypatch)
     loop = world.runner.job_loop
     sweep = asyncio.create_task(loop.sweep())
-    await gate.reached.wait()  # the pass has read rows that admit the job
+    await gate.reached.wait()  # wait until the pass has read rows that admit the job
     world.submit("high", nodes=15, priority=9)
     await asyncio.gather(sweep, loop.sweep())
     assert [world.job(name).state for name in ("low", "high")] == [JobState.QUEUED, JobState.ALLOCATING]

@@ -118,7 +118,7 @@ class Agent:
     inventory: tuple[SlotRecord, ...] = ()
     faults: tuple[NodeFault, ...] = ()
     notices: tuple[NodeNotice, ...] = ()
-    """Announcements in the instance's own metadata."""
+    """Announcements of AWS that the instance's own metadata contains."""
     uploads: tuple[UploadedShard, ...] = ()
     leaves_much: bool = False
     """True while the agent uploads output of ranks that ended with success.
@@ -132,7 +132,7 @@ class Agent:
     load_fault: str = FaultCode.SOURCE_MISMATCH
     is_told_to_stop: bool = False
     is_deaf: bool = False
-    """True if the control connection is cut: the agent runs, but receives and sends no messages."""
+    """True if the control connection is cut. The agent still runs, but receives and sends no messages."""
     keys: list[bytes] = field(default_factory=list)
     moved_at: dict[Rank, tuple[int, datetime]] = field(default_factory=dict)
     """The last boundary of each rank, and the time at which the rank reached it."""
@@ -428,13 +428,16 @@ class Agent:
         return True
 
     def has_earlier(self, rank: Rank, sources: tuple[ShardSource, ...]) -> bool:
-        """Return True if a source has the shard of an earlier rank. The ranks load it and store no slot of it."""
+        """Return True if a source has the shard of an earlier rank.
+
+        After a change of the number of ranks, ranks load such shards and store no slot of them.
+        """
         found = next((source for source in sources if self.reads(rank, source)), None)
         self.restored_from += () if found is None else (found.kind,)
         return found is not None
 
     def reads(self, rank: Rank, source: ShardSource) -> bool:
-        """Return True if a source has a shard with the planned digest."""
+        """Return True if a source has a shard with the digest in the plan."""
         if source.kind == "s3":
             return True
         holder = self.world.agents.get(source.node_id or NodeId(""))
@@ -602,7 +605,7 @@ class World:
             self.left_faults[node_id] = agent.node_faults
 
     def serves(self, node_id: NodeId) -> bool:
-        """Return True if peers can read the node's memory."""
+        """Return True if peers can read the node's memory over the network."""
         return node_id in self.agents and node_id not in self.cut
 
     def submit(
@@ -661,7 +664,7 @@ class World:
         """
         with self.database.read() as session:
             totals = incidents.totals(session, fleet_name=FLEET)
-        self.runner.observer._histories.clear()  # the cached history may be a minute old
+        self.runner.observer._histories.clear()  # the observer may reuse a history for a minute, so discard it
         assert self.runner.observer.read_history(FLEET).lost_node_count == totals.lost_node_count
         return totals.count, totals.failure_count, totals.lost_node_count
 
@@ -726,7 +729,7 @@ class World:
             await sweep()
             await self.runner.job_loop.idle()
             if not self.hangs:
-                # completes the sweep's calls, so that the order of events is deterministic
+                # this completes the calls of the sweep, so that the order of events is the same in every run
                 await self.runner.executor.close()
         for agent in list(self.agents.values()):
             await agent.act()
@@ -788,7 +791,7 @@ class World:
         return next(agent for agent in self.agents.values() if agent.run is None)
 
     def wish(self, **wishes: object) -> None:
-        """Change settings of the fleet, as its owner does."""
+        """Change settings of the fleet, as the fleet's owner does."""
         with self.database.write() as session:
             fleets.set_wanted(session, FLEET, **wishes)  # type: ignore[arg-type]
 

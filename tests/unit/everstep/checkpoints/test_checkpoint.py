@@ -39,7 +39,10 @@ def read(manifest: Path, name: str) -> np.ndarray:
 def test_flat_ranges_of_any_ranks_become_the_tensor(
     tmp_path_factory: pytest.TempPathFactory, shape: list[int], cuts: list[int], padding: int
 ) -> None:
-    """ZeRO: each rank holds a flat range of each parameter, with padding, in one flat master."""
+    """With ZeRO, each rank saves a flat range of all parameters, with padding.
+
+    The ranges combine to the whole tensors.
+    """
     whole, other = array(*shape), array(3)
     count = whole.size
     edges = sorted({0, count, *(cut % (count + 1) for cut in cuts)})
@@ -81,7 +84,7 @@ def test_replicated_tensors_are_taken_from_one_rank_and_tensors_of_one_rank_are_
 
 
 def test_every_flipped_byte_is_refused(tmp_path: Path) -> None:
-    """One byte of the object is flipped in turn. Reading either fails or, in unused padding, changes nothing."""
+    """The test flips each byte of the object in turn. Reading the tensors fails, or the byte is unused padding."""
     whole = array(3, 5)
     manifest = store(tmp_path, {0: [Stored("model/w", whole)]})
     (path,) = tmp_path.rglob("*.safetensors")
@@ -103,9 +106,9 @@ def test_every_flipped_byte_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_index_that_was_changed_is_refused_although_each_chunk_of_data_is_whole(tmp_path: Path) -> None:
-    """The header exchanges the names of two tensors of two chunks each.
+    """The header exchanges the names of two tensors, each of two chunks.
 
-    The digests of their chunks are still correct.
+    Reading fails, although the digest of every chunk is correct.
     """
     count = 2 * CHUNK_BYTES // 4
     manifest = store(tmp_path, {0: [Stored("model/a", array(count)), Stored("model/b", array(count))]})
@@ -209,7 +212,10 @@ def test_a_manifest_that_contradicts_the_header_of_an_object_is_refused(tmp_path
 
 
 def test_an_older_checkpoint_in_the_folder_of_a_newer_one_is_refused(tmp_path: Path) -> None:
-    """A copy in a folder of any other name can be opened."""
+    """The manifest of an older step in the folder of a newer step is refused.
+
+    In a folder of any other name, the manifest is accepted.
+    """
     manifest = store(tmp_path, {0: [Stored("model/w", array(4))]})
     copied = manifest.parent.rename(manifest.parent.with_name("step=8")) / manifest.name
     with pytest.raises(CorruptCheckpoint, match=r"is the manifest of another checkpoint: run=\w+/gen=3/step=7/"):

@@ -18,7 +18,11 @@ WEIGHT = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 @pytest.fixture(name="listed")
 def made_list(tmp_path: Path) -> dict[str, Any]:
-    """Return the answer of `list_checkpoints`: one complete checkpoint of step 7, and one that is being uploaded."""
+    """Return a list of four checkpoints.
+
+    Step 7 was made in three generations: two checkpoints are complete, and the newest is still being uploaded. Step 8
+    is complete.
+    """
     uri = str(store(tmp_path / "checkpoint", {0: [Stored("model/w", WEIGHT)]}))
     common = {"Step": 7, "S3Uri": uri, "Status": "Complete"}
     return {

@@ -23,7 +23,7 @@ from everstep.checkpoints.errors import CheckpointError
 from everstep.protocol.parts import parts_of_range
 from tests.unit.everstep.checkpoints.stored import Stored, store
 
-# Without a process group, `load` warns.
+# torch's `load` warns if the process has no process group.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
 
 RANDOM = np.random.default_rng(13)
@@ -105,13 +105,13 @@ def test_plain_load_reads_an_export_into_a_model_and_its_optimizer(manifest: str
     """torch's AdamW loads the optimizer state that ZeRO saved."""
     to = exported(manifest, tmp_path / "to")
     model = torch.nn.ModuleDict({"net": torch.nn.Linear(5, 7, bias=False)})
-    model["net"].w = model["net"].weight  # the name that the checkpoint has
+    model["net"].w = model["net"].weight  # give the weight the name that the checkpoint uses
     del model["net"]._parameters["weight"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.25)
     model["net"].w.grad = torch.zeros(7, 5)
     optimizer.step()
     state = get_optimizer_state_dict(model, optimizer)
-    del state["state"]["net.w"]["exp_avg_sq"]  # the checkpoint has one moment alone
+    del state["state"]["net.w"]["exp_avg_sq"]  # the checkpoint has only one of the two moments
     load({"model": model.state_dict(), "optimizer": {"state": state["state"]}}, checkpoint_id=to, no_dist=True)
     assert np.array_equal(model["net"].w.detach().numpy(), WEIGHT)
     assert np.array_equal(state["state"]["net.w"]["exp_avg"].numpy(), MOMENT)

@@ -1,4 +1,7 @@
-"""The agent's connection to the control plane: on a full disk, and after the control plane has rejected the session."""
+"""The agent's connection to the control plane.
+
+The tests fill the disk, and let the control plane reject the session.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ async def line_to(
 async def test_a_session_that_cannot_be_kept_on_disk_is_used_all_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "token.new").mkdir()  # makes every attempt to write fail
+    (tmp_path / "token.new").mkdir()  # a folder in place of the file makes every write of the token fail
     replica = Replica()
     async with line_to(replica, tmp_path / "token"):
         assert [await replica.reports.get() for _ in range(3)] == ["join", "session-1", "session-2"]
@@ -105,9 +108,10 @@ async def test_a_session_that_is_not_known_and_cannot_be_removed_does_not_keep_t
 async def test_a_session_that_was_refused_once_is_tried_again_where_the_join_token_is_of_no_use_any_more(
     tmp_path: Path,
 ) -> None:
-    """The first answer is a 403, for example from a proxy.
+    """A rejected session is tried again if the join token is no longer valid.
 
-    The node has joined, so that its join token is no longer valid. The agent therefore retries with its session.
+    The first answer is a 403, for example from a proxy. The node has already joined, which makes its join token
+    invalid.
     """
     (tmp_path / "token").write_text("session-mine")
 

@@ -1,4 +1,4 @@
-"""The agent's own log, limited by the memory that it may use."""
+"""The log of the agent itself, which is limited in memory."""
 
 from __future__ import annotations
 

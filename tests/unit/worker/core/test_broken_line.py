@@ -1,6 +1,7 @@
-"""A connection that breaks rarely is not reported.
+"""Reports about a connection that breaks.
 
-A connection that breaks in several transfers in a row is reported until a step has arrived completely.
+A connection that breaks rarely is not reported. A connection that breaks in several consecutive transfers is reported
+until a step has arrived completely.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interval between proposed steps, in a simulated training whose snapshots slow it down."""
+"""The interval between snapshots, in a simulated training that snapshots slow down."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def train(
     seed: int = 1,
     cost_at: Callable[[int], float] | None = None,
 ) -> tuple[Budget, list[float], int]:
-    """Simulate iterations of 1 s, each `extra` seconds longer while a snapshot is under way.
+    """Simulate iterations of 1 s, each `extra` seconds longer while a snapshot is sent.
 
     Return the budget, the durations of all iterations and the number of snapshots.
     """
@@ -189,6 +189,6 @@ def test_a_snapshot_that_now_and_then_lasts_longer_costs_one_proposal_at_a_rest(
         budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=True, has_begun=number % 8 != 7)
     assert 1.0 < budget.iterations_per_snapshot < 1.5
     assert budget.distance == 2
-    # The snapshot from before the pause still loads the first iteration of the pause.
+    # The first iteration of the pause still overlaps the snapshot that began before the pause.
     budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=True, has_begun=False)
     assert budget.distance == 2, "nothing quiet was seen: it rests again"

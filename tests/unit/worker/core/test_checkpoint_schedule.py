@@ -82,7 +82,7 @@ def test_the_automatic_interval_keeps_the_measured_overhead_within_the_bound() -
     training.train(20.0)
     assert training.begun == [1001.0], "nothing is measured yet"
     training.train(2000.0)
-    # An upload of 10 s halves the pace, so it costs 5 s, and 5 s · 1.05 / 0.05 = 105 s.
+    # An upload of 10 s halves the pace and therefore costs 5 s. The interval becomes 5 s · 1.05 / 0.05 = 105 s.
     assert training.schedule.cost_seconds == pytest.approx(5.0, rel=0.15)
     assert all(90.0 <= interval <= 125.0 for interval in training.intervals[1:])
     undisturbed = training.step * STEP_SECONDS

@@ -35,7 +35,7 @@ BUFFERS = {"buffer_bytes": 128 * MIB, "buffers": 4}
 
 
 def spans(*seconds: float, gap: float = 1.0) -> list[IdleSpan]:
-    """Return idle spans of these lengths, each after `gap` seconds of traffic."""
+    """Return idle spans of these lengths, each preceded by `gap` seconds of traffic."""
     begins = itertools.accumulate(seconds, lambda begin, length: begin + length + gap, initial=gap)
     return [IdleSpan(begin, length) for begin, length in zip(begins, seconds, strict=False)]
 
@@ -57,7 +57,7 @@ def test_p4d_gpt2_100b_fits_into_a_fraction_of_its_iteration() -> None:
         spans(*[0.5] * 8), shard, 1, **BUFFERS, bandwidth_bytes_per_second=400 * GBIT, alpha_seconds=1e-4, mu=0.8
     )
     assert sent(chunks) == shard
-    assert {chunk.span for chunk in chunks} == {0, 1, 2, 3, 4}  # 1.73 s with start-up times, 0.4 s per span
+    assert {chunk.span for chunk in chunks} == {0, 1, 2, 3, 4}  # 1.73 s with start-up times need five spans of 0.4 s
     assert max(chunk.bytes_count for chunk in chunks) == 32 * MIB
     busy = sum(Link(400 * GBIT, 1e-4).seconds(chunk.bytes_count) for chunk in chunks)
     assert 1.5 < busy < 1.8
@@ -76,7 +76,8 @@ def test_p3dn_gpt2_40b_needs_partitions() -> None:
         spans(1.6, 0.8, 0.8, 0.5), shard, 1, **BUFFERS, bandwidth_bytes_per_second=100 * GBIT, alpha_seconds=0, mu=0.8
     )
     assert sent(chunks) == shard
-    assert max(chunk.span for chunk in chunks) == 2  # the first three spans offer 1.28 + 0.64 + 0.64 s for 2.4 s
+    # the first three spans offer 1.28 + 0.64 + 0.64 s, and the snapshot needs 2.4 s
+    assert max(chunk.span for chunk in chunks) == 2
     assert all(chunk.bytes_count <= 32 * MIB for chunk in chunks)
 
 
@@ -103,7 +104,7 @@ def test_what_does_not_fit_follows_the_last_span() -> None:
 
 
 class Endless(Exception):
-    """The printed algorithm makes no progress in a loop."""
+    """Error: the printed algorithm loops without progress."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,8 @@ def test_with_all_four_lines_corrected_the_printed_algorithm_is_ours() -> None:
     theirs = as_printed(lengths, size, m, Printed())
     ours = corrected(lengths, size, m)
     assert [span for span, _ in ours] == [span for span, _ in theirs]
-    assert [size for _, size in ours] == pytest.approx([size for _, size in theirs], abs=3)  # our sizes are whole bytes
+    # the sizes differ slightly, because the product uses whole bytes
+    assert [size for _, size in ours] == pytest.approx([size for _, size in theirs], abs=3)
 
 
 def test_defect_1_a_chunk_is_charged_for_what_is_left() -> None:
@@ -202,7 +204,10 @@ def test_defect_3_a_span_shorter_than_alpha_never_ends() -> None:
 
 
 def test_defect_4_the_last_profiled_span_is_taken_for_endless() -> None:
-    """As printed, the algorithm puts a whole snapshot into a last span of a tenth of its length."""
+    """The printed algorithm treats the last profiled span as endless.
+
+    It puts a whole snapshot into a last span of a tenth of the snapshot's length.
+    """
     theirs = as_printed((0.5, 0.5), 500, 2, Printed(last_span_replaced=True))
     ours = corrected((0.5, 0.5), 500, 2)
     assert [span for span, _ in theirs] == [0] + [1] * (len(theirs) - 1)
@@ -284,7 +289,7 @@ def test_chunk_by_chunk_the_pacer_finds_what_partition_plans(lengths: list[float
         assert begin >= at
         at, found = begin + link.seconds(chunk), found + 1
     fits = [window.seconds / link.seconds(chunk) for window in windows]
-    # Rounding decides whether the last chunk of a span fits.
+    # The last chunk of a span may or may not fit, depending on rounding.
     assert sum(math.floor(each - 1e-9) for each in fits) <= found <= sum(math.floor(each + 1e-9) for each in fits)
 
 

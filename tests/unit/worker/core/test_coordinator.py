@@ -80,7 +80,7 @@ def test_a_strayed_shard_is_held_once_all_its_planned_holders_have_the_base() ->
 
 
 def test_the_base_cannot_be_abandoned() -> None:
-    """A report abandons the base, which no correct agent does. The coordinator ignores it."""
+    """A report abandons the base of the generation, which no correct agent does. The coordinator ignores the report."""
     core = begun(base=5).report(*both(5, NONE, 5, Vote.ABANDON, is_late=True))
     assert (core.committed, core.proposed, core.lead.steps) == (NONE, 5, 1)
 
@@ -116,9 +116,9 @@ def test_a_step_is_never_proposed_twice() -> None:
 
 
 def test_after_one_late_round_every_step_is_proposed_again_soon() -> None:
-    """One late round makes the lead two steps for a few rounds only.
+    """One late round makes the coordinator propose two steps ahead, but only for a few rounds.
 
-    Otherwise a short training would lose half of its commits.
+    Otherwise, a short training would lose half of its commits.
     """
     core = begun().report(*both(2, NONE, 1, Vote.ABANDON, is_late=True))
     proposed = [core.proposed]
@@ -149,10 +149,10 @@ def test_steps_fall_on_the_interval_of_checkpoints_and_each_is_persisted_once() 
 @pytest.mark.parametrize(
     ("base", "stored", "persisted"),
     [
-        (7, 0, [7, 10, 15]),  # the checkpoint due at step 5 ended with its generation
+        (7, 0, [7, 10, 15]),  # the checkpoint that was due at step 5 ended together with its generation
         (13, 5, [13, 15, 20]),
         (10, 5, [10, 15, 20]),
-        (10, 10, [15, 20, 25]),  # the base was restored from the checkpoint of step 10
+        (10, 10, [15, 20, 25]),  # step 10 needs no checkpoint, because the base was restored from it
         (9, 5, [10, 15, 20]),
         (0, 0, [5, 10, 15]),
     ],
@@ -387,12 +387,13 @@ class TestEnd:
         assert (core.final, core.persist) == (9, NONE)
         core = core.end_final_round()
         assert (core.is_finished, core.persist) == (True, 1)
-        core = core.report(*self.closing(9, 1, 9, Vote.ACKED))  # the last vote arrives after all
+        core = core.report(*self.closing(9, 1, 9, Vote.ACKED))  # the last vote arrives late
         assert (core.committed, core.persist) == (9, 9)
 
     def test_ranks_that_are_ended_during_a_stop_leave_the_newest_commit(self) -> None:
-        """A script hangs before the agreed stop, and the control plane ends its ranks. The newest commit is
-        uploaded.
+        """A script hangs before the agreed stop, and the control plane ends its ranks.
+
+        The newest commit is still uploaded.
         """
         core = running().request_stop().halt()
         assert (core.is_finished, core.proposed, core.persist) == (True, NONE, 1)
@@ -402,7 +403,10 @@ class TestEnd:
         assert (core.committed, core.persist) == (NONE, 5)
 
     def test_a_restarted_coordinator_has_the_last_step_of_a_confirmed_stop_uploaded(self) -> None:
-        """The restarted coordinator requests the upload, although only its predecessor received the request to stop."""
+        """A restarted coordinator requests the upload of the last step.
+
+        Only the coordinator before its restart received the stop request.
+        """
         core = Coordinator.recover(world_size=2, base=Step(0), every_steps=0)
         assert core.report(*self.closing(9, 9, 9, Vote.ACKED, confirmed_stop=Step(9))).persist == 9
 
@@ -441,7 +445,7 @@ class TestEnd:
 
 def test_steps_are_proposed_as_far_apart_as_the_budget_wants() -> None:
     core = running().keep_distance(10)
-    assert core.proposed == 2  # the proposal stays
+    assert core.proposed == 2  # the coordinator keeps its proposal
     core = core.report(*both(2, 1, 2, Vote.ACKED))
     assert (core.committed, core.proposed) == (2, 12)
     core = core.keep_distance(1).report(*both(12, 2, 12, Vote.ACKED))
@@ -451,7 +455,7 @@ def test_steps_are_proposed_as_far_apart_as_the_budget_wants() -> None:
 def test_an_abandoned_step_has_cost_nothing_the_next_one_comes_soon() -> None:
     core = running().keep_distance(10).report(*both(2, 1, 2, Vote.ACKED))
     core = core.report(*both(12, 2, 12, Vote.ABANDON, reason="late", is_late=True))
-    assert core.proposed == 14  # the lead is 2 now
+    assert core.proposed == 14  # the coordinator now proposes two steps ahead
 
 
 def test_a_distance_leaves_no_checkpoint_out() -> None:
@@ -465,7 +469,7 @@ def test_a_distance_leaves_no_checkpoint_out() -> None:
 
 def test_a_gap_in_commits_does_not_leave_all_steps_before_the_next_checkpoint_alone() -> None:
     core = Coordinator.begin(world_size=2, base=Step(0), every_steps=100).report(*both(1, NONE, 1, Vote.ACKED))
-    core = core.report(*both(61, 1, 2, Vote.ACKED))  # a slow round, for example because of an upload
+    core = core.report(*both(61, 1, 2, Vote.ACKED))  # this round is slow, for example because of an upload
     assert (core.committed, core.proposed) == (2, 62)
     core = core.report(*both(62, 2, 62, Vote.ACKED))
     assert (core.committed, core.proposed) == (62, 63)

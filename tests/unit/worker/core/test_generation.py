@@ -1,4 +1,4 @@
-"""Phases of a generation on a node. The table permits exactly the transitions of promise, load and start."""
+"""Phases of a generation on a node. The table of transitions permits exactly promise, load and start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local paths of a channel's objects, and the choice of inputs to remove when the disk is full."""
+"""Local paths of the objects of a channel, and the inputs that the agent removes when the disk is full."""
 
 from __future__ import annotations
 

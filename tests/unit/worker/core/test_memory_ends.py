@@ -1,4 +1,4 @@
-"""The evidence that proves that a rank ran out of memory, and the evidence that only suggests it."""
+"""Evidence that a rank ran out of memory: some evidence proves it, other evidence only suggests it."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def gpu(**changes: object) -> tuple[GpuFacts, ...]:
 
 
 def told(*readings: NodeFacts) -> list[tuple[str, str]]:
-    """Return the faults after the last of these readings, which follow a healthy one."""
+    """Return the faults after the last of these readings. A healthy reading precedes them."""
     health = judge(NodeHealth(), WELL)
     assert health.faults == ()
     for reading in readings:
@@ -121,7 +121,10 @@ def test_two_readings_far_apart_prove_as_much_as_many() -> None:
 
 
 def test_a_fault_is_told_in_the_same_words_while_it_holds() -> None:
-    """A fault's text stays the same while its values change, because every changed report wakes the control plane."""
+    """The text of a fault stays the same while the fault's values change.
+
+    Every changed report would wake the control plane.
+    """
     bad = {"gpus": gpu(xids=(48,), slowed_by=("hardware",)), "memory_available_bytes": GIB}
     health = judge(NodeHealth(), at(0.0, **bad))
     for second in range(1, 30):

@@ -15,9 +15,9 @@ from worker.core.pacing_trial import ENOUGH, LEAST, LEAST_TO_PACE, MOST_LOST, RU
 def tried(
     *, paced: float, at_once: float, noise: float = 0.0, seed: int = 1, late: tuple[float, float] = (0.0, 0.0)
 ) -> tuple[PacingTrial, int]:
-    """Simulate iterations until the trial has a verdict; return the trial and the number of iterations.
+    """Simulate iterations until the trial has a verdict. Return the trial and the number of iterations.
 
-    `late` holds the probabilities that a transfer takes too long: first of unpaced, then of paced iterations.
+    `late` contains two probabilities that a transfer is late: in unpaced and in paced iterations.
     """
     rng, trial = random.Random(seed), PacingTrial()
     for step in range(100_000):
@@ -62,8 +62,9 @@ def test_that_nothing_is_gained_needs_no_longer_than_that_something_is() -> None
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_waits_for_so_long_that_steps_are_not_kept_does_not_pay(seed: int) -> None:
-    """Paced iterations are 8 % shorter, but their transfers are too late for some steps. The verdict is against
-    pacing.
+    """Paced iterations are 8 % shorter, but late transfers cost some steps their snapshots.
+
+    The verdict is against pacing.
     """
     trial, iterations = tried(paced=0.92, at_once=1.0, noise=0.1, seed=seed, late=(0.0, 1.0))
     assert trial.verdict is False
@@ -73,7 +74,7 @@ def test_what_waits_for_so_long_that_steps_are_not_kept_does_not_pay(seed: int) 
 
 
 def test_a_snapshot_that_costs_two_steps_is_told_from_one_that_costs_one() -> None:
-    """A paced snapshot loses two steps. An unpaced one loses one step, because its round takes two boundaries.
+    """A paced snapshot costs two steps, and an unpaced one costs one step, because its round takes two boundaries.
 
     The verdict is against pacing.
     """

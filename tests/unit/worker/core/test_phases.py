@@ -1,4 +1,4 @@
-"""The time for which a rank waits at a boundary, as its agent measures it."""
+"""The time that a rank spends at one boundary, as its agent measures it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def step(number: int) -> Step:
 
 
 def committed(at: int = 7, proposed: int = 8) -> Shard:
-    """Return a shard in mid-training: both holders have the committed step, and the next step is proposed."""
+    """Return a shard in mid-training. Both holders have the committed step, and the next step is proposed."""
     shard = Shard.begin(step(0), (A, B)).hear(NONE, step(at)).seal(step(at))
     shard = shard.acknowledge(A, step(at)).acknowledge(B, step(at))
     return shard.hear(step(at), step(proposed))
@@ -94,7 +94,7 @@ def test_nothing_but_the_proposed_step_is_abandoned() -> None:
     base = Shard.begin(step(5), (A,)).hear(NONE, step(5))
     assert base.abandon(step(5), "") is base
     spoiled = Shard.adopt(step(5), (A,), committed=NONE, proposed=step(5), vote=Vote.NONE, sealed=frozenset())
-    assert spoiled.abandon(step(5), "") is spoiled  # its slot is lost, and still no rank captures the base
+    assert spoiled.abandon(step(5), "") is spoiled  # the slot of the base is lost, but no rank captures the base again
 
 
 def test_a_dropped_holder_does_not_count_and_commits_go_on() -> None:
@@ -105,7 +105,8 @@ def test_a_dropped_holder_does_not_count_and_commits_go_on() -> None:
 
 def test_a_dropped_holder_returns_with_c_before_the_vote() -> None:
     shard = replace(committed(), held=frozenset({(A, step(7))})).drop(B)
-    assert shard.acknowledge(B, step(8)).view == {A}  # the proposed step alone is not enough
+    # the holder needs the committed step too, not only the proposed step
+    assert shard.acknowledge(B, step(8)).view == {A}
     assert shard.acknowledge(B, step(7)).view == {A, B}
 
 
@@ -113,13 +114,14 @@ def test_a_dropped_holder_does_not_return_after_the_vote() -> None:
     shard = committed().seal(step(8)).acknowledge(A, step(8)).drop(B).acknowledge(B, step(8))
     assert shard.vote is Vote.ACKED
     assert shard.view == {A}
-    assert shard.hear(step(8), step(9)).view == {A, B}  # with the new committed step, which this holder has
+    assert shard.hear(step(8), step(9)).view == {A, B}  # the holder has the new committed step, so it counts again
 
 
 def test_a_dropped_holder_does_not_return_by_what_it_acknowledged_before() -> None:
-    """A holder sealed the proposed step and fell silent, and the step was committed.
+    """A holder acknowledged the proposed step and fell silent, and the owner dropped it. The step was committed. The
+    holder does not count again yet.
 
-    If the holder counted again, votes on the next step would wait for it for another holder deadline.
+    If it did, votes on the next step would wait for the holder's deadline again.
     """
     dropped = committed().seal(step(8)).acknowledge(A, step(8)).acknowledge(B, step(8)).drop(B).hear(step(8), step(9))
     assert dropped.awaited == {A}
@@ -133,7 +135,8 @@ def test_a_dropped_holder_does_not_return_by_what_it_acknowledged_before() -> No
 def test_a_dropped_holder_that_has_not_got_the_new_c_stays_out() -> None:
     shard = committed().seal(step(8)).acknowledge(A, step(8)).drop(B)
     assert shard.hear(step(8), step(9)).view == {A}
-    assert shard.hear(step(7), step(9)).view == {A}  # same committed step: earlier acknowledgements prove nothing
+    # without a new committed step, earlier acknowledgements prove nothing
+    assert shard.hear(step(7), step(9)).view == {A}
 
 
 def test_somebody_who_is_no_holder_never_counts() -> None:
@@ -172,9 +175,10 @@ def test_an_inventory_brings_a_dropped_holder_back() -> None:
 
 
 def test_who_answers_again_is_waited_for_until_it_has_returned() -> None:
-    """A dropped holder answers again. Votes wait until it holds the committed step.
+    """A dropped holder answers again. Votes then wait until the holder has the committed step.
 
-    Otherwise each commit would give the slot of its transfer to the next step, and a slow holder would never return.
+    Without this wait, each commit would give the slot that the holder's transfer reads to the next step. A slow holder
+    would never count again.
     """
     back = committed().drop(B).acknowledge(A, step(8)).answer(B).inventory(B, frozenset())
     waiting = back.seal(step(8))
@@ -191,8 +195,9 @@ def test_who_answers_again_and_falls_silent_again_is_not_waited_for() -> None:
 
 
 def test_a_snapshot_is_under_way_until_all_shards_of_the_job_are_with_their_holders() -> None:
-    """Other owners still send after this owner's shard has arrived. Iterations of that time count as iterations under a
-    snapshot.
+    """Other owners of the job still send after this owner's shard has arrived.
+
+    Their iterations count as iterations under a snapshot.
     """
     quiet = committed().acknowledge(A, step(7)).acknowledge(B, step(7))
     sending = quiet.seal(step(8)).acknowledge(A, step(8))
@@ -278,7 +283,8 @@ def test_what_is_captured_a_second_time_is_acknowledged_a_second_time() -> None:
     """A step is captured twice, as the last step of a training may be. Only acknowledgements of the second capture
     count.
     """
-    first = committed().seal(step(8)).acknowledge(A, step(8)).hear(step(7), NONE)  # as if another rank was late
+    # the commit is late, as if another rank had voted late
+    first = committed().seal(step(8)).acknowledge(A, step(8)).hear(step(7), NONE)
     again = first.hear(step(7), step(9)).forget(step(8)).hear(step(7), step(8)).seal(step(8)).acknowledge(B, step(8))
     assert (again.vote, again.wanted(A)) == (Vote.NONE, 8)
     assert again.acknowledge(A, step(8)).vote is Vote.ACKED

@@ -91,22 +91,23 @@ def test_each_return_in_vain_is_waited_for_twice_as_late(silent: Silence, waits:
 
 
 def test_who_is_given_up_before_its_time_waits_no_longer_for_it() -> None:
-    """A holder is in view only because it already had the step. It is dropped again before its waiting time ends.
+    """A holder counts only because it already had the step. It falls silent again and is dropped before its waiting
+    time ends.
 
-    The second drop does not lengthen the waiting time.
+    This second drop does not lengthen the waiting time.
     """
     failed = after(FAILING, 8).given_up()
     assert after(after(failed, 2).given_up(), 6).may_return
 
 
 def test_a_line_that_breaks_once_under_a_long_transfer_is_no_row_of_failures() -> None:
-    """A holder's agent restarts during a long transfer.
+    """A holder's agent restarts once during a long transfer.
 
-    The holder stays in view, because bytes continue to arrive.
+    The owner still counts the holder, because bytes continue to arrive.
     """
     broken = after(OWED.progressed(), 2).progressed().failed(BEGIN)
     for _ in range(3):
-        broken = broken.failed(BEGIN)  # the holder does not answer yet
+        broken = broken.failed(BEGIN)  # the restarted agent does not answer yet
     for _ in range(20):
         broken = after(broken.progressed(), 1)
         assert broken.seconds == 0.0

@@ -1,4 +1,7 @@
-"""A slow link is limited to half of its rate, so that training gets the other half, and is measured again later."""
+"""A sender limits itself to half of a slow link's rate, so that training gets the other half.
+
+It measures the link again later.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,10 @@ def test_one_that_is_sound_again_stays_without_a_limit() -> None:
 
 @pytest.mark.parametrize(("then", "limit"), [(10e6, 5e6), (30e6, 15e6), (1.1 * SOUND, None)])
 def test_one_that_carries_much_more_for_a_moment_is_looked_at_once_more(then: float, limit: float | None) -> None:
-    """A slow link carries much more for a moment, because the kernel's buffers accept bytes.
+    """A slow link seems much faster for a moment, because the kernel's buffers accept bytes. A second measurement
+    decides.
 
-    A second measurement decides: a faster link gets a higher limit, and a sound link gets none.
+    A link that is faster gets a higher limit, and a link at full rate gets none.
     """
     moment = after(after(FOUND, FIRST_RETRY_SECONDS, 5e6), 2 * LOOK_SECONDS, 40e6)
     assert (moment.carries, moment.limit) == (10e6, None)
@@ -73,8 +77,9 @@ def test_one_that_has_become_slower_still_is_limited_to_half_of_that() -> None:
 
 
 def test_one_that_stands_still_is_not_limited_so_that_it_goes_on_as_fast_as_it_can() -> None:
-    """A link carries nothing, for example because the holder's agent is stopped. It gets no limit, so that it resumes
-    at full speed.
+    """A link carries nothing, for example because the holder's agent is stopped.
+
+    The sender sets no limit, so that the link resumes at full speed.
     """
     assert SlowLink().found(LEAST_BYTES_PER_SECOND / 2, 1000, 3.0).limit is None
     stalled = after(FOUND, FIRST_RETRY_SECONDS, 0.0)

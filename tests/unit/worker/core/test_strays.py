@@ -1,6 +1,6 @@
-"""Strays are slots whose shard the new plan no longer places on this node.
+"""Slots whose shard the new plan no longer places on this node (strays).
 
-The tests show when a new slot may replace a stray. Whole relaunches are in `tests/properties/worker/test_strays.py`.
+The tests show when a new slot may replace a stray. `tests/properties/worker/test_strays.py` tests whole relaunches.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ OLDER, BASE = Content(Generation(1), Step(9)), Content(Generation(1), Step(10))
 
 
 def loaded(*, is_doubled: bool = False) -> Strays:
-    """Return the rule of a node with stray steps 9 and 10, after every node has loaded.
+    """Return the rules for strays of a node with steps 9 and 10, after every node has loaded.
 
-    With `is_doubled`, the stray's owner keeps step 9, too, and no other node has the base of that owner's rank
-    `SIBLING`.
+    With `is_doubled`, the stray's owner also has step 9, and no other node has the base of that owner's rank `SIBLING`.
     """
     doubled = {(STRAY, OLDER): frozenset({SIBLING})} if is_doubled else {}
     return Strays(placed=frozenset({PLACED}), base=Step(10), needed=frozenset({Step(9)}), doubled=doubled).loaded()

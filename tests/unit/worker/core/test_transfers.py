@@ -1,4 +1,4 @@
-"""Which chunks of a shard a transfer sends, and over how many streams."""
+"""The chunks of a shard that a transfer sends, and the number of its streams."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_streams_double_while_that_is_worthwhile_and_stay_at_what_was_best() -> 
 
 def test_a_count_is_judged_by_the_best_of_a_few_transfers() -> None:
     count = StreamCount(limit=32)
-    for carried in (300, 625, 300, 600, 610, 1250):  # the slower transfers overlapped with collectives
+    for carried in (300, 625, 300, 600, 610, 1250):  # two transfers are slow, because they overlap with collectives
         count = count.measured(carried)
     assert (count.count, count.is_settled) == (4, False)
     for carried in (620, 1250, 1300):

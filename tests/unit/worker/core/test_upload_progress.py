@@ -1,4 +1,4 @@
-"""An upload without progress is described with its rank and its object."""
+"""The text about an upload without progress names its rank and its object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Printed lines that a node holds for other nodes, and stores when the generation has ended."""
+"""Printed lines that a node holds for other nodes. It stores them in S3 when the generation has ended."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_lines_of_an_owner_are_stored_once_under_its_name(tmp_path: Path, 
     assert await held.ship(objects) == ()
     assert stored(objects) == {}
     await held.take(OWNER, message(3, "three", "four"))
-    await held.take(OWNER, message(3, "three", "four", "five"))  # from another rank's session
+    await held.take(OWNER, message(3, "three", "four", "five"))  # this session belongs to another rank of the same node
     for _ in range(2):
         assert await held.ship(objects) == ()
         assert stored(objects) == {"node=i-0/000000000003-103.i-1.jsonl": ["three", "four", "five"]}

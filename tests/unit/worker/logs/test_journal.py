@@ -32,7 +32,7 @@ class Bench:
             file.write(text.encode() if isinstance(text, str) else text)
 
     def kept(self) -> list[str]:
-        """Return the lines of all chunks on disk, in order."""
+        """Return the lines of all chunks on disk, in the order of their numbers."""
         found = []
         for path in sorted(self.folder.glob("node=*/*.jsonl")):
             head, lines, _ = decode_chunk(path.read_bytes())
@@ -72,7 +72,7 @@ def test_whole_lines_are_kept_with_their_time_and_the_rest_when_it_is_whole(benc
         ("oh", "stderr", 1_000_000),
     ]
     assert journal.read() == []
-    bench.now = 999.0  # the clock is set back
+    bench.now = 999.0  # set the clock back
     bench.say("o\n")
     assert [(line.text, line.at_ms) for line in journal.read()] == [("two", 1_000_000)]
     bench.say("last")
@@ -94,9 +94,9 @@ def test_it_is_known_without_reading_whether_something_was_printed(bench) -> Non
 
 
 def test_a_stream_that_somebody_begins_anew_is_read_from_its_beginning(bench) -> None:
-    """A shell's `> /dev/stderr` truncates the stream's file.
+    """A shell's `> /dev/stderr` truncates the file of a rank's stream.
 
-    The journal marks a gap and reads the file from its beginning.
+    The journal marks a gap and reads the file again from its beginning.
     """
     journal = bench.journal()
     for number in range(100):

@@ -51,7 +51,7 @@ async def test_nothing_outside_the_output_folder_is_sent(bench: Bench, tmp_path:
     os.symlink(b"nowhere", os.fsencode(out) + b"/caf\xe9")
     missing = await bench.outputs.upload_all(bench.plan, bench.here)
     for sentence in missing:
-        # an unencodable sentence would end the agent
+        # encode the sentence, because a sentence that cannot be encoded would end the agent
         encode(NodeFault(code="output_missing", message=sentence, is_permanent=False))
     assert bench.stored == {"output/gen=3/rank=0/real.txt": b"real", "output/gen=3/rank=0/inside": b"real"}
     assert sorted(sentence.split()[1] for sentence in missing) == [

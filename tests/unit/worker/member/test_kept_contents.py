@@ -1,4 +1,7 @@
-"""The contents that a node keeps after a relayout: rank 2 of the earlier layout has no place in the new one."""
+"""The contents that a node keeps when the number of ranks changes.
+
+Rank 2 of the earlier generation does not exist in the new one.
+"""
 
 from __future__ import annotations
 

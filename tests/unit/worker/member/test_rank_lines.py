@@ -1,6 +1,6 @@
 """Effects of a rank's messages on its shard.
 
-The tests use `RankLines` with real slots and pages, and a connection that records messages.
+The tests use `RankLines` with real slots and pages, and with a connection that records messages.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ BASE = Step(4)
 
 
 def restoring(kind: str) -> GenerationPlan:
-    """Return a plan that continues from a step, with a source of this kind for the shard."""
+    """Return a plan that resumes from a step, with one source of this kind for the shard."""
     source = ShardSource(kind=kind, origin_generation=Generation(1), step=BASE, digest=bytes(16), payload_bytes=3000)  # type: ignore[arg-type]
     return structs.replace(PLAN, base_step=BASE, ranks=(structs.replace(PLAN.ranks[0], sources=(source,)),))
 
@@ -275,7 +275,7 @@ async def test_slots_that_are_asked_for_during_a_load_are_made_behind_it(loading
 
 
 async def begin(place: Place) -> None:
-    """Connect the rank, propose step 1 while the rank still imports, and request slots after that step."""
+    """Connect the rank and propose step 1 while the rank still imports. Then let the rank request slots."""
     hello = RankHello(job=PLAN.job, run=PLAN.run, generation=PLAN.generation, rank=RANK, pid=1)
     place.lines.welcome_all()
     assert place.lines.hello(hello, place.line)  # type: ignore[arg-type]
@@ -317,8 +317,10 @@ async def test_a_rank_whose_slots_cannot_grow_has_them_when_there_is_room(
 
 
 async def test_a_rank_that_stands_at_a_step_that_was_proposed_while_it_moved_has_its_slot(place: Place) -> None:
-    """The last step is proposed while the rank moves. The agent grants the slot when the rank waits in `close`, without
-    an announcement.
+    """The last step is proposed while its rank is between two boundaries. The agent grants the slot once the rank waits
+    in `close`.
+
+    No announcement of the coordinator is needed for this.
     """
     await begin(place)
     place.stand_at(3)
@@ -368,7 +370,10 @@ async def test_shards_of_different_sizes_are_counted_as_they_are(tmp_path: Path)
 
 
 async def test_the_figure_of_a_refusal_counts_the_ranks_that_have_not_asked_yet(tmp_path: Path) -> None:
-    """A refusal names the memory for all ranks of the node. Ranks without a request count with the requested size."""
+    """A refusal states the memory that all ranks of the node need.
+
+    A rank that has not requested slots counts with the size of the refused request.
+    """
     place = Place(tmp_path / "slots", rank_plan(ranks_per_node=8))
     place.shards |= {Rank(rank): place.shard for rank in range(8)}
     place.lines.welcome_all()
@@ -516,11 +521,14 @@ async def test_no_slot_is_granted_before_the_holders_have_made_theirs(place: Pla
 async def test_a_rank_is_woken_where_it_may_be_waiting(
     place: Place, monkeypatch: pytest.MonkeyPatch, standing: Standing, states: tuple[StopState, StopState], words: int
 ) -> None:
-    """Announcements and grants wake a rank that may wait. A rank that trains reads its page at the next boundary."""
+    """Announcements and grants wake a rank that may be waiting.
+
+    A rank that trains reads its page at the next boundary.
+    """
     await begin(place)
     place.stand_at(2, standing)
     before = place.line.sent.count(WordChanged())
-    monkeypatch.setattr(place.lines.slots, "grant_if_due", lambda _: None)  # count wake-ups by announcements only
+    monkeypatch.setattr(place.lines.slots, "grant_if_due", lambda _: None)  # let only announcements wake the rank
     for step, state in enumerate(states, start=3):
         place.propose(step, stop_step=9, stop_state=state)
     assert place.line.sent.count(WordChanged()) - before == words
@@ -596,7 +604,7 @@ async def test_digests_of_a_ranks_copier_stand_for_the_agents_own(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number, digests = await written(place, 3, monkeypatch)
-    monkeypatch.setattr(store, "_digest_chunks", None)  # a call would raise
+    monkeypatch.setattr(store, "_digest_chunks", None)  # calling this function would raise an error
     place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
     place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
     await done(place)
@@ -609,7 +617,7 @@ async def test_digests_of_a_ranks_copier_stand_for_the_agents_own(
 async def test_digests_that_cannot_be_the_slots_are_the_agents_own(
     place: Place, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[list[bytes]], list[bytes]]
 ) -> None:
-    """A rank reports digests of too few chunks, of too many, or none. The agent computes the digests itself."""
+    """A rank reports no digests, or digests of too few or too many chunks. The agent computes the digests itself."""
     number, digests = await written(place, 3, monkeypatch)
     place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(spoil(digests))))
     await done(place)
@@ -662,14 +670,14 @@ async def granted(place: Place, step: int) -> int:
 
 
 async def done(place: Place) -> None:
-    """Wait until all work that a message has started has ended."""
+    """Wait until all background work of earlier messages has ended."""
     await place.lines.idle()
 
 
 async def test_a_step_that_is_proposed_again_finds_what_its_rank_captured_for_the_first_time(place: Place) -> None:
-    """A rank captures a step once, and its message arrives while no step is proposed.
+    """A rank's message about a captured step arrives while no step is proposed.
 
-    The capture counts when the step is proposed again.
+    When the step is proposed again, the capture counts.
     """
     await begin(place)
     slot = await granted(place, 3)
@@ -760,7 +768,7 @@ async def test_what_is_being_captured_can_be_sent_and_is_sealed_when_it_is_captu
     place.lines.message(RANK, captured(3, slot))
     await done(place)
     assert (place.shard.sealed, place.shard.capturing, place.shard.vote) == ({3}, NONE, Vote.ACKED)
-    place.lines.message(RANK, captured(3, slot))  # repeated, for example by a rank that lost its connection
+    place.lines.message(RANK, captured(3, slot))  # the message is repeated, as a rank does after it lost its connection
     assert place.lines.is_idle
     await place.lines.close()
 
@@ -908,10 +916,11 @@ async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_l
     clock = [100.0]
     monkeypatch.setattr(owned_shard, "monotonic", lambda: clock[0])
     pass_boundary(place, 2, 100.0)
-    assert place.outbox.due(0.0) is None  # the previous iteration was not measured
+    assert place.outbox.due(0.0) is None  # the value needs the previous iteration too, which was not measured
     slot = await granted(place, 3)
     pass_boundary(place, 3, 102.0, blocked=0.25)
-    pass_boundary(place, 4, 102.5)  # less than `PERIOD_SECONDS` after the last point; step 3 is still in transfer
+    # less than `PERIOD_SECONDS` have passed since the last point; step 3 is still being transferred
+    pass_boundary(place, 4, 102.5)
     place.lines.message(RANK, captured(3, slot))
     clock[0] = 102.75
     await done(place)
@@ -961,7 +970,7 @@ async def test_every_node_tells_what_it_measured_last_and_only_that_of_rank_0_ke
     for step, at in ((1, 100.0), (2, 200.0)):
         pass_boundary(place, step, at, rank=Rank(1))
     assert place.lines.measurements.newest == {"everstep/step_seconds": 100.0, "everstep/snapshot_blocked_seconds": 0.0}
-    pass_boundary(place, 3, 200.5, rank=Rank(1))  # less than `PERIOD_SECONDS` after the last point
+    pass_boundary(place, 3, 200.5, rank=Rank(1))  # less than `PERIOD_SECONDS` have passed since the last point
     assert place.lines.measurements.newest["everstep/step_seconds"] == 100.0
     assert place.outbox.due(0.0) is None
     await place.lines.close()
@@ -979,10 +988,11 @@ async def test_who_holds_which_step_verified_and_since_when(place: Place) -> Non
     place.shard.acknowledge(PEER, content)
     assert place.shard.verified == {None: (4, place.unix - 5), PEER: (3, place.unix)}
     place.unix += 5
-    place.shard.acknowledge(PEER, content)  # a repeated acknowledgement
-    place.shard.acknowledge(PEER, Content(Generation(PLAN.generation + 1), Step(9)))  # a state of another generation
+    place.shard.acknowledge(PEER, content)  # the holder repeats its acknowledgement
+    # this acknowledgement is for another generation
+    place.shard.acknowledge(PEER, Content(Generation(PLAN.generation + 1), Step(9)))
     assert place.shard.verified[PEER] == (3, place.unix - 5)
-    place.shard.inventory(PEER, ())  # the holder has lost all its slots
+    place.shard.inventory(PEER, ())  # the holder's new inventory shows that it has lost all its slots
     assert place.shard.verified[PEER] == (NONE, place.unix)
 
 

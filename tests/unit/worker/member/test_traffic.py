@@ -92,8 +92,8 @@ class Node:
     def try_late_pacing(self) -> None:
         """Run iterations until the node has decided between paced and unpaced transfers.
 
-        A paced iteration takes 1.0 s, an unpaced iteration 1.1 s. No capture takes place in the iteration after a paced
-        iteration.
+        A paced iteration takes 1.0 s, and an unpaced iteration 1.1 s. After a paced iteration, the next one has no
+        capture.
         """
         is_late = False
         while self.traffic.trial.verdict is None:
@@ -130,7 +130,7 @@ def test_replicas_are_paced_once_spans_and_link_are_known() -> None:
         assert isinstance(paced, SpanPacer)
         node.iterate()
         assert node.pacer.current is paced
-        node.traffic.spans(Rank(4), SPANS)  # a new profile, because iterations have drifted
+        node.traffic.spans(Rank(4), SPANS)  # profile again, because the iterations have changed
         node.iterate()
         assert isinstance(node.pacer.current, Unpaced), (
             "what the link carried before it was paced says nothing of it now"
@@ -150,7 +150,8 @@ def test_replicas_are_paced_once_spans_and_link_are_known() -> None:
 def test_the_shards_of_a_node_that_leave_at_one_boundary_are_not_counted_one_after_the_other(count: int) -> None:
     def work() -> None:
         node = Node(replica_count=count)
-        node.transfers(0.3 / count, at_once=count)  # together 0.3 s of the link; the spans offer 0.34 s
+        # the transfers need 0.3 s of the link together, and the spans offer 0.34 s
+        node.transfers(0.3 / count, at_once=count)
         node.traffic.spans(Rank(4), SPANS)
         node.try_pacing()
         assert isinstance(node.pacer.current, SpanPacer)
@@ -162,9 +163,9 @@ def test_the_shards_of_a_node_that_leave_at_one_boundary_are_not_counted_one_aft
 @pytest.mark.parametrize(
     ("spans", "transfer_seconds"),
     [
-        ((), 0.1),  # no pattern, or no network traffic
-        ((IdleSpan(0.2, 0.4, 0.2),), 0.1),  # the span's begin varies by more than its length
-        (SPANS.spans, 0.001),  # transfers too short to slow training down
+        ((), 0.1),  # the profile shows no pattern, or no network traffic
+        ((IdleSpan(0.2, 0.4, 0.2),), 0.1),  # the start of the span varies by more than the span's length
+        (SPANS.spans, 0.001),  # these transfers are too short to slow training down
     ],
 )
 def test_chunks_go_at_once_where_pacing_has_nothing_to_gain(
@@ -183,9 +184,9 @@ def test_chunks_go_at_once_where_pacing_has_nothing_to_gain(
 
 
 def test_chunks_go_at_once_where_iterations_are_no_shorter_for_pacing() -> None:
-    """Pacing does not shorten iterations, for example because agents and ranks share the cores.
+    """The node sends chunks without pacing where pacing does not shorten iterations.
 
-    The node therefore sends chunks without pacing.
+    This happens, for example, if agents and ranks share the cores.
     """
 
     def work() -> None:
@@ -206,7 +207,8 @@ def test_what_was_found_out_holds_until_iterations_take_a_time_that_is_quite_ano
     def work() -> None:
         node = Node.profiled()
         node.try_pacing(gained=-0.05)
-        node.traffic.spans(Rank(4), replace(SPANS, iteration_seconds=1.3))  # iterations have drifted
+        # profile again, because the iterations have changed
+        node.traffic.spans(Rank(4), replace(SPANS, iteration_seconds=1.3))
         node.iterate()
         assert node.traffic.trial.verdict is False
         node.traffic.spans(Rank(4), replace(SPANS, iteration_seconds=1.6))
@@ -229,7 +231,7 @@ def test_an_iteration_that_began_with_chunks_of_the_other_way_counts_for_neither
         assert unlike >= 2
         trial = node.traffic.trial
         assert trial.verdict is None
-        # Not counted: the first iteration without a boundary, the unplanned second, and the last without a successor.
+        # Three iterations do not count: the first, which has no earlier boundary, the unplanned second, and the last.
         counted = len(ways) - 3 - unlike
         assert len(trial.paced.seconds) + len(trial.at_once.seconds) == counted
 
@@ -245,7 +247,10 @@ class Steady(Budget):
 
 @pytest.mark.parametrize("interval", [1, 2])
 def test_waiting_does_not_pay_where_it_costs_steps(interval: int) -> None:
-    """Late transfers lose steps only if every step is proposed."""
+    """Late transfers cost steps only if every step is proposed.
+
+    Then the node decides against pacing, although it shortens iterations.
+    """
 
     def work() -> None:
         node = Node.profiled()
@@ -308,13 +313,13 @@ def test_a_node_is_ready_to_pace_what_others_pace() -> None:
 
     def work() -> None:
         node = Node()
-        node.transfers(0.2)  # 2 × 0.2 s exceed 0.85 × 0.4 s
+        node.transfers(0.2)  # two transfers of 0.2 s exceed the usable part of the span, 0.85 × 0.4 s
         node.traffic.spans(Rank(4), SPANS)
         for _ in range(2):
             node.iterate()
         assert isinstance(node.pacer.current, Unpaced)
         node.traffic.hear(Pacing.IN_IDLE_SPANS)
-        node.traffic.on_pacing = lambda _: None  # this node is not the coordinator
+        node.traffic.on_pacing = lambda _: None  # this node is not the coordinator, so its decision has no effect
         node.iterate()
         assert isinstance(node.pacer.current, SpanPacer)
 
@@ -364,7 +369,8 @@ def test_what_waits_for_a_span_waits_no_longer_when_chunks_are_to_go_at_once() -
         node.now = asyncio.get_running_loop().time() - 0.1
         while not isinstance(node.pacer.current, SpanPacer):
             node.iterate(0.0001)
-        waiting = asyncio.create_task(node.pacer.admit(10_000_000))  # takes a second of the link, longer than any span
+        # this chunk takes a second of the link, longer than any span
+        waiting = asyncio.create_task(node.pacer.admit(10_000_000))
         await asyncio.sleep(0)
         assert not waiting.done()
         while isinstance(node.pacer.current, SpanPacer):
@@ -379,7 +385,7 @@ def test_what_waits_for_a_span_waits_no_longer_when_chunks_are_to_go_at_once() -
 def test_a_snapshot_that_the_spans_cannot_hold_is_spread_over_them_only_when_the_budget_is_exceeded() -> None:
     def work() -> None:
         node = Node(max_slowdown=0.1)
-        node.transfers(0.2)  # 2 × 0.2 s exceed 0.85 × 0.4 s
+        node.transfers(0.2)  # two transfers of 0.2 s exceed the usable part of the span, 0.85 × 0.4 s
         node.traffic.spans(Rank(4), SPANS)
         node.iterate()
         for _ in range(ENOUGH):
@@ -419,7 +425,8 @@ def test_a_rank_that_does_not_iterate_leaves_the_network_to_snapshots(half: Rank
         node.now = asyncio.get_running_loop().time() - 0.1
         while not isinstance(node.pacer.current, SpanPacer):
             node.iterate(0.0001)
-        waiting = asyncio.create_task(node.pacer.admit(10_000_000))  # takes a second of the link, longer than any span
+        # this chunk takes a second of the link, longer than any span
+        waiting = asyncio.create_task(node.pacer.admit(10_000_000))
         await asyncio.sleep(0)
         assert not waiting.done()
         node.traffic.boundary(Rank(4), Boundary(generation=Generation(1), boundary=Step(1)), half, is_sending=True)
@@ -488,7 +495,7 @@ def test_news_that_is_late_or_says_no_time_is_not_counted() -> None:
 
 
 class Training(Node):
-    """A node whose coordinator keeps the interval that its budget allows.
+    """A node whose coordinator uses the interval of its budget.
 
     A snapshot takes 0.3 s of the link. The part beyond the idle spans delays training.
     """
@@ -517,7 +524,7 @@ class Training(Node):
             self.report(Vote.NONE)
             is_captured = self.core.proposed == self.step
             if is_captured:
-                self.report(Vote.ACKED)  # the vote arrives before the next boundary
+                self.report(Vote.ACKED)  # the vote of the shard arrives before the next boundary
                 committed.append(self.core.committed)
             self.iterate(1.0 + is_captured * max(0.0, 0.3 - idle_seconds), captured=is_captured)
         return committed, (self.now - begun_at) / count - 1.0
@@ -529,7 +536,7 @@ def test_steps_are_proposed_less_often_with_too_little_idle_time_and_more_often_
     committed, slowdown = training.train(ENOUGH, idle_seconds=0.2)
     assert len(committed) == ENOUGH - 1, "every step, as long as nothing is known"
     assert slowdown > 0.09
-    training.train(1000, idle_seconds=0.2)  # one iteration in fifty runs without a snapshot, for comparison
+    training.train(1000, idle_seconds=0.2)  # train without snapshots in one of fifty iterations, for comparison
     committed, slowdown = training.train(300, idle_seconds=0.2)
     assert len(committed) == 30
     assert slowdown == pytest.approx(0.01)

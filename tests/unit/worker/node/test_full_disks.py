@@ -1,4 +1,4 @@
-"""Which failed writes report a full disk, and how long the report lasts."""
+"""A failed write reports a full disk in some cases, and the report ends after a time."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ EVENTS = """[
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(instance_metadata, "TIMEOUT_SECONDS", 30.0)  # a busy machine answers late
+    monkeypatch.setattr(instance_metadata, "TIMEOUT_SECONDS", 30.0)  # wait longer, because a busy machine answers late
     with served() as service:
         yield service
 

@@ -1,4 +1,7 @@
-"""The user of ranks: how it is chosen, which users are refused, and how it is written for another process."""
+"""The user of the ranks.
+
+The agent chooses the user, refuses some users, and passes the user to other processes.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,7 @@ def test_without_a_user_folders_and_files_stay_this_processs_alone(tmp_path: Pat
 
 
 def test_a_way_is_its_users_to_go_through_and_made_again_as_it_was(tmp_path: Path) -> None:
-    me = RankUser(os.getuid(), os.getgid())  # every user may give files to itself
+    me = RankUser(os.getuid(), os.getgid())  # every user may change the owner of its files to itself
     for _ in range(2):
         make_way(tmp_path / "a" / "way", me)
         make_own(tmp_path / "a" / "way" / "own", me)

@@ -19,7 +19,7 @@ def test_the_next_agent_knows_it(tmp_path: Path) -> None:
 
 
 def test_what_is_known_is_not_written_again(tmp_path: Path) -> None:
-    """An unchanged port is not written again, because a full disk accepts no new file."""
+    """The agent does not write an unchanged port again, so that a full disk does no harm."""
     port = KeptPort(tmp_path / "port")
     port.keep(4711)
     before = (tmp_path / "port").stat()

@@ -1,4 +1,7 @@
-"""The owner of a state directory: a node drops the state of another node, left in an image, even across failures."""
+"""The owner of a state directory.
+
+An instance launched from an image finds the state of another node and drops it, even if the drop is interrupted.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def image(tmp_path: Path) -> Path:
         (tmp_path / name).touch()
     for link in ("logs/link", f"outputs/{RUN}/gen=1/rank=0/link"):
         (tmp_path / link).symlink_to(tmp_path / "packages")
-    (tmp_path / f"inputs/runs/{RUN}/train").chmod(0o555)  # read-only, as channels are
+    (tmp_path / f"inputs/runs/{RUN}/train").chmod(0o555)  # channels are read-only
     return tmp_path
 
 
@@ -113,9 +116,9 @@ def test_killed_while_it_drops_it_goes_on_at_the_next_start(
 
 
 def test_a_name_that_the_disk_does_not_take_begins_nothing(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent cannot write its node's name and stops before it drops any state.
+    """The agent cannot write its node's name, and stops before it drops any state.
 
-    Otherwise the next agent would drop this agent's promise.
+    If it dropped state first, the next agent would drop this agent's promise.
     """
 
     def full(*_: object) -> None:
@@ -127,7 +130,7 @@ def test_a_name_that_the_disk_does_not_take_begins_nothing(image: Path, monkeypa
 
 
 def test_a_full_disk_keeps_no_node_from_its_own_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "node_id.new").mkdir()  # makes every attempt to write fail
+    (tmp_path / "node_id.new").mkdir()  # a folder in place of the file makes every write of the name fail
     (tmp_path / "promise").touch()
     take(tmp_path, MINE)
     assert (tmp_path / "promise").exists()

@@ -95,7 +95,7 @@ def test_the_same_run_asks_for_nothing_again_and_another_one_reads_nothing_again
     cache, store = InputCache(tmp_path), store_of("set/a", "set/b")
     first = contents(fetch(cache, store)["train"])
     assert (sorted(store.read), store.asked) == (["set/a", "set/b"], 1)
-    store.add("set/a", b"changed")  # a run keeps the inputs with which it began
+    store.add("set/a", b"changed")  # change the object: a run must keep the inputs with which it began
     assert contents(fetch(InputCache(tmp_path), store)["train"]) == first
     assert (len(store.read), store.asked) == (2, 1)
     other = contents(fetch(cache, store, run=OTHER_RUN)["train"])

@@ -1,4 +1,7 @@
-"""Archives of source trees: which ones a node keeps, for which jobs, and that each job gets exactly its own archive."""
+"""Archives of source trees on a node: which of them the node keeps, and for which jobs.
+
+Each job gets exactly its own archive.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,8 @@ def test_an_archive_that_arrives_when_it_is_not_wanted_any_more_never_reaches_th
     one, mine = archive(store, "one"), archive(store, "mine")
     archives = SourceArchives(tmp_path / "archives", store)
     archives.keep({one.sha256})
-    store.meanwhile = lambda: archives.keep({mine.sha256})  # the node gets a job meanwhile
+    # during the fetch, the node gets a job that needs another archive
+    store.meanwhile = lambda: archives.keep({mine.sha256})
     with pytest.raises(SourceRefused, match="no longer needed"):
         archives.get(one)
     assert (archives.held, on_disk(tmp_path / "archives")) == ((), set())
@@ -128,7 +132,10 @@ def script_of(store: Store, *names: str, more: tuple[tarfile.TarInfo, ...] = ())
 
 
 async def test_a_load_that_was_ended_leaves_the_next_ones_tree_alone(tmp_path: Path) -> None:
-    """The store answers an ended load after the next load has completed its tree and ranks use it."""
+    """A load ends while it waits for the store, and the next load completes its tree.
+
+    The late answer must not change this tree, which ranks use.
+    """
     store = Store()
     script, folder = script_of(store, "train.py", "more.py"), tmp_path / "run"
     archives = SourceArchives(tmp_path / "archives", store)
@@ -150,7 +157,7 @@ async def test_a_load_that_was_ended_leaves_the_next_ones_tree_alone(tmp_path: P
     assert await fetch_source(archives, script, folder) == folder / "train.py"
     there = folder.stat().st_ino
     answered.set()
-    await loop.shutdown_default_executor()  # also waits for the first load's thread
+    await loop.shutdown_default_executor()  # this also waits for the first load's thread
     assert [thread.is_alive() for thread in threads] == [False]
     assert (folder.stat().st_ino, on_disk(tmp_path)) == (there, {"archives", "run"})
 

@@ -37,7 +37,7 @@ def test_a_lock_that_nobody_holds_is_removed(place: tuple[dict[str, str], Path])
     remove_stale(environment, None)
     assert (folder / "lock").exists(), "its holder builds"
     assert baton.fd is not None
-    os.close(baton.fd)  # as the kernel does for a killed process
+    os.close(baton.fd)  # close the file, as the kernel does when it ends a killed process
     remove_stale(environment, None)
     assert [path.name for path in folder.iterdir()] == ["cpu_adam.so"]
 
@@ -45,7 +45,10 @@ def test_a_lock_that_nobody_holds_is_removed(place: tuple[dict[str, str], Path])
 def test_a_lock_that_another_node_may_hold_is_let_be(
     place: tuple[dict[str, str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nodes share a folder. This node cannot see whether a process of another node holds the lock, and keeps it."""
+    """Nodes share the folder of a lock. The agent keeps a lock that a process on another node may hold.
+
+    A node cannot see whether another node's process holds the lock.
+    """
     environment, folder = place
     (folder / "lock").touch()
     monkeypatch.setattr(build_locks, "_file_system", lambda _: "nfs4")
@@ -67,9 +70,9 @@ def test_where_nothing_was_ever_built_nothing_happens(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
 def test_nothing_is_removed_but_from_the_ranks_own_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The ranks' user owns the folder, in which a link may lead anywhere.
+    """The agent removes locks only in folders that belong to the ranks' user.
 
-    The agent removes locks only in folders that this user owns.
+    In such a folder, a link may point to any other folder.
     """
     name, lock = str(tmp_path), tmp_path / "private/py311_cpu/cpu_adam/lock"
     lock.parent.mkdir(parents=True)

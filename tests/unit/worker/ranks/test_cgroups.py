@@ -93,7 +93,7 @@ def test_whoever_was_started_in_a_cgroup_is_killed_with_it(place: cgroups.RankCg
         assert cgroups.remove(path)
     assert rank.returncode == -signal.SIGKILL
     assert cgroups.pids(path) == set()
-    cgroups.kill(path)  # a removed cgroup has no process to kill
+    cgroups.kill(path)  # kill again: a removed cgroup has no process to kill
 
 
 @pytest.mark.integration

@@ -26,7 +26,10 @@ from worker.ranks.shim.messages import RankRecord
 
 RUN = RunId("r" * 32)
 TO_PRINT_SECONDS = 5.0
-"""Seconds until a command times out after it has printed; its start alone may take a second on a busy machine."""
+"""Time limit for commands that time out after they have printed.
+
+Their start alone may take a second on a busy machine.
+"""
 
 
 def command(*argv: str, name: str = "c", timeout_seconds: float = 30.0, stdin: bytes = b"") -> RunCommand:
@@ -75,7 +78,7 @@ async def desk():
     made = Desk()
     yield made
     await made.commands.close()
-    # Asyncio's thread for each process would otherwise call a closed loop during another test.
+    # Wait for asyncio's threads, which would otherwise call a closed loop during another test.
     for thread in threading.enumerate():
         if thread.name.startswith("asyncio-waitpid"):
             thread.join(timeout=10)
@@ -171,9 +174,10 @@ def not_permitted(*_: object) -> None:
 
 
 async def test_another_users_process_in_its_group_changes_no_answer(desk, monkeypatch) -> None:
-    """A command's group contains another user's process, for example of `sudo`, and the agent is not root.
+    """A command's group contains a process of another user, for example of `sudo`, and the agent is not root.
 
-    The search for its processes takes milliseconds, so that it runs outside the agent's event loop.
+    The command's answer does not change. The search for processes takes milliseconds, so it runs outside the agent's
+    event loop.
     """
     real, threads = rank_commands.kill_tree, []
 
@@ -200,17 +204,22 @@ async def test_one_that_cannot_be_ended_is_answered_all_the_same(desk, monkeypat
     monkeypatch.setattr(rank_commands, "END_SECONDS", 0.01)
     with monkeypatch.context() as theirs:
         theirs.setattr(os, "killpg", not_permitted)
-        theirs.setattr(rank_commands, "kill_tree", lambda _: frozenset())  # `kill_tree` skips processes of other users
+        # without privileges, `kill_tree` skips processes of other users
+        theirs.setattr(rank_commands, "kill_tree", lambda _: frozenset())
         theirs.setattr(subprocess.Popen, "kill", not_permitted)
         ended = await desk.run(command("sh", "-c", "echo $$; exec sleep 1000", timeout_seconds=TO_PRINT_SECONDS))
     assert (ended.is_timed_out, ended.exit_code, ended.refusal) == (True, None, "")
     os.kill(int(ended.stdout), signal.SIGKILL)
     await gone(int(ended.stdout))
-    await started[0].wait()  # otherwise its end calls a closed loop during another test
+    await started[0].wait()  # wait for the end of the process, which otherwise calls a closed loop during another test
 
 
 async def test_no_code_in_the_ranks_home_runs_before_the_program_is_theirs(tmp_path, monkeypatch) -> None:
-    """The machine's Python reads the user's site packages; the Python of a virtual environment does not."""
+    """No code in the rank's home runs before the program.
+
+    The machine's Python would run code from the user's site packages at its start. A virtual environment's Python does
+    not, so the test uses the machine's Python.
+    """
     own, told = tmp_path / f".local/lib/python3.{sys.version_info.minor}/site-packages", tmp_path / "told"
     own.mkdir(parents=True)
     (own / "theirs.pth").write_text(f"import pathlib; pathlib.Path({str(told)!r}).touch()\n")
@@ -267,7 +276,7 @@ async def gone(pid: int) -> None:
             FileNotFoundError,
             ProcessLookupError,
         ):
-            # The process ends before its file is opened, or before the file is read.
+            # The process may end before its file is opened or read.
             return
         if state == "Z":
             return
@@ -278,7 +287,7 @@ async def test_a_command_is_run_once_and_answered_as_often_as_it_is_asked_for(de
     count = tmp_path / "count"
     asked = command("sh", "-c", f"echo x >> {count}")
     desk.commands.take(asked, record())
-    desk.commands.take(asked, record())  # while the command runs
+    desk.commands.take(asked, record())  # send the same request again while the command runs
     first = await desk.answers.get()
     assert await desk.run(asked, record()) == first
     assert desk.answers.empty()

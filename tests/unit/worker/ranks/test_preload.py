@@ -15,7 +15,7 @@ LOOK_SECONDS = 0.01
 
 
 def wait_until_gone(lock: Path) -> None:
-    """Poll until a lock file disappears, as torch's builders do, because no event announces it."""
+    """Poll until a lock file disappears. torch's builders poll too, because no event announces the end of a build."""
     deadline = threading.Event()
     for _ in range(3000):
         if not lock.exists():
@@ -53,14 +53,14 @@ def test_no_thread_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_spoilt", [True, False])
 def test_whether_forks_could_use_cuda_is_asked_of_one(is_spoilt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The preloader checks CUDA in a fork, because torch detects unusable CUDA only in a fork."""
+    """The preloader checks in a fork whether forks could use CUDA, because torch detects this only in a fork."""
     parent = os.getpid()
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: is_spoilt and os.getpid() != parent)
     assert _spoils_forks() is is_spoilt
 
 
 def test_imports_ask_nvml_whether_there_is_a_device_and_ranks_do_not_hear_of_it(tmp_path: Path) -> None:
-    """Imports of torch query NVML for devices. Ranks do not inherit the variable that causes this.
+    """While the preloader imports, torch queries NVML for devices. Ranks do not inherit the variable that causes this.
 
     A query of the CUDA driver during imports would make CUDA unusable in every forked rank.
     """

@@ -1,6 +1,6 @@
-"""Functions of the shim that need no processes.
+"""Functions of the shim that need no real processes.
 
-They determine the members of a process tree, reasons for a cold start, records on disk, and printed lines.
+They find the members of a process tree, reasons for a cold start, records on disk, and printed lines.
 """
 
 from __future__ import annotations

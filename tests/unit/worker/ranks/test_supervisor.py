@@ -1,4 +1,4 @@
-"""Classes of a rank's exit, and the environment that a rank sees."""
+"""Kinds of a rank's exit, and the environment variables that a rank gets."""
 
 from __future__ import annotations
 

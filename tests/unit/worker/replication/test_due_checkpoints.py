@@ -1,4 +1,4 @@
-"""The coordinator's server turns a checkpoint that is due by time into an upload of the next commit."""
+"""When a checkpoint is due by time, the coordinator's server marks the next commit for upload."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Generated:
         return self.server.announcement().persist_step
 
     def step(self, *, pinned: int = NONE) -> None:
-        """Report the proposed step as made and acknowledged."""
+        """Report the proposed step as captured and acknowledged."""
         core = self.server.core
         self.sequence += 1
         round_ = RankRound(

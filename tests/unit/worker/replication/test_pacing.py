@@ -1,4 +1,4 @@
-"""Times at which chunks are sent, on an event loop with a virtual clock.
+"""The times at which a pacer admits chunks, on an event loop with a virtual clock.
 
 Hours of virtual time pass immediately, and every time is exact.
 """
@@ -50,7 +50,7 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
 
 
 async def departures(pacer: Pacer, count: int, size: int) -> list[float]:
-    """Return the times at which `count` chunks were admitted, in seconds since the beginning."""
+    """Return the times at which the pacer admitted `count` chunks, in seconds since the start."""
     times = []
     for _ in range(count):
         await pacer.admit(size)
@@ -93,8 +93,8 @@ def test_a_uniform_pacer_does_not_save_up() -> None:
 def test_chunks_fill_the_middle_of_the_idle_spans_and_nothing_else() -> None:
     async def work() -> None:
         pacer = at_boundary(IdleSpan(1.0, 2.0), IdleSpan(6.0, 1.0))
-        times = await departures(pacer, 5, 50_000)  # half a second each; the pacer uses 0.85 of a span
-        # no other boundary arrived, so that the last chunk waits no longer
+        times = await departures(pacer, 5, 50_000)  # each chunk takes half a second, and the pacer uses 0.85 of a span
+        # without another boundary, the last chunk waits until its time limit
         assert times == pytest.approx([1.15, 1.65, 2.15, 6.075, 20.0])
 
     run(work)
@@ -132,11 +132,12 @@ def test_senders_share_the_link() -> None:
 
 def test_who_wakes_up_late_catches_up_within_the_margin_of_a_span() -> None:
     async def work() -> None:
-        pacer = at_boundary(IdleSpan(0.0, 4.0))  # the window begins after 0.3 s
+        pacer = at_boundary(IdleSpan(0.0, 4.0))  # the window for chunks opens after 0.3 s
         assert await departures(pacer, 1, 50_000) == pytest.approx([0.3])
-        await asyncio.sleep(0.7)  # 0.2 s after the previous chunk has left the link
+        await asyncio.sleep(0.7)  # wait until 0.2 s after the previous chunk has left the link
         assert await departures(pacer, 2, 50_000) == pytest.approx([1.0, 1.3])
-        await asyncio.sleep(1.2)  # 0.7 s after the previous chunk has left; the pacer makes up for 0.3 s
+        # wait until 0.7 s after the previous chunk has left the link; the pacer makes up for 0.3 s
+        await asyncio.sleep(1.2)
         assert await departures(pacer, 2, 50_000) == pytest.approx([2.5, 2.7])
 
     run(work)
@@ -148,7 +149,7 @@ def test_nothing_is_waited_for_before_the_first_boundary_or_long_after_the_last(
         assert await departures(pacer, 2, 10) == [0.0, 0.0]
         pacer.boundary(BEGIN)
         await asyncio.sleep(PATIENCE_ITERATIONS * 10.0)
-        # The chunks leave one after the other at the rate of the link.
+        # The second chunk leaves right after the first one, at the rate of the link.
         assert await departures(pacer, 2, 10) == pytest.approx([20.0, 20.0001])
 
     run(work)
@@ -173,7 +174,7 @@ def test_the_link_is_what_the_fastest_of_enough_transfers_says() -> None:
         wire.bytes_per_second = 1_000_000.0 / number
         wire.carry(1_000_000)
         assert wire.pacer.bytes_per_second is None
-    wire.bytes_per_second = 1e12  # only latency remains
+    wire.bytes_per_second = 1e12  # at this rate, a transfer takes only the latency
     wire.carry(TELLING_BYTES - 1)
     assert wire.pacer.bytes_per_second is None
     wire.bytes_per_second = 3_000_000.0
@@ -205,10 +206,10 @@ def test_the_time_until_the_holder_has_verified_the_last_bytes_belongs_to_the_tr
 
 
 def test_a_measurement_begins_and_ends_with_nobody_under_way() -> None:
-    """A measurement covers the time between two moments without a transfer.
+    """The pacer measures the link from one moment without a transfer to the next such moment.
 
-    The second transfer begins during the first and ends after it. The third begins with the first, and sends long
-    after both.
+    The second transfer begins during the first and ends after it. The third begins with the first, and sends long after
+    both.
     """
     wire = Wire(1e6)
     for _ in range(ENOUGH_TRANSFERS):
@@ -227,7 +228,7 @@ def test_a_measurement_begins_and_ends_with_nobody_under_way() -> None:
                     second.taken(2_000_000)
                     second.finish()
                     wire.pacer.measured(second)
-            wire.wait(100.0)  # the third transfer's rank is still capturing
+            wire.wait(100.0)  # the third transfer waits for its rank, which is still capturing
             assert len(wire.pacer._rates) < ENOUGH_TRANSFERS
             third.add([(0, 1)])
             wire.wait(1.0)
@@ -273,7 +274,7 @@ def test_a_transfer_s_part_is_what_others_left_of_the_time() -> None:
 def test_a_chunk_that_no_span_can_hold_is_not_held_back_for_ever() -> None:
     async def work() -> None:
         loop = asyncio.get_running_loop()
-        pacer = at_boundary(iteration=10.0)  # no idle span
+        pacer = at_boundary(iteration=10.0)  # this profile has no idle span
 
         async def train() -> None:
             while True:
@@ -319,7 +320,7 @@ def test_a_node_s_pacer_can_be_another_between_two_chunks() -> None:
 
 
 def test_spans_hold_what_partition_puts_into_them() -> None:
-    """Every opening is inside a window, by the same rule as in `partition`."""
+    """The pacer opens only at times inside the windows that `partition` computes."""
 
     async def work() -> None:
         spans = [IdleSpan(0.5, 1.0), IdleSpan(2.0, 0.4), IdleSpan(3.0, 2.0)]
@@ -350,14 +351,14 @@ def test_chunks_are_booked_without_the_loop_while_a_window_has_room() -> None:
     clock = Clock()
     pacer = SpanPacer([IdleSpan(0.0, 1.0)], Link(1_000_000.0), iteration_seconds=10.0, clock=clock)
     pacer.boundary(BEGIN)
-    assert pacer.book(1000) is None  # the window has not begun
+    assert pacer.book(1000) is None  # the window has not opened yet
     clock.seconds += 0.1
     booked = 0
     for _ in range(2000):
         booked += pacer.book(1000) is not None
         clock.seconds += 0.001
     assert 800 <= booked <= 850, "the window has room for 850 of 1 ms, and a part of it had passed"
-    clock.seconds += 10.0  # without the next boundary, the chunk waits until a time limit
+    clock.seconds += 10.0  # without the next boundary, the chunk waits until its time limit
     assert pacer.book(1000) is None
     pacer.boundary(clock.seconds - 0.1)
     assert pacer.book(1000) == 0.0

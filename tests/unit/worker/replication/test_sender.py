@@ -1,6 +1,6 @@
 """The sender decides whether a holder's link is slow.
 
-The decision accounts for the share of the link that the node's other transfers use.
+It takes into account which part of the link the node's other transfers use.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_one_slow_way_is_told_from_the_seven_beside_it() -> None:
 
 
 def test_an_agent_that_stood_still_calls_no_link_slow_for_it() -> None:
-    """An agent that is stopped for 30 s during a transfer does not report its holder as slow."""
+    """An agent is stopped for 30 s during a transfer. It does not report its holder's link as slow afterwards."""
     wire = Wire(FLOW_BYTES_PER_SECOND)
     queue = wire.queue()
     queue.add([(0, 2)])
@@ -76,9 +76,9 @@ def test_an_agent_that_stood_still_calls_no_link_slow_for_it() -> None:
 
 
 async def test_a_watch_that_a_bug_ends_ends_its_sender_which_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug ends the task that watches the holder. The sender ends with it.
+    """A bug ends the task that watches the holder's silence. The sender ends too and starts again.
 
-    A sender without that task would no longer measure the holder's silence.
+    A sender without this task would no longer measure the silence.
     """
 
     class Unanswered:
@@ -117,7 +117,7 @@ async def test_a_link_that_seems_slow_is_treated_as_one_before_it_is_called_so(
         queue.taken(int(seconds * wire.bytes_per_second))
         queue.finish()
         queue.add([(2, 1)])
-        suspicious.check_link(queue)  # the shard is None, so that a report would raise
+        suspicious.check_link(queue)  # a report would raise an error here, because the shard is None
         if suspicious.link.carries:
             break
     assert (suspicious.link.limit is not None) is is_limited

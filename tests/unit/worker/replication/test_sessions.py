@@ -55,7 +55,7 @@ async def test_what_fits_leaves_without_a_turn_of_the_loop(lines: tuple[socket.s
 
 async def test_what_does_not_fit_waits_and_is_whole(lines: tuple[socket.socket, socket.socket]) -> None:
     here, there = sessions(lines)
-    here.read_ahead()  # both sides have proved their keys
+    here.read_ahead()  # from here on, both sides have proved their keys
     there.read_ahead()
     sending = [asyncio.create_task(here.send(SMALL, LARGE)), asyncio.create_task(here.send(LARGE, SMALL))]
     assert [await there.receive() for _ in range(4)] == [SMALL, LARGE, LARGE, SMALL]
@@ -75,7 +75,7 @@ async def test_who_is_cancelled_in_the_middle_leaves_a_whole_message_or_none_at_
     lines: tuple[socket.socket, socket.socket],
 ) -> None:
     here, there = sessions(lines)
-    here.read_ahead()  # both sides have proved their keys
+    here.read_ahead()  # from here on, both sides have proved their keys
     there.read_ahead()
     sending = asyncio.create_task(here.send(LARGE))
     await asyncio.sleep(0)
@@ -111,7 +111,7 @@ async def test_who_is_cancelled_while_half_a_word_has_come_loses_nothing_of_it(
     data = await _bytes_of(SMALL)
     lines[0].send(data[:7])
     receiving = asyncio.create_task(there.receive())
-    await asyncio.sleep(0)  # the receiver has read the available bytes and waits
+    await asyncio.sleep(0)  # let the receiver read the available bytes and wait for more
     assert there._inbox
     receiving.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -121,7 +121,7 @@ async def test_who_is_cancelled_while_half_a_word_has_come_loses_nothing_of_it(
 
 
 async def test_a_message_with_a_flipped_bit_ends_the_session() -> None:
-    """Every bit after the length is flipped in turn, in a session of its own."""
+    """The test flips every bit after the length in turn, in a new session each. The session ends."""
     for position in range(4 * 8, 8 * len(await _bytes_of(SMALL))):
         data = bytearray(await _bytes_of(SMALL))
         data[position // 8] ^= 1 << position % 8
@@ -202,7 +202,7 @@ async def test_a_line_that_cannot_be_watched_is_lost(
     _, there = sessions(lines)
 
     def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")  # as epoll raises it
+        raise OSError(errno.ENOSPC, "No space left on device")  # epoll raises this error
 
     monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", refuse)
     with pytest.raises(PeerLost, match="No space"):
@@ -212,7 +212,7 @@ async def test_a_line_that_cannot_be_watched_is_lost(
 
 
 async def test_a_handshake_takes_its_own_words_alone(lines: tuple[socket.socket, socket.socket]) -> None:
-    """A handshake reads only its own messages. The stream's thread reads the bytes after them."""
+    """A handshake reads only its own messages. The thread of the stream reads the bytes after the handshake."""
     _, there = sessions(lines)
     lines[0].send(frame(SMALL) + b"chunk")
     assert await there.receive() == SMALL

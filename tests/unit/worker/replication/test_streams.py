@@ -1,5 +1,6 @@
-"""The queue of a transfer's requested chunks, which the threads of its streams share, and the receiver's progress
-reports.
+"""A queue of the chunks that a holder requested, shared by the threads of the streams.
+
+Further tests check how a receiver reports its progress.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def test_time_in_which_there_was_nothing_to_send_is_not_counted() -> None:
     clock.now += 2 * TICK
     queue.taken(10)
     queue.finish()
-    clock.now += 50 * TICK  # the capture makes no progress
+    clock.now += 50 * TICK  # time passes without progress of the capture
     queue.add([])
     assert queue.busy_seconds == 3 * TICK
     queue.add([(2, 1)])
@@ -126,7 +127,7 @@ def test_time_in_which_a_pacer_holds_all_of_it_back_is_not_counted() -> None:
     with queue.held_back():
         clock.now += 10 * TICK
         queue.next()
-        clock.now += 1 * TICK  # only the second stream sends
+        clock.now += 1 * TICK  # during this time, only the second stream sends
         with queue.held_back():
             clock.now += 20 * TICK
         clock.now += 2 * TICK
@@ -184,7 +185,7 @@ def test_a_stream_from_which_nothing_leaves_says_that_it_is_at_it() -> None:
 
 
 class Memory:
-    """A slot's payload in memory; `when_read` runs in the thread that reads from it."""
+    """A slot's payload in memory. `when_read` runs in the thread that reads the payload."""
 
     def __init__(self, size: int, when_read: Callable[[], object] = lambda: None) -> None:
         self._bytes = bytearray(size)
@@ -210,12 +211,15 @@ async def test_a_stream_without_a_thread_is_lost_and_waited_for_by_nobody(monkey
         patch.setattr(threading.Thread, "start", start)
         with pytest.raises(PeerLost, match="no thread"):
             await streams.run(line, lambda _: None)
-    await streams.run(line, lambda _: None)  # the streams start threads again
+    await streams.run(line, lambda _: None)  # after the cancellation, the streams start threads again
     await streams.close()
 
 
 class Asked(socket.socket):
-    """A socket that records its options. With `is_root`, the kernel permits buffers above the limit for all users."""
+    """A socket that records the options set on it.
+
+    With `is_root`, the kernel permits buffers above the limit for all users.
+    """
 
     def __init__(self, *, is_root: bool) -> None:
         super().__init__()
@@ -339,7 +343,7 @@ async def test_who_follows_is_told_of_the_last_chunk_before_the_shard_counts_as_
 
 @pytest.mark.parametrize("count", [1, 8])
 async def test_what_the_kernel_holds_back_of_a_stream_it_lets_go_soon(count: int) -> None:
-    """The rate limit has a lower bound, at which 64 KiB take at most a second.
+    """The rate limit of a stream is never so low that 64 KiB take longer than a second.
 
     The kernel sends 64 KiB together and then waits for their time at the old limit, even if the limit is raised
     meanwhile.

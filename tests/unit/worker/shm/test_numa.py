@@ -1,5 +1,6 @@
-"""Memory nodes requested for the pages of slots. A fake kernel answers, except in one test that holds on any
-machine.
+"""The memory nodes on which the agent requests the pages of slots.
+
+A fake kernel answers the requests, except in one test that works on any machine.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ def test_without_a_node_the_kernel_is_not_asked() -> None:
 
 
 def test_the_real_thread_has_the_policy_that_it_had() -> None:
-    """Every machine has memory node 0. A container may refuse the request."""
+    """The agent restores the thread's memory policy. The real kernel is asked for memory node 0, which every machine
+    has.
+
+    A container may refuse the request.
+    """
     before = set_policy(None)
     with near(0):
         inside = set_policy(0)

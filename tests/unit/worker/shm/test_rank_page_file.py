@@ -1,6 +1,6 @@
-"""The page as the agent maps it: it outlives the agent, but not its generation.
+"""The rank page as the agent maps it.
 
-A half that the script has overwritten does not mislead the agent.
+It outlives the agent, but not its generation. A half that a script has overwritten does not mislead the agent.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def test_the_last_good_half_of_a_rank_stands(tmpfs: Path) -> None:
     write_rank_half(shared, RankHalf(3, 8, copying=8))
     assert page.rank() == RankHalf(3, 8, copying=8)
     over = bytes(shared[2048:])
-    shared[2048:] = b"\xee" * 2048  # as the script would
+    shared[2048:] = b"\xee" * 2048  # overwrite a half, as a faulty script would
     assert page.rank() == RankHalf(3, 8, copying=8)
     shared[2048:] = over
-    write_rank_half(shared, RankHalf(2, 99))  # a rank of another generation
+    write_rank_half(shared, RankHalf(2, 99))  # this half belongs to a rank of another generation
     assert page.rank() == RankHalf(3, 8, copying=8)
     page.close(unlink=True)
     assert not (tmpfs / "word").exists()

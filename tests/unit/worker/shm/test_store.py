@@ -1,4 +1,7 @@
-"""Slots of a node: granted, sealed, verified, pinned and adopted, and used only within the bounds of their headers."""
+"""Slots of a node: the store grants, seals, verifies, pins and adopts them.
+
+It uses the bytes of a slot only within the bounds of its header.
+"""
 
 from __future__ import annotations
 
@@ -160,9 +163,9 @@ async def test_granting_cancels_and_joins_who_reads_the_old_content(tmpfs: Path)
 
 
 async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slot is granted again while its digest is computed.
+    """A slot is granted again while its digest is computed. The interrupted seal has no effect.
 
-    The older step must not appear sealed over the newer step's bytes.
+    Otherwise, the older step would appear sealed over the newer step's bytes.
     """
     monkeypatch.setattr(store_module, "INLINE_DIGEST_BYTES", 0)
     store = opened(tmpfs)
@@ -170,7 +173,7 @@ async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path, mo
     assert index == 0
     sealing = asyncio.create_task(store.seal(RANK, 0, header(store, 1)))
     slot = store.shards[RANK][0]
-    await asyncio.sleep(0)  # the seal has begun to read
+    await asyncio.sleep(0)  # let the seal begin to read
     assert slot.readers
     assert await grant(store, 2, slot_count=1) == 0
     assert await sealing is None
@@ -198,7 +201,10 @@ async def test_a_seal_that_is_overtaken_by_a_grant_at_its_very_end_seals_nothing
 
 
 async def test_a_slot_that_is_being_written_is_not_verified(tmpfs: Path) -> None:
-    """A rank has just begun to write its slot, whose bytes are still undefined. The slot stays the rank's."""
+    """A rank has just begun to write its slot, whose bytes are still undefined.
+
+    The store does not verify the slot, and the rank keeps it.
+    """
     store = opened(tmpfs)
     index = await grant(store, 1)
     assert index is not None
@@ -257,7 +263,7 @@ def test_what_presses_is_verified_before_ranks_that_start_and_all_else_beside_th
         return digest_chunks(file, size, chunks, cancelled)
 
     async def verify() -> None:
-        os.setpriority(os.PRIO_PROCESS, 0, above)  # changes only the loop's thread
+        os.setpriority(os.PRIO_PROCESS, 0, above)  # change the priority of the loop's thread only
         store = opened(tmpfs)
         slot = await fill(store, 1)
         found.clear()
@@ -335,7 +341,10 @@ async def test_a_pinned_slot_is_not_granted(tmpfs: Path) -> None:
 async def test_chunks_that_arrived_count_only_for_the_same_content_in_the_same_file(
     tmpfs: Path, step: int, capacity: int, is_kept: bool
 ) -> None:
-    """A new file holds zeros in place of arrived chunks, which must be sent again before the slot is sealed."""
+    """A new file contains zeros in place of the chunks that arrived.
+
+    These chunks do not count, and are sent again before the slot is sealed.
+    """
     store = opened(tmpfs)
     index = await grant(store, 1, slot_count=1)
     assert index is not None
@@ -371,7 +380,7 @@ class TestFollowing:
 
     @staticmethod
     async def known(digests: ChunkDigests, count: int) -> None:
-        """Wait until `count` chunks are digested."""
+        """Wait until the store has digested `count` chunks."""
         async with asyncio.timeout(20):
             while digests.known_count < count:
                 await digests.changed.wait(digests.changed.version)
@@ -385,13 +394,13 @@ class TestFollowing:
         slot, digests, sealing = await self.begun(store, 1)
         self.write(slot, data[:2500])
         digests.grow(2500)
-        digests.grow(1200)  # an outdated message
+        digests.grow(1200)  # this message about progress is outdated
         await self.known(digests, 2)
         assert digests.known == payload_chunk_digests(data)[: 2 * DIGEST_BYTES]
         self.write(slot, data[2500:], 2500)
         digests.grow(self.SIZE)
         await self.known(digests, 4)
-        # The last chunk is short: its end is known only when the capture is complete.
+        # The last chunk is short, and its end is unknown until the capture is complete.
         assert (digests.known_count, digests.is_sealed) == (
             4,
             False,
@@ -430,12 +439,12 @@ class TestFollowing:
         self.write(slot, payload(1, self.SIZE))
         digests.grow(self.SIZE)
         await self.known(digests, 4)
-        again, fresh, sealing_again = await self.begun(store, 1)  # the same step may be written again
+        again, fresh, sealing_again = await self.begun(store, 1)  # the rank may write the same step again
         assert again is slot
         assert await sealing is None
         assert fresh is not digests
         assert fresh.known_count == 0
-        digests.complete()  # belongs to the first capture
+        digests.complete()  # this completes only the first capture
         self.write(slot, payload(7, self.SIZE))
         fresh.complete()
         assert await sealing_again == payload_digest(payload(7, self.SIZE))
@@ -445,7 +454,7 @@ class TestFollowing:
         store = opened(tmpfs)
         slot, digests, sealing = await self.begun(store, 1)
         digests.complete()
-        assert await grant(store, 2, slot_count=1) == 0  # no thread has read the slot yet
+        assert await grant(store, 2, slot_count=1) == 0  # the slot is free, because no thread has begun to read it
         assert await sealing is None
         assert (on_disk(slot).state, on_disk(slot).step) == (SlotState.WRITING, 2)
         store.close()
@@ -489,7 +498,7 @@ def full_to_the_last_page(descriptor: int, offset: int, length: int) -> None:
 
 
 class TestRoom:
-    """The node's memory is exhausted."""
+    """Tests in which the node's memory is exhausted."""
 
     async def test_beyond_the_nodes_share_it_is_refused_with_the_figures(self, tmpfs: Path) -> None:
         store = opened(tmpfs, memory_bytes=CAPACITY + 100)
@@ -528,7 +537,7 @@ class TestRoom:
         with pytest.raises(NoRoom):
             await grant(store, 3, keep={content(2)}, capacity=4 * CAPACITY)
         assert store.sealed(RANK, content(2)) is kept
-        assert await grant(store, 3, keep={content(2)}) is not None  # a smaller slot can be created
+        assert await grant(store, 3, keep={content(2)}) is not None  # the store can create a smaller slot
         store.close()
 
     async def test_a_slot_that_cannot_grow_on_a_full_tmpfs_is_made_when_there_is_room(
@@ -544,7 +553,7 @@ class TestRoom:
             assert refused.value.is_passing
             assert store.used_bytes() == CAPACITY
             store.close()
-            store = opened(tmpfs)  # an agent starts on such a node
+            store = opened(tmpfs)  # an agent starts on a node without free memory
         with pytest.raises(NoRoom) as refused:
             await store.reserve(RANK, **larger)
         assert refused.value.is_passing, "what is gone from tmpfs its rank may still be writing"
@@ -576,9 +585,10 @@ class TestRoom:
         store.close()
 
     async def test_what_admission_counts_is_what_tmpfs_holds(self, tmpfs: Path) -> None:
-        """Each shard that the node owns or holds has two slots.
+        """A node has exactly the slots that the control plane counts when it admits a job.
 
-        All their pages exist before the first step, and there are no others.
+        Each shard that the node owns or holds has two slots. All their pages exist before the first step, and the node
+        has no other slots.
         """
         capacity, copies, ranks_per_node = 3_000_000, 2, 2
         store = opened(tmpfs, memory_bytes=1 << 30)
@@ -650,8 +660,9 @@ class TestRoom:
     async def test_a_slot_that_nobody_wants_any_more_gets_no_more_pages(
         self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A cancelled reservation stops allocating pages. A promise that waited for all of 16 GiB would miss its
-        deadline.
+        """A cancelled reservation of slots stops allocating pages.
+
+        A promise that waited for all of 16 GiB would miss its deadline.
         """
         allocate, loop, begun, reserving = (
             os.posix_fallocate,
@@ -766,7 +777,8 @@ class TestAdoption:
         again = opened(tmpfs)
         assert [record.step for record in again.inventory()] == [2]
         assert len(again.shards[RANK]) == 2
-        assert again.shards[RANK][1].file.path == second.file.path  # slots keep their numbers, which the page names
+        # slots keep their numbers, because the rank's page names them
+        assert again.shards[RANK][1].file.path == second.file.path
         again.settle_copiers(RANK)
         slot = await fill(again, 3, keep={content(2)})
         assert slot.file.path == path
@@ -831,7 +843,7 @@ class TestStrays:
 
     @staticmethod
     def placing(*ranks: Rank, base: int = 2) -> Strays:
-        """Return the rule of a plan that places these shards on the node and can use both slots of the stray."""
+        """Return the rule of a plan that places these shards on the node and may use both slots of the stray."""
         return Strays(placed=frozenset(ranks), base=Step(base), needed=frozenset({Step(1)}))
 
     @staticmethod
@@ -851,7 +863,7 @@ class TestStrays:
         store.close()
         again = opened(tmpfs)
         assert again.sealed(self.STRAY, content(2)) is not None
-        again.place(self.placing(RANK, self.STRAY))  # the shard returns and uses its old paths
+        again.place(self.placing(RANK, self.STRAY))  # the shard returns to this node and uses its old files
         again.settle_copiers(self.STRAY)
         await again.reserve(self.STRAY, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
         assert self.files(tmpfs) == ["rank-0.slot-0", "rank-0.slot-1", "rank-5.slot-0", "rank-5.slot-1"]

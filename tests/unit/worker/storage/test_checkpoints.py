@@ -1,5 +1,6 @@
-"""Slots are uploaded to an object store and restored: a restored slot has the sealed bytes, and no other bytes are
-sealed.
+"""Uploads of slots to an object store, and restores from it.
+
+A restored slot has the sealed bytes, and damaged bytes are never sealed.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ async def test_only_sealed_slots_are_stored(objects: MemoryObjectStore, tmp_path
 
 
 async def test_a_damaged_object_is_never_sealed(objects: MemoryObjectStore, tmp_path: Path) -> None:
-    """Every seventh byte is flipped in turn, and the object is cut at that byte.
+    """The test flips every seventh byte in turn, and also cuts the object at that byte.
 
     Either the restore refuses the object, or the sealed payload is unchanged.
     """

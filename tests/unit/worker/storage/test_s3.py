@@ -1,5 +1,6 @@
-"""Several connections to S3: the parts that each carries, the memory in use, and the cleanup when one connection
-fails.
+"""Transfers over several connections to S3.
+
+The tests cover the parts of each connection, the memory in use, and the cleanup after a failure.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Raw(io.BytesIO):
 
 
 class FakeS3:
-    """The part of S3 that one object needs; `on_part` and `on_get` run code of the test during a call."""
+    """A fake of the S3 operations for one object. `on_part` and `on_get` run code of the test during a call."""
 
     def __init__(self, data: bytes = b"", etag: str = "first") -> None:
         self.data, self.etag = data, etag
@@ -148,7 +149,7 @@ def _no_thread_is_left() -> Iterator[None]:
 
 
 class Forgetful(FakeS3):
-    """An S3 that loses its answer to the last call of an upload, so that botocore's retry finds no upload."""
+    """An S3 that loses its answer to the last call of an upload. botocore retries the call and finds no upload."""
 
     found: dict[str, Any] | None = None
 
@@ -257,7 +258,9 @@ def assert_set(event: threading.Event) -> None:
 
 
 def test_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of a node upload side by side, so that a copy of each part would need more memory than the rest of the
+    """The put copies no bytes of a part.
+
+    The ranks of a node upload at the same time, and copies of their parts would need more memory than the rest of the
     agent.
     """
     size = 1 << 20
@@ -275,7 +278,7 @@ def test_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_of_a_file_three_parts_are_held_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One part is sent, one part waits, and one part is read."""
+    """At most three parts of a file are in memory: one is sent, one waits, and one is read."""
     size, path = 1 << 20, tmp_path / "log"
     path.write_bytes(bytes(12 * size))
     client = FakeS3()
@@ -291,8 +294,9 @@ def test_of_a_file_three_parts_are_held_at_most(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_part_that_fails_ends_the_put(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second part fails during the upload of its neighbours, which complete. The waiting fifth part never
-    starts.
+    """The second part fails while the parts beside it are uploaded.
+
+    These parts complete, and the waiting fifth part never starts.
     """
     client, together, is_waiting, has_waited = (
         FakeS3(),

@@ -64,7 +64,7 @@ def test_a_file_system_is_read(monkeypatch: pytest.MonkeyPatch, flag: int, is_re
 @pytest.mark.parametrize(
     ("recorded", "expected"),
     [
-        (  # Linux 6.1: reads, writes, discards and flushes
+        (  # Linux 6.1 counts reads, writes, discards and flushes
             " 2107740   155104 45644898  1025744  2928411  1643982 92875000   461431        7   457540"
             "  1822128  1242844      826 320649024   283627   849582    51324\n",
             DiskQueue(finished_count=2107740 + 2928411 + 1242844 + 849582, waiting_count=7),

@@ -97,7 +97,8 @@ def test_files_that_a_cgroup_has_read_are_given_back_when_memory_is_needed(
     assert memory_facts(proc, tmp_path / "cgroup").available_bytes == 400, "what is not known is not given back"
     (group / "memory.stat").write_text(stat)
     assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 90_400, 102_400)
-    (group / files[2]).write_text("50000\n")  # the two files are read at different times
+    # change one file, because the agent reads the two files at different times
+    (group / files[2]).write_text("50000\n")
     assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 102_400, 102_400)
 
 
@@ -148,7 +149,7 @@ def test_this_machine_has_memory(tmp_path: Path) -> None:
 
 
 class TestSlotMemory:
-    """An agent computes the same memory for slots with and without slots of its predecessor."""
+    """An agent computes the same amount of memory for slots whether or not its predecessor left slots."""
 
     MIB = 1 << 20
 
