@@ -45,7 +45,7 @@ GRACE_SECONDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Options of this start that are not part of `Settings`."""
+    """Command-line options that are not part of `Settings`."""
 
     is_migrating: bool
     ready_file: Path | None
@@ -60,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: arguments of the command line, without the program's name. None: `sys.argv`.
 
     Returns:
-        The exit code: 0 after a graceful stop, 2 when the settings or the schema must be changed first, 1 after another
-        failure.
+        The exit code: 0 after a graceful stop, 2 if the user must first change the settings or the schema, 1 after
+        another failure.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     for handler in logging.getLogger().handlers:
@@ -284,9 +284,9 @@ def _migrate(settings: Settings) -> None:
 def listening(host: str, port: int) -> socket.socket:
     """Return a listening socket whose accepted connections have TCP_NODELAY set.
 
-    Accepted connections inherit TCP_NODELAY from the listening socket. asyncio sets the option only on sockets whose
-    protocol number is set, and accepted sockets have none. Without the option, a response's body waits for the
-    acknowledgement of its headers. The wait takes 40 ms on Linux.
+    Accepted connections inherit TCP_NODELAY from the listening socket. asyncio itself does not set the option on
+    accepted sockets, because they have no protocol number. Without the option, a response's body waits for the
+    acknowledgement of its headers, which takes 40 ms on Linux.
     """
     listener = socket.create_server(
         (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
@@ -301,7 +301,7 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
         url = (
             f"{scheme}://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{listener.getsockname()[1]}"
         )
-        # The socket already listens: a client that reads the ready file can connect immediately.
+        # The socket already listens, so a client that reads the ready file can connect immediately.
         app = create_app(settings, when_ready=lambda: _tell(url, settings, ready_file))
         gate = Gate(min(MAX_STRANGERS, raise_open_files() // 4))
         config = server_config(

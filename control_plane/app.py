@@ -1,4 +1,4 @@
-"""The composition root: creates every part of the server and connects the parts.
+"""Creates all parts of the server and connects them (the composition root).
 
     settings → database, cloud, registry of agents → loops (background tasks of the server) and routes
 
@@ -65,8 +65,8 @@ log = logging.getLogger(__name__)
 LOOP_THREADS = 32
 """Number of threads for calls to the database and to AWS.
 
-Most threads wait, so the number does not depend on the cores. Requests that read or upload data use a separate pool of
-threads.
+The number does not depend on the number of cores, because the threads mostly wait. Requests that read or upload data
+use a separate pool of threads.
 """
 STOP_SECONDS = 10.0
 """Seconds that the loops may take to finish their current pass when the server stops."""
@@ -76,7 +76,7 @@ class Loop(Protocol):
     """A background task that runs for as long as the server."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set, then release all leases and return."""
+        """Run the loop until `stop` is set. Then release the loop's leases and return."""
 
 
 def create_app(
@@ -98,7 +98,7 @@ def create_app(
         objects: replaces the S3 client. Used by tests.
         loops: creates the background tasks from the services and the server secret. None: the real loops.
         now: returns the present time in UTC.
-        when_ready: called in a thread once the application has started. It may block.
+        when_ready: called in a thread after the application has started. It may block.
 
     Returns:
         The application, which owns the database and closes it at shutdown.
@@ -211,7 +211,7 @@ def server_config(app: FastAPI, gate: Gate, **options: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=gate.protocol(),
-        log_config=None,  # uvicorn's log lines use this process's format
+        log_config=None,  # uvicorn then logs in the format of this process.
         log_level="warning",
         access_log=False,
         server_header=False,

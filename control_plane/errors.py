@@ -8,7 +8,7 @@ The API and the cloud client define further errors: `api/errors.py`, `cloud/erro
     ├── TooManyCases          an exact probability needs too many cases        permanent: shown as unknown
     └── InvalidTimeouts       the timeouts contradict each other               permanent: the server does not start
 
-The error's type decides whether a caller may retry (`retryable`). Call sites do not decide that.
+The attribute `retryable` of each type says whether a caller may retry.
 """
 
 from __future__ import annotations
@@ -50,4 +50,4 @@ class TooManyCases(ControlPlaneError):
 
 
 class InvalidTimeouts(ControlPlaneError):
-    """A timeout is not positive, or it is shorter than a timeout that it must not undercut."""
+    """A timeout is not positive, or it is shorter than a timeout that must not exceed it."""

@@ -1,4 +1,4 @@
-"""Limits on HTTP connections that have not sent a valid token yet.
+"""Limits HTTP connections that have not sent a valid token yet.
 
 uvicorn has no deadline for request headers, and no limit on connections per address.
 
@@ -59,7 +59,7 @@ def raise_open_files() -> int:
 
 
 class Gate:
-    """The connections of one server that have not sent a valid token.
+    """Counts the connections of one server that have not sent a valid token.
 
     Used on the server's event loop only.
 
@@ -127,7 +127,7 @@ class GuardedHttp(HttpToolsProtocol):
         self._header_bytes = 0
         self._is_body_whole = True
 
-    # the same code as in uvicorn's base class
+    # uvicorn's base class has the same `type: ignore` for this method.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection and start the deadline for headers. Called by asyncio."""
         super().connection_made(transport)
@@ -186,10 +186,7 @@ class GuardedHttp(HttpToolsProtocol):
             self._expect_headers()
 
     def handle_websocket_upgrade(self) -> None:
-        """Stop counting the connection.
-
-        The websocket route checks the token immediately. Called by uvicorn.
-        """
+        """Stop counting the connection, because the websocket route checks the token immediately. Called by uvicorn."""
         self._forget_deadline()
         self._gate.leave(self)
         super().handle_websocket_upgrade()

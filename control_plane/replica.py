@@ -1,4 +1,4 @@
-"""Identity of a control-plane process.
+"""Gives a control-plane process an identity.
 
 The identity lets a restarted server take over the leases of its dead predecessor immediately.
 
@@ -33,7 +33,8 @@ Further processes get an owner without a lineage, so after a restart they wait u
 
 
 class Replica:
-    """Identity of this process, and the file lock that proves it. A context manager that holds the lock until its end.
+    """The identity of this process, and the file lock that proves the identity. A context manager that holds the lock
+    until its end.
 
     The state directory of the server must be writable.
     """
@@ -59,7 +60,7 @@ def is_predecessor(owner: str, other: str) -> bool:
     """Return whether `other` is a dead process that `owner` has replaced.
 
     Args:
-        owner: owner of the living process that asks.
+        owner: owner of the calling process.
         other: an owner read from a lease.
 
     Returns:
@@ -75,7 +76,7 @@ def _lock_free_place(directory: Path) -> int | None:
         descriptor = os.open(directory / str(place), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another process holds the lock, or the file system supports no locks
+        except OSError:  # Another process holds the lock, or the file system does not support locks.
             os.close(descriptor)
         else:
             return descriptor

@@ -1,4 +1,4 @@
-"""The server's secrets: the first administrator's token and the server secret.
+"""Creates and stores the server's secrets: the first administrator's token and the server secret.
 
 Both are files in the state directory.
 
@@ -26,9 +26,9 @@ def admin_token_path(state_directory: Path) -> Path:
 
 
 def server_secret(state_directory: Path) -> bytes:
-    """Return the secret from which generation keys are derived.
+    """Return the secret from which the server derives generation keys.
 
-    The first start creates it.
+    The first start creates the secret.
 
     If the secret is lost, the running generations end, because their keys can no longer be derived.
     """
@@ -62,10 +62,7 @@ def ensure_admin(database: Database, state_directory: Path, now: datetime) -> No
 
 
 def _kept(path: Path, fresh: str) -> str:
-    """Return the content of a file.
-
-    If the file does not exist, create it with `fresh`.
-    """
+    """Return the content of a file. If the file does not exist, create it with the result of `fresh`."""
     try:
         return path.read_text().strip()
     except FileNotFoundError:

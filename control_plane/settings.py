@@ -1,4 +1,4 @@
-"""Settings of a server, from the command line and the environment.
+"""Defines the settings of a server, from the command line and the environment.
 
 Invariant: a `Settings` object is consistent. Contradictions raise `InvalidSettings` before the server opens anything.
 """

@@ -46,7 +46,7 @@ KEY_VARIABLES = frozenset(
 """Variables that would make AWS SDKs use other credentials than those of RoleArn."""
 
 _STORED_AS_SENT: Final = CreateTrainingJobRequest.model_fields.keys() & {field.name for field in fields(JobSpec)}
-"""Fields that the specification has under the request's name, and with the request's value if that is not None."""
+"""Fields that the specification copies unchanged from the request if the request sets them."""
 
 
 def admit(
@@ -82,7 +82,7 @@ def admit(
         The job's specification.
 
     Raises:
-        InvalidRequest: the request has errors. There is one field error for each.
+        InvalidRequest: the request has errors. The exception lists one field error for each.
     """
     copies = copies_of(request)
     wrong = [
@@ -291,7 +291,7 @@ def _beyond(request: CreateTrainingJobRequest, quota: QuotaRecord | None) -> Ite
 def _inelastic(
     request: CreateTrainingJobRequest, fleet: FleetRecord, max_node_count: int, quota: QuotaRecord | None
 ) -> Iterator[FieldError]:
-    """Yield the errors of ElasticConfig: its limits must suit NodeCount, the fleet and the quota."""
+    """Yield the errors of ElasticConfig, whose limits must be consistent with NodeCount, the fleet and the quota."""
     least, most = request.elastic_config.min_node_count, request.elastic_config.max_node_count
     if least is not None and least > request.node_count:
         message = f"{least} nodes; it must be at most NodeCount, which is {request.node_count}"

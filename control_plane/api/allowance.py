@@ -1,4 +1,4 @@
-"""Limits for a project's submitters: AWS resources that they may use, and the highest priority. Pure.
+"""Checks what a project's submitters may use: AWS resources, and the highest priority. Pure.
 
 Nodes read secrets and inputs with their own permissions, or with those of a role that they may assume. These
 permissions may cover other projects' resources. Therefore an administrator sets allow-lists per project
@@ -49,7 +49,7 @@ class Allowance:
                 )
 
     def require_priority(self, priority: int) -> None:
-        """Raise if the project's submitters may not set a priority.
+        """Raise InvalidRequest if the project's submitters may not set this priority.
 
         Args:
             priority: the priority that the request names.

@@ -1,4 +1,4 @@
-"""Cache of responses to frequent reads, valid until the next commit to the database.
+"""Caches responses to frequent reads until the next commit to the database.
 
     GET DescribeTrainingJob or ListTrainingJobs, with a token in the header:
       same path, query and token, no commit since, at most `MAX_AGE_SECONDS` old    returns the cached bytes
@@ -9,10 +9,10 @@ Dashboards, waiters and scripts may poll a job every second. With the cache, the
 instead of one per request. A repeated DescribeTrainingJob costs the server 0.2 ms of CPU time instead of 1.2 ms.
 `make bench-api` compares the rates of repeated and of different requests.
 
-A cached response depends only on the database and the time. The maximum age limits how late a change takes effect that
-only time causes, such as the expiry of a token. A revocation is a commit, so it takes effect immediately. If this
-server cannot see the commits of other control-plane servers (`Versions`), their commits take effect after the cache's
-shorter maximum age.
+A cached response depends only on the database and the time. Some changes happen without a commit, such as the expiry of
+a token. They take effect after the maximum age at the latest. A revocation is a commit, so it takes effect immediately.
+If this server cannot see the commits of other control-plane servers (`Versions`), their commits take effect after the
+cache's shorter maximum age.
 
 Invariant: a response is returned only for the token it was created for. The size of the cache is bounded.
 """
@@ -44,7 +44,7 @@ Key = tuple[bytes, bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A cached response with the database version it was created from."""
+    """A cached response, and the version of the database from which it was created."""
 
     version: int
     made_at: datetime
@@ -53,7 +53,7 @@ class Answer:
 
 
 class Answers:
-    """ASGI middleware around the routes, inside the envelope that assigns request ids."""
+    """ASGI middleware that caches responses. It runs inside the middleware that assigns request ids."""
 
     def __init__(self, app: ASGIApp, versions: Versions, now: Callable[[], datetime]) -> None:
         self._app = app
@@ -102,7 +102,7 @@ class Answers:
         async def send_kept(message: Message) -> None:
             nonlocal start
             if message["type"] == "http.response.start":
-                # the outer middleware adds this request's own headers
+                # Copy the headers, because the outer middleware adds headers of this request to the list.
                 start = {**message, "headers": list(message["headers"])}
             elif message["type"] == "http.response.body" and len(body) <= MAX_ANSWER_BYTES:
                 body.extend(message.get("body", b""))
@@ -122,7 +122,7 @@ class Answers:
             if self._making.get((key, version)) is done:
                 del self._making[key, version]
             if not done.done():
-                done.set_result(None)  # without a cached response, each waiting request creates its own
+                done.set_result(None)  # None makes each waiting request create its own response.
 
     def _hold(self, key: Key, answer: Answer) -> None:
         before = self._held.pop(key, None)

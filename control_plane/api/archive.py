@@ -4,12 +4,12 @@
     inspect_apart(file)   the archive ──▶ stdin      inspect: one pass over the stream, limits enforced while reading
                           JSON        ◀── stdout     within CPU_SECONDS and MEMORY_BYTES, enforced by the kernel
 
-The check unpacks no file. `tarfile` reads a whole header into memory, whatever length the header states. Therefore the
-check limits the length of headers.
+The check unpacks no file. `tarfile` reads a whole header into memory, regardless of its stated length. The check
+therefore limits the length of headers.
 
 Invariant: an accepted archive contains only directories and regular files with clean relative paths, within the limits.
 The check needs memory for the paths and one header, and time linear in the archive's length and paths. This module
-imports only the standard library and the rule for one member.
+imports only the standard library and `everstep.protocol.source_members`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ log = logging.getLogger(__name__)
 SMALL_BYTES = 1024 * 1024
 """Unpacked size below which the compression ratio of an archive is not checked."""
 HEADER_BYTES = 64 * 1024
-"""Limit for the header of one file or directory.
-
-pax and GNU headers have a few hundred bytes, or some KiB with extended attributes.
+"""Maximum header size of one file or directory. pax and GNU headers have a few hundred bytes, or some KiB with extended
+attributes.
 """
 MEAN_HEADER_BYTES = 4 * tarfile.BLOCKSIZE
 """Limit for the mean header size of an archive's members.
 
-The limit suffices for members that each have an ordinary header and a pax header with one block of data.
+The limit permits an ordinary header and a pax header with one block of data for each member.
 """
 GLOBAL_HEADERS = 100
 """Limit for the number of global pax headers in an archive. git writes one such header."""
@@ -51,7 +50,7 @@ CPU_SECONDS = 30
 MEMORY_BYTES = 512 * 1024 * 1024
 _WAIT_SECONDS = 120.0
 _AT_ONCE = threading.BoundedSemaphore(2)
-"""Limits the number of inspections that run at the same time."""
+"""Semaphore that limits the number of concurrent inspections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +72,7 @@ class RefusedArchive(Exception):
 
 
 class ArchiveTooLarge(RefusedArchive):
-    """The archive has too many files or bytes. Its author can exclude files and upload it again."""
+    """The archive has too many files or bytes. Users can exclude files and upload it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +217,7 @@ def _parents(paths: set[str]) -> set[str]:
 def _members(stream: _Bounded) -> Iterator[tarfile.TarInfo]:
     with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]
         for member in archive:
-            archive.members.clear()  # tarfile would keep all members in memory
+            archive.members.clear()  # Otherwise tarfile would keep all members in memory.
             if len(archive.pax_headers) > GLOBAL_HEADERS:
                 raise RefusedArchive(f"it contains more than {GLOBAL_HEADERS} global pax headers")
             yield member
@@ -239,9 +238,9 @@ class _Bounded:
         self._left_before_next = HEADER_BYTES + tarfile.RECORDSIZE
 
     def expect(self, content_bytes: int) -> None:
-        """Allow the reader to read the content of the next file, and one more header.
+        """Raise the limit by the content of the next file and one header.
 
-        The caller calls this method after each header, before it reads on. `tarfile` reads ahead by at most one record.
+        The caller calls this method after each header. `tarfile` reads ahead by at most one record.
         """
         padded = -(-content_bytes // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         self._left += padded
@@ -255,7 +254,7 @@ class _Bounded:
         return data
 
     def drain(self) -> None:
-        """Read to the end, to detect a truncated or forged end of the archive."""
+        """Read the rest of the stream, which raises an error if the end of the archive is truncated or forged."""
         while self._taken(SMALL_BYTES):
             pass
 

@@ -1,4 +1,4 @@
-"""Authentication and authorization of API callers.
+"""Authenticates and authorizes the callers of the API.
 
     role        training jobs, sources, incidents, events    fleets, nodes             tokens
     admin       all projects                                 full access               full access
@@ -9,8 +9,8 @@
 The dependency of a route (`Reader`, `User` or `Admin`) defines the least role of an operation. docs/security.md has a
 table generated from these dependencies.
 
-All projects share fleets and nodes, so every caller may see them. Only callers who may see a job see which nodes run
-it.
+All projects share fleets and nodes, so every caller may see all of them. The nodes of a job are visible only to callers
+who may see the job.
 
 Invariant: a request for a resource of another project gets the same response as a request for an unknown name. The
 server reads a request's body only after it has verified the token, except on `OPEN_PATHS`.
@@ -212,7 +212,7 @@ def require_user(record: TokenRecord | None) -> TokenRecord:
 
 
 async def user(caller: Annotated[Caller, Depends(reader)]) -> Caller:
-    """Accept callers who may submit jobs: submitters and administrators.
+    """Accept only callers who may submit jobs: submitters and administrators.
 
     Args:
         caller: the caller that `reader` accepted.

@@ -1,4 +1,4 @@
-"""Dependencies of the routes: services, common parameters, and paging.
+"""Provides the dependencies of the routes: services, common parameters, and paging.
 
 Invariant: a route with a `Caller` parameter runs only with a valid token.
 """
@@ -40,9 +40,9 @@ T = TypeVar("T")
 
 
 class Router(APIRouter):
-    """A router whose responses omit fields without a value, and whose routes reject unknown parameters.
+    """A router whose routes omit response fields without a value and reject unknown parameters.
 
-    A misspelt DryRun must not start the real operation.
+    Otherwise a request with a misspelt DryRun would start the real operation.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -94,9 +94,8 @@ class _NothingUnknown:
     def __init__(self) -> None:
         self.query: frozenset[str] = frozenset()
         self.takes_body = True
-        """Whether this dependency ignores the body.
-
-        True for a route that declares a body, and for methods whose requests never have a body.
+        """True if this dependency ignores the body: the route declares a body, or requests with this method never have
+        a body.
         """
 
     async def __call__(self, request: Request) -> None:
@@ -159,7 +158,7 @@ class Services:
 
 
 async def services(request: Request) -> Services:
-    """Return the services of the request's application. A coroutine, because it needs no thread."""
+    """Return the services of the request's application. A coroutine, so that FastAPI calls it without a thread."""
     found: Services = request.app.state.services
     return found
 
@@ -222,9 +221,10 @@ def page_of(
     """Return the entries of a page and the token of the next page.
 
     Args:
-        found: the next entries of the list, at least one more than fits on the page, if there are more.
+        found: the next entries of the list. If the list continues after the page, `found` has at least one entry more
+            than the page.
         max_results: maximum number of entries on the page, at least 1.
-        position: returns an entry's position in the list as JSON values; `page_tokens.position` decodes it.
+        position: returns an entry's position in the list as JSON values, which `page_tokens.position` decodes.
 
     Returns:
         The entries, and an opaque token, or None on the last page.

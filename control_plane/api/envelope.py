@@ -1,4 +1,4 @@
-"""Outermost middleware of HTTP requests: request id, limits of body and time, security headers, error responses.
+"""Wraps all HTTP requests: request ids, limits of body and time, security headers, error responses.
 
 Invariant: no request reads more than `max_body_bytes` into memory. Only PutSource streams its body to disk; the size of
 an archive has a separate limit. The envelope disconnects a client in each of these cases:
@@ -6,7 +6,7 @@ an archive has a separate limit. The envelope disconnects a client in each of th
 - The client sends no part of its body, or reads no part of its response, for `SILENT_SECONDS`.
 - The body takes longer than `BODY_SECONDS`, or `UPLOAD_SECONDS` for PutSource.
 
-A client can detect that a response was cut off.
+A client can recognize an incomplete response.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Envelope:
         try:
             await self._app(scope, receive, send_with_id)
         except _NotRead:
-            # Returning without the end of the body makes the server close the connection, so the client sees a cut
-            # response.
+            # Return without the end of the body. The server then closes the connection, and the client recognizes an
+            # incomplete response.
             log.info(
                 "request %s: the client received nothing for %.0f s; the server closes its connection",
                 request_id,
@@ -120,7 +120,7 @@ class Envelope:
         async def receive_in_time() -> Message:
             nonlocal is_whole
             if is_whole:
-                return await receive()  # this call returns when the client disconnects
+                return await receive()  # After the end of the body, this call returns when the client disconnects.
             try:
                 async with asyncio.timeout_at(min(clock() + self._silent_seconds, end)):
                     message = await receive()

@@ -1,4 +1,4 @@
-"""Errors of the API, and the translation of internal exceptions into them.
+"""Defines the errors of the API and translates internal exceptions into them.
 
     ApiError                            status  x-amzn-errortype
     ├── InvalidRequest                  400     ValidationException          Fields lists the errors
@@ -50,14 +50,14 @@ _KINDS = {
     "dict_type": "map",
     "model_": "structure",
 }
-"""The contract's name of the expected type, by the prefix of pydantic's error type for a value of a wrong type."""
+"""By prefix of pydantic's error type: the contract's name of the type that the field should have."""
 
 
 class ApiError(Exception):
     """The request failed. Base class of all errors that the API returns.
 
     Args:
-        message: a sentence for the caller, with the names and values concerned.
+        message: a sentence for the caller that contains the affected names and values.
         hint: how to correct the problem; may be empty.
         fields: one error per invalid field.
     """
@@ -87,7 +87,7 @@ class MethodNotAllowed(InvalidRequest):
 
 
 class TooSlow(InvalidRequest):
-    """The client sent nothing of the body for too long."""
+    """The client sent no part of the body for too long."""
 
     status = 408
 
@@ -219,7 +219,7 @@ def _from_database(error: db.DatabaseError) -> ApiError:
 
 
 def unexpected(error: Exception) -> ApiError:
-    """Return the error for an exception that no handler covers.
+    """Return the API error for an exception that has no handler.
 
     The envelope calls it once per failed request and logs the exception.
 
@@ -278,12 +278,12 @@ def _from_http(error: HTTPException) -> ApiError:
 def _path(location: tuple[int | str, ...]) -> str:
     """Return the field path `A.B[0]` for a location of pydantic, without its first part (body, query, path, header)."""
     parts = location[1:] if location and location[0] in ("body", "query", "path", "header") else location
-    # pydantic marks a dictionary's key this way
+    # pydantic appends "[key]" to the location of an invalid dictionary key.
     return constraints.path_of([part for part in parts if part != "[key]"])
 
 
 def _words(path: str, entry: Mapping[str, Any]) -> str:
-    """Return pydantic's error as a sentence in the words of the client's own validation."""
+    """Return pydantic's error as a sentence, with the same words as the validation in the client."""
     kind, given, context = str(entry["type"]), entry.get("input"), entry.get("ctx", {})
     match kind:
         case "missing":

@@ -1,4 +1,4 @@
-"""Encoder for AWS's event stream format (`application/vnd.amazon.eventstream`), which botocore decodes.
+"""Encodes AWS's event stream format (`application/vnd.amazon.eventstream`), which botocore decodes.
 
     bytes   content
     4       length of the whole message, big endian
@@ -10,7 +10,7 @@
 
 Source: https://smithy.io/2.0/aws/amazon-eventstream.html
 
-Invariant: one function encodes a whole message; messages share no state.
+Invariant: each message is encoded independently of all others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parser for the JSON bodies of requests.
+"""Parses the JSON bodies of requests, and reports invalid values with their fields.
 
 Python's parser accepts values that the contract does not allow: non-finite numbers, integers of any size, and unpaired
 surrogates. The models accept null for optional fields. This parser reports each such value, null included, with the
@@ -46,7 +46,7 @@ class JsonRoute(APIRoute):
             if not _is_json(request) or not (body := await request.body()):
                 return await handle(request)
             value, wrong = read(body)
-            # no model accepts a list, so validation fails before the endpoint runs
+            # Replace the body by a list, which no model accepts. Validation then fails before the endpoint runs.
             request._json = [] if wrong else value
             try:
                 return await handle(request)
@@ -70,14 +70,14 @@ def read(body: bytes) -> tuple[Any, list[FieldError]]:
     """
     try:
         value = json.loads(body, object_hook=SentObject)
-    except (ValueError, RecursionError):  # a UnicodeDecodeError is a ValueError
+    except (ValueError, RecursionError):  # ValueError includes UnicodeDecodeError.
         return None, [FieldError(field="", message=constraints.NOT_JSON)]
     found = islice(_complaints(value), MAX_COMPLAINTS)
     return value, [FieldError(field=constraints.path_of(path), message=message) for path, message in found]
 
 
 def text_complaint(text: str) -> str | None:
-    """Return why a request field may not contain this text, or None."""
+    """Return the reason why a request field may not contain this text, or None if the text is valid."""
     if "\0" in text:
         return constraints.HAS_NUL
     return constraints.HALF_CHARACTER if any("\ud800" <= character <= "\udfff" for character in text) else None
@@ -108,7 +108,7 @@ def _complaints(value: Any) -> Iterator[tuple[Path, str]]:
 
 
 def _complaint(part: Any) -> str | None:
-    """Return why one value is invalid, or None. Nested values are not checked."""
+    """Return the reason why one value is invalid, or None. Ignores nested values."""
     if part is None:
         return constraints.NULL
     if isinstance(part, str):

@@ -1,10 +1,10 @@
-"""Streaming responses of unknown length.
+"""Sends streaming responses of unknown length.
 
 A response ends when its source ends, or when the client disconnects or stops reading. `control_plane.api.envelope`
 detects clients that stop reading.
 
-Invariant: data for a slow client is queued only in the buffer of its connection. The source is closed however the
-response ends.
+Invariant: data for a slow client waits only in the buffer of its connection. The source is always closed at the end of
+the response.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class LiveResponse(StreamingResponse):
     """A streaming response without a known end."""
 
     def __init__(self, chunks: AsyncGenerator[bytes, None], media_type: str) -> None:
-        # The second header disables nginx's buffering.
+        # The header X-Accel-Buffering disables nginx's buffering.
         headers: Mapping[str, str] = {
             "cache-control": "no-store",
             "x-accel-buffering": "no",

@@ -1,9 +1,9 @@
-"""Page tokens: encode and decode the position from which a list continues.
+"""Encodes and decodes page tokens: the position from which a list continues.
 
     token = base64url(deflate?(JSON array))       opaque to callers, not secret, not signed
 
-A token contains only a position. Each part is checked for type and range. A forged token is either rejected, or it
-decodes to a valid position in a list that its sender may read.
+A token contains only a position. Each part is checked for type and range. The server rejects a forged token, or decodes
+it to a valid position in a list that the caller may read anyway.
 
 Invariant: `decode` and the part checks raise `ValueError` for every input that is not valid.
 """
@@ -80,7 +80,7 @@ def position(token: str, *kinds: Callable[[Any], Any]) -> tuple[Any, ...]:
         One value per check.
 
     Raises:
-        InvalidRequest: the operation did not return this token.
+        InvalidRequest: the token is not a token of this operation.
     """
     try:
         return tuple(kind(part) for kind, part in zip(kinds, decode(token), strict=True))

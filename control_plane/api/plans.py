@@ -1,7 +1,7 @@
-"""Forecast for a training job that is not created yet, for dry runs. Pure.
+"""Forecasts the course of a training job for a dry run. Pure.
 
-Invariant: all values follow the rules that apply to real jobs. The number of slots follows the rule by which agents
-reserve slots. The functions that the loops use compute probabilities and the queue position.
+Invariant: the forecast uses the rules of real jobs. Agents reserve slots by the same rule, and the loops use the same
+functions for probabilities and queue positions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FleetNow:
 def waiting(
     request: jobs_schemas.CreateTrainingJobRequest, run_id: str, now: float, *, project: str, quota: QuotaRecord | None
 ) -> FleetJob:
-    """Return the job as an entry of the fleet's queue.
+    """Return an entry for the fleet's queue that represents the job.
 
     Args:
         request: a request that passed admission.

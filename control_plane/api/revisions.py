@@ -38,14 +38,14 @@ In these states every change applies immediately, because the next plan already 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Facts outside of the job that limit its changes."""
+    """Facts about the job's surroundings that limit its changes."""
 
     largest_shard_bytes: int
     """Largest reported shard of the job; 0 before the first report."""
     node_memory_bytes: int | None
     """Memory for slots on the fleet's smallest node. None if the value is unknown."""
     has_price: bool
-    """Whether the fleet has a price, which a cost limit requires."""
+    """True if the fleet has a price. A cost limit requires a price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def revised(request: UpdateTrainingJobRequest, job: JobRecord, around: Surroundi
         The changed job and its changes.
 
     Raises:
-        InvalidRequest: the update has errors. There is one field error for each.
+        InvalidRequest: the update has errors. The exception lists one field error for each.
     """
     wishes = [wish for wish in _wishes(request) if getattr(job.spec, wish.attribute) != wish.value]
     spec = replace(job.spec, **{wish.attribute: wish.value for wish in wishes})

@@ -1,4 +1,4 @@
-"""Browser sessions: sign-in exchanges a token for a cookie that scripts cannot read.
+"""Implements browser sessions: sign-in exchanges a token for a cookie that scripts cannot read.
 
     cookie   everstep-<installation> = <token id>.<expiry, unix seconds>.<random>.<HMAC-SHA256 of all three>
 
@@ -51,7 +51,7 @@ def sign_in(request: Request, response: Response, services: Services, record: To
         record: the token that the user presented, already verified.
 
     Returns:
-        When the session ends; not later than the token.
+        Time when the session ends, at the latest when the token expires.
     """
     latest = services.now() + timedelta(seconds=SESSION_SECONDS)
     expires_at = min(latest, record.expires_at) if record.expires_at is not None else latest
@@ -136,7 +136,7 @@ def require_own_site(request: Request) -> None:
     if origin is not None:
         is_own = urlsplit(origin).netloc == request.headers.get("host") and site in (None, "same-origin")
     elif site is not None:
-        # browsers send `none` if the user typed the URL or used a bookmark
+        # Browsers send `none` if the user typed the URL or used a bookmark.
         is_own = site == "same-origin" or (is_safe and site == "none")
     else:
         is_own = is_safe

@@ -1,4 +1,4 @@
-"""The FastAPI application with all routes, and its OpenAPI document.
+"""Creates the FastAPI application with all routes, and its OpenAPI document.
 
 FastAPI generates the document. This module corrects it where the service differs: all errors have one form, times are
 seconds since 1970, and fields without a value are absent instead of null. `control_plane.contract` generates all other
@@ -169,7 +169,8 @@ def _document(app: FastAPI) -> Json:
         operation["security"] = [] if is_open else [{"bearer": []}]
         operation.pop("summary", None)
         for answer in operation["responses"].values():
-            if MEDIA_TYPE in answer.get("content", {}):  # FastAPI supports models for JSON only
+            # Describe the other media type here, because FastAPI supports models for JSON only.
+            if MEDIA_TYPE in answer.get("content", {}):
                 answer["content"] = {MEDIA_TYPE: answer["content"]["application/json"]}
         operation["parameters"] = [
             _without_nul(_without_titles(_plain(parameter))) for parameter in operation.get("parameters", [])
@@ -214,7 +215,7 @@ def _plain(schema: Any) -> Any:
     if schema.get("format") == "date-time":
         return {**schema, "type": "number", "format": EPOCH}
     plain = {key: _plain(value) for key, value in schema.items()}
-    if "schema" in schema:  # only the description of a parameter has the key `schema`
+    if "schema" in schema:  # The key `schema` occurs only in the description of a parameter.
         plain["schema"] = _not_null(plain["schema"])
     if "properties" in schema:
         plain["properties"] = {name: _not_null(value) for name, value in plain["properties"].items()}

@@ -2,8 +2,8 @@
 
 Invariant: only this module derives a status from a stored state, with `core.states`.
 
-The module has more than 500 lines. The conversions share the derived status, reason and protection of a job, and each
-is a flat list of fields.
+The module has more than 500 lines. Each conversion is a flat list of fields, and several use the derived status, reason
+and protection of a job.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class History:
 
 
 def _alike(stored: DataclassInstance, shape: type[Shape], *others: str) -> dict[str, Any]:
-    """Return the fields that a response has under the names of a stored record, except `others`."""
+    """Return the values of all response fields that the stored record has under the same name, except the fields
+    `others`.
+    """
     return {name: getattr(stored, name) for name in _shared(type(stored), shape) if name not in others}
 
 
@@ -161,7 +163,7 @@ def _remaining_seconds(job: JobRecord) -> float | None:
 
 
 def healthy_count(node_ids: Collection[str], agents: Mapping[NodeId, AgentView]) -> int:
-    """Return how many nodes are healthy.
+    """Return the number of healthy nodes.
 
     A node is healthy if its agent is connected to this server and reports no fault of the node.
     """
@@ -430,7 +432,7 @@ def protection(
     Returns:
         The description.
     """
-    is_over = job.state in states.ENDED_JOBS or _is_paused(job)  # the agents of an ended job have released all slots
+    is_over = job.state in states.ENDED_JOBS or _is_paused(job)  # The agents of an ended job have released all slots.
     current = [shard for shard in shards if shard.generation == job.generation and not is_over]
     state, reason = _protection_state(job, current)
     planned = _placement(job, current)
@@ -513,7 +515,7 @@ def _odds(planned: placement.Placement, domains: Mapping[NodeId, str]) -> list[t
     for count in range(1, min(ODDS_UP_TO_LOST, domain_loss.domain_count(planned, domains)) + 1):
         try:
             odds.append((count, domain_loss.recovery_probability(planned, domains, count)))
-        except TooManyCases:  # the number of cases grows with the count, so larger counts would exceed the limit, too
+        except TooManyCases:  # Stop here, because larger losses have more cases and would exceed the limit, too.
             break
     return odds
 
@@ -751,12 +753,12 @@ def _transitions(job: JobRecord) -> list[jobs_schemas.SecondaryStatusTransition]
     ends = [transition.at for transition in job.transitions[1:]] + [job.ended_at]
     shown = []
     has_started = has_stepped = False
-    # An older server version did not record first steps.
+    # Old versions of the server did not record the time of the first step.
     is_undated = job.max_boundary > FIRST_STEP and all(transition.stepped_at is None for transition in job.transitions)
     for transition, end in zip(job.transitions, ends, strict=True):
         state, stepped_at = JobState(transition.state), transition.stepped_at
         moments = [(transition.at, is_undated)]
-        # The ranks' clock set this time, so it may precede the control plane's transition to running.
+        # This time is from the ranks' clock, so it may precede the control plane's transition to running.
         if stepped_at is not None:
             moments = (
                 [(transition.at, False), (stepped_at, True)] if stepped_at > transition.at else [(transition.at, True)]

@@ -28,7 +28,7 @@ export interface Channel {
   DataSource: DataSource
 }
 
-/** The shards of one step in S3. */
+/** A checkpoint of one step in S3. */
 export interface Checkpoint {
   Step: number
   Generation: number
@@ -48,17 +48,17 @@ export interface Checkpoint {
 
 /** The due time of the job's next checkpoint, the running upload, and measurements of the last upload. */
 export interface CheckpointActivity {
-  /** What makes checkpoints due, in words. */
+  /** A sentence about the rules that make checkpoints due. */
   Policy: string
-  /** The next commit from this step on becomes a checkpoint. Absent without EverySteps. */
+  /** The first commit of this step or a later one becomes a checkpoint. Absent without EverySteps. */
   NextStep?: number
-  /** From this time on, the next commit becomes a checkpoint. Absent if the job has no interval. */
+  /** The first commit after this time becomes a checkpoint. Absent if the job has no interval. */
   NextTime?: Timestamp
-  /** The interval in force: IntervalInSeconds, or the one that follows from MaxOverhead. Absent if the job has no interval, or until the first upload is measured. */
+  /** The current interval: IntervalInSeconds, or the interval that Everstep computes from MaxOverhead. Absent if the job has no interval, or until the first upload is measured. */
   IntervalSeconds?: number
-  /** Duration of the last upload of all shards. Absent before the first. */
+  /** Duration of the last upload of all shards. Absent before the first upload. */
   LastUploadSeconds?: number
-  /** Training time that the last upload cost, by its effect on the pace of training. */
+  /** Training time that the last upload cost, estimated from the pace of training during the upload. */
   LastUploadCostSeconds?: number
   /** The checkpoint that is being uploaded. Absent if no upload runs. */
   Upload?: CheckpointUpload
@@ -68,21 +68,21 @@ export interface CheckpointActivity {
 export interface CheckpointConfig {
   /** Steps between two checkpoints in S3. 0 disables checkpoints by number of steps. 0 unless given. */
   EverySteps?: number
-  /** Seconds between the beginnings of two checkpoints. The first commit after that time becomes a checkpoint. May be set together with EverySteps: whatever comes first counts. */
+  /** Seconds between the beginnings of two checkpoints. The first commit after that time becomes a checkpoint. May be set together with EverySteps. Each of them makes checkpoints due. */
   IntervalInSeconds?: number
-  /** Let Everstep choose the interval, so that checkpoints add at most this share of training time. 0.01 is 1 %. The interval follows from the measured duration of uploads and from the training time that they cost. Cannot be set together with EverySteps or IntervalInSeconds. */
+  /** Share of training time that checkpoints may add, for example 0.01 for 1 %. Everstep computes the interval from the measured duration of uploads and from the training time that they cost. Cannot be set together with EverySteps or IntervalInSeconds. */
   MaxOverhead?: number
-  /** Limit of the mean rate at which one node uploads checkpoints. Needs MaxOverhead. Everstep makes fewer checkpoints to keep the limit; one upload still uses the whole network. */
+  /** Limit of the mean rate at which one node uploads checkpoints. Needs MaxOverhead. Everstep makes fewer checkpoints to meet the limit. A single upload still uses the full bandwidth. */
   MaxUploadBytesPerSecond?: number
-  /** Whether a spot or maintenance notice makes a checkpoint due, while no other node can take the place. true unless given. */
+  /** Whether a spot or maintenance notice makes a checkpoint due while no other node can replace the affected node. true unless given. */
   OnNotice?: boolean
   /** Prefix for checkpoints. The default is a prefix in the service's bucket. */
   S3Uri?: string
   /** Whether to reserve a third memory slot per shard. With a third slot, a snapshot never waits for the upload of an earlier snapshot. false unless given. */
   ThirdSlot?: boolean
-  /** Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. A checkpoint is deleted only once a later one was read back and found intact. Everstep does this by itself. */
+  /** Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. Everstep deletes a checkpoint only after it has verified a later one by reading it back. */
   MaxCount?: number
-  /** Keep the first checkpoint at or past each multiple of this number of steps, whatever the other limits say. */
+  /** Keep the first checkpoint at or after each multiple of this number of steps, regardless of the other limits. */
   KeepEverySteps?: number
   /** Age at which checkpoints are deleted. Three kinds of checkpoints are kept: the newest checkpoint, the checkpoint from which the job would be restored, and pinned checkpoints. */
   MaxAgeInSeconds?: number
@@ -102,7 +102,7 @@ export interface CheckpointConfigUpdate {
   ThirdSlot?: boolean
   /** New number of newest checkpoints to keep. 0 removes the limit. */
   MaxCount?: number
-  /** New value of KeepEverySteps, in steps. 0 disables the rule, so only the limits decide what to keep. */
+  /** New value of KeepEverySteps, in steps. 0 disables the rule, so that only the other limits apply. */
   KeepEverySteps?: number
   /** New age limit of checkpoints, at least 60. 0 removes the limit. */
   MaxAgeInSeconds?: number
@@ -413,7 +413,7 @@ export interface DomainOdds {
 /** Moves a node's job to another node, and keeps the drained node out of use. */
 export interface DrainNodeRequest {
   NodeId: string
-  /** Why the person makes the request. Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** The person's reason for the request. It appears with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
@@ -435,7 +435,7 @@ export interface Drill {
   Outcome?: string
 }
 
-/** Numbers of nodes between which a job may change while it trains. The number of ranks per node stays the same. A job that never changes its number of nodes needs no ElasticConfig. */
+/** Numbers of nodes between which a job may change while it trains. The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes. */
 export interface ElasticConfig {
   /** Number of nodes with which the job may continue if lost nodes are not replaced in time. The default is NodeCount: the job waits until it has all nodes again. When nodes return, the job stops at an agreed step and continues with them. */
   MinNodeCount?: number
@@ -685,7 +685,7 @@ export interface HealthResponse {
 /** Request to keep an idle node out of use. */
 export interface HoldNodeRequest {
   NodeId: string
-  /** Why the person makes the request. Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** The person's reason for the request. It appears with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
@@ -988,7 +988,7 @@ export interface LogEvent {
   NodeId: string
   /** Rank that printed the line. Absent if the event concerns a whole node. */
   Rank?: number
-  /** `stdout`, `stderr` or `gap`. A gap marks missing lines. Message says how many and why. */
+  /** `stdout`, `stderr` or `gap`. A gap marks missing lines. Its Message contains their number and the reason. */
   Stream: 'stdout' | 'stderr' | 'gap'
   /** The line without its line feed. Lines of more than 16 KiB are split. */
   Message: string
@@ -997,7 +997,7 @@ export interface LogEvent {
 /** A batch of lines. The service sends a batch without lines to show that the stream is alive. */
 export interface LogEvents {
   Events: LogEvent[]
-  /** Token from which FollowLogs or GetLogEvents continues after these lines. */
+  /** Token with which FollowLogs or GetLogEvents continues after these lines. */
   NextForwardToken: string
 }
 
@@ -1013,18 +1013,18 @@ export interface Metric {
 /** One metric in columns: entry i of each list describes point i. Points are in the order of steps. A point covers one step or a span of steps. */
 export interface MetricDataResult {
   MetricName: string
-  /** The first step with a value in each point. */
+  /** For each point: the first step with a value. */
   Steps: number[]
   LastSteps: number[]
-  /** When the last value of each point was logged, in seconds since 1970. */
+  /** For each point: the time of the last value, in seconds since 1970. */
   Times: number[]
-  /** Number of values in each point. */
+  /** For each point: the number of values. */
   Counts: number[]
-  /** Minimum of the finite values in each point; NaN if a point has none. Means and Maximums are computed over the same values. */
+  /** For each point: the minimum of the finite values, or NaN without a finite value. Means and Maximums use the same values. */
   Minimums: (number | 'NaN' | 'Infinity' | '-Infinity')[]
   Means: (number | 'NaN' | 'Infinity' | '-Infinity')[]
   Maximums: (number | 'NaN' | 'Infinity' | '-Infinity')[]
-  /** The last value of each point, finite or not. NaN, Infinity and -Infinity are sent as text. */
+  /** For each point: the last value, finite or not. NaN, Infinity and -Infinity are sent as text. */
   LastValues: (number | 'NaN' | 'Infinity' | '-Infinity')[]
   /** The node that measured each minimum. Only for metrics named everstep/…, which Everstep measures on every node. For these metrics, the mean and the last value are the median of the nodes, and Counts counts nodes. The id is empty for a point that contains only the value of rank 0's node. The list is empty for metrics of the script. */
   MinimumNodeIds: string[]
@@ -1038,7 +1038,7 @@ export interface Node {
   NodeId: string
   FleetName: string
   NodeStatus: 'joining' | 'spare' | 'assigned' | 'held' | 'rebooting' | 'draining' | 'gone'
-  /** Why the node is held. A held node waits for ReleaseNode, unless it is held because it is unreachable. */
+  /** Reason why the node is held. A held node waits for ReleaseNode, unless the reason is that the node is unreachable. */
   Hold?: 'unreachable' | 'distrusted' | 'inspection' | 'person'
   /** A user's request that is not completed yet. ReleaseNode cancels it. */
   Request?: 'drain' | 'replace' | 'reboot' | 'hold'
@@ -1058,7 +1058,7 @@ export interface Node {
   /** The EC2 network node that the instance is attached to. Absent if AWS has not reported one. AWS does not report it for all instance types. */
   FailureDomain?: string
   AgentVersion: string
-  /** Number of the agent's messages that this server rejected since its start. They could not be decoded, were too long, or claimed another node. */
+  /** Number of the agent's messages that this server rejected since its start. Rejected messages are malformed, too long, or contain the id of another node. */
   RefusedMessageCount: number
   /** Number of sessions that the agent rejected or closed since its start, because of an invalid message. The peers of these sessions are ranks and other agents. A restart of ranks causes a few rejections. If the number grows further, read the agent's log. */
   RefusedSessionCount: number
@@ -1139,16 +1139,16 @@ export interface ProjectQuota {
 
 /** Number of nodes that hold each shard in memory, and limit for the slowdown by snapshots. */
 export interface ProtectionConfig {
-  /** Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 1 for a job of one node. 2 unless given. */
+  /** Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 2, or 1 for a job of one node. 2 unless given. */
   Copies?: number
-  /** Share of the mean iteration time that snapshots may add, 0.01 meaning 1 %. If snapshots cost more, Everstep takes them less often than every step. The default is 0.01. On a local cluster it is 1, because all nodes share one machine's cores and the measurement would mean nothing. */
+  /** Share of the mean iteration time that snapshots may add, 0.01 meaning 1 %. If snapshots cost more, Everstep takes them less often than every step. The default is 0.01. On a local cluster the default is 1, because all nodes share the cores of one machine and the measured cost is unreliable. */
   MaxSlowdown?: number
 }
 
 /** Limits for the jobs of a project, and AWS resources that its submitters may use. The allow-lists do not restrict administrators. */
 export interface PutProjectQuotaRequest {
   Project: string
-  /** Limit of nodes of each fleet that all jobs of the project may hold together. The default is no limit. Jobs beyond the limit wait, and do not delay other projects' jobs. */
+  /** Maximum number of nodes per fleet for all jobs of the project together. The default is no limit. Jobs beyond the limit wait, and do not delay other projects' jobs. */
   MaxNodeCount?: number
   /** Limit of unfinished jobs in all fleets. The default is no limit. Beyond the limit, CreateTrainingJob fails. */
   MaxJobCount?: number
@@ -1195,7 +1195,7 @@ export interface RankSource {
 /** Reboots a node. */
 export interface RebootNodeRequest {
   NodeId: string
-  /** Why the person makes the request. Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** The person's reason for the request. It appears with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
@@ -1209,11 +1209,11 @@ export interface RecoveryOdds {
 /** Ends the hold of a node. */
 export interface ReleaseNodeRequest {
   NodeId: string
-  /** True: terminate the instance. False: use the node again and disregard its failures so far. false unless given. */
+  /** True: terminate the instance. False: use the node again and ignore its earlier failures. false unless given. */
   Terminate?: boolean
 }
 
-/** Share of the time spent training, and frequency and duration of interruptions. */
+/** Share of time spent on training, and frequency and duration of interruptions. */
 export interface Reliability {
   /** Effective training time ratio: training time ÷ total time without queue, provision and paused. Absent before the first start. */
   EttrRatio?: number
@@ -1232,14 +1232,14 @@ export interface Reliability {
 /** Terminates a node's instance, so that another instance replaces it. */
 export interface ReplaceNodeRequest {
   NodeId: string
-  /** Why the person makes the request. Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** The person's reason for the request. It appears with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
 /** Permits a node to join again after its agent lost its session. */
 export interface ResetNodeSessionRequest {
   NodeId: string
-  /** Why the person makes the request. Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** The person's reason for the request. It appears with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
@@ -1250,7 +1250,7 @@ export interface ResumeTrainingJobRequest {
 
 /** Limits after which Everstep stops retrying a failing job. */
 export interface RetryStrategy {
-  /** Number of times that the same failure may occur at the same step. At the limit, Everstep retries once without the failing rank's node. It then retries once from an older state. It skips a retry that is impossible. If all retries fail, the job fails. 3 unless given. */
+  /** Number of times that the same failure may occur at the same step. At the limit, Everstep retries once without the node of the failing rank, then once from an older state. It skips an impossible retry. If all retries fail, the job fails. 3 unless given. */
   MaxAttempts?: number
 }
 
@@ -1297,7 +1297,7 @@ export interface ShardProtection {
   Bytes: number
   /** Holders of the shard. The owner's node is the first. */
   Holders: Holder[]
-  /** Why a holder is out of view, slow or unreachable, or why snapshots are refused. Empty if neither is the case. */
+  /** Reason why a holder is out of view, slow or unreachable, or why the owner or a holder refuses snapshots. Empty without such a problem. */
   Reason: string
 }
 
@@ -1342,7 +1342,7 @@ export interface StopTrainingJobRequest {
 export interface StoppingCondition {
   /** Limit of the time since the job's first start. Time without nodes after a pause does not count. */
   MaxRuntimeInSeconds?: number
-  /** Limit of the time from the job's creation until it gets its first nodes. Independently of this limit, a job that cannot get all of its nodes releases the nodes that it has got. */
+  /** Limit of the time from the job's creation until it gets its first nodes. Independently of this limit, a job that cannot get all of its nodes releases the nodes that it already holds. */
   MaxPendingTimeInSeconds?: number
   /** Limit of the cost of the job's nodes, at the fleet's price. At the limit, the job stops as after StopTrainingJob. The fleet must have a price. */
   MaxCostUsd?: number
@@ -1392,7 +1392,7 @@ export interface TrainingJob {
   TrainingJobStatus: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
   SecondaryStatus: 'Pending' | 'Starting' | 'Downloading' | 'Training' | 'Restarting' | 'Interrupted' | 'Pausing' | 'Paused' | 'Stopping' | 'Completed' | 'Failed' | 'Stopped'
   SecondaryStatusTransitions: SecondaryStatusTransition[]
-  /** Why the job is in its state: what the job waits for, or how it ended. */
+  /** Reason for the job's state, for example the event that the job waits for, or the cause of its end. */
   Reason: string
   /** Why the job failed. Absent if the job has not failed. */
   FailureReason?: string
@@ -1422,7 +1422,7 @@ export interface TrainingJob {
   GenerationNodeCount: number
   Priority: number
   Preemptible: boolean
-  /** Position in the fleet's queue, from 1. Absent while the job does not wait there. */
+  /** Position in the fleet's queue, from 1. Absent while the job is not in the queue. */
   QueuePosition?: number
   /** Names of the jobs ahead of this job in the queue. */
   QueuedBehind: string[]
@@ -1433,13 +1433,13 @@ export interface TrainingJob {
   TrainingStartTime?: Timestamp
   TrainingEndTime?: Timestamp
   StopRequestedTime?: Timestamp
-  /** When a person paused the job. Absent after the job was resumed. */
+  /** Time when a person paused the job. Absent after the job was resumed. */
   PauseRequestedTime?: Timestamp
   /** Revision of the job's configuration: 1 at creation, plus one with each update. */
   Revision: number
-  /** The revision that the newest generation was planned with. Absent before the first generation. */
+  /** The revision of the configuration that the newest generation uses. Absent before the first generation. */
   ObservedRevision?: number
-  /** When a person took control of the job. Absent if Everstep controls the job. Until hand-back, Everstep only observes the job. */
+  /** Time when a person took control of the job. Everstep only observes the job until the hand-back. Absent if Everstep controls the job. */
   TakenOverTime?: Timestamp
   TakenOverBy?: string
   /** Number of the current launch of all ranks; 0 before the first launch. */
@@ -1494,7 +1494,7 @@ export interface TrainingJobPlan {
   RanksPerNode: number
   WorldSize: number
   Copies: number
-  /** A sentence about how far the job may shrink or grow. Absent if the job always has NodeCount nodes. */
+  /** A sentence about the numbers of nodes between which the job may change. Absent if the job always has NodeCount nodes. */
   Elasticity?: string
   /** Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode. Each slot holds the state of one rank. */
   SlotsPerNode: number
@@ -1529,7 +1529,7 @@ export interface TrainingJobPlan {
 
 /** The changes that one update made to a job. */
 export interface TrainingJobRevision {
-  /** Revision 1 is the configuration at creation. */
+  /** Number of the revision. Revision 1 is the configuration at creation. */
   Revision: number
   Time: Timestamp
   Changes: FieldChange[]

@@ -1,1 +1,1 @@
-"""Routes of the API, one module per resource; each has a `router`."""
+"""Contains the routes of the API, one module per resource. Each module defines a `router`."""

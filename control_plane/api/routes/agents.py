@@ -1,4 +1,4 @@
-"""Websocket endpoint for agents: one connection per node, binary frames of `everstep.protocol.codec`.
+"""Websocket endpoint for agents, with one connection per node and binary frames of `everstep.protocol.codec`.
 
     agent                                          control plane
     GET /v1/agents/connect, Authorization: Bearer <join token, or session token>
@@ -99,7 +99,7 @@ MAX_REASON_BYTES = 123
 
 
 class _Refusal(Exception):
-    """Raised to close an agent's connection with the given code and reason."""
+    """Exception that closes an agent's connection with a close code and a reason."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -115,7 +115,7 @@ class _Admission:
     secret: str
     session_id: str
     is_join: bool
-    """Whether the agent connected with a join token. The agent's first report then completes the join."""
+    """True if the agent connected with a join token. The agent's first report then completes the join."""
 
 
 @router.websocket("/v1/agents/connect")
@@ -128,7 +128,7 @@ async def connect(websocket: WebSocket) -> None:
     except Unauthenticated:
         token = None
     if token is None or token.kind == TokenKind.USER:
-        await websocket.close()  # The socket is closed before it is accepted, so the client receives HTTP 403.
+        await websocket.close()  # Close the socket before accepting it, so that the client receives HTTP 403.
         return
     await websocket.accept()
     node_id, proven = "?", token.node_id
@@ -270,7 +270,7 @@ def _admit(services: Services, token: TokenRecord, secret: str, hello: Hello) ->
     Args:
         services: provide the database, the cloud operator and the clock.
         token: the database record of the token.
-        secret: the token itself. An existing session keeps it.
+        secret: the token itself. An agent that presents a session token continues to use this token.
         hello: the agent's first message, not verified yet.
 
     Returns:
@@ -342,7 +342,7 @@ def _note(services: Services, hello: Hello, admission: _Admission) -> None:
         with services.database.write() as session:
             nodes.note_hello(session, facts, initial_state=NodeState.JOINING, now=now)
             if not admission.is_join and nodes.mark_joined(session, hello.node_id, now):
-                # The tokens of joins that were never completed are revoked.
+                # Revoke the tokens of earlier joins that were never completed.
                 tokens.revoke_sessions(session, hello.node_id, now, but=admission.session_id)
             if admission.is_join:
                 message = f"Node {hello.node_id} joined the fleet {admission.fleet}."

@@ -1,9 +1,9 @@
-"""Endpoints with which agents on EC2 prove which instance they are (`everstep.protocol.attestation`).
+"""Endpoints with which agents on EC2 prove the identity of their instance (`everstep.protocol.attestation`).
 
 Not part of the contract, because only agents call them.
 
-Invariant: the server stores nothing for a caller before STS and EC2 have confirmed the instance. A nonce yields at most
-one session.
+Invariant: the server stores nothing for a caller before STS and EC2 have confirmed the instance. The server accepts
+each nonce for at most one session.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Operations on checkpoints: create, verify, pin and delete. `routes.jobs` lists them.
 
-A step identifies a checkpoint. If a job completed the same step in two generations, the generation is needed, too.
+A request names a checkpoint by its step. If two generations of a job have a checkpoint of the same step, the request
+must also name the generation.
 
 Invariant: these operations never delete a pinned checkpoint, nor the checkpoint from which the job would be restored
 next.
@@ -31,9 +32,9 @@ from control_plane.loop.checkpoint_keeper import delete, is_same, restorable
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}/checkpoints", tags=["Checkpoints"])
 
 PATIENCE = timedelta(seconds=600)
-"""Age of an unfulfilled checkpoint request at which another call replaces it.
+"""Age of an unfulfilled checkpoint request from which another call replaces the request.
 
-The new request names the step that is the newest by then.
+The new request names the newest step at the time of the call.
 """
 StepPath = Annotated[int, Path(alias="Step", ge=0, le=common_schemas.MAX_WHOLE_NUMBER)]
 GenerationQuery = Annotated[int | None, Query(alias="Generation", ge=1, le=2**31 - 1)]
@@ -87,7 +88,7 @@ def verify_checkpoint(
 ) -> checkpoints_schemas.Checkpoint:
     """Read a checkpoint's objects back and compare their hashes with the manifest.
 
-    The verification runs in the background; the checkpoint keeps its result and time.
+    The verification runs in the background. The checkpoint record then shows its result and time.
     """
     with services.database.write() as session:
         job, found = _find(session, training_job_name, caller, step, generation)

@@ -86,9 +86,9 @@ async def execute_command(
 def _ask(
     services: Services, name: str, rank: int, request: commands_schemas.ExecuteCommandRequest, caller: Caller
 ) -> tuple[str, NodeId, RunCommand]:
-    """Return the job's name, the node and the command to send. Record the command as an event.
+    """Record the command as an event.
 
-    Blocks on the database.
+    Return the job's name, the node and the command to send. Blocks on the database.
     """
     if any("\0" in word for word in request.command):
         message = "an argument must not contain a NUL character"

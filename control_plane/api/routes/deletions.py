@@ -3,8 +3,8 @@
 Objects are deleted first, in calls of bounded size. The rows follow once no object remains. A repeated call completes
 an interrupted deletion.
 
-Invariant: only objects of the job's own run or generations, below the prefixes that the job writes to, are deleted,
-because other jobs may share a prefix. In the service's bucket, the job's own prefix is the only one that is searched.
+Invariant: a call deletes only objects of the job's own run or generations, because other jobs may write below the same
+prefix. In the service's bucket, a call searches only the job's own prefix.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _forget(services: Services, job: JobRecord) -> None:
         try:
             jobs.remove(session, job.run_id)
         except NotFound:
-            return  # a concurrent identical request removed the job first
+            return  # A concurrent identical request has already deleted the job.
         message = f"{job.name} was deleted: {job.reason}"
         events.append(
             session,

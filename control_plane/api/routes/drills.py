@@ -1,4 +1,4 @@
-"""Drills: inject a fault into a running job, if its fleet allows it, and list the outcomes."""
+"""Drills: inject a fault into a running job if its fleet allows drills, and list the outcomes."""
 
 from __future__ import annotations
 

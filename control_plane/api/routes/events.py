@@ -1,4 +1,4 @@
-"""Events: read-only, as pages and as a stream.
+"""Events: list them in pages, or follow them as a stream.
 
     GET /v1/events/stream      text/event-stream, https://html.spec.whatwg.org/multipage/server-sent-events.html
 
@@ -127,7 +127,8 @@ async def stream_events(
         job_name=of_job.job_name,
         fleet_name=fleet_name,
     )
-    request.state.token_id = None  # the feed checks the token itself and sends the reason when it ends
+    # Disable the check of `open_answers`, because the feed checks the token itself and sends the reason before it ends.
+    request.state.token_id = None
     batches = services.feed.follow(interest, _last_event_id(request, after_event_id))
     try:
         first = await anext(batches)
@@ -152,7 +153,7 @@ def _last_event_id(request: Request, otherwise: int | None) -> int | None:
     said = request.headers.get("last-event-id")
     if not said:
         return otherwise
-    # int() raises for very long digit strings.
+    # Check the length first, because int() raises for very long digit strings.
     is_number = said.isascii() and said.isdigit() and len(said) <= len(str(common_schemas.MAX_WHOLE_NUMBER))
     if not is_number or int(said) > common_schemas.MAX_WHOLE_NUMBER:
         message = "must be an id that this stream has sent"

@@ -28,7 +28,7 @@ from everstep.protocol.ids import FleetName
 
 _LOOK: Final = "Request the changes again with DryRun."
 _SETTINGS: Final = fleets_schemas.UpdateFleetRequest.model_fields.keys() - {"spare_policy"}
-"""Settings that are columns of the same name."""
+"""Request fields that the database stores in columns of the same name."""
 
 router = Router(prefix="/v1/fleets", tags=["Fleets"])
 
@@ -161,7 +161,10 @@ def delete_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDe
 
 
 def _settings(request: fleets_schemas.CreateFleetRequest | fleets_schemas.UpdateFleetRequest) -> dict[str, Any]:
-    """Return the columns that a request sets. A request with SpareCount alone also removes the spare policy."""
+    """Return the database columns that a request changes.
+
+    A request with only SpareCount also removes the spare policy.
+    """
     sent = {name: getattr(request, name) for name in _SETTINGS}
     columns = {name: value for name, value in sent.items() if value is not None}
     if request.spare_policy is not None or request.spare_count is not None:
@@ -181,7 +184,7 @@ def _require_expected(
 ) -> None:
     """Raise InUse if a planned change is not among the expected changes.
 
-    An expected change that is no longer needed is no error, because clients may repeat a request.
+    An expected change may be missing, because a client may repeat a request that already made the change.
     """
     others = [
         f"{change.setting}: {change.before or 'none'} → {change.after}. {change.reason}"
@@ -210,9 +213,9 @@ def _answer(
 
 
 def _later(request: fleets_schemas.CreateFleetRequest, group: GroupState) -> list[fleets_schemas.GroupChange]:
-    """Return the change of the desired capacity that the fleet's loop makes after the fleet's creation.
+    """Return the change of the desired capacity that the fleet's loop will make after the creation of the fleet.
 
-    The list is empty if the desired capacity does not change.
+    Return an empty list if the capacity stays.
     """
     spec = FleetSpec(
         name=FleetName(request.fleet_name),

@@ -15,6 +15,6 @@ router = Router(prefix="/v1/health", tags=["Health"])
 async def get_health(services: ServicesDep) -> health_schemas.HealthResponse:
     """Return the server's version and the problems that need a person.
 
-    A degraded server also returns status 200, because it serves all requests that it can.
+    A degraded server also returns status 200, because it still answers requests.
     """
     return views.health(services.database.disk.full(), version("everstep"))

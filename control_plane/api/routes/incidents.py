@@ -104,7 +104,7 @@ def acknowledge_incident(
 ) -> incidents_schemas.Incident:
     """Confirm that a person has seen an incident, with a note.
 
-    It does not change the recovery. Only the first acknowledgement is kept.
+    It does not change the recovery. The service stores only the first acknowledgement.
     """
     now = services.now()
     with services.database.write() as session:
@@ -122,10 +122,10 @@ def acknowledge_incident(
 
 
 def _runs_of(session: Session, text: str | None, caller: Caller) -> tuple[str, ...] | None:
-    """Return the runs whose incidents a list contains, or None for all runs.
+    """Return the ids of the runs to which a list of incidents is restricted, or None for all runs.
 
-    `text` is a name, a run id, or None. If the caller has no project, a name selects the jobs of all projects. Raises
-    NotFound if the caller sees no such job.
+    `text` is a job name, a run id, or None. For a caller without a project, a name selects the jobs of all projects.
+    Raises NotFound if the caller sees no such job.
     """
     if text is None:
         return None

@@ -1,7 +1,7 @@
 """Training jobs: create, list, describe, stop, pause and resume; their protection, nodes and checkpoints.
 
-The module has more than 500 lines. Each operation is one short route, and most of the lines are descriptions that the
-published contract contains.
+The module has more than 500 lines. Each operation is one short route, and most of the lines are descriptions for the
+published contract.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def create_training_job(
     try:
         job = _store(services, new)
     except AlreadyExists:
-        with services.database.read() as session:  # a concurrent identical request created the job first
+        with services.database.read() as session:  # A concurrent identical request has already created the job.
             made = _made(session, token, digest)
         if made is None:
             raise
@@ -386,7 +386,8 @@ def require_no_dependent(session: Session, job: JobRecord, checkpoint: tuple[int
         checkpoint: generation and step of the checkpoint. None: any checkpoint of the job.
 
     Raises:
-        Conflict: an unfinished job starts from it. The message names that job only if both jobs have the same project.
+        Conflict: an unfinished job starts from the checkpoint. The message contains the job's name only if both jobs
+            have the same project.
     """
     for other in jobs.starting_from(session, job.run_id):
         initial = other.spec.initial
@@ -401,14 +402,14 @@ def require_no_dependent(session: Session, job: JobRecord, checkpoint: tuple[int
 
 @dataclass(frozen=True, slots=True)
 class JobCondition:
-    """Conditions that a list of events or drills applies, as name and project. None does not restrict the list."""
+    """Job name and project to which a list of events or drills is restricted. None means no restriction."""
 
     job_name: str | None
     project: str | None
 
 
 def job_condition(session: Session, text: str | None, caller: Caller) -> JobCondition:
-    """Return the conditions by which a list of events or drills filters on TrainingJobName.
+    """Return the job name and project that a list of events or drills uses to filter by TrainingJobName.
 
     These lists filter by job name and project, so the function replaces a run id by the name and project of its job. A
     name without a job is valid. If the caller has no project, a name selects the jobs of all projects.
@@ -450,7 +451,7 @@ def _tell(session: Session, job: JobRecord, now: datetime, kind: str, message: s
 
 
 def _known_by(request: jobs_schemas.CreateTrainingJobRequest, project: str) -> tuple[str | None, str | None]:
-    """Return the digests of the client request token and of the request, or two Nones without a token.
+    """Return the digests of the client request token and of the request, or (None, None) without a token.
 
     Two requests have equal first digests if they carry the same ClientRequestToken for the same project.
     """
@@ -573,7 +574,7 @@ def _position(token: str, sort_by: SortBy, order: SortOrder) -> job_lists.Positi
 
 
 def _initial(session: Session, asked: jobs_schemas.InitialCheckpoint | None, caller: Caller) -> InitialState | None:
-    """Return the checkpoint that a request names as the initial state of its job."""
+    """Return the checkpoint that a request names in InitialCheckpoint."""
     if asked is None:
         return None
     field = "InitialCheckpoint"

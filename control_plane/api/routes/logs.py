@@ -1,11 +1,11 @@
-"""Log lines of a job's ranks, in pages and as a stream, merged over all ranks and nodes; each line appears once.
+"""Log lines of a job, merged over all ranks and nodes, in pages and as a stream. Each line appears once.
 
 FollowLogs first reads stored lines, then forwards lines that the agents send. If a line number is missing, it reads
 from the store again. Causes of a missing number are a slow line, a restarted agent, or a lost node.
 
 Invariant: a page token encodes a `Cursor` of `loop.log_reader`. A reader that continues from a token neither skips nor
-repeats a line. The token has one number per node of its generation's plan, in the plan's order. Thousands of node ids
-would exceed the length limit of a URL.
+repeats a line. The token contains one line number per node, in the order of the generation's plan. Node ids would make
+the token too long for a URL.
 """
 
 from __future__ import annotations
@@ -218,9 +218,9 @@ async def _follow(
     asked_of: int | None = None
     """Generation whose nodes have received SendLines. None before the first message."""
     ahead: deque[tuple[NodeId, LogLines]] = deque(maxlen=WAITING_LIMIT)
-    """Messages with lines after a missing line.
+    """Messages whose lines follow a missing line.
 
-    Their lines are yielded after the missing line was read from the store.
+    The generator yields these lines after it has read the missing line from the store.
     """
     while True:
         newest = facts.generations[-1].number if facts.generations else None
@@ -255,7 +255,8 @@ async def _follow(
             node_id, sent = taken
             planned = next((known.ranks for known in facts.generations if known.number == sent.generation), None)
             if planned is None and sent.generation > cursor.generation:
-                is_missing = True  # the next iteration reads the generation's plan, which assigns the lines to nodes
+                # Read the generation's plan in the next iteration, because the plan assigns the lines to nodes.
+                is_missing = True
                 continue
             if not planned or node_id not in planned:
                 continue

@@ -66,9 +66,9 @@ def get_metric_data(
     """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes.
 
     If a step was repeated after a failure, the value of the last repetition is returned. The newest 4,096 steps have
-    one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution asks for fewer points,
-    neighbouring points are merged. If a resolution would give more than MaxPoints points, the number of steps per point
-    is doubled until they fit. Raises ValidationException if both resolutions are set.
+    one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution requests fewer points,
+    the service merges neighbouring points. If a resolution would return more than MaxPoints points, the service doubles
+    the number of steps per point until the limit is met. Raises ValidationException if both resolutions are set.
     """
     if resolution_in_steps is not None and resolution_in_seconds is not None:
         message = "is not allowed without ResolutionInSteps: points span steps or time"

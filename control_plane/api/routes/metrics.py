@@ -20,10 +20,7 @@ router = Router(include_in_schema=False)
 
 @router.get("/metrics")
 def get_metrics(caller: Reader, services: ServicesDep) -> Response:
-    """Answer a scrape.
-
-    A token of one project gets the metrics of that project's jobs, without the counters of the whole server.
-    """
+    """Return all metrics for a scrape. With a token of one project, return only the metrics of the project's jobs."""
     with services.database.read() as session:
         live = tuple(job for job in jobs.unfinished(session) if caller.project_filter in (None, job.project))
         facts = Facts(

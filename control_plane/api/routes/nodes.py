@@ -175,7 +175,7 @@ def _ask(
     with services.database.write() as session:
         record = nodes.get(session, node_id)
         if record.hold == Hold.PERSON and asked in (NodeRequest.DRAIN, NodeRequest.HOLD):
-            return _shown(session, services, record, caller)  # the node is already in the requested state
+            return _shown(session, services, record, caller)  # The node is already in the requested state.
         refusal = requests.refusal(asked, _standing(session, record))
         if refusal:
             raise InUse(f"{refusal[:1].upper()}{refusal[1:]}.")
@@ -232,7 +232,8 @@ def _view(
     job_name = owner.job_name if owner is not None and caller.project in ("", owner.project) else None
     refused = services.registry.refused_count(NodeId(record.id))
     if job_name is None and caller.project_filter is not None:
-        record = replace(record, reason="", request_words="")  # the texts may name another project's job
+        # Hide the texts, because they may name a job of another project.
+        record = replace(record, reason="", request_words="")
     return views.node(
         record, agents.get(NodeId(record.id)), refused_message_count=refused, job_name=job_name, history=history
     )

@@ -77,7 +77,7 @@ def delete_project_quota(project: ProjectPath, _caller: Admin, services: Service
             ),
         )
     services.wake()
-    assert quota is not None  # quotas.remove raises if there is no quota
+    assert quota is not None  # quotas.remove raises an error for a missing quota, so the quota exists here.
     return _shown(quota)
 
 

@@ -1,7 +1,7 @@
-"""Outputs that a job has stored in S3: list and download.
+"""Lists and downloads the outputs that a job has stored in S3.
 
-Invariant: only keys of the job's own generations, below the prefix of its outputs, are read or shown. In the service's
-bucket, the job's own prefix is the only one that is read.
+Invariant: these operations read and show only objects of the job's own generations below its output prefix. In the
+service's bucket, they read only below the job's own prefix.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def has_own_outputs(job: JobRecord, bucket: str) -> bool:
     """Return whether the job's output path holds only the job's own objects.
 
     This is true for a path in another bucket than the service's, `bucket`. In the service's bucket, the path must be
-    below the job's own prefix. Deletions call this function, too: jobs from before the check in admission may have an
-    output path among other jobs' objects.
+    below the job's own prefix. Deletions call this function, too. A job from before the check in admission may have an
+    output path that also contains objects of other jobs.
     """
     return prefix_of(job.spec.output_uri).bucket != bucket or job.spec.output_uri.startswith(
         own_place(bucket, job.name, job.run_id)
@@ -105,7 +105,7 @@ def _content(services: Services, prefix: ObjectReference, key: str) -> Streaming
     if not key.startswith(prefix.key) or _OUTPUT.fullmatch(key[len(prefix.key) :]) is None:
         raise NotFound(f"The job has no output with the key {key!r}.", hint="Use a key that ListOutputs returned.")
     info = services.objects.head(ObjectReference(bucket=prefix.bucket, key=key))
-    # The object may be replaced during the download. Send exactly the announced length.
+    # Send exactly the announced length, because the object may be replaced during the download.
     body = services.objects.stream(info.reference, end=info.size_bytes)
     return StreamingResponse(
         body,

@@ -55,7 +55,7 @@ def create_session(sign_in: SignIn, request: Request, response: Response, servic
 def describe_session(request: Request, services: ServicesDep) -> Session | Response:
     """Return the current session, or status 204 without a valid session.
 
-    With an error status, the browser's console would show an error although a missing session is normal.
+    A missing session is normal. With an error status, the browser's console would show an error.
     """
     try:
         found = sessions.find(request, services)

@@ -1,4 +1,4 @@
-"""Source archives: checked, and stored in S3 under their digest.
+"""Checks source archives and stores them in S3 under their digest.
 
     CreateSource     returns a presigned S3 URL for this digest and length, or IsStored if the source exists
     CompleteSource   reads the upload back, hashes and checks it, stores it, and deletes the upload
@@ -97,7 +97,7 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
             received = 0
             for chunk in services.objects.stream(upload):
                 received += len(chunk)
-                if received > limit:  # the object was replaced since the head request
+                if received > limit:  # The client has replaced the object since the head request.
                     raise _too_long(services)
                 digest.update(chunk)
                 spool.write(chunk)
@@ -106,7 +106,7 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
             taken = _store(services, caller, source_id, cast(BinaryIO, spool), received)
     except NotFound as error:
         known = _known(services, source_id, caller)
-        if known is not None:  # a concurrent identical call completed the upload first
+        if known is not None:  # A concurrent identical call has already completed the upload.
             return _shown(known)
         raise InUse(
             "No archive was uploaded for this source yet.", hint="CreateSource returns the upload URL."
@@ -116,7 +116,8 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
         raise
     try:
         services.objects.delete(upload.bucket, [upload.key])
-    except CloudError as error:  # the source is stored; the upload keeper deletes the upload later
+    # Ignore the error, because the source is stored and the upload keeper deletes the upload later.
+    except CloudError as error:
         log.warning("the upload of the source %s could not be deleted and is deleted later: %s", source_id, error)
     return taken
 
@@ -245,9 +246,10 @@ def _reference(services: Services, source_id: str) -> ObjectReference:
 
 
 def _upload(services: Services, caller: Caller, source_id: str) -> ObjectReference:
-    """Return the key of an unchecked upload. The object is deleted after the check.
+    """Return the S3 key of an unchecked upload, which the service deletes after the check.
 
-    Each project has its own prefix. Otherwise a project that knows a digest could complete another project's upload.
+    Each project has its own prefix. With a common prefix, a project that knows a digest could complete another
+    project's upload.
     """
     return ObjectReference(bucket=services.bucket, key=f"{PREFIX}{caller.choose_project(None)}/{source_id}.tar.gz")
 

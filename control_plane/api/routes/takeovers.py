@@ -1,4 +1,4 @@
-"""TakeOverTrainingJob and HandBackTrainingJob: while a person controls a job, Everstep only observes it."""
+"""TakeOverTrainingJob and HandBackTrainingJob. While a person controls a job, Everstep only observes the job."""
 
 from __future__ import annotations
 

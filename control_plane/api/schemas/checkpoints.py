@@ -1,4 +1,4 @@
-"""API models: protection (which nodes hold copies of the job's state), and checkpoints in S3."""
+"""API models: protection (the nodes that hold copies of a job's state), and checkpoints in S3."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class ShardProtection(Shape):
     holders: list[Holder]
     """Holders of the shard. The owner's node is the first."""
     reason: str
-    """Why a holder is out of view, slow or unreachable, or why snapshots are refused.
+    """Reason why a holder is out of view, slow or unreachable, or why the owner or a holder refuses snapshots.
 
-    Empty if neither is the case.
+    Empty without such a problem.
     """
 
 
@@ -85,7 +85,7 @@ class DescribeProtectionResponse(Shape):
 
 
 class Checkpoint(Shape):
-    """The shards of one step in S3."""
+    """A checkpoint of one step in S3."""
 
     step: int
     generation: int

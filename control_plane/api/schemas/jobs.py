@@ -56,13 +56,13 @@ class ProtectionConfig(Request):
 
     With 1, the job survives lost processes but no lost node.
 
-    The default is 1 for a job of one node.
+    The default is 2, or 1 for a job of one node.
     """
     max_slowdown: float | None = Field(default=None, ge=0.0001, le=1)
     """Share of the mean iteration time that snapshots may add, 0.01 meaning 1 %.
 
-    If snapshots cost more, Everstep takes them less often than every step. The default is 0.01. On a local cluster it
-    is 1, because all nodes share one machine's cores and the measurement would mean nothing.
+    If snapshots cost more, Everstep takes them less often than every step. The default is 0.01. On a local cluster the
+    default is 1, because all nodes share the cores of one machine and the measured cost is unreliable.
     """
 
 
@@ -78,21 +78,21 @@ class CheckpointConfig(Request):
     interval_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
     """Seconds between the beginnings of two checkpoints. The first commit after that time becomes a checkpoint.
 
-    May be set together with EverySteps: whatever comes first counts.
+    May be set together with EverySteps. Each of them makes checkpoints due.
     """
     max_overhead: float | None = Field(default=None, ge=MIN_CHECKPOINT_OVERHEAD, le=1)
-    """Let Everstep choose the interval, so that checkpoints add at most this share of training time. 0.01 is 1 %.
+    """Share of training time that checkpoints may add, for example 0.01 for 1 %.
 
-    The interval follows from the measured duration of uploads and from the training time that they cost. Cannot be set
-    together with EverySteps or IntervalInSeconds.
+    Everstep computes the interval from the measured duration of uploads and from the training time that they cost.
+    Cannot be set together with EverySteps or IntervalInSeconds.
     """
     max_upload_bytes_per_second: int | None = Field(default=None, ge=1, le=MAX_WHOLE_NUMBER)
     """Limit of the mean rate at which one node uploads checkpoints. Needs MaxOverhead.
 
-    Everstep makes fewer checkpoints to keep the limit; one upload still uses the whole network.
+    Everstep makes fewer checkpoints to meet the limit. A single upload still uses the full bandwidth.
     """
     on_notice: bool = True
-    """Whether a spot or maintenance notice makes a checkpoint due, while no other node can take the place."""
+    """Whether a spot or maintenance notice makes a checkpoint due while no other node can replace the affected node."""
     s3_uri: S3Uri | None = None
     """Prefix for checkpoints. The default is a prefix in the service's bucket."""
     third_slot: bool = False
@@ -103,10 +103,10 @@ class CheckpointConfig(Request):
     max_count: int | None = Field(default=None, ge=1, le=100_000)
     """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all.
 
-    A checkpoint is deleted only once a later one was read back and found intact. Everstep does this by itself.
+    Everstep deletes a checkpoint only after it has verified a later one by reading it back.
     """
     keep_every_steps: int | None = Field(default=None, ge=1, le=1_000_000_000)
-    """Keep the first checkpoint at or past each multiple of this number of steps, whatever the other limits say."""
+    """Keep the first checkpoint at or after each multiple of this number of steps, regardless of the other limits."""
     max_age_in_seconds: int | None = Field(default=None, ge=MIN_CHECKPOINT_AGE_SECONDS, le=3_660 * 86_400)
     """Age at which checkpoints are deleted.
 
@@ -183,7 +183,7 @@ class StoppingCondition(Request):
     max_pending_time_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
     """Limit of the time from the job's creation until it gets its first nodes.
 
-    Independently of this limit, a job that cannot get all of its nodes releases the nodes that it has got.
+    Independently of this limit, a job that cannot get all of its nodes releases the nodes that it already holds.
     """
     max_cost_usd: float | None = Field(default=None, ge=MIN_COST_USD)
     """Limit of the cost of the job's nodes, at the fleet's price.
@@ -198,15 +198,15 @@ class RetryStrategy(Request):
     max_attempts: int = Field(default=3, ge=1, le=30)
     """Number of times that the same failure may occur at the same step.
 
-    At the limit, Everstep retries once without the failing rank's node. It then retries once from an older state. It
-    skips a retry that is impossible. If all retries fail, the job fails.
+    At the limit, Everstep retries once without the node of the failing rank, then once from an older state. It skips an
+    impossible retry. If all retries fail, the job fails.
     """
 
 
 class ElasticConfig(Request):
     """Numbers of nodes between which a job may change while it trains.
 
-    The number of ranks per node stays the same. A job that never changes its number of nodes needs no ElasticConfig.
+    The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes.
     """
 
     min_node_count: int | None = Field(default=None, ge=1, le=MAX_NODE_COUNT)
@@ -425,7 +425,7 @@ class SecondaryStatusTransition(Shape):
 
 
 class Reliability(Shape):
-    """Share of the time spent training, and frequency and duration of interruptions."""
+    """Share of time spent on training, and frequency and duration of interruptions."""
 
     ettr_ratio: float | None
     """Effective training time ratio: training time ÷ total time without queue, provision and paused.
@@ -485,20 +485,20 @@ class CheckpointActivity(Shape):
     """The due time of the job's next checkpoint, the running upload, and measurements of the last upload."""
 
     policy: str
-    """What makes checkpoints due, in words."""
+    """A sentence about the rules that make checkpoints due."""
     next_step: int | None
-    """The next commit from this step on becomes a checkpoint. Absent without EverySteps."""
+    """The first commit of this step or a later one becomes a checkpoint. Absent without EverySteps."""
     next_time: datetime | None
-    """From this time on, the next commit becomes a checkpoint. Absent if the job has no interval."""
+    """The first commit after this time becomes a checkpoint. Absent if the job has no interval."""
     interval_seconds: float | None
-    """The interval in force: IntervalInSeconds, or the one that follows from MaxOverhead.
+    """The current interval: IntervalInSeconds, or the interval that Everstep computes from MaxOverhead.
 
     Absent if the job has no interval, or until the first upload is measured.
     """
     last_upload_seconds: float | None
-    """Duration of the last upload of all shards. Absent before the first."""
+    """Duration of the last upload of all shards. Absent before the first upload."""
     last_upload_cost_seconds: float | None
-    """Training time that the last upload cost, by its effect on the pace of training."""
+    """Training time that the last upload cost, estimated from the pace of training during the upload."""
     upload: CheckpointUpload | None
     """The checkpoint that is being uploaded. Absent if no upload runs."""
 
@@ -517,7 +517,7 @@ class TrainingJob(Shape):
     secondary_status: SecondaryStatus
     secondary_status_transitions: list[SecondaryStatusTransition]
     reason: str
-    """Why the job is in its state: what the job waits for, or how it ended."""
+    """Reason for the job's state, for example the event that the job waits for, or the cause of its end."""
     failure_reason: str | None
     """Why the job failed. Absent if the job has not failed."""
     conditions: list[Condition]
@@ -556,7 +556,7 @@ class TrainingJob(Shape):
     priority: int
     preemptible: bool
     queue_position: int | None
-    """Position in the fleet's queue, from 1. Absent while the job does not wait there."""
+    """Position in the fleet's queue, from 1. Absent while the job is not in the queue."""
     queued_behind: list[str]
     """Names of the jobs ahead of this job in the queue."""
     tags: dict[str, str]
@@ -567,15 +567,15 @@ class TrainingJob(Shape):
     training_end_time: datetime | None
     stop_requested_time: datetime | None
     pause_requested_time: datetime | None
-    """When a person paused the job. Absent after the job was resumed."""
+    """Time when a person paused the job. Absent after the job was resumed."""
     revision: int
     """Revision of the job's configuration: 1 at creation, plus one with each update."""
     observed_revision: int | None
-    """The revision that the newest generation was planned with. Absent before the first generation."""
+    """The revision of the configuration that the newest generation uses. Absent before the first generation."""
     taken_over_time: datetime | None
-    """When a person took control of the job. Absent if Everstep controls the job.
+    """Time when a person took control of the job.
 
-    Until hand-back, Everstep only observes the job.
+    Everstep only observes the job until the hand-back. Absent if Everstep controls the job.
     """
     taken_over_by: str | None
     generation: int

@@ -18,7 +18,7 @@ class LogEvent(Shape):
     rank: int | None
     """Rank that printed the line. Absent if the event concerns a whole node."""
     stream: Literal["stdout", "stderr", "gap"]
-    """`stdout`, `stderr` or `gap`. A gap marks missing lines. Message says how many and why."""
+    """`stdout`, `stderr` or `gap`. A gap marks missing lines. Its Message contains their number and the reason."""
     message: str
     """The line without its line feed. Lines of more than 16 KiB are split."""
 
@@ -41,7 +41,7 @@ class LogEvents(Shape):
 
     events: list[LogEvent]
     next_forward_token: str
-    """Token from which FollowLogs or GetLogEvents continues after these lines."""
+    """Token with which FollowLogs or GetLogEvents continues after these lines."""
 
 
 class FollowLogsStream(Shape):

@@ -36,21 +36,21 @@ class MetricDataResult(Shape):
 
     metric_name: str
     steps: list[int]
-    """The first step with a value in each point."""
+    """For each point: the first step with a value."""
     last_steps: list[int]
     times: list[float]
-    """When the last value of each point was logged, in seconds since 1970."""
+    """For each point: the time of the last value, in seconds since 1970."""
     counts: list[int]
-    """Number of values in each point."""
+    """For each point: the number of values."""
     minimums: list[LoggedNumber]
-    """Minimum of the finite values in each point; NaN if a point has none.
+    """For each point: the minimum of the finite values, or NaN without a finite value.
 
-    Means and Maximums are computed over the same values.
+    Means and Maximums use the same values.
     """
     means: list[LoggedNumber]
     maximums: list[LoggedNumber]
     last_values: list[LoggedNumber]
-    """The last value of each point, finite or not.
+    """For each point: the last value, finite or not.
 
     NaN, Infinity and -Infinity are sent as text.
     """

@@ -28,14 +28,17 @@ class ReleaseNodeRequest(Request):
     """Ends the hold of a node."""
 
     terminate: bool = False
-    """True: terminate the instance. False: use the node again and disregard its failures so far."""
+    """True: terminate the instance. False: use the node again and ignore its earlier failures."""
 
 
 class NodeOperation(Request):
     """Base of the operations that a person requests for a node."""
 
     reason: ShortText = ""
-    """Why the person makes the request. Shown with the node, in the incident of its job, and in the node's history."""
+    """The person's reason for the request.
+
+    It appears with the node, in the incident of its job, and in the node's history.
+    """
 
 
 class DrainNodeRequest(NodeOperation):
@@ -80,7 +83,10 @@ class Node(Shape):
     fleet_name: str
     node_status: NodeState
     hold: Hold | None
-    """Why the node is held. A held node waits for ReleaseNode, unless it is held because it is unreachable."""
+    """Reason why the node is held.
+
+    A held node waits for ReleaseNode, unless the reason is that the node is unreachable.
+    """
     request: NodeRequest | None
     """A user's request that is not completed yet. ReleaseNode cancels it."""
     request_reason: str | None
@@ -108,7 +114,7 @@ class Node(Shape):
     refused_message_count: int
     """Number of the agent's messages that this server rejected since its start.
 
-    They could not be decoded, were too long, or claimed another node.
+    Rejected messages are malformed, too long, or contain the id of another node.
     """
     refused_session_count: int
     """Number of sessions that the agent rejected or closed since its start, because of an invalid message.

@@ -33,7 +33,10 @@ class TrainingJobPlan(Shape):
     world_size: int
     copies: int
     elasticity: str | None
-    """A sentence about how far the job may shrink or grow. Absent if the job always has NodeCount nodes."""
+    """A sentence about the numbers of nodes between which the job may change.
+
+    Absent if the job always has NodeCount nodes.
+    """
     slots_per_node: int
     """Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode.
 

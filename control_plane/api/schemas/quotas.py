@@ -23,9 +23,9 @@ class PutProjectQuotaRequest(Request):
     """
 
     max_node_count: int | None = Field(default=None, ge=0, le=1_000_000)
-    """Limit of nodes of each fleet that all jobs of the project may hold together. The default is no limit.
+    """Maximum number of nodes per fleet for all jobs of the project together.
 
-    Jobs beyond the limit wait, and do not delay other projects' jobs.
+    The default is no limit. Jobs beyond the limit wait, and do not delay other projects' jobs.
     """
     max_job_count: int | None = Field(default=None, ge=0, le=1_000_000)
     """Limit of unfinished jobs in all fleets. The default is no limit.

@@ -43,7 +43,7 @@ class CheckpointConfigUpdate(Request):
     max_count: int | None = Field(default=None, ge=0, le=100_000)
     """New number of newest checkpoints to keep. 0 removes the limit."""
     keep_every_steps: int | None = Field(default=None, ge=0, le=1_000_000_000)
-    """New value of KeepEverySteps, in steps. 0 disables the rule, so only the limits decide what to keep."""
+    """New value of KeepEverySteps, in steps. 0 disables the rule, so that only the other limits apply."""
     max_age_in_seconds: int | None = Field(default=None, ge=0, le=3_660 * 86_400)
     """New age limit of checkpoints, at least 60. 0 removes the limit."""
 
@@ -93,7 +93,7 @@ class TrainingJobRevision(Shape):
     """The changes that one update made to a job."""
 
     revision: int
-    """Revision 1 is the configuration at creation."""
+    """Number of the revision. Revision 1 is the configuration at creation."""
     time: datetime
     changes: list[FieldChange]
 
