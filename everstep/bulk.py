@@ -4,7 +4,7 @@
 bench-durable` compares it with boto3's transfer manager, awscrt and obstore (docs/benchmarks-durable.md).
 
     upload      pieces ─▶ parts (references, no copies) ─▶ up to `connections` parts in flight
-    read range ─▶ the caller's memory; after a broken connection, the read continues from its position
+    read        range ─▶ the caller's memory; after a broken connection, the read continues from its position
 
 Every part carries its CRC64NVME, which S3 verifies. S3 also verifies the checksum of the whole object when an upload is
 completed. The signature of each part's request covers the part's SHA-256, which the caller receives too.

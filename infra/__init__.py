@@ -1,1 +1,1 @@
-"""The infrastructure that Everstep runs on: the local cloud, which emulates AWS on one machine."""
+"""Contains the local cloud, which emulates AWS on one machine for development and tests."""

@@ -1,13 +1,14 @@
 """Exports a checkpoint as a directory that `torch.distributed.checkpoint.load` reads with its own reader.
 
-    __0_0.distcp, __0_1.distcp … tensors, each in the format of `torch.save`, one after another
+    __0_0.distcp, __0_1.distcp …    tensors, each in the format of `torch.save`, one after another
     .metadata                       written last; DCP's format is a pickle, which the export writes and never reads
 
 The tensors have the names that `everstep.checkpoints.dcp` documents. The export stores each tensor whole, and `load`
 divides it among ranks.
 
-Memory: one tensor, and up to `GROUP_BYTES` for small tensors that share a file. Invariant: a directory with `.metadata`
-is complete.
+Memory: one tensor, and up to `GROUP_BYTES` for small tensors that share a file.
+
+Invariant: a directory with `.metadata` is complete.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Files and S3 objects, addressed by path or by `s3://bucket/key`.
 
-    reading ranges of an object; all reads see the version that was opened
+    reading    ranges of an object; all reads see the version that was opened
     writing    an object from a stream of pieces; it exists completely or not at all
 
 Invariant: a reader never mixes two versions of an object. Each request to S3 requires the ETag of the opened object.

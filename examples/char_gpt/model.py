@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The model: maps characters to the mean cross-entropy of the next character."""
+    """The model, which maps characters to the mean cross-entropy of the next character."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()

@@ -1,6 +1,6 @@
 """A character-level GPT, trained with DeepSpeed ZeRO-3 on the source code of Python's standard library.
 
-Every machine with Python has the text. No GPU is needed.
+Every machine with Python has this text. The training needs no GPU.
 
     torchrun --nproc-per-node=2 train.py --steps 20                                      # without Everstep
     everstep jobs submit --name gpt --source-dir . --entry-point train.py --node-count 4  # on Everstep, unchanged
@@ -41,9 +41,9 @@ settings = everstep.training.hyperparameters(
 
 
 class StandardLibrary(Dataset):
-    """Windows of text from the standard library's top-level modules, in alphabetical order.
+    """Dataset of text windows from the standard library's top-level modules, in alphabetical order.
 
-    Nodes with the same version of Python have the same bytes.
+    All nodes with the same version of Python have the same data.
     """
 
     def __init__(self, context: int, size: int):
@@ -98,7 +98,7 @@ config = {
     "train_micro_batch_size_per_gpu": settings.batch,
     "gradient_accumulation_steps": accumulate,
     "gradient_clipping": 1.0,
-    # Small buckets for a small model: the default reserves 2 GB on every rank.
+    # Use small buckets for the small model, because the default reserves 2 GB on every rank.
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 1000, "reduce_bucket_size": 1_000_000},
     "zero_allow_untested_optimizer": True,
     "zero_force_ds_cpu_optimizer": False,
@@ -114,7 +114,7 @@ dataset = StandardLibrary(settings.context, settings.text_bytes)
 sampler = DistributedSampler(dataset, world_size, rank, seed=settings.seed, drop_last=True)
 loader = DataLoader(dataset, batch_size=settings.batch, sampler=sampler, drop_last=True)
 losses = Losses()
-torch.manual_seed(settings.seed + rank)  # each rank draws different dropout masks
+torch.manual_seed(settings.seed + rank)  # Each rank draws different dropout masks.
 
 session = everstep.training.init(engine=engine, data=loader, extra={"losses": losses})
 for inputs, targets in session.batches(until_step=settings.steps):

@@ -1,4 +1,4 @@
-"""The demo: a training run that loses a process, an instance and a whole group, and still ends bit-identical.
+"""Runs the demo: a training run that loses a process, an instance and a whole group, and still ends bit-identical.
 
 The reference is an undisturbed run of the same job. The demo uses only public interfaces: the Everstep API for jobs,
 plain boto3 for the cloud. `make demo` runs it and writes the report to `.everstep/demo/report.json`. With KEEP=1 in the
@@ -171,7 +171,7 @@ class Demo:
     def terminate_group(self, job: str, base: int, newcomer: str) -> None:
         """Wait for a checkpoint newer than step `base`, then terminate both holders of a shard together.
 
-        `newcomer` is the replacement of the previous incident, and is not terminated.
+        The function does not terminate `newcomer`, the replacement instance of the previous incident.
         """
 
         def checkpointed(_: dict[str, Any]) -> bool:
@@ -188,7 +188,7 @@ class Demo:
             f"checkpoint of step {protection['LastCheckpoint']['Step']} is in S3; shard holders read from "
             "DescribeProtection"
         )
-        # A single call, so that Everstep does not react to the first loss before the second.
+        # Terminate both in a single call, so that Everstep does not react to the first loss before the second.
         self.cluster.aws("ec2").terminate_instances(InstanceIds=victims)
         self.say(f"[red]terminated[/] both holders of one group at once: {', '.join(victims)}")
 
@@ -320,7 +320,7 @@ def main() -> int:
     HOME.mkdir(parents=True)
     cluster = LocalCluster(HOME / "cluster", progress=Steps(console))
     console.print(f"[bold]Everstep demo[/]: {NODES} nodes, {SPARES} spare, one training job, three failures")
-    # Raise SystemExit, so that the cluster is ended.
+    # Raise SystemExit, so that the demo ends its cluster.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         with cluster:

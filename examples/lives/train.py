@@ -1,4 +1,4 @@
-"""A job for the three scripts beside this file. It prints every step, and is slow enough to watch."""
+"""The training script for the three scripts in this directory. It prints every step, and is slow enough to watch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ for inputs, targets in session.batches(until_step=settings.steps):
     optimizer.step()
     session.log(loss=loss)
     print(f"step {session.step} loss {loss:.4f}", flush=True)
-    threading.Event().wait(settings.pace)  # emulates the duration of a real step
+    threading.Event().wait(settings.pace)  # Emulate the duration of a real step.
 session.close()
 torch.save(model.module.state_dict(), everstep.training.output_dir() / "model.pt")
 torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""The complete life of a job with plain boto3, without importing Everstep.
+"""Shows the complete life of a job with plain boto3, without importing Everstep.
 
     eval "$(everstep local env)"      or: everstep configure, and AWS_PROFILE=everstep
     python with_boto3.py FLEET GROUP JOB

@@ -1,5 +1,5 @@
-"""A cloud on one machine: AWS's APIs on loopback, instances as process trees, and a control plane.
+"""Runs a cloud on one machine: AWS's APIs on loopback, instances as process trees, and a control plane.
 
-Invariant: the local cloud never connects to another machine. It uses Everstep only through its command line, its
-client, its file names, and the layout of a slot, which one fault corrupts.
+Invariant: the local cloud never connects to another machine. It depends only on Everstep's command line, client, file
+names and slot layout. One fault corrupts a slot.
 """

@@ -42,7 +42,7 @@ console = Console(stderr=True, highlight=False)
 
 
 class Network(StrEnum):
-    """The kind of network that connects the instances."""
+    """The network of the instances: shared loopback, or a namespace per instance."""
 
     LOOPBACK = "loopback"
     NAMESPACES = "namespaces"
@@ -51,7 +51,7 @@ class Network(StrEnum):
 StateDir = Annotated[Path, typer.Option(envvar="EVERSTEP_STATE_DIR", help="State directory of the local cloud.")]
 DEFAULT_STATE_DIR = Path(".everstep")
 NO_KEYS = LocalKeys(access_key_id="", secret_access_key="")
-"""Placeholder for code that needs the names of the AWS variables, but not their values."""
+"""Placeholder keys for code that uses only the names of the AWS variables, not their values."""
 MAX_WIDTH = 240
 """Width in columns of a table in a file or a pipe, wide enough that no cell is cut."""
 
@@ -81,7 +81,7 @@ def up(
     """Start a local AWS, a control plane and a fleet, and wait until its nodes have connected."""
     from infra.local_cloud.up import ClusterOptions, LocalCluster
 
-    # Raise SystemExit, so that `up` ends the parts that it has started.
+    # Raise SystemExit, so that `up` ends all parts that it has started.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     began = time.monotonic()
     cluster = LocalCluster(state_dir, progress=_Printed())
@@ -179,7 +179,7 @@ def serve(
     from infra.local_cloud.aws import AwsOptions, LocalAws
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
-    os.umask(0o077)  # instances inherit the umask, so only this user can read their files
+    os.umask(0o077)  # Instances inherit the umask, so that only this user can read their files.
     marker = os.environ.get("EVERSTEP_LOCAL_CLUSTER", str(nodes_directory))
     keys = LocalKeys.read(keys_file)
     cloud = LocalAws(
@@ -209,7 +209,7 @@ def serve(
     write_private(ready_file, json.dumps(ready).encode())
     cloud.run()
     logging.shutdown()
-    os._exit(0)  # Exit without the interpreter's teardown, which would spend seconds on freeing moto's objects.
+    os._exit(0)  # Skip the interpreter's teardown, which would spend seconds on freeing moto's objects.
 
 
 class _Printed:

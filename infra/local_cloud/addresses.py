@@ -1,4 +1,4 @@
-"""Loopback addresses for instances, unique on this machine across all running local clouds.
+"""Assigns loopback addresses to instances, unique across all running local clouds of this machine.
 
 On Linux, all of 127.0.0.0/8 belongs to this machine. A local cloud claims whole /24 blocks by binding an abstract unix
 socket with the block's name. The kernel grants each name once per network namespace and releases the name when the
@@ -22,7 +22,7 @@ class AddressPool:
     """A pool of addresses that no other pool returns while this object exists. Its owner must close it.
 
     Args:
-        chooser: picks the /24 blocks to try. It affects only the order of attempts.
+        chooser: source of the random /24 blocks to try. It affects only the order of attempts.
     """
 
     def __init__(self, chooser: random.Random) -> None:
@@ -55,7 +55,7 @@ class AddressPool:
 
     def _claim_block(self) -> str:
         for _ in range(ATTEMPTS):
-            # 127.0 is excluded, because other programs use 127.0.0.1 and 127.0.1.1.
+            # Exclude 127.0, because other programs use 127.0.0.1 and 127.0.1.1.
             block = f"127.{self._random.randint(1, 254)}.{self._random.randint(0, 255)}"
             claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:

@@ -1,15 +1,15 @@
-"""EC2 Auto Scaling for moto's groups, with the delays and lifecycle states that moto does not emulate.
+"""Emulates EC2 Auto Scaling for moto's groups, with the delays and lifecycle states that moto lacks.
 
     Pending ──boot──▶ InService ──unhealthy, scale-in, by request──▶ Terminating[:Wait] ──▶ removed
 
-A *pass* of the engine visits each group and advances each member by one lifecycle state. The engine honours suspended
-processes, scale-in protection, lifecycle hooks and capacity as AWS documents them. Activities use AWS's wording. All
-methods run under the server's lock.
+A *pass* of the engine visits each group and advances each member by one lifecycle state. The engine treats suspended
+processes, scale-in protection, lifecycle hooks and capacity as AWS documents them. Scaling activities use AWS's
+wording. All methods run under the server's lock.
 
 Source: Amazon EC2 Auto Scaling User Guide (lifecycle, suspended processes, instance scale-in protection, lifecycle
 hooks).
 
-The module has more than 500 lines. All activities change the same members, and a pass must see them in one order.
+The module has more than 500 lines. All operations change the same members, in one order.
 """
 
 from __future__ import annotations
@@ -94,9 +94,12 @@ class _Record:
     """Scaling activities, newest first, at most `ACTIVITIES_KEPT`."""
     no_launch_before: float = 0.0
     protected_at_desired: int | None = None
-    """Desired capacity for which the activity `ALL_PROTECTED` is already recorded. Avoids one activity per pass."""
+    """Desired capacity for which the activity `ALL_PROTECTED` is already recorded.
+
+    The field prevents one such activity per pass.
+    """
     failing_since: tuple[float, str] | None = None
-    """Start of the present series of failed launches, as monotonic seconds and as a timestamp.
+    """Time of the first failed launch of the present series, as monotonic seconds and as a timestamp.
 
     None while no launch has failed since the last successful launch or resumption.
     """
@@ -157,7 +160,7 @@ class AutoScaling:
         """Check new bounds before moto stores them."""
         lowest = group.min_size if min_size is None else min_size
         highest = group.max_size if max_size is None else max_size
-        # If an update sets no desired capacity, AWS moves the present capacity into the new bounds.
+        # Without a desired capacity in the update, AWS moves the present capacity into the new bounds.
         _require_bounds(
             lowest, highest, min(max(group.desired_capacity, lowest), highest) if desired is None else desired
         )
@@ -385,7 +388,8 @@ class AutoScaling:
         possible = self._ec2.free_count(instance_type, count)
         if possible:
             record.failing_since = None
-            # moto's own launch would use the template's default version instead of the group's.
+            # Launch here, because moto's own launch would use the template's default version instead of the group's
+            # version.
             reservation = group.ec2_backend.run_instances(
                 group.image_id,
                 possible,
@@ -486,7 +490,7 @@ class AutoScaling:
     def _tell(self, group: FakeAutoScalingGroup, instance_id: str, activity: Activity, *, is_launch: bool) -> None:
         is_success = activity.status_code != "Failed"
         detail = {
-            # AWS's documented example of a successful launch also has the status InProgress.
+            # AWS documents the status InProgress for a successful launch, too.
             "StatusCode": "InProgress" if is_success else "Failed",
             "Description": activity.description,
             "AutoScalingGroupName": group.name,

@@ -1,7 +1,7 @@
-"""AWS's APIs on loopback: moto in this process, together with the engine that runs instances and groups.
+"""Serves AWS's APIs on loopback: moto in this process, and the engine that runs instances and groups.
 
 Every request first passes the signature check of `signatures`. User data runs with the privileges of this process, even
-if the process is root. Only holders of the cluster's key may therefore launch instances or inject faults.
+if the process is root. Therefore only callers with the cluster's key may launch instances or inject faults.
 
 moto has no locks. One lock therefore protects every pass of the engine and every request, except requests of S3 and
 SQS. moto's S3 backend is safe for concurrent use. Requests that receive from SQS block while they wait for messages, so
@@ -55,9 +55,9 @@ ADMIN_PREFIX = "/_everstep/"
 """Prefix of administrative paths. It is not a valid bucket name, so it cannot collide with S3."""
 MAX_ADMIN_BODY_BYTES = 64 * 1024
 MAX_API_BODY_BYTES = 16 * 1024 * 1024
-"""Maximum body of a request to any service except S3: twice the largest size that AWS documents."""
+"""Maximum body size of a request to any service except S3: twice the largest size that AWS documents."""
 MOTO_PATHS = ("/moto-api", "/latest/meta-data/", "/latest/api/", "/favicon.ico")
-"""Paths, beyond AWS's APIs, that moto serves without a signature. The local cloud refuses them."""
+"""Paths outside AWS's APIs that moto serves without a signature. The local cloud refuses them."""
 RECEIVED = "everstep.received"
 """Key of the `Received` object in the WSGI environ of a request."""
 CONCURRENT = frozenset({"s3", "sqs"})
@@ -195,7 +195,8 @@ class LocalAws:
                 self._announcements.advance()
                 running = self._ec2.running()
             self._runner.reconcile(running)
-        except Exception:  # this is the top of the loop: one faulty group must not stop the cloud
+        # Catch every error here at the top of the loop, so that one faulty group does not stop the cloud.
+        except Exception:
             log.exception("a pass of the engine failed")
 
     def _serve(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
@@ -231,7 +232,8 @@ class LocalAws:
         if self.faults.is_throttled(service):
             return _say(start_response, *throttled(service, str(uuid.uuid4())))
         scope = f"AWS4-HMAC-SHA256 Credential=key/date/us-east-1/{service}/aws4_request"
-        # For a presigned URL, moto would guess the service from path and body. The signature may not cover them.
+        # Select the service by the signature. For a presigned URL, moto would guess it from path and body, which the
+        # signature may not cover.
         application = self._moto.get_application(
             environ if "HTTP_AUTHORIZATION" in environ else {**environ, "HTTP_AUTHORIZATION": scope}
         )
@@ -371,7 +373,7 @@ class LocalAws:
 
 
 def _free_port(address: str) -> int:
-    """Return a free port of an address that only this network uses."""
+    """Return a free port of an address. No other network uses this address."""
     with socket.create_server((address, 0)) as taken:
         port: int = taken.getsockname()[1]
         return port
@@ -387,7 +389,7 @@ def _body(environ: dict[str, Any], service: str) -> bytes:
     limit = length if service == "s3" else MAX_API_BODY_BYTES
     if length > limit:
         raise BodyTooLarge(f"the body has {length} bytes; {service} accepts {limit}")
-    if environ.get("wsgi.input_terminated"):  # the request uses chunked transfer and states no length
+    if environ.get("wsgi.input_terminated"):  # A request with chunked transfer states no length.
         content: bytes = stream.read() if service == "s3" else stream.read(limit + 1)
         if service != "s3" and len(content) > limit:
             raise BodyTooLarge(f"the body has more than {limit} bytes, which is all that {service} accepts")

@@ -1,6 +1,6 @@
-"""Record of all calls of EC2 and Auto Scaling that may change something, like CloudTrail's record.
+"""Records all calls of EC2 and Auto Scaling that may change state, as CloudTrail does.
 
-Invariant: refused calls are recorded, too, with the status of their answer. Read-only calls are not recorded.
+Invariant: the record contains refused calls, too, with the status of the answer. It contains no read-only calls.
 """
 
 from __future__ import annotations

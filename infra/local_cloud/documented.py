@@ -1,4 +1,4 @@
-"""Names of the filters that AWS documents for its operations. Pure.
+"""Finds the filter names that AWS documents for its operations. Pure.
 
 botocore checks types only, and moto accepts filters that AWS refuses. The local cloud refuses undocumented filters as
 EC2 does.
@@ -41,7 +41,7 @@ def filter_names(operation: OperationModel) -> frozenset[str]:
     filters = operation.input_shape.members.get("Filters") if operation.input_shape else None
     if filters is None or filters.type_name != "list" or "Name" not in getattr(filters.member, "members", {}):
         return frozenset()
-    # Auto Scaling documents the filters of all its operations at their common shape.
+    # Auto Scaling documents the filters of all operations in one place: the shape that they share.
     return _names(filters.documentation) or _names(filters.member.members["Name"].documentation)
 
 

@@ -1,4 +1,5 @@
-"""EC2's behaviour over time, which moto lacks: boots, addresses, status checks, warnings and removal of instances.
+"""Emulates EC2's behaviour over time, which moto lacks: boots, addresses, status checks, warnings, removal of
+instances.
 
 The engine works on moto's instances, under the lock that the server holds for every request.
 
@@ -118,7 +119,7 @@ class Life:
     told: str = ""
     """The last announced state; empty before the first announcement."""
     failed_checks: dict[StatusCheck, datetime] = field(default_factory=dict)
-    """Failing status checks, with the time at which each check began to fail."""
+    """By failing status check: the time at which the check began to fail."""
     scheduled: tuple[ScheduledEvent, ...] = ()
     spot_action: Plan | None = None
     rebalance_at: datetime | None = None
@@ -185,8 +186,8 @@ class Ec2:
     def ended(self, instance: Instance) -> None:
         """Record the end of an instance. Idempotent.
 
-        moto's termination calls this method immediately. The slot is then occupied for the configured time, also for a
-        launch in the same pass.
+        moto's termination calls this method immediately. The instance occupies its slot for the configured time after
+        its end, so a launch in the same pass cannot use the slot.
         """
         life = self._lives.get(instance.id)
         if life and life.ended_at is None:
@@ -348,7 +349,7 @@ class Ec2:
     def _announce(self, backend: EC2Backend, instance: Instance, life: Life) -> None:
         if instance.state == life.told:
             return
-        # moto skips EC2's transitional states, and a pass may miss the first of two quick changes.
+        # Announce the transitional state, too: moto skips it, and a pass may miss the first of two quick changes.
         before = {"running": "pending", "terminated": "shutting-down", "stopped": "stopping"}.get(instance.state, "")
         for state in (before, instance.state):
             if state and state != life.told:
@@ -366,7 +367,7 @@ class Ec2:
         ]
 
     def free_count(self, instance_type: str, wanted: int) -> int:
-        """Return how many of the `wanted` instances of a type fit into free slots.
+        """Return the number of the `wanted` instances of a type that fit into free slots.
 
         An instance that has ended may keep its slot for a while.
         """

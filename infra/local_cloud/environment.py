@@ -1,4 +1,4 @@
-"""Environment variables and clients for the local cloud, isolated from the user's own AWS settings.
+"""Creates environment variables and clients for the local cloud, isolated from the user's AWS settings.
 
 Invariant: no client of the local cloud ever reaches real AWS. Clients receive endpoint, region and keys explicitly, and
 refuse any other machine before they send a request. Processes receive a new environment in which no AWS file of the

@@ -1,4 +1,4 @@
-"""AWS's events on their way to EventBridge. The conditions can delay, duplicate or drop them.
+"""Builds AWS's events and delivers them to EventBridge. The conditions can delay, duplicate or drop events.
 
 Pure functions build the events. `Announcements` holds each event until its delivery. At the delivery, the event goes to
 the targets of every matching rule on the default bus of its region. All methods run under the server's lock.
@@ -242,7 +242,8 @@ class Announcements:
 def to_event_bridge(event: Event, body: dict[str, Any]) -> None:
     """Send an event to the SQS targets of all matching rules on the default bus of its region.
 
-    PutEvents is not used: AWS refuses `aws.` sources in it, and moto's version omits the account and adds other fields.
+    The function does not use PutEvents. AWS refuses `aws.` sources in it, and moto's version omits the account and adds
+    other fields.
     """
     queues = sqs_backends[event.account][event.region]
     for rule in list(events_backends[event.account][event.region].describe_event_bus("default").rules.values()):

@@ -96,7 +96,7 @@ def play(
     output: Output = "text",
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
-    """Play a fault script against the local cloud. Refused faults are reported and skipped."""
+    """Play a fault script against the local cloud. The command reports and skips refused faults."""
     moments = fault_script.read(file)
     cluster = _cluster(state_dir)
     began = time.monotonic()

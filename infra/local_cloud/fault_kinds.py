@@ -232,7 +232,10 @@ FAULT_IN_WORDS: Final = msgspec.json.Decoder(AnyFault, strict=False)
 
 
 WARNINGS: Final = frozenset({"spot-warning", "rebalance", "maintenance", "block-end"})
-"""Kinds of faults that announce an end. They are cleared together, because an instance has only one planned end."""
+"""Kinds of faults that announce the end of an instance.
+
+`clear` clears them together, because an instance has only one planned end.
+"""
 LASTING: Final = WARNINGS | {
     "throttle", "capacity", "slow-boot", "slots-taken", "bad-events", "suspend-launch",
     "fail-status", "hang", "fill-memory", "xid", "partition", "slow-network",
@@ -247,7 +250,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     """The affected instance or group; empty if the fault affects the whole cloud."""
     did: str
-    """Description of the effect in one sentence."""
+    """One sentence that describes the effect."""
     facts: dict[str, Any] = {}
     """Values with which a test can verify the effect: pids, instance ids, files, times."""
 

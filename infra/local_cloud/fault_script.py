@@ -1,4 +1,4 @@
-"""Fault scripts: lists of faults with their times, generated from a seed, stored as JSON, played on a local cloud.
+"""Generates, stores and plays fault scripts: lists of faults with their times, generated from a seed, stored as JSON.
 
     [{"at_seconds": 12.5, "fault": "kill-rank", "target": "2"},
      {"at_seconds": 20, "fault": "partition", "target": "job 0 node 1", "within_seconds": 10, "lasts_seconds": 5}, …]
@@ -45,11 +45,11 @@ FIRST_SECONDS: Final = 5.0
 SECONDS_PER_FAULT: Final = 12.0
 """Average time between two generated faults: about five faults per minute."""
 LASTS: Final = (4.0, 20.0)
-"""Range of the time in seconds after which a generated script clears a lasting fault."""
+"""Shortest and longest time, in seconds, after which a generated script clears a lasting fault."""
 NOTICE: Final = (5.0, 30.0)
-"""Range of the time from a warning to the end of the instance, in seconds.
+"""Shortest and longest time from a warning to the end of the instance, in seconds.
 
-The times are shorter than AWS's, so that they fit into short scripts.
+These times are shorter than AWS's, so that they fit into short scripts.
 """
 
 
@@ -191,7 +191,7 @@ def play(
         wait_until: waits until a time in seconds since the start. Returns the present time.
         report: receives each line with its outcome, once per selected instance. The outcome of a clearing is None.
     """
-    order = itertools.count()  # The sort is stable, so lines with equal times keep their order.
+    order = itertools.count()  # The counter keeps the order of lines with equal times.
     due = [(moment.at_seconds, next(order), moment) for moment in moments]
     heapq.heapify(due)
     while due:

@@ -1,7 +1,7 @@
-"""The conditions of the local cloud: behaviour of AWS that customers cannot influence, but tests must control.
+"""Defines the conditions of the local cloud: behaviour of AWS that customers cannot influence, but tests must control.
 
-Conditions are read and changed at run time through `/_everstep/config`. A condition holds until it is changed. A single
-incident on one target is a fault (`fault_kinds`).
+Conditions are read and changed at run time through `/_everstep/config`. A condition holds until it is changed. In
+contrast, a fault (`fault_kinds`) is a single incident on one target.
 
 All randomness in conditions comes from this module. One seed initializes a separate random stream per purpose. More
 draws for one purpose therefore do not change the results of another.
@@ -35,10 +35,7 @@ class Uniform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
 
 
 class Lognormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lognormal"):
-    """A delay with a lognormal distribution, which is typical for boots.
-
-    Most delays are near the median, and a few are much longer.
-    """
+    """A delay with a lognormal distribution, as boots have: most are near the median, a few are much longer."""
 
     median_seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
     sigma: Annotated[float, msgspec.Meta(ge=0, le=3)] = 0.5
@@ -59,16 +56,16 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     capacity: dict[str, Count] = {}
     """Maximum number of instances by instance type. A missing type has no limit."""
     slot_release_seconds: Delay = 0.0
-    """Time during which an ended instance still occupies its slot. On the real AWS: minutes."""
+    """Time for which an ended instance still occupies its slot. Minutes on the real AWS."""
     launch_retry_seconds: Seconds = 1.0
     """Time until a group retries a failed launch. The real AWS waits for minutes."""
     administrative_suspension_seconds: Seconds | None = None
-    """Time of failed launches without a success after which AWS suspends a group's process Launch.
+    """Time after which AWS suspends a group's process Launch if all launches fail.
 
     None: AWS never suspends it. On the real AWS, the time is usually 24 hours.
     """
     remember_terminated_seconds: Seconds = 3600.0
-    """Time during which EC2 describes an instance after its end. On AWS: about an hour."""
+    """Time for which EC2 still describes an instance after its end. About an hour on the real AWS."""
     throttle: dict[Service, Share] = {}
     """Share of calls that a service refuses with its throttling error, by service."""
     event_delay_seconds: Delay = 0.0

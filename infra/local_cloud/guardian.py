@@ -32,7 +32,7 @@ class Guardian:
         )
 
     def dismiss(self) -> None:
-        """Report to the guardian that the cluster has ended, and wait until the guardian exits."""
-        with contextlib.suppress(BrokenPipeError):  # the guardian was killed, so the pipe has no reader
+        """Report to the guardian that the maker has ended the cluster, and wait until the guardian exits."""
+        with contextlib.suppress(BrokenPipeError):  # Without a reader, the guardian was killed.
             self._process.communicate(b".")
         self._process.wait()

@@ -1,10 +1,10 @@
-"""The implementation of all faults: one method per kind of fault, with the fault's name.
+"""Implements all faults: one method per kind of fault, with the fault's name.
 
 Invariant: a fault either takes effect and returns facts that prove it, or is refused and changes nothing. Lasting
 faults are recorded until `clear`. The injector runs in the process of the local AWS, under the lock of its server.
 
-The module has more than 500 lines. Each fault is one short method, and the faults share the record of what `clear`
-removes.
+The module has more than 500 lines. Each fault is one short method, and all faults use the record from which `clear`
+ends them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ MAINTENANCE_LASTS: Final = timedelta(hours=2)
 BLOCK_END_LEAD: Final = timedelta(minutes=30)
 """Time before the end of a Capacity Block at which AWS begins to terminate its instances.
 
-AWS's warning names the end of the block, not this earlier time. Source: Amazon EC2 User Guide (Capacity Blocks for ML).
+AWS's warning contains the end of the block, not this earlier time. Source: Amazon EC2 User Guide (Capacity Blocks for
+ML).
 """
 THROTTLED: Final = ("autoscaling", "ec2", "events", "sqs")
 NO_NETWORK: Final = (
@@ -230,7 +231,8 @@ class Injector:
             if target not in ("", instance_id):
                 continue
             if network and fault == "partition" and link.cut_from != set():
-                counters = network.counters(instance_id)  # `cut` with no addresses removes the counters
+                # Read the counters first, because `cut` without addresses removes them.
+                counters = network.counters(instance_id)
                 network.cut(instance_id, ())
                 said.append(
                     f"{instance_id} is reached again; {counters['dropped_to'] + counters['dropped_from']} "
@@ -499,8 +501,7 @@ class Injector:
     def _running_from(self, target: str) -> list[str]:
         """Return the running instances on which to try a fault, in order.
 
-        The first instance is the one that the target selects. If the target is not an instance id, all other running
-        instances follow.
+        The first instance is the target's. If the target is not an instance id, all other running instances follow.
         """
         running = [
             instance_id

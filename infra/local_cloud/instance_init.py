@@ -37,7 +37,7 @@ def memory_directory(instance_id: str) -> Path:
 def remove_memory(instance_id: str) -> None:
     """Remove an instance's tmpfs directory, and unmount the tmpfs that its agent may have mounted there."""
     directory = memory_directory(instance_id)
-    # Fails if nothing is mounted, which is the usual case.
+    # umount2 fails if no tmpfs is mounted, which is the usual case.
     ctypes.CDLL(None).umount2(os.fsencode(directory), MNT_DETACH)
     shutil.rmtree(directory, ignore_errors=True)
 
@@ -52,8 +52,8 @@ def remove_cgroups(instance_id: str) -> None:
     ):
         folder = Path(root, own.get(controllers, "/").lstrip("/"), memory_directory(instance_id).name)
         for cgroup in (*folder.glob("*/"), folder):
-            # The cgroup is missing, or a killed process has not exited yet. Init removes the cgroup when the instance
-            # ends the next time.
+            # Ignore a missing cgroup, and a killed process that has not exited yet. In the second case, the next end of
+            # the instance removes the cgroup.
             with contextlib.suppress(OSError):
                 cgroup.rmdir()
 
@@ -73,12 +73,12 @@ def main(arguments: list[str]) -> int:
         if libc.prctl(option, int(value), 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), f"prctl({option})")
     if os.getppid() != parent_pid:
-        return 1  # the local cloud died before PR_SET_PDEATHSIG was set
+        return 1  # The local cloud died before this process set PR_SET_PDEATHSIG.
     user_data_pid = os.posix_spawn(script, [script], os.environ, setsigmask=[], setsigdef=AWAITED)
     while signal.sigwait(AWAITED) == signal.SIGCHLD:
         _reap(user_data_pid, exit_file(Path(script)))
     kill_descendants(os.getpid())
-    _reap(user_data_pid, told_in=None)  # writes no exit file, because the user data did not end before the instance
+    _reap(user_data_pid, told_in=None)  # Write no exit file, because the user data did not end before the instance.
     remove_memory(instance_id)
     remove_cgroups(instance_id)
     return 0

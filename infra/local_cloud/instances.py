@@ -1,4 +1,4 @@
-"""Instances as process trees: started from user data while EC2 reports `running`, killed otherwise.
+"""Runs instances as process trees: starts them from user data while EC2 reports `running`, kills them otherwise.
 
 Invariant: the process trees match the last call of `reconcile`. One thread owns the runner and must live as long as the
 runner. PR_SET_PDEATHSIG refers to threads, so an instance dies with the thread that started it.
@@ -149,7 +149,8 @@ class InstanceRunner:
         if self._network:
             self._network.detach(instance_id)
         remove_memory(instance_id)
-        exit_file(self._script(instance_id)).unlink(missing_ok=True)  # Only a running machine may have an exit file.
+        # Remove the exit file, which exists only for a running instance.
+        exit_file(self._script(instance_id)).unlink(missing_ok=True)
         log.info("%s is gone with %d processes", instance_id, count)
 
     def _script(self, instance_id: str) -> Path:

@@ -1,4 +1,4 @@
-"""The instance metadata service, version 2, with one address per instance.
+"""Serves the instance metadata service, version 2, with one address per instance.
 
     PUT /latest/api/token                          with X-aws-ec2-metadata-token-ttl-seconds: a token
     GET /latest/meta-data/spot/instance-action     with X-aws-ec2-metadata-token: 200; 404 without a value; 401 without
@@ -59,7 +59,7 @@ class MetadataService:
         """Stop serving an instance's metadata. Idempotent."""
         listening = self._endpoints.pop(instance_id, None)
         if listening:
-            listening.shutdown(socket.SHUT_RDWR)  # the shutdown wakes the thread that accepts connections
+            listening.shutdown(socket.SHUT_RDWR)  # The shutdown wakes the thread that accepts connections.
             listening.close()
 
     def _accept(self, instance_id: str, listening: socket.socket, tokens: dict[str, float]) -> None:
@@ -82,7 +82,7 @@ class MetadataService:
             try:
                 Handler(connection, peer, None)  # type: ignore[arg-type]
             except OSError:
-                return  # the client has closed the connection
+                return  # The client has closed the connection.
 
 
 class _Handler(BaseHTTPRequestHandler):

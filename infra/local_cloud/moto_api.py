@@ -1,4 +1,4 @@
-"""The interface to moto 5.2.5: the only module that replaces functions of moto.
+"""Connects moto 5.2.5 with the engine. Only this module replaces functions of moto.
 
 moto answers all calls that the engine does not implement. This module uses private names of moto. The version of moto
 is therefore pinned, and the contract suite checks the resulting service.
@@ -169,7 +169,7 @@ def _install_launch_templates() -> None:
         template = backend.get_launch_template_by_name(name) if name else backend.get_launch_template(template_id)
         data = dict(self._get_param("LaunchTemplateData", {}))
         user_data = self._get_param("LaunchTemplateData.UserData")
-        if user_data:  # moto would store a plain string, which breaks its next launch
+        if user_data:  # Encode the user data, because moto's next launch fails with a plain string.
             data["UserData"] = parse_user_data(user_data)
         source = self._get_param("SourceVersion")
         if source:
@@ -292,7 +292,10 @@ def _install_groups(engine: AutoScaling) -> None:
 
 def _install_members(engine: AutoScaling) -> None:
     def notify_terminate_instances(self: AutoScalingBackend, instance_ids: list[str]) -> None:
-        """Do nothing: an instance ended from outside stays a member until a health check removes it."""
+        """Do nothing.
+
+        An instance that a caller terminates directly stays a member of its group until a health check removes it.
+        """
 
     def terminate_instance(self: AutoScalingBackend, instance_id: str, should_decrement: bool) -> Any:
         group, member = find_member(self, instance_id)

@@ -1,4 +1,4 @@
-"""The network of a local cloud: one namespace per instance, a bridge, and links that faults can cut and slow.
+"""Creates the network of a local cloud: one namespace per instance, a bridge, and links that faults can cut and slow.
 
     this machine ── bridge ─┬─ port ══ eth0 of an instance's namespace
     (AWS and control plane  ├─ port ══ eth0 of another
@@ -77,7 +77,7 @@ def remove(name: str) -> int:
     Idempotent. Also removes the leftovers of a crash.
     """
     if os.geteuid() != 0 or shutil.which("ip") is None:
-        return 0  # without root or `ip`, this user cannot have created a network
+        return 0  # Without root or `ip`, this user cannot have created a network.
     links = json.loads(_run("ip", "-json", "link", "show"))
     for link in sorted((str(link["ifname"]) for link in links), reverse=True):
         if link == name or link.startswith(f"{name}p"):
@@ -146,8 +146,8 @@ class Network:
             raise
 
     def _build(self) -> None:
-        # A fixed MAC address. By default, a bridge inherits a port's address and changes it when that port is removed,
-        # which breaks the ARP caches of all instances.
+        # Use a fixed MAC address. By default, a bridge uses the address of a port and changes it when that port is
+        # removed, which breaks the ARP caches of all instances.
         mac = ":".join(("02", *(sha256(self.name.encode()).hexdigest()[i : i + 2] for i in range(0, 10, 2))))
         _ip(
             "",
@@ -218,7 +218,8 @@ class Network:
             )
             _no_ipv6(port)
         except BaseException:
-            _remove_line(port, namespace)  # after a failed attempt, a leftover link would block the next attempt
+            # Remove the link after a failed attempt, because it would block the next attempt.
+            _remove_line(port, namespace)
             raise
         self._links[instance_id] = Link(port, address)
         return namespace
@@ -344,7 +345,7 @@ def _remove_line(port: str, namespace: Path) -> None:
 
 def _prepare_inside() -> None:
     Path("/proc/sys/net/ipv4/conf/all/route_localnet").write_text("1")
-    _no_ipv6("eth0")  # link-local addresses would bypass the routes and cuts
+    _no_ipv6("eth0")  # Disable IPv6, because link-local addresses would bypass the routes and cuts.
 
 
 def _no_ipv6(device: str) -> None:
@@ -356,13 +357,13 @@ def _no_ipv6(device: str) -> None:
 def _shaping(device: str, *, rate: str, dropped: Iterable[str]) -> list[str]:
     """Return lines for `tc` that limit the rate of a device and drop matching packets.
 
-    ARP packets always pass, because a VPC never shows ARP failures.
+    ARP packets always pass, because ARP never fails in a VPC.
     """
     return [
         f"qdisc add dev {device} root handle 1: htb default 10",
         f"class add dev {device} parent 1: classid 1:10 htb rate {rate} quantum 60000",
         f"class add dev {device} parent 1: classid 1:20 htb rate {rate} quantum 60000",
-        # a size too small for any packet makes the rule drop all packets
+        # A queue that is too small for any packet drops all packets.
         f"qdisc add dev {device} parent 1:20 handle 20: bfifo limit 1",
         *(f"filter add dev {device} parent 1: protocol ip u32 {match} flowid 1:20" for match in dropped),
     ]

@@ -1,4 +1,4 @@
-"""Faults on the processes and the memory of one instance.
+"""Injects faults into the processes and the memory of one instance.
 
 Invariant: each function either has its documented effect or raises. It returns facts that a test can verify: pids,
 files, bytes.
@@ -163,7 +163,7 @@ def fill_memory(instance_id: str, most_bytes: int | None) -> Facts:
             try:
                 os.posix_fallocate(descriptor, size, piece)
             except OSError:
-                break  # the memory is full
+                break  # The memory is full.
             size += piece
     finally:
         os.close(descriptor)

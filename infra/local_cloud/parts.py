@@ -1,4 +1,4 @@
-"""The long-lived processes of a local cloud: started detached, recorded immediately, stopped by their recorded pids.
+"""Starts the long-lived processes of a local cloud detached, records them immediately, and stops them by their records.
 
 Invariant: each started process can be found, even after a crash of any process of the cloud. Either its record contains
 its pid and start time, or its environment contains the cloud's marker.
@@ -73,14 +73,15 @@ class Parts:
                 start_new_session=True,
             )
         self._children[name] = child
-        process = identify(child.pid)  # a child that was not waited for keeps its entry in /proc after its end
+        # The child keeps its entry in /proc, even after its end, until this process waits for it.
+        process = identify(child.pid)
         assert process is not None
         record = PartRecord(name=name, pid=process.pid, start_ticks=process.start_ticks, log=str(log))
         write_private(self._directory / f"{name}.json", msgspec.json.encode(record))
         return record
 
     def ready_file(self, name: str) -> Path:
-        """Return the path of the file that a part writes when it serves."""
+        """Return the path of the file that a part writes once it accepts requests."""
         return self._directory / f"{name}.ready.json"
 
     def wait_ready(self, record: PartRecord, *, timeout_seconds: float) -> dict[str, str]:
@@ -187,4 +188,4 @@ def tail(log: Path) -> str:
 
 
 def _interpreter() -> list[str]:
-    return [sys.executable, "-P"]  # -P: a worker.py in the working directory would shadow Everstep's
+    return [sys.executable, "-P"]  # Without -P, a worker.py in the working directory would shadow Everstep's package.

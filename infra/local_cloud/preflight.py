@@ -26,7 +26,7 @@ NEEDED: Final = {"control_plane": "server", "worker": "worker", "moto": "local"}
 
 
 def check(node_count: int, *, has_namespaces: bool = False) -> None:
-    """Raise if a local cloud cannot work on this machine.
+    """Raise PreflightFailed if this machine cannot run the local cloud.
 
     Args:
         node_count: number of nodes, spares included.
@@ -82,7 +82,7 @@ def available_memory_bytes() -> int:
     ):
         try:
             available = min(available, int(Path(limit).read_text()) - int(Path(used).read_text()))
-        except (OSError, ValueError):  # this machine has another cgroup version, or the cgroup has no limit ("max")
+        except (OSError, ValueError):  # The machine has another cgroup version, or the cgroup has no limit ("max").
             continue
     return available
 

@@ -1,4 +1,4 @@
-"""Processes and process trees: identity, signals and end.
+"""Identifies, signals and ends processes and process trees.
 
 Needs Linux. Uses only the standard library, because `instance_init` imports this module.
 
@@ -102,8 +102,8 @@ def kill_descendants(root_pid: int) -> int:
     """Kill all descendants of a process, but not the process itself. Return their number. Idempotent.
 
     The function stops all descendants before it kills them, so that no descendant can fork in between. If the root is a
-    subreaper, the function also finds daemons. Processes that fork and exit faster than /proc can be read (some
-    milliseconds) can prolong the loop. Only a cgroup could prevent such forks.
+    subreaper, the function also finds daemons. A process that forks and exits faster than the function reads /proc
+    (some milliseconds) can prolong the loop. Only a cgroup could prevent this.
     """
     killed: set[Process] = set()
     while True:
@@ -154,7 +154,8 @@ def end(process: Process, *, grace_seconds: float) -> None:
         return
     if wait_gone([process], timeout_seconds=grace_seconds):
         return
-    process.send(signal.SIGSTOP)  # otherwise a supervisor would restart its killed children forever
+    # Stop the process first. Otherwise a supervisor would restart its killed children forever.
+    process.send(signal.SIGSTOP)
     kill_descendants(process.pid)
     process.send(signal.SIGKILL)
     wait_gone([process], timeout_seconds=5.0)
@@ -169,7 +170,7 @@ def marked_with(variable: str, value: str) -> list[Process]:
             continue
         try:
             variables = Path("/proc", entry, "environ").read_bytes().split(b"\0")
-        except OSError:  # the process ended, is a kernel thread, or belongs to another user
+        except OSError:  # The process has ended, is a kernel thread, or belongs to another user.
             continue
         if wanted in variables and (process := identify(int(entry))) and process.is_alive:
             found.append(process)
@@ -188,5 +189,6 @@ def _stat(pid: int) -> _Stat | None:
         text = Path("/proc", str(pid), "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # the process name before it may contain spaces and parentheses
+    # Split after the last parenthesis, because the process name may contain spaces and parentheses.
+    fields = text[text.rindex(")") + 2 :].split()
     return _Stat(state=fields[0], parent_pid=int(fields[1]), start_ticks=int(fields[19]))

@@ -1,4 +1,4 @@
-"""Fault targets by role, which are resolved to instances when the fault is injected.
+"""Resolves fault targets by role to instances at the time of the injection.
 
     job 0 node 2           the third node of the first running job
     job 1 rank 5           the node of the sixth rank of the second running job
@@ -25,10 +25,7 @@ from infra.local_cloud.fault_kinds import AnyFault, CorruptReplica, Hang, KillRa
 
 Part = Literal["node", "rank", "shard"]
 TRAINS: Final = "InProgress"
-"""Status that the API reports for a job that was launched and has not ended.
-
-Instances of such a job may still be down.
-"""
+"""API status of a launched job that has not ended. Instances of such a job may still be down."""
 _ROLE: Final = re.compile(r"(?:job (?P<job>\d{1,9})|last job) (?P<part>node|rank|shard) (?P<number>\d{1,9})", re.ASCII)
 _INSTANCE: Final = re.compile(r"(?:i-[0-9a-z]+|\d+)?", re.ASCII)
 _FORMS: Final = (
@@ -116,7 +113,7 @@ def check(fault: AnyFault) -> None:
 
 
 def training_job(described: Mapping[str, Any], protection: Mapping[str, Any]) -> TrainingJob:
-    """Extract the facts about a job that roles need from two answers of the API.
+    """Extract the facts about a job that roles refer to from two answers of the API.
 
     `described` is the answer of DescribeTrainingJob, and `protection` that of DescribeProtection.
     """

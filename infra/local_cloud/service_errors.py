@@ -1,4 +1,4 @@
-"""Error answers in the format and wording of each AWS service: throttled calls and invalid signatures. Pure.
+"""Builds error answers for throttled calls and invalid signatures, as each AWS service words and formats them. Pure.
 
 Source: the services' API references (common errors) and the protocols in botocore's models.
 """

@@ -1,11 +1,11 @@
-"""Authentication of requests to the local AWS by their SigV4 signatures, before moto handles them.
+"""Authenticates requests to the local AWS by their SigV4 signatures, before moto handles them.
 
 Pure; the caller passes the time.
 
     stray(...)    is the request addressed to this server, and sent by a program rather than a web page?
     verify(...)   which key signed the request, and does the signature cover the whole request?
 
-botocore's own signer computes the expected signature, so the gate accepts all signatures of boto3 and the AWS CLI.
+botocore's own signer computes the expected signature, so that all signatures of boto3 and the AWS CLI are accepted.
 Accepted forms are the Authorization header and presigned URLs, both version 4. The body is covered by a digest,
 UNSIGNED-PAYLOAD, or an unsigned trailer (S3 only). SigV2, SigV4A and signed chunks are refused.
 
@@ -120,7 +120,7 @@ class Caller:
 
 
 def stray(request: Received, host: str) -> str:
-    """Return the reason why a request is not meant for the local cloud. Return an empty text if it is.
+    """Return the reason why a request does not come from a local program, or an empty text for a valid request.
 
     A web page can reach loopback addresses through its visitor's browser. Browsers send the page's origin in `Origin`
     and its relation to the server in `Sec-Fetch-Site`. After DNS rebinding, they send another name in `Host`.

@@ -1,11 +1,10 @@
-"""A complete Everstep on one machine: the local AWS, a control plane, and a fleet of connected nodes.
+"""Starts and ends a complete Everstep on one machine: the local AWS, a control plane, and a fleet of connected nodes.
 
 `everstep local up`, the demo and the tests use `LocalCluster`. Each cluster has its own state directory, ports from the
 kernel and loopback addresses, so several clusters can run at the same time. A command that has only the state directory
 can find all processes of the cluster.
 
-The module has more than 500 lines. Start and end of a cluster are one list of parts in two directions; a part that is
-added to one belongs to the other.
+The module has more than 500 lines. Start and end of a cluster handle the same list of parts, so a new part needs both.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ exit $code
 START_SECONDS: Final = 120.0
 """Time limit for the start of a part. On an overloaded machine, the imports of a part take most of a minute.
 
-The end of a part is detected immediately, without waiting for this limit.
+If a part ends early, `up` fails immediately.
 """
 NODES_POLL_SECONDS: Final = 0.1
 
@@ -103,7 +102,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """A `Progress` that shows nothing."""
+    """A `Progress` without output."""
 
     def step(self, title: str) -> AbstractContextManager[None]:  # noqa: ARG002
         """Return a context manager that does nothing."""
@@ -138,7 +137,7 @@ class ClusterOptions:
 
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The stored description of a running cluster."""
+    """Content of the file that describes a running cluster."""
 
     fleet: str
     nodes: int
@@ -194,7 +193,8 @@ class LocalCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.down(of_run=self._run)  # End only this run: `up` may have failed because an earlier cluster was still up.
+        # End only this run, because `up` may have failed since an earlier cluster was still up.
+        self.down(of_run=self._run)
         if self._guardian is not None:
             self._guardian.dismiss()
 
@@ -220,7 +220,7 @@ class LocalCluster:
                 raise PreflightFailed(
                     f"a local cloud is up already in {self.state_dir}: use it, or `everstep local down` first"
                 )
-            self._end_all()  # this call removes the leftovers of a crash
+            self._end_all()  # Remove the leftovers of a crash.
             write_private(self._run_file, self._run.encode())
             try:
                 self._start(options)
@@ -243,11 +243,11 @@ class LocalCluster:
             with self._locked():
                 if not of_run or not self._run_file.exists() or self._run_file.read_text() == of_run:
                     self._end_all()
-        else:  # the directory was removed while the cluster ran
+        else:  # The directory was removed while the cluster ran.
             self._end_marked()
             network.remove(network.network_name(self.state_dir))
             for part in (STANDBY, CONTROL_PLANE, AWS):
-                self._parts.end(part)  # reaps child processes; their records were in the removed directory
+                self._parts.end(part)  # Reap the child processes. The removed directory contained their records.
 
     def status(self) -> tuple[PartStatus, ...]:
         """Return the status of the recorded processes."""
@@ -554,7 +554,7 @@ class LocalCluster:
                 if len(connected) >= count:
                     return
                 if any(self.nodes_directory.glob("*/user-data.exit")):
-                    break  # Nothing restarts an agent after its user data has ended.
+                    break  # Stop waiting, because an agent whose user data has ended does not restart.
                 _pause(NODES_POLL_SECONDS)
         raise StartFailed(
             f"{len(connected)} of {count} nodes connected; see {self.nodes_directory}/*/console.log and "
@@ -584,7 +584,7 @@ class LocalCluster:
         )
         write_private(self._local / "cluster.json", msgspec.json.encode(description))
         for stale in (self.nodes_directory, self.state_dir / CONTROL_PLANE):
-            # These files name instances of an earlier local AWS, which a new one does not contain.
+            # Remove files about instances of an earlier local AWS, because a new local AWS has other instances.
             shutil.rmtree(stale, ignore_errors=True)
             stale.mkdir(mode=0o700)
         with self._progress.step("starting the local AWS"):
@@ -605,7 +605,7 @@ class LocalCluster:
             self.wait_for_nodes(total, timeout_seconds=options.connect_seconds)
 
     def _start_aws(self, description: ClusterFile, options: ClusterOptions) -> dict[str, str]:
-        # Ranks run as this user, because the machine is the user's own.
+        # Run ranks as this user, because the machine belongs to the user.
         ranks = {"EVERSTEP_RANK_USER": str(os.getuid())}
         instance_environment = {
             **ranks,
@@ -791,5 +791,5 @@ def _accepted(answer: httpx.Response) -> httpx.Response:
 
 
 def _pause(seconds: float) -> None:
-    """Wait between two polls of a state of which no notification exists."""
+    """Wait between two polls of a state that sends no notifications."""
     threading.Event().wait(seconds)
