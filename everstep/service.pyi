@@ -27,7 +27,7 @@ class Channel(TypedDict):
     DataSource: DataSource
 
 class Checkpoint(TypedDict):
-    """The shards of one step in S3."""
+    """A checkpoint of one step in S3."""
     Step: int
     Generation: int
     Status: Literal["Uploading", "Complete", "Deleting", "Deleted"]
@@ -46,17 +46,17 @@ class Checkpoint(TypedDict):
 class CheckpointActivity(TypedDict):
     """The due time of the job's next checkpoint, the running upload, and measurements of the last upload."""
     Policy: str
-    """What makes checkpoints due, in words."""
+    """A sentence about the rules that make checkpoints due."""
     NextStep: NotRequired[int]
-    """The next commit from this step on becomes a checkpoint. Absent without EverySteps."""
+    """The first commit of this step or a later one becomes a checkpoint. Absent without EverySteps."""
     NextTime: NotRequired[datetime]
-    """From this time on, the next commit becomes a checkpoint. Absent if the job has no interval."""
+    """The first commit after this time becomes a checkpoint. Absent if the job has no interval."""
     IntervalSeconds: NotRequired[float]
-    """The interval in force: IntervalInSeconds, or the one that follows from MaxOverhead. Absent if the job has no interval, or until the first upload is measured."""
+    """The current interval: IntervalInSeconds, or the interval that Everstep computes from MaxOverhead. Absent if the job has no interval, or until the first upload is measured."""
     LastUploadSeconds: NotRequired[float]
-    """Duration of the last upload of all shards. Absent before the first."""
+    """Duration of the last upload of all shards. Absent before the first upload."""
     LastUploadCostSeconds: NotRequired[float]
-    """Training time that the last upload cost, by its effect on the pace of training."""
+    """Training time that the last upload cost, estimated from the pace of training during the upload."""
     Upload: NotRequired[CheckpointUpload]
     """The checkpoint that is being uploaded. Absent if no upload runs."""
 
@@ -65,21 +65,21 @@ class CheckpointConfig(TypedDict):
     EverySteps: NotRequired[int]
     """Steps between two checkpoints in S3. 0 disables checkpoints by number of steps. 0 unless given."""
     IntervalInSeconds: NotRequired[int]
-    """Seconds between the beginnings of two checkpoints. The first commit after that time becomes a checkpoint. May be set together with EverySteps: whatever comes first counts."""
+    """Seconds between the beginnings of two checkpoints. The first commit after that time becomes a checkpoint. May be set together with EverySteps. Each of them makes checkpoints due."""
     MaxOverhead: NotRequired[float]
-    """Let Everstep choose the interval, so that checkpoints add at most this share of training time. 0.01 is 1 %. The interval follows from the measured duration of uploads and from the training time that they cost. Cannot be set together with EverySteps or IntervalInSeconds."""
+    """Share of training time that checkpoints may add, for example 0.01 for 1 %. Everstep computes the interval from the measured duration of uploads and from the training time that they cost. Cannot be set together with EverySteps or IntervalInSeconds."""
     MaxUploadBytesPerSecond: NotRequired[int]
-    """Limit of the mean rate at which one node uploads checkpoints. Needs MaxOverhead. Everstep makes fewer checkpoints to keep the limit; one upload still uses the whole network."""
+    """Limit of the mean rate at which one node uploads checkpoints. Needs MaxOverhead. Everstep makes fewer checkpoints to meet the limit. A single upload still uses the full bandwidth."""
     OnNotice: NotRequired[bool]
-    """Whether a spot or maintenance notice makes a checkpoint due, while no other node can take the place. true unless given."""
+    """Whether a spot or maintenance notice makes a checkpoint due while no other node can replace the affected node. true unless given."""
     S3Uri: NotRequired[str]
     """Prefix for checkpoints. The default is a prefix in the service's bucket."""
     ThirdSlot: NotRequired[bool]
     """Whether to reserve a third memory slot per shard. With a third slot, a snapshot never waits for the upload of an earlier snapshot. false unless given."""
     MaxCount: NotRequired[int]
-    """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. A checkpoint is deleted only once a later one was read back and found intact. Everstep does this by itself."""
+    """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. Everstep deletes a checkpoint only after it has verified a later one by reading it back."""
     KeepEverySteps: NotRequired[int]
-    """Keep the first checkpoint at or past each multiple of this number of steps, whatever the other limits say."""
+    """Keep the first checkpoint at or after each multiple of this number of steps, regardless of the other limits."""
     MaxAgeInSeconds: NotRequired[int]
     """Age at which checkpoints are deleted. Three kinds of checkpoints are kept: the newest checkpoint, the checkpoint from which the job would be restored, and pinned checkpoints."""
 
@@ -98,7 +98,7 @@ class CheckpointConfigUpdate(TypedDict):
     MaxCount: NotRequired[int]
     """New number of newest checkpoints to keep. 0 removes the limit."""
     KeepEverySteps: NotRequired[int]
-    """New value of KeepEverySteps, in steps. 0 disables the rule, so only the limits decide what to keep."""
+    """New value of KeepEverySteps, in steps. 0 disables the rule, so that only the other limits apply."""
     MaxAgeInSeconds: NotRequired[int]
     """New age limit of checkpoints, at least 60. 0 removes the limit."""
 
@@ -247,7 +247,7 @@ class Drill(TypedDict):
     Outcome: NotRequired[str]
 
 class ElasticConfig(TypedDict):
-    """Numbers of nodes between which a job may change while it trains. The number of ranks per node stays the same. A job that never changes its number of nodes needs no ElasticConfig."""
+    """Numbers of nodes between which a job may change while it trains. The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes."""
     MinNodeCount: NotRequired[int]
     """Number of nodes with which the job may continue if lost nodes are not replaced in time. The default is NodeCount: the job waits until it has all nodes again. When nodes return, the job stops at an agreed step and continues with them."""
     MaxNodeCount: NotRequired[int]
@@ -567,7 +567,7 @@ class LogEvent(TypedDict):
     Rank: NotRequired[int]
     """Rank that printed the line. Absent if the event concerns a whole node."""
     Stream: Literal["stdout", "stderr", "gap"]
-    """`stdout`, `stderr` or `gap`. A gap marks missing lines. Message says how many and why."""
+    """`stdout`, `stderr` or `gap`. A gap marks missing lines. Its Message contains their number and the reason."""
     Message: str
     """The line without its line feed. Lines of more than 16 KiB are split."""
 
@@ -575,7 +575,7 @@ class LogEvents(TypedDict):
     """A batch of lines. The service sends a batch without lines to show that the stream is alive."""
     Events: list[LogEvent]
     NextForwardToken: str
-    """Token from which FollowLogs or GetLogEvents continues after these lines."""
+    """Token with which FollowLogs or GetLogEvents continues after these lines."""
 
 class Metric(TypedDict):
     """A metric of a job: a name that rank 0 logs, or that Everstep measures."""
@@ -589,18 +589,18 @@ class MetricDataResult(TypedDict):
     """One metric in columns: entry i of each list describes point i. Points are in the order of steps. A point covers one step or a span of steps."""
     MetricName: str
     Steps: list[int]
-    """The first step with a value in each point."""
+    """For each point: the first step with a value."""
     LastSteps: list[int]
     Times: list[float]
-    """When the last value of each point was logged, in seconds since 1970."""
+    """For each point: the time of the last value, in seconds since 1970."""
     Counts: list[int]
-    """Number of values in each point."""
+    """For each point: the number of values."""
     Minimums: list[float]
-    """Minimum of the finite values in each point; NaN if a point has none. Means and Maximums are computed over the same values."""
+    """For each point: the minimum of the finite values, or NaN without a finite value. Means and Maximums use the same values."""
     Means: list[float]
     Maximums: list[float]
     LastValues: list[float]
-    """The last value of each point, finite or not. NaN, Infinity and -Infinity are sent as text."""
+    """For each point: the last value, finite or not. NaN, Infinity and -Infinity are sent as text."""
     MinimumNodeIds: list[str]
     """The node that measured each minimum. Only for metrics named everstep/…, which Everstep measures on every node. For these metrics, the mean and the last value are the median of the nodes, and Counts counts nodes. The id is empty for a point that contains only the value of rank 0's node. The list is empty for metrics of the script."""
     MaximumNodeIds: list[str]
@@ -613,7 +613,7 @@ class Node(TypedDict):
     FleetName: str
     NodeStatus: Literal["joining", "spare", "assigned", "held", "rebooting", "draining", "gone"]
     Hold: NotRequired[Literal["unreachable", "distrusted", "inspection", "person"]]
-    """Why the node is held. A held node waits for ReleaseNode, unless it is held because it is unreachable."""
+    """Reason why the node is held. A held node waits for ReleaseNode, unless the reason is that the node is unreachable."""
     Request: NotRequired[Literal["drain", "replace", "reboot", "hold"]]
     """A user's request that is not completed yet. ReleaseNode cancels it."""
     RequestReason: NotRequired[str]
@@ -633,7 +633,7 @@ class Node(TypedDict):
     """The EC2 network node that the instance is attached to. Absent if AWS has not reported one. AWS does not report it for all instance types."""
     AgentVersion: str
     RefusedMessageCount: int
-    """Number of the agent's messages that this server rejected since its start. They could not be decoded, were too long, or claimed another node."""
+    """Number of the agent's messages that this server rejected since its start. Rejected messages are malformed, too long, or contain the id of another node."""
     RefusedSessionCount: int
     """Number of sessions that the agent rejected or closed since its start, because of an invalid message. The peers of these sessions are ranks and other agents. A restart of ranks causes a few rejections. If the number grows further, read the agent's log."""
     Exposure: NotRequired[str]
@@ -696,9 +696,9 @@ class ProjectQuota(TypedDict):
 class ProtectionConfig(TypedDict):
     """Number of nodes that hold each shard in memory, and limit for the slowdown by snapshots."""
     Copies: NotRequired[int]
-    """Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 1 for a job of one node. 2 unless given."""
+    """Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 2, or 1 for a job of one node. 2 unless given."""
     MaxSlowdown: NotRequired[float]
-    """Share of the mean iteration time that snapshots may add, 0.01 meaning 1 %. If snapshots cost more, Everstep takes them less often than every step. The default is 0.01. On a local cluster it is 1, because all nodes share one machine's cores and the measurement would mean nothing."""
+    """Share of the mean iteration time that snapshots may add, 0.01 meaning 1 %. If snapshots cost more, Everstep takes them less often than every step. The default is 0.01. On a local cluster the default is 1, because all nodes share the cores of one machine and the measured cost is unreliable."""
 
 class PutSourceResponse(TypedDict):
     """A source archive that was checked and stored."""
@@ -727,7 +727,7 @@ class RecoveryOdds(TypedDict):
     """Exact probability that every shard keeps a copy. All sets of LostNodes nodes are equally likely."""
 
 class Reliability(TypedDict):
-    """Share of the time spent training, and frequency and duration of interruptions."""
+    """Share of time spent on training, and frequency and duration of interruptions."""
     EttrRatio: NotRequired[float]
     """Effective training time ratio: training time ÷ total time without queue, provision and paused. Absent before the first start."""
     EttrWithQueueRatio: NotRequired[float]
@@ -744,7 +744,7 @@ class Reliability(TypedDict):
 class RetryStrategy(TypedDict):
     """Limits after which Everstep stops retrying a failing job."""
     MaxAttempts: NotRequired[int]
-    """Number of times that the same failure may occur at the same step. At the limit, Everstep retries once without the failing rank's node. It then retries once from an older state. It skips a retry that is impossible. If all retries fail, the job fails. 3 unless given."""
+    """Number of times that the same failure may occur at the same step. At the limit, Everstep retries once without the node of the failing rank, then once from an older state. It skips an impossible retry. If all retries fail, the job fails. 3 unless given."""
 
 class S3DataSource(TypedDict):
     """Input objects in S3."""
@@ -783,7 +783,7 @@ class ShardProtection(TypedDict):
     Holders: list[Holder]
     """Holders of the shard. The owner's node is the first."""
     Reason: str
-    """Why a holder is out of view, slow or unreachable, or why snapshots are refused. Empty if neither is the case."""
+    """Reason why a holder is out of view, slow or unreachable, or why the owner or a holder refuses snapshots. Empty without such a problem."""
 
 class SourceConfig(TypedDict):
     """The user's code."""
@@ -808,7 +808,7 @@ class StoppingCondition(TypedDict):
     MaxRuntimeInSeconds: NotRequired[int]
     """Limit of the time since the job's first start. Time without nodes after a pause does not count."""
     MaxPendingTimeInSeconds: NotRequired[int]
-    """Limit of the time from the job's creation until it gets its first nodes. Independently of this limit, a job that cannot get all of its nodes releases the nodes that it has got."""
+    """Limit of the time from the job's creation until it gets its first nodes. Independently of this limit, a job that cannot get all of its nodes releases the nodes that it already holds."""
     MaxCostUsd: NotRequired[float]
     """Limit of the cost of the job's nodes, at the fleet's price. At the limit, the job stops as after StopTrainingJob. The fleet must have a price."""
 
@@ -847,7 +847,7 @@ class TrainingJob(TypedDict):
     SecondaryStatus: Literal["Pending", "Starting", "Downloading", "Training", "Restarting", "Interrupted", "Pausing", "Paused", "Stopping", "Completed", "Failed", "Stopped"]
     SecondaryStatusTransitions: list[SecondaryStatusTransition]
     Reason: str
-    """Why the job is in its state: what the job waits for, or how it ended."""
+    """Reason for the job's state, for example the event that the job waits for, or the cause of its end."""
     FailureReason: NotRequired[str]
     """Why the job failed. Absent if the job has not failed."""
     Conditions: list[Condition]
@@ -877,7 +877,7 @@ class TrainingJob(TypedDict):
     Priority: int
     Preemptible: bool
     QueuePosition: NotRequired[int]
-    """Position in the fleet's queue, from 1. Absent while the job does not wait there."""
+    """Position in the fleet's queue, from 1. Absent while the job is not in the queue."""
     QueuedBehind: list[str]
     """Names of the jobs ahead of this job in the queue."""
     Tags: dict[str, str]
@@ -888,13 +888,13 @@ class TrainingJob(TypedDict):
     TrainingEndTime: NotRequired[datetime]
     StopRequestedTime: NotRequired[datetime]
     PauseRequestedTime: NotRequired[datetime]
-    """When a person paused the job. Absent after the job was resumed."""
+    """Time when a person paused the job. Absent after the job was resumed."""
     Revision: int
     """Revision of the job's configuration: 1 at creation, plus one with each update."""
     ObservedRevision: NotRequired[int]
-    """The revision that the newest generation was planned with. Absent before the first generation."""
+    """The revision of the configuration that the newest generation uses. Absent before the first generation."""
     TakenOverTime: NotRequired[datetime]
-    """When a person took control of the job. Absent if Everstep controls the job. Until hand-back, Everstep only observes the job."""
+    """Time when a person took control of the job. Everstep only observes the job until the hand-back. Absent if Everstep controls the job."""
     TakenOverBy: NotRequired[str]
     Generation: int
     """Number of the current launch of all ranks; 0 before the first launch."""
@@ -947,7 +947,7 @@ class TrainingJobPlan(TypedDict):
     WorldSize: int
     Copies: int
     Elasticity: NotRequired[str]
-    """A sentence about how far the job may shrink or grow. Absent if the job always has NodeCount nodes."""
+    """A sentence about the numbers of nodes between which the job may change. Absent if the job always has NodeCount nodes."""
     SlotsPerNode: int
     """Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode. Each slot holds the state of one rank."""
     NodeMemoryBytes: NotRequired[int]
@@ -981,7 +981,7 @@ class TrainingJobPlan(TypedDict):
 class TrainingJobRevision(TypedDict):
     """The changes that one update made to a job."""
     Revision: int
-    """Revision 1 is the configuration at creation."""
+    """Number of the revision. Revision 1 is the configuration at creation."""
     Time: datetime
     Changes: list[FieldChange]
 
@@ -1179,7 +1179,7 @@ class EverstepClient(Protocol):
     def close(self) -> None: ...
     def can_paginate(self, operation_name: str) -> bool: ...
     def acknowledge_incident(self, *, IncidentId: str, Note: str = ...) -> Incident:
-        """Confirm that a person has seen an incident, with a note. It does not change the recovery. Only the first acknowledgement is kept."""
+        """Confirm that a person has seen an incident, with a note. It does not change the recovery. The service stores only the first acknowledgement."""
     def complete_source(self, *, SourceId: str) -> PutSourceResponse:
         """Check an archive that was uploaded to the URL of CreateSource. After that, jobs can use the source. Repeated calls change nothing. Raises ConflictException if no archive was uploaded. Raises ValidationException if the archive is too large or invalid, and then deletes the upload."""
     def create_checkpoint(self, *, TrainingJobName: str) -> CreateCheckpointResponse:
@@ -1223,11 +1223,11 @@ class EverstepClient(Protocol):
     def get_caller_identity(self) -> GetCallerIdentityResponse:
         """Return the caller's token: its role, project and expiry."""
     def get_health(self) -> HealthResponse:
-        """Return the server's version and the problems that need a person. A degraded server also returns status 200, because it serves all requests that it can."""
+        """Return the server's version and the problems that need a person. A degraded server also returns status 200, because it still answers requests."""
     def get_log_events(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., Limit: int = ..., NextToken: str = ...) -> GetLogEventsResponse:
         """Read the lines that a job's ranks printed, merged by time over all ranks, generation by generation. Without NextToken, the response has the newest lines, or with StartFromHead the oldest. FilterPattern selects the lines that contain its text. NextForwardToken and NextBackwardToken continue in either direction. A page may be short or empty although more lines follow; the end is reached when a token comes back unchanged. Lines that a lost node could not upload appear as one event of the stream `gap`."""
     def get_metric_data(self, *, TrainingJobName: str, MetricName: str = ..., FirstStep: int = ..., LastStep: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., ResolutionInSteps: int = ..., ResolutionInSeconds: int = ..., MaxPoints: int = ...) -> GetMetricDataResponse:
-        """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes. If a step was repeated after a failure, the value of the last repetition is returned. The newest 4,096 steps have one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution asks for fewer points, neighbouring points are merged. If a resolution would give more than MaxPoints points, the number of steps per point is doubled until they fit. Raises ValidationException if both resolutions are set."""
+        """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes. If a step was repeated after a failure, the value of the last repetition is returned. The newest 4,096 steps have one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution requests fewer points, the service merges neighbouring points. If a resolution would return more than MaxPoints points, the service doubles the number of steps per point until the limit is met. Raises ValidationException if both resolutions are set."""
     def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
         """Download one output file, by a key from ListOutputs."""
     def hand_back_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
@@ -1295,7 +1295,7 @@ class EverstepClient(Protocol):
     def update_training_job(self, *, TrainingJobName: str, Priority: int = ..., Preemptible: bool = ..., RetryStrategy: RetryStrategy = ..., StoppingCondition: StoppingConditionUpdate = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfigUpdate = ..., Tags: Mapping[str, str] = ...) -> UpdateTrainingJobResponse:
         """Change a training job that has not ended. Omitted fields keep their value, and an update without a change creates no revision. Protection and CheckpointConfig are part of a generation's plan, so changes to them apply from the next generation on. The response says when each change applies. Raises ConflictException if the job has ended."""
     def verify_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
-        """Read a checkpoint's objects back and compare their hashes with the manifest. The verification runs in the background; the checkpoint keeps its result and time."""
+        """Read a checkpoint's objects back and compare their hashes with the manifest. The verification runs in the background. The checkpoint record then shows its result and time."""
     def upload_source(self, *, Directory: str | os.PathLike[str] | None = ..., Body: bytes | BinaryIO | None = ...) -> SourceConfig:
         """Store a user's code: a directory, packed as it is, or a gzipped tar."""
     def follow_events(

@@ -33,7 +33,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class SignedUpload:
-    """A presigned URL. Whoever has the URL may upload one specific body."""
+    """A presigned URL. A caller that has the URL may upload one specific body."""
 
     url: str = field(repr=False)
     headers: Mapping[str, str]

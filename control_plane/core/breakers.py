@@ -33,7 +33,7 @@ The limit also applies to failures that differ from each other.
 
 
 class Course(StrEnum):
-    """How a job continues, or ends, after a failure.
+    """The way in which a job continues or ends after a failure.
 
     - AGAIN: the job restarts on the same nodes, from the newest state.
     - OTHER_NODE: the job restarts with a spare in place of the failing node.

@@ -2,7 +2,7 @@
 
 Invariant: this module only describes faults. Each fault has a cause, a time and one sentence of evidence.
 
-The module has more than 500 lines, because each function turns the same reports and verdicts into faults of one kind.
+The module has more than 500 lines. Each function turns the same reports and verdicts into faults of one kind.
 """
 
 from __future__ import annotations

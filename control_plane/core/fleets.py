@@ -18,8 +18,8 @@ have precedence over queued jobs. While the group's settings differ from the reg
 silent, the fleet terminates nothing except instances that AWS is ending. A node that has joined is terminated only if
 its verdict has `may_terminate` or a person requests it.
 
-The module has more than 500 lines, because capacity and assignment share one table of nodes. The fleet must not
-terminate a node that it assigns to a job in the same pass.
+The module has more than 500 lines. Capacity and assignment share one table of nodes. The fleet must not terminate a
+node that it assigns to a job in the same pass.
 """
 
 from __future__ import annotations

@@ -324,7 +324,7 @@ class TrainingJobStatus(StrEnum):
 
 
 class ProtectionState(StrEnum):
-    """How well copies in the memory of nodes protect a job's training state.
+    """The degree to which copies in the memory of nodes protect a job's training state.
 
     - PROTECTED: every shard has all its copies.
     - DEGRADED: at least one shard lacks a copy, or ranks skip snapshots.

@@ -11,7 +11,7 @@ Invariant: each answer contains the time of its request. If the control plane ch
 loops do not use the answer for decisions about the group. The module stores AWS's notices in the database, where the
 server that manages the job reads them.
 
-The module has more than 500 lines, because the requests to AWS and the readers of the answers share one cache per
+The module has more than 500 lines. The requests to AWS and the readers of the answers share one cache per
 fleet.
 """
 
@@ -78,7 +78,7 @@ class CloudView:
 
 @dataclass(slots=True)
 class _Known:
-    """What the poller stores about one fleet between two polls."""
+    """The facts that the poller stores about one fleet between two polls."""
 
     looked_closely_at: float = float("-inf")
     asked: set[NodeId] = field(default_factory=set)

@@ -33,7 +33,7 @@ class FleetLoop:
     """Makes passes over all fleets, and disconnects agents of fleets that another server manages.
 
     Args:
-        context: database, clocks and clients.
+        context: gives access to the database, the clocks and the clients.
         observer: builds the input of a pass.
         executor: executes the actions of a decision.
         store: writes each decision in one transaction.

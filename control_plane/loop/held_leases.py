@@ -32,7 +32,7 @@ class HeldLeases:
     except `release_all`. The runner calls `release_all` when all passes have ended.
 
     Args:
-        context: database, clocks and clients.
+        context: gives access to the database, the clocks and the clients.
         kind: kind of the rows that the leases belong to.
     """
 

@@ -58,7 +58,7 @@ class JobLoop:
     """Makes passes over the jobs of the fleets that this server manages.
 
     Args:
-        context: database, clocks and clients.
+        context: gives access to the database, the clocks and the clients.
         observer: builds the input of a pass.
         executor: executes the actions of a decision.
         store: writes each decision in one transaction.

@@ -13,7 +13,7 @@ longer mark the end, the reader returns a gap: an event that states where the st
 Invariant: a reader that continues from a cursor, in either direction, returns each line once. Only one thread at a time
 may use a reader.
 
-The module has more than 500 lines, because both directions share the cursor, the cache of chunks and the rule for gaps.
+The module has more than 500 lines. Both directions share the cursor, the cache of chunks and the rule for gaps.
 """
 
 from __future__ import annotations
