@@ -26,15 +26,16 @@ def _seed_torch(seed: int) -> None:
         torch.manual_seed(seed)
 
 
-# A busy machine runs examples slowly, which is no failure.
+# Examples have no deadline, because a busy machine runs them slowly.
 settings.register_profile("everstep", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("everstep")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep pytest-randomly from importing DeepSpeed.
+    """Prevent pytest-randomly from importing DeepSpeed.
 
-    DeepSpeed registers a seeder with the plugin, and its import would add seconds to every start, even without torch.
+    DeepSpeed registers a seeder with this plugin. Its import would add seconds to every start, even of tests without
+    torch.
     """
     pytest_randomly.entrypoint_reseeds = [_seed_torch]
 
@@ -46,7 +47,7 @@ def pytest_mark_fast_tests(items: list[pytest.Item]) -> None:
 
 
 RUNNING = pytest.StashKey[pytest.Item]()
-"""The test that this process runs at present."""
+"""The test that this process currently runs."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -96,7 +97,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     parent = WarmParent()
     session.config.add_cleanup(parent.close)
-    # On a fresh machine the process compiles an operator of DeepSpeed, which can take longer than one test may.
+    # On a fresh machine, the process first compiles an operator of DeepSpeed. This can take longer than the time limit
+    # of a test.
     parent.wait_until_ready()
     session.config.stash[_WARM_PARENT] = parent
 
@@ -118,7 +120,7 @@ def postgresql() -> Iterator[PostgreSql]:
 def sqlite_without_fsync() -> Iterator[None]:
     """Let SQLite commit without waiting for the disk, because the wait takes longer than most transactions.
 
-    The setting matters only in a power failure, and no test has one. It does not apply to processes that a test starts.
+    Only a power failure could lose data, which no test simulates. Processes that a test starts use the normal setting.
     """
     from sqlalchemy import Connection, Engine, event
 

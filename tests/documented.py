@@ -10,7 +10,7 @@ from botocore.model import OperationModel, Shape
 from infra.local_cloud.documented import filter_names, is_documented
 
 GROWING: Final = frozenset({"InstanceType"})
-"""Enumerations that AWS extends every month. botocore's list is always incomplete, so it is not checked."""
+"""Enumerations that are not checked, because AWS extends them every month and botocore's list is incomplete."""
 SHOWN_VALUES: Final = 12
 
 

@@ -2,8 +2,8 @@
 
     make test ──▶ build/durations/*.xml, one report of pytest per run ──▶ python -m tests.durations [COUNT]
 
-A time is the sum of a test's setup, call and teardown. The first test that requests a shared fixture pays for its
-setup, and the order of the tests is random. A test that is slow in one run only is therefore no finding.
+A time is the sum of a test's setup, call and teardown. The setup of a shared fixture counts for the first test that
+requests it, and the order of tests is random. A test that is slow in only one run may therefore be fast by itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decides which tests carry the mark `fast`, which `make test-fast` runs.
 
-A fast test needs neither Chromium, PostgreSQL nor a compiler, and starts no cluster. Nobody writes the mark by hand:
-`tests/conftest.py` sets it at collection, from the folder of the test, its other marks and its fixtures.
+A fast test needs neither Chromium, PostgreSQL nor a compiler, and starts no cluster. At collection, `tests/conftest.py`
+sets the mark according to the folder of the test, its other marks and its fixtures.
 
 Tests of a shell run a server, the local cloud or the control plane's loops. They take five sixths of the time of all
 fast tests, so `make test-fast` draws one in ten of each file, and `make test` runs them all.
@@ -23,11 +23,14 @@ HEAVY_FIXTURES = {
     "postgresql": "PostgreSQL",
     "warm_parent": "a C++ compiler, which builds an operator of DeepSpeed",
 }
-"""Each fixture that starts a heavy program, with the program. No other fixture or fast test starts one of them."""
+"""Fixtures that start a heavy program, each with the name of the program.
+
+No other fixture or fast test starts such a program.
+"""
 
 SHELL_FOLDERS = ("golden",)
 SHELL_FIXTURES = frozenset({"aws", "served", "service", "world"})
-"""Fixtures that serve the API, the local cloud, or run the control plane's loops."""
+"""Fixtures that serve the API or the local cloud, or that run the control plane's loops."""
 SHELL_TESTS_PER_DRAWN_TEST = 10
 
 

@@ -11,8 +11,8 @@ class ReservedPort:
     The process that receives the number can still listen on the port, at any address.
 
     Linux lets a second socket bind the port if both sockets have SO_REUSEADDR and neither listens yet; torch's store
-    sets this option. When the kernel chooses a port itself, it skips bound ports. A port that was only free a moment
-    ago could be taken before its use.
+    sets this option. When the kernel chooses a port itself, it skips bound ports. Without the reservation, another
+    process could use the port before the intended process does.
     """
 
     def __init__(self, number: int = 0) -> None:

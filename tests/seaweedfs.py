@@ -59,7 +59,7 @@ wait $weed 2>/dev/null
 cd / && rm -rf "$directory" $SOCKETS
 """
 _SOCKETS = ("admin", "filer", "master", "s3", "volume")
-"""Servers that leave a socket in /tmp, whose folder cannot be configured."""
+"""Servers of SeaweedFS that leave a socket in /tmp. The folder of these sockets cannot be configured."""
 
 
 class SeaweedFs:
@@ -190,7 +190,10 @@ class SeaweedFs:
         self._keeper.stdout.readline()
 
     def _wait(self) -> None:
-        """Wait until the server stores an object; it answers some requests before it can."""
+        """Wait until the server stores an object.
+
+        The server answers some requests earlier, before it can store objects.
+        """
         client = self.client()
         deadline = time.monotonic() + _START_SECONDS
         try:

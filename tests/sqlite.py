@@ -1,6 +1,6 @@
 """SQLite files with the newest schema.
 
-Each process migrates one file and copies it, because a migration takes longer than most tests.
+Each process migrates one file and copies it for each test, because a migration takes longer than most tests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from control_plane.db.session import Database
 
 
 def make_migrated(path: Path) -> None:
-    """Create an empty database with the newest schema at a path without a file."""
+    """Create an empty database with the newest schema at this path. The path must have no file yet."""
     assert not path.exists()
     shutil.copyfile(_template(), path)
 

@@ -5,7 +5,7 @@ The imports take longer than most tests. Requests and answers are JSON, one line
     {"function": "module:name", "arguments": […], "world": 3, "directory": …, "environment": {…}}  →  {"pids": […]}
     {"wait": [pid, …], "until_one_fails": …}                                                      →  {"codes": […]}
 
-Requests and answers carry a number, so that the answer to an interrupted test is not read by the next test.
+Requests and answers have a number, so that the next test does not read the answer to an interrupted test.
 
 Each rank calls the function. The function's return value is the rank's exit code; None means 0. When the standard input
 of the process closes, the process ends together with its ranks.
@@ -58,7 +58,7 @@ class Launch:
     port: ReservedPort
     """Port of the rendezvous of these ranks."""
     result: str
-    """Path of each rank's JSON result below the directory; `{rank}` is replaced by the rank."""
+    """Path of each rank's JSON result, relative to the directory. The rank's number replaces `{rank}`."""
 
     def kill(self) -> None:
         """Kill all ranks together.
@@ -82,7 +82,7 @@ class Launch:
         try:
             codes = self.parent.ask({"wait": self.pids, "until_one_fails": until_one_fails})["codes"]
         finally:
-            # Without this, an interrupted test leaves its socket to the garbage collection of a later test.
+            # Without this call, the garbage collector would close the socket during a later test.
             self.port.close()
         self.pids = []
         return list(codes)
@@ -106,14 +106,14 @@ class Launch:
 
 
 class WarmParent:
-    """The tests' handle to the process.
+    """The tests' handle to the process that forks ranks.
 
     The process starts immediately. It is ready some seconds later, or about a minute later on a fresh machine.
     """
 
     def __init__(self) -> None:
-        # DeepSpeed calls ninja by name, so PATH contains the environment's bin. Killed DataLoader workers leave sockets
-        # open.
+        # DeepSpeed calls ninja by name, so PATH contains the environment's bin. A killed DataLoader worker leaves a
+        # socket in the temporary folder, so the process has a temporary folder of its own.
         self._temporary = tempfile.TemporaryDirectory(prefix="everstep-")
         environment = {
             **os.environ,
@@ -185,9 +185,9 @@ class WarmParent:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries print to the original stream too
+    os.dup2(2, 1)  # libraries also print to the original standard output
 
-    remove_stale(os.environ, None)  # a lock of a killed run would block this run forever
+    remove_stale(os.environ, None)  # a lock that a killed run has left would block this run forever
     for module in IMPORTS:
         importlib.import_module(module)
     importlib.import_module("deepspeed.comm.torch").build_shm_op()
@@ -224,7 +224,7 @@ def _codes(pids: list[int], ended: dict[int, int], *, until_one_fails: bool) -> 
                 os.kill(pid, signal.SIGKILL)
         one = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         assert one is not None
-        _end_group(one.si_pid)  # until the wait, no other process can get this pid
+        _end_group(one.si_pid)  # no other process can get this pid before the wait
         _, status = os.waitpid(one.si_pid, 0)
         ended[one.si_pid] = os.waitstatus_to_exitcode(status)
     return [ended.pop(pid) for pid in pids]
@@ -247,7 +247,7 @@ def _fork(request: dict[str, Any], rank: int) -> int:
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
-        faulthandler.register(signal.SIGUSR1, all_threads=True)  # kill -USR1 prints the stacks of a hanging process
+        faulthandler.register(signal.SIGUSR1, all_threads=True)  # `kill -USR1` makes a hanging process print its stacks
         world = str(request["world"])
         os.environ.update(
             RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world, GLOO_SOCKET_IFNAME="lo", **request["environment"]

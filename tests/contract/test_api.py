@@ -1,8 +1,8 @@
 """The API contract, tested from both ends.
 
 A boto3 client from the generated model calls the real application on loopback. `docs/openapi.json` and the service
-model are snapshots of the published contract. `python -m control_plane.contract` rewrites them. A difference in these
-files is a change for every caller.
+model are snapshots of the published contract. `python -m control_plane.contract` rewrites them. A changed file changes
+the API for every caller.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def http(service) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def world(service, client, tmp_path_factory) -> Iterator[dict[str, Any]]:
-    """Yield the names of the stored objects. `calls` builds a successful request of each operation from them."""
+    """Yield the names of the stored objects. `calls` uses them to build a successful request of each operation."""
     client.create_fleet(
         FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=2, AllowDrills=True, AllowCommands=True
     )
@@ -112,7 +112,7 @@ def world(service, client, tmp_path_factory) -> Iterator[dict[str, Any]]:
     for step in (4, 8):
         job.checkpoint(step)
     job.write(jobs.change, committed_step=8)
-    client.update_fleet(FleetName="main", SpareCount=0)  # adds an event
+    client.update_fleet(FleetName="main", SpareCount=0)  # this change stores an event
     token = client.create_token(Role="viewer")["Token"]["TokenId"]
     with agent(service, "i-0", says):
         yield {"source": source, "job": job, "token": token}
@@ -214,9 +214,9 @@ def test_every_route_is_an_operation_of_the_model_and_a_method_of_the_client(cli
 
 
 def test_whatever_can_be_sent_is_strict():
-    """Every input schema is strict.
+    """Every input schema is strict: the service refuses a value of the wrong type, as the client does.
 
-    A lax schema would convert a value of the wrong type, which the client refuses. Client and service must agree.
+    A lax schema would convert such a value.
     """
     lax = [
         kind.__name__
@@ -291,7 +291,7 @@ def reference(key: str) -> Any:
 
 
 def test_what_is_answered_is_what_the_model_has_and_nothing_is_null(http, world, client):
-    """Responses on the wire contain no null and no field that the model lacks.
+    """Responses contain no null and only fields that the model has.
 
     botocore silently drops unknown fields, so the test reads the responses over plain HTTP.
     """
@@ -330,7 +330,7 @@ def test_what_is_answered_is_what_the_model_has_and_nothing_is_null(http, world,
 
 
 def hold(value: Any, name: str, where: str) -> None:
-    """Assert that a value on the wire matches the shape of the service model with this name."""
+    """Assert that a value in a response matches the shape of the service model with this name."""
     shape = MODEL["shapes"][name]
     kind = shape["type"]
     assert value is not None, where

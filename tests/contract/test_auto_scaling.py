@@ -1,4 +1,7 @@
-"""The served Auto Scaling behaves as AWS documents it, wherever Everstep relies on behavior that moto lacks."""
+"""The served Auto Scaling behaves as AWS documents.
+
+The tests cover behavior that Everstep relies on and that moto lacks.
+"""
 
 from __future__ import annotations
 
@@ -136,7 +139,7 @@ def test_suspended_launch_launches_nothing(aws: ServedAws) -> None:
     aws.client("autoscaling").suspend_processes(AutoScalingGroupName=group, ScalingProcesses=["Launch"])
     aws.client("autoscaling").set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=1)
     witness = aws.make_group(desired=1)
-    aws.in_service(witness, 1)  # by then, the engine has made several passes
+    aws.in_service(witness, 1)  # when the witness is in service, the engine has made several passes
     assert aws.members(group) == []
     aws.client("autoscaling").resume_processes(AutoScalingGroupName=group, ScalingProcesses=["Launch"])
     aws.in_service(group, 1)
@@ -187,7 +190,7 @@ def test_an_instance_ended_from_outside_stays_an_unhealthy_member_until_it_is_re
         ]
     )
     witness = aws.make_group(desired=1)
-    aws.in_service(witness, 1)  # by then, the engine has made several passes
+    aws.in_service(witness, 1)  # when the witness is in service, the engine has made several passes
     assert sorted(aws.members(group)) == sorted([lost, kept]), "not replaced"
     aws.client("autoscaling").terminate_instance_in_auto_scaling_group(
         InstanceId=lost, ShouldDecrementDesiredCapacity=False
@@ -525,7 +528,8 @@ def test_stopping_takes_no_lock() -> None:
 
     The interrupted code may hold any lock of the process.
     """
-    cloud = LocalAws.__new__(LocalAws)  # without `__init__`: `stop` needs neither the server nor the engine
+    # create the object without `__init__`, because `stop` needs neither the server nor the engine
+    cloud = LocalAws.__new__(LocalAws)
     cloud._wake = threading.Event()
     with cloud._wake._cond:
         stopping = threading.Thread(target=cloud.stop, daemon=True)

@@ -1,4 +1,4 @@
-"""AWS services that an agent uses besides the object store: secrets and roles.
+"""AWS services that an agent uses in addition to the object store: secrets and roles.
 
 The same tests run against the in-memory fake and against moto over the AWS protocols.
 """

@@ -1,4 +1,4 @@
-"""Faults of the served AWS, as its customers observe them.
+"""Faults of the served AWS, as AWS customers observe them.
 
 The tests observe boto3 responses, the event queue, instance metadata and the processes of instances.
 """
@@ -73,7 +73,8 @@ def aws(served: ServedAws) -> Iterator[ServedAws]:
         served.client("autoscaling").delete_auto_scaling_group(
             AutoScalingGroupName=group["AutoScalingGroupName"], ForceDelete=True
         )
-    eventually(lambda: not served.pids())  # the next test may require that no instance runs
+    # wait until all processes have ended, because the next test may require that no instance runs
+    eventually(lambda: not served.pids())
 
 
 class Queue:
@@ -119,7 +120,7 @@ def queue(aws: ServedAws, request: pytest.FixtureRequest) -> Iterator[Queue]:
 
 
 def running(aws: ServedAws, count: int = 1, **more: Any) -> tuple[str, list[str]]:
-    """Create a group without replacement of unhealthy instances, as Everstep does, and wait for its instances.
+    """Create a group and wait for its instances. As in Everstep, AWS does not replace unhealthy instances of the group.
 
     Return the group's name and the ids of its instances.
     """
@@ -165,7 +166,7 @@ def status(aws: ServedAws, instance_id: str) -> dict[str, Any]:
 
 
 def test_what_lasts_can_be_cleared_and_nothing_else(aws: ServedAws) -> None:
-    assert [name for name in sorted(LASTING) if aws.clear(name)] == []  # no lasting fault is active
+    assert [name for name in sorted(LASTING) if aws.clear(name)] == []  # no lasting fault is active at the start
     for name in kinds().keys() - LASTING:
         with pytest.raises(httpx.HTTPStatusError, match="409"):
             aws.clear(name)
@@ -353,7 +354,7 @@ def test_who_waits_at_a_queue_keeps_nobody_waiting(aws: ServedAws) -> None:
 
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(aws.client("sqs").receive_message, QueueUrl=empty, WaitTimeSeconds=20)
-        running(aws)  # causes many requests and passes of the engine
+        running(aws)  # this group causes many requests and passes of the engine
         assert not waiting.done()
         aws.client("sqs").send_message(QueueUrl=empty, MessageBody="over")
         assert [message["Body"] for message in waiting.result(timeout=20)["Messages"]] == ["over"]

@@ -1,7 +1,7 @@
-"""The service answers every request, valid or not, as its contract says.
+"""The service answers every request, valid or not, as the OpenAPI document says.
 
-Requests are generated from the OpenAPI document. Further requests contain errors that no schema describes. The tests
-run in one process against the real application on loopback, and send the same requests in every run.
+The requests are generated from this document. Further requests contain errors that no schema describes. The tests run
+in one process against the real application on loopback, and send the same requests in every run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ KNOWN = {
     "Rank": 0,
     "Step": 5,
 }
-"""Names of existing objects. With generated names alone, every request would return 404."""
+"""Names of existing objects. Without these names, every generated request would return 404."""
 GOES_ON = frozenset({"FollowLogs", "StreamEvents"})
 LEFT_OUT = GOES_ON | {"PutSource"}
 """Operations with an endless response or a binary body. Other tests cover these operations."""
@@ -63,7 +63,10 @@ ROLES = (Role.VIEWER, Role.SUBMITTER, Role.ADMIN)
 """The roles, ordered from the fewest permissions to the most."""
 LEAST_ROLES = least_roles()
 PHASES = (hypothesis.Phase.generate,)
-"""Hypothesis only generates requests: shrinking a failing request takes longer than reading it."""
+"""Hypothesis only generates requests.
+
+It does not shrink a failing request, because this takes longer than reading the request.
+"""
 NO_HTTP = "Invalid HTTP request received."
 """Body of the HTTP server's response to a malformed request. Some generated addresses make a request malformed."""
 
@@ -329,7 +332,7 @@ def test_a_page_token_that_nobody_gave_is_refused(http: httpx.Client, path: str,
 def raw(service: Service, *parts: bytes) -> bytes:
     """Send bytes unchanged and return all bytes that the service sends until it closes the connection."""
     with dialled(service) as line:
-        with contextlib.suppress(OSError):  # the server closes the connection if the headers are too long
+        with contextlib.suppress(OSError):  # the server closes the connection early if the headers are too long
             for part in parts:
                 line.sendall(part)
             line.shutdown(socket.SHUT_WR)
@@ -493,7 +496,7 @@ def test_clients_that_send_a_byte_at_a_time_hold_up_nobody(service: Service, htt
 
 
 class Told(logging.Handler):
-    """Counts log records about clients that the service disconnects because they do not read."""
+    """Counts log records about clients that do not read and are therefore disconnected."""
 
     def __init__(self) -> None:
         super().__init__()

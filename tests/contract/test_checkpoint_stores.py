@@ -99,7 +99,7 @@ def test_an_export_to_s3_has_the_files_of_an_export_to_a_folder(
 
 
 def test_an_object_of_several_parts_is_written_whole_or_not_at_all(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "PART_BYTES", 5 * 1024 * 1024)  # the smallest part that S3 accepts
+    monkeypatch.setattr(stores, "PART_BYTES", 5 * 1024 * 1024)  # S3 accepts no smaller parts
     data = bytes(range(256)) * 49152
     S3(BUCKET, s3).write("large", [data[:100], data[100:]], len(data))
     assert s3.get_object(Bucket=BUCKET, Key="large")["Body"].read() == data

@@ -126,7 +126,7 @@ def _aws_world(aws: ServedAws) -> World:
         )
 
     return World(
-        # Each reading of this clock is a minute later, so the operator reads hooks and policies at every call.
+        # This clock advances by a minute at each reading, so the operator reads hooks and policies at every call.
         AwsOperator(connection, monotonic=iter(range(0, 10**9, 60)).__next__),
         make_group,
         lambda id: aws.client("ec2").terminate_instances(InstanceIds=[id]),
@@ -258,7 +258,7 @@ def test_an_instance_that_is_well_or_unknown_has_no_status_to_tell(world: World)
 
 def test_a_status_check_that_fails_is_told_by_its_name(world: World) -> None:
     name = world.make_group(desired=1)
-    # otherwise the group would terminate the instance immediately
+    # meet Everstep's contract first, because the group would otherwise terminate the instance immediately
     ensure(world.operator, world.operator.describe_group(name))
     (id,) = world.in_service(name, 1)
     world.fail_check(id, "system")
@@ -367,7 +367,7 @@ def test_many_threads_may_ask_at_once(world: World) -> None:
     ensure(world.operator, world.operator.describe_group(name))
 
     def work(number: int) -> None:
-        with suppress(NotFound):  # another thread has terminated the member
+        with suppress(NotFound):  # another thread may already have terminated the member
             if number % 3 == 0:
                 world.operator.set_desired(name, 5)
             elif number % 3 == 1:
@@ -379,7 +379,7 @@ def test_many_threads_may_ask_at_once(world: World) -> None:
                     world.operator.complete_termination(name, TERMINATION_HOOK.name, members[0].instance_id)
 
     if isinstance(world.operator, AwsOperator):
-        world.operator._monotonic = lambda: 0.0  # threads cannot share the iterator
+        world.operator._monotonic = lambda: 0.0  # use a constant clock, because threads cannot share the iterator
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(work, range(24)))
 
@@ -396,7 +396,7 @@ def test_a_cloud_that_does_not_answer_is_a_retryable_error() -> None:
     import socket
 
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))  # the port accepts no connection
+        listener.bind(("127.0.0.1", 0))  # the port is bound but does not listen, so it accepts no connection
         operator = AwsOperator(
             Connection(
                 CloudSettings(mode=CloudMode.LOCAL, endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}"),

@@ -143,7 +143,7 @@ def test_others_may_put_what_was_signed_for(store: ObjectStore, prefix: ObjectRe
 def test_addresses_for_others_are_the_regions_own(monkeypatch: pytest.MonkeyPatch, region: str) -> None:
     """A signed upload address contains the host of the bucket's region.
 
-    S3 redirects some requests from the global host, and the signature is invalid after a redirect.
+    S3 redirects some requests from its global host, and a redirect invalidates the signature.
     """
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")

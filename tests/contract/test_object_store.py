@@ -277,7 +277,8 @@ def test_objects_are_listed_by_key(store: ObjectStore) -> None:
 
 def test_odd_keys_come_back(store: ObjectStore, request: pytest.FixtureRequest) -> None:
     plain, dots = "gen=1/rank=0/a b+c%20/ü.txt", "x/../y"
-    is_seaweedfs = request.node.callspec.params["store"] == "seaweedfs_store"  # it refuses dots, unlike S3
+    # SeaweedFS refuses dots in keys, unlike S3
+    is_seaweedfs = request.node.callspec.params["store"] == "seaweedfs_store"
     for key in (plain,) if is_seaweedfs else (plain, dots):
         store.put_bytes(reference(key), b"odd")
         assert store.get_bytes(reference(key)) == b"odd"
@@ -298,7 +299,7 @@ def test_many_threads_share_a_store(store: ObjectStore) -> None:
 
 
 def test_nobody_listening_is_worth_another_try() -> None:
-    """A refused connection is a retryable error. No process listens on port 9 of this loopback address."""
+    """A refused connection is a retryable error. The test uses port 9 of loopback, on which no process listens."""
     with pytest.raises(StoreUnavailable) as raised:
         s3_store(environment("http://127.255.255.254:9")).get_bytes(reference("key"))
     assert raised.value.retryable

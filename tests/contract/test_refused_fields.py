@@ -51,7 +51,10 @@ KNOWN = {
 }
 """Names of existing objects, so that a bad field is the only reason for a refusal."""
 NEEDED = {"GetOutput": "Key=x"}
-"""Required query parameters of operations. Without them, the request is refused for another reason."""
+"""Required query parameters of operations.
+
+Without them, the service would refuse the request because of the missing parameter.
+"""
 JSON_VALUES = {
     "null": "null",
     "NaN": "NaN",
@@ -64,7 +67,7 @@ JSON_VALUES = {
     "too long": json.dumps("x" * 200_000),
     "too deep": "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1),
 }
-"""Values that a field of any type refuses."""
+"""Values that fields of every type refuse."""
 WRONG_TYPES = {
     "string": "[7]",
     "integer": '"7"',
@@ -104,10 +107,13 @@ ODD_PARTS = [
     "[]",
     "0.5",
 ]
-"""Unusual replacements for one element of a page token. Some tokens accept them, others must reject them."""
+"""Unusual replacements for one element of a page token.
+
+Some tokens may accept such an element, and others must reject it.
+"""
 
 ONE_ENGINE = pytest.mark.parametrize("service", ["sqlite"], indirect=True)
-"""For tests of bodies, which the service refuses before it uses the database."""
+"""Mark for tests of request bodies, which the service refuses before it uses the database."""
 
 Operation = dict[str, Any]
 

@@ -1,6 +1,6 @@
-"""Faults of S3 during uploads: each has a typed error with advice, and leaves no half-written object.
+"""Faults of S3 during uploads. Each fault has a typed error with advice, and leaves no incomplete object.
 
-SeaweedFS plays the faults that a real server can produce. A stubbed answer plays the faults that only AWS produces.
+SeaweedFS, a real server, produces some faults. Stubbed answers replace faults that only AWS produces.
 """
 
 from __future__ import annotations
@@ -129,7 +129,10 @@ def test_of_two_writers_of_one_key_one_whole_object_stays(server: SeaweedFs, sto
 
 
 def test_a_part_that_changes_while_it_is_sent_is_refused(store: S3ObjectStore) -> None:
-    """S3 verifies the checksum that was computed with the digests of the slot."""
+    """A part changes while it is sent, and S3 refuses it.
+
+    S3 verifies the checksum that was computed together with the digests of the slot.
+    """
     data = bytearray(DATA)
 
     def pieces() -> Iterator[memoryview]:

@@ -1,7 +1,7 @@
-"""The role that each operation requires, and the facts that a caller can learn about another project.
+"""The least role that each operation requires, and what a caller can learn about another project.
 
-The tests call every operation with every role. Administrators rely on the table of docs/security.md, so the tests
-compare the service with that table instead of the code.
+The tests call every operation with every role. They compare the service with the table of docs/security.md, on which
+administrators rely.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def test_a_job_from_another_projects_source_is_a_job_from_a_source_that_never_wa
 
 
 def test_a_name_that_another_project_has_taken_is_free(service) -> None:
-    """A caller creates a job with the name of another project's job, and the two jobs stay apart."""
+    """A caller creates a job whose name belongs to a job of another project. The two jobs stay separate."""
     with (
         closing(service.client(service.token(Role.SUBMITTER, "art"))) as member,
         closing(service.client(service.token(Role.SUBMITTER, "speech"))) as owner,

@@ -1,4 +1,4 @@
-"""Corruptions of slots in memory, read by an agent that adopts the slots of its predecessor and verifies them."""
+"""Corruptions of slots in memory. An agent adopts the slots of its predecessor and verifies them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ class Memory:
         other = self._draw.choice([each for each in paths if each != path])
         match kind:
             case "bit flip":
-                # Half of the flips hit the header's fields. A uniform choice would rarely hit these few bytes.
+                # Half of the flips hit the few bytes of the header's fields, because a uniform choice would rarely hit
+                # them.
                 end = 256 if self._draw.random() < 0.5 else len(data)
                 begin = 0 if end == 256 else HEADER_BYTES
                 return {path: data[:begin] + flipped(data[begin:end], self._draw) + data[end:]}
@@ -119,5 +120,5 @@ class Memory:
 
 
 def store_contents(store: SlotStore, rank: Rank) -> set[Content]:
-    """Return what the slots of a rank hold."""
+    """Return the contents of the slots of a rank."""
     return {slot.file.content for slot in store.shards.get(rank, []) if slot.file.content is not None}

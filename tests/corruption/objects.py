@@ -1,7 +1,7 @@
 """Corruptions of S3 objects and manifests, read by `open_checkpoint` and by the restore of an agent.
 
-The objects of two steps and two ranks lie in a folder, which `open_checkpoint` reads as it reads S3. The restore of an
-agent (`download_shard`) reads from an object store in memory.
+A folder in place of S3 contains the objects of two steps and two ranks, for `open_checkpoint`. The restore of an agent
+(`download_shard`) reads from an object store in memory.
 """
 
 from __future__ import annotations

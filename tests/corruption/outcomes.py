@@ -80,7 +80,10 @@ def truncated(data: bytes, draw: random.Random) -> bytes:
 
 
 def without_part(data: bytes, draw: random.Random) -> bytes:
-    """Return the data without a range in its middle, or with zeros instead, as a lost part of an upload leaves it."""
+    """Return the data without a range in its middle, or with zeros in this range.
+
+    An upload that lost a part leaves such data.
+    """
     begin = draw.randrange(len(data))
     end = min(len(data), begin + draw.randrange(1, 2 * CHUNK_BYTES))
     return data[:begin] + (bytes(end - begin) if draw.random() < 0.5 else b"") + data[end:]

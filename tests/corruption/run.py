@@ -17,11 +17,11 @@ from tests.corruption.wire import Wire
 from worker.replication import transfers
 
 KINDS = ("bit flip", "bit flip", "truncation", "dropped part", "swapped shards", "stale generation")
-"""Bit flips are planted twice as often, because they have the most places to hit."""
+"""Kinds of corruptions. Bit flips occur twice, because they have the most places to hit."""
 
 
 def planted(count: int, seed: int, progress: Callable[[int], None] = lambda _done: None) -> Counts:
-    """Plant corruptions and read what they hit.
+    """Plant corruptions, and read the corrupted data.
 
     Args:
         count: number of corruptions.
@@ -30,7 +30,7 @@ def planted(count: int, seed: int, progress: Callable[[int], None] = lambda _don
     """
     folder = Path(tempfile.mkdtemp(prefix="everstep-corruption-", dir="/dev/shm"))
     before, transfers.CLOSE_SECONDS = transfers.CLOSE_SECONDS, 0.05
-    logging.disable(logging.WARNING)  # Each refused transfer logs a warning.
+    logging.disable(logging.WARNING)  # each refused transfer would log a warning
     try:
         with small_chunks():
             return asyncio.run(_planted(folder, count, random.Random(seed), progress))

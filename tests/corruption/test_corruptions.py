@@ -1,4 +1,7 @@
-"""No planted corruption is loaded. `make corruption` plants 10,000; a part of them runs with the other tests."""
+"""No planted corruption is loaded.
+
+These tests plant a part of the 10,000 corruptions of `make corruption`.
+"""
 
 from __future__ import annotations
 

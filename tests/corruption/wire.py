@@ -29,7 +29,7 @@ from worker.replication.tcp import TcpSession
 SIZE = 4 * CHUNK_BYTES - 100
 COUNT = 4
 ANSWER_SECONDS = 0.1
-"""Seconds for which the owner waits for an answer of the holder, before it ends the session."""
+"""Seconds for which the owner waits for an answer of the holder. Afterwards, the owner ends the session."""
 
 
 class Wire:
@@ -50,7 +50,10 @@ class Wire:
         self._step = 0
         self._sent: dict[int, bytes] = {}
         self._earlier = [bytes(64)] * 3
-        """Uncorrupted frames of the previous transfer. The corruption "stale generation" replays one of them."""
+        """Uncorrupted messages and chunks of the previous transfer.
+
+        The corruption "stale generation" repeats one of them.
+        """
 
     async def close(self) -> None:
         """End the session and both nodes."""
@@ -66,7 +69,10 @@ class Wire:
         return self._session, self._line
 
     async def _hang_up(self) -> None:
-        """Close the session. The holder has ended it when a new session of this owner begins."""
+        """Close the session.
+
+        Once a new session of this owner begins, the holder has ended the closed session.
+        """
         if self._session is not None and self._line is not None:
             self._line.close()
             self._session.close()
@@ -95,7 +101,7 @@ class Wire:
     async def chunks(self, kind: str, counts: Counts) -> None:
         """Corrupt the chunks of a transfer.
 
-        Half of the owners repeat the corruption when chunks are requested again.
+        When the holder requests chunks again, half of the owners repeat the corruption.
         """
         await self._transferred("chunk on the wire", kind, counts, None, repeats=self._draw.random() < 0.5)
 

@@ -137,14 +137,14 @@ class Teller:
                 for place in places:
                     self.silenced[place].is_deaf = False
                     world.cut.discard(self.silenced[place].node_id)
-            case ["deafen", *places]:  # cuts only the control link
+            case ["deafen", *places]:  # cut only the connection to the control plane
                 for place in places:
                     agent = self.silenced[place] = world.team()[int(place)]
                     agent.is_deaf = True
                     agent.disconnect()
             case ["impair", place, *checks]:
                 world.operator.failed_checks[world.team()[int(place)].node_id] = tuple(checks)
-            case ["unplug", *places]:  # cuts only the data plane
+            case ["unplug", *places]:  # cut only the connections to other nodes
                 for place in places:
                     agent = self.silenced[place] = world.team()[int(place)]
                     world.cut.add(agent.node_id)
@@ -172,7 +172,7 @@ class Teller:
             case ["train", "for", seconds]:
                 for _ in range(int(float(seconds) * 2)):
                     await world.train(1)
-            case ["repeat", place]:  # the agent's last report arrives repeatedly
+            case ["repeat", place]:  # repeat the agent's last report
                 agent = world.team()[int(place)]
                 for _ in range(3):
                     agent.sequence -= 1
@@ -231,9 +231,9 @@ class Teller:
         grouped: dict[str, list[str]] = {}
         for node_id, message in world.said[self.told_messages :]:
             if isinstance(message, StopTraining) and message in self.stops:
-                continue  # the control plane repeats the command until its effect is visible
+                continue  # skip a repeated command: the control plane repeats it until its effect is visible
             if isinstance(message, KeepSources):
-                continue  # sent to spares; not part of an incident
+                continue  # skip messages to spares, which are no part of an incident
             if isinstance(message, StopTraining):
                 self.stops.append(message)
             grouped.setdefault(_told(message), []).append(_short(node_id))

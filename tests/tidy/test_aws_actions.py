@@ -24,7 +24,7 @@ ACTIONS_OF = {
     "sns:PublishBatch": "sns:Publish",
     "sqs:DeleteMessageBatch": "sqs:DeleteMessage",
 }
-"""Operations whose action in a policy has another name. Source: Service Authorization Reference."""
+"""Operations whose action has another name in policies. Source: Service Authorization Reference."""
 TRANSFERS = {"upload_fileobj": {"s3:PutObject", "s3:AbortMultipartUpload"}}
 """Actions of boto3's transfers: parts of large objects, and the abort of a failed upload."""
 FREE = frozenset({"sts:GetCallerIdentity"})
@@ -41,7 +41,7 @@ def operations() -> dict[str, str]:
 
 
 def names(file: Path) -> Iterator[str]:
-    """Yield every attribute name and string of a module, because clients call operations by either of them."""
+    """Yield every attribute name and string of a module. Clients call AWS operations by either of them."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Attribute):
             yield node.attr

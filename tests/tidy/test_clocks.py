@@ -1,6 +1,6 @@
-"""The control plane reads the wall clock in one module only.
+"""Only one module of the control plane reads the wall clock.
 
-The wall clock can jump, and ages and deadlines in other modules would jump with it.
+The wall clock can jump. Ages and deadlines that other modules compute must not jump with it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""No module makes msgspec read a class for the first time after import.
+"""msgspec first reads each class at the import of a module, never later.
 
-A first use in two threads together would crash the process. So `codec.resolve` makes each first use at import.
+If two threads use a class for the first time at once, the process crashes. `codec.resolve` therefore makes each first
+use at import.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def first_uses(source: str) -> set[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_types_are_read_when_modules_are_imported(path: Path) -> None:
-    expected = {"kind"} if path.name == "codec.py" else set()  # `resolve` itself, which holds a lock
+    expected = {"kind"} if path.name == "codec.py" else set()  # `resolve` itself holds a lock during this call
     assert first_uses(path.read_text()) == expected
 
 

@@ -102,8 +102,8 @@ def test_every_command_and_option_exists(document: Path) -> None:
         first, *options = re.split(r"\s&&\s|\s#\s|\s{3,}", command)[0].split()
         noun, verb, *rest = options
         assert (first, noun, verb) in promised, command
-        if noun != "local":  # the command becomes another program, which has its own options
-            # the words after it belong to another program
+        if noun != "local":  # the command `local` continues with another program, which has its own options
+            # The words after `--` belong to another program.
             options_of = rest[: rest.index("--")] if "--" in rest else rest
             assert {word.rstrip(",") for word in options_of if word.startswith("--")} <= promised[first, noun, verb], (
                 command
@@ -169,7 +169,7 @@ def defined_in(path: str) -> frozenset[str]:
 def names() -> frozenset[str]:
     """Return every module, class, function, attribute and field of the packages.
 
-    The names that the API makes of fields, in PascalCase, are included.
+    For each field, the PascalCase name in the API is included.
     """
     found: set[str] = set(PACKAGES)
     for path in (*modules(), *(ROOT / package / "__init__.py" for package in PACKAGES)):

@@ -14,12 +14,12 @@ from tests import fast
 
 STARTERS = {
     "PostgreSql": "postgresql",
-    "WarmParent": "pytest_collection_finish",  # for the fixture warm_parent
+    "WarmParent": "pytest_collection_finish",  # this hook serves the fixture `warm_parent`
     "chromium": "browser",
     "sync_playwright": "browser",
     "load_inline": "",
 }
-"""Each call that starts a heavy program or a compiler, with the one fixture or hook that may contain the call."""
+"""Calls that start a heavy program or a compiler. For each call, the one fixture or hook that may contain it."""
 
 
 def starts(path: Path) -> list[tuple[str, str]]:
@@ -68,7 +68,7 @@ def test_make_runs_what_has_the_mark():
 
 
 class NotComparable:
-    """A parameter whose comparison with a string raises, such as an array."""
+    """A parameter that raises an error when compared with a string, as an array does."""
 
     __hash__ = object.__hash__
 

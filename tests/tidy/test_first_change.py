@@ -1,7 +1,7 @@
-"""The page `docs/contributing/first-change.md` works.
+"""The page `docs/contributing/first-change.md` works: its blocks apply, its commands pass, and its changes take effect.
 
-Its blocks apply, its commands pass, and its changes take effect. Each part of the page runs in its own copy of the
-repository. A failure names the step of the page, the file, and the lines that were not found.
+Each part of the page runs in its own copy of the repository. A failure names the step of the page, the file, and the
+lines that the file lacks.
 """
 
 from __future__ import annotations

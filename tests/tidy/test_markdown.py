@@ -21,7 +21,7 @@ DOCUMENTS = subprocess.run(
     check=True,
 ).stdout.splitlines()
 UNBROKEN = re.compile(r"\s*(?:[-*+>]|\d+\.)?\s*(?:`[^`]*`|\S)+")
-"""Matches a line with a single link or code span, which no line break may divide."""
+"""Matches a line with a single link or code span. Such a line must not be broken."""
 
 
 def long_lines(text: str) -> list[str]:

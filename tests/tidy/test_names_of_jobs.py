@@ -1,7 +1,7 @@
-"""A name of a job is a key only together with a project.
+"""A job's name identifies a job only together with a project.
 
 Jobs of several projects may have the same name. A query by name alone would read or change the job of another project.
-Modules therefore use run ids. The few functions that compare a name also take a project.
+Modules therefore use run ids. The few functions that compare a name also receive a project.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JOBS = {"Job", "JobRow", "_JOB"}
 COMPARISONS = {"in_", "is_", "like", "ilike", "startswith", "endswith", "contains", "between", "not_in", "is_not"}
 """Methods of a column that compare it."""
 SEARCHES = {"db/job_lists.py": {"_conditions"}}
-"""Functions that search for a part of a name, by module. Their filter contains the project."""
+"""Functions that search for a part of a name, by module. They filter by the project too."""
 
 
 def is_name(node: ast.expr) -> bool:

@@ -1,4 +1,4 @@
-"""The product prints every message that docs/pitfalls.md quotes."""
+"""Each message that docs/pitfalls.md quotes is a message of the product."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANY = "…"
 
 
 def templates() -> Iterator[str]:
-    """Return each string in the product's code, with the mark in place of each inserted value."""
+    """Return each string in the product's code. A mark replaces each inserted value."""
     for package in ("everstep", "control_plane", "worker"):
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):

@@ -17,7 +17,7 @@ PRODUCT = ("control_plane", "everstep", "infra", "worker")
 MAX_PRIVATE_ACCESSES = 275
 """Limit for the number of accesses. Lower it with each access that you remove, and never raise it."""
 NO_ACCESS = {"_asdict", "_fields", "_make", "_replace"}
-"""Methods of named tuples that are public in spite of their underscore."""
+"""Public methods of named tuples, although their names begin with an underscore."""
 
 
 def is_private(name: str) -> bool:

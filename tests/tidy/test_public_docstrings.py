@@ -22,17 +22,17 @@ CODE = (*PACKAGES, "alembic", "tests", "examples", "benchmarks", "docs")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = ast.ClassDef | Function
 UNFINISHED = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "To be (described|written)")))
-"""Marks of unfinished code, spelled so that this file contains none of them."""
+"""Marks of unfinished code. They are spelled in parts, so that this file contains none of them."""
 FEWEST_WORDS = 6
 """A module's docstring with fewer words is a label, not a description."""
 UNDOCUMENTED = {"AssertionError", "NotImplementedError", "SystemExit"}
-"""Exceptions that no caller handles: mistakes in the code itself, and the end of the process."""
+"""Exceptions that no caller handles. They are caused by mistakes in the code, or they end the process."""
 ON_THE_WIRE = {
     **{error.__name__: error.code for error in errors.MODELED},
     "AlreadyExists": errors.InUse.code,
     "Conflict": errors.InUse.code,
 }
-"""Codes of the API's errors, by the class that a route raises. The handlers of `control_plane.api.errors` convert."""
+"""Codes of the API's errors, by the exception class that a route raises and `control_plane.api.errors` converts."""
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -155,7 +155,10 @@ def is_protocol(owner: ast.ClassDef) -> bool:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_public_function_documents_the_exceptions_that_it_raises(package: str) -> None:
-    """pydoclint's own rule also rejects what a callee raises, and it skips docstrings of one line."""
+    """Public functions document the exceptions that they raise themselves.
+
+    pydoclint's own rule also rejects exceptions of called functions, and skips docstrings of one line.
+    """
     missing = [
         f"{path.relative_to(ROOT)}:{found.lineno} {found.name}: {name}"
         for path in files(package)

@@ -24,7 +24,7 @@ DECISION = re.compile(r"\bADR\s+(\d{4})\b")
 UNKNOWN_SECTION = "\N{SECTION SIGN}"
 """Matches the number of a section. Numbers change, so references use anchors."""
 WRITTEN_LATER = frozenset({"docs/benchmarks-device.md"})
-"""Pages that a benchmark writes on hardware that was not available so far."""
+"""Pages that a benchmark will write on hardware that was not available so far."""
 BUILT = ("control_plane/static/", "web/dist/", "web/node_modules/", "docs/pictures/")
 """Folders of generated files."""
 TEXT = (".py", ".md", ".ts", ".tsx", ".toml", ".cpp", ".css", ".mako", ".ini", "Makefile")
@@ -121,7 +121,7 @@ def test_every_path_in_a_document_exists(name: str) -> None:
 
 @pytest.mark.parametrize("name", MARKDOWN)
 def test_every_short_path_in_a_document_ends_one_of_a_file(name: str) -> None:
-    """A short path such as `core/moves.py` is the end of the path of a file, here `control_plane/core/moves.py`."""
+    """A short path in a document, such as `core/moves.py`, is the end of the path of an existing file."""
     named = set(SHORT.findall(prose_of(name))) - {path for path, _ in PATH.findall(prose_of(name))}
     assert sorted(path for path in named if not any(f"/{file}".endswith(f"/{path}") for file in tracked())) == []
 
@@ -154,7 +154,10 @@ def short_paths(name: str) -> Iterator[str]:
 
 
 def test_every_path_in_other_code_exists() -> None:
-    """In TypeScript and build files, all text is checked, because their comments are not parsed."""
+    """Paths in TypeScript and build files exist.
+
+    The test checks their whole text, because it cannot parse their comments.
+    """
     others = [name for name in sources() if not name.endswith((".py", ".md"))]
     assert (
         sorted({(name, path) for name in others for path in dangling(text_of(name)) if path.startswith("docs/")}) == []

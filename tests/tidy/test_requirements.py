@@ -30,7 +30,7 @@ def locked(name: str) -> dict[str, tuple[str, int]]:
 
 
 def required(requirements: list[str]) -> list[Requirement]:
-    """Return the requirements of other projects, with those of Everstep's own extras that the list names."""
+    """Return the packages of other projects in a list of requirements, including those of Everstep's extras."""
     found = []
     for one in map(Requirement, requirements):
         found += required([text for extra in one.extras for text in OPTIONAL[extra]]) if one.name == OURS else [one]

@@ -1,4 +1,4 @@
-"""The runbook has a section for every link that leads from the dashboard to the runbook.
+"""Every link from the dashboard to the runbook leads to an existing section.
 
 The dashboard also describes every cause and status.
 """

@@ -1,4 +1,4 @@
-"""A long module says in its docstring why it is not two modules."""
+"""The docstring of a long module gives the reason why the module is not divided."""
 
 from __future__ import annotations
 
