@@ -279,7 +279,7 @@ class AwsOperator:
             with self._lock:
                 self._tagged.discard(name)
             raise GroupNotOurs(
-                f"Auto Scaling group {name!r} has no tag {FLEET_TAG!r}; Everstep touches only groups that carry it"
+                f"Auto Scaling group {name!r} has no tag {FLEET_TAG!r}; Everstep changes only groups with this tag"
             )
         with self._lock:
             self._tagged.add(name)

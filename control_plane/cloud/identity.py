@@ -68,7 +68,7 @@ class RegionalSts:
             Throttled: too many verifications are in progress.
         """
         if not self._room.acquire(blocking=False):
-            raise Throttled("too many instances ask to join at once")
+            raise Throttled("too many instances request to join at the same time; retry")
         try:
             status, body = self._send(headers)
         except (BotocoreHttpError, BotoCoreError, OSError) as error:
@@ -76,7 +76,7 @@ class RegionalSts:
         finally:
             self._room.release()
         if status in (400, 403):
-            raise AccessDenied("STS does not take the signature")
+            raise AccessDenied("STS rejected the signature")
         if status != 200:
             raise CloudUnavailable(f"STS answered {status}")
         return principal_in(body)

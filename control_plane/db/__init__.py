@@ -2,5 +2,6 @@
 
 Functions accept and return frozen dataclasses.
 
-Invariant: ORM rows never leave this package. While a transaction is open, no code calls anything outside the database.
+Invariant: functions of this package never return ORM rows. While a transaction is open, no code calls anything outside
+the database.
 """

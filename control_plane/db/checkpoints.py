@@ -1,8 +1,8 @@
 """Checkpoints: sets of shards in S3.
 
-A checkpoint is complete once its manifest is stored.
+A checkpoint is complete once S3 has its manifest.
 
-Invariant: the row of a complete checkpoint contains the manifest exactly as it is in S3.
+Invariant: the row of a complete checkpoint contains an exact copy of the manifest in S3.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from everstep.protocol.manifest import CheckpointManifest, decode_manifest
 COMPLETE = "complete"
 """State: the manifest is in S3 and names all shards."""
 DELETING = "deleting"
-"""State: the checkpoint's objects are being deleted. No restore may use it.
+"""State: the control plane deletes the checkpoint's objects. No restore may use the checkpoint.
 
 A user requested the deletion, or the checkpoint exceeds the job's limits.
 """
 DELETED = "deleted"
 """State: the checkpoint's objects are deleted.
 
-The row remains until the job is deleted. Otherwise agents that still report the shards would recreate the row.
+The row remains until the job is deleted. Without the row, agents that still report the shards would create the
+checkpoint again.
 """
 
 
@@ -59,15 +60,15 @@ class CheckpointRecord:
 
 
 def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> bool:
-    """Store a checkpoint. Idempotent; a completed checkpoint is not changed.
+    """Store a checkpoint. Idempotent. The function never changes a completed checkpoint.
 
     Args:
         session: from `Database.write`.
         lease: lease of the checkpoint's job.
-        checkpoint: the row to store, complete or in progress.
+        checkpoint: the row to store. The checkpoint may be incomplete.
 
     Returns:
-        Whether the row was written. False if the checkpoint was completed before.
+        Whether the function wrote the row. False if the checkpoint was completed before.
 
     Raises:
         StaleLease: another control-plane server has taken the lease over. Nothing was written.
@@ -110,7 +111,7 @@ def page(
         session: from `Database.read` or `Database.write`.
         run_id: run id of the job.
         min_step: lowest step to return.
-        before: step and generation of the previous page's last checkpoint. None: first page.
+        before: step and generation of the previous page's last checkpoint. None means the first page.
         limit: maximum number of rows, at least 1.
 
     Returns:
@@ -132,8 +133,8 @@ def find(session: Session, run_id: str, *, step: int, generation: int | None) ->
         session: from `Database.read` or `Database.write`.
         run_id: run id of the job.
         step: step of the checkpoint.
-        generation: generation that made the checkpoint. None: prefer checkpoints that are not deleted, then the newest
-            generation.
+        generation: generation that made the checkpoint. None means any generation: the function prefers checkpoints
+            that are not deleted, then the newest generation.
 
     Returns:
         The stored checkpoint.
@@ -154,7 +155,7 @@ def find(session: Session, run_id: str, *, step: int, generation: int | None) ->
 
 
 def set_pinned(session: Session, run_id: str, checkpoint: CheckpointRecord, at: datetime | None) -> CheckpointRecord:
-    """Pin a checkpoint at the given time, or unpin it with None.
+    """Pin a checkpoint, or unpin it if the given time is None.
 
     Return the changed row.
     """
@@ -164,7 +165,7 @@ def set_pinned(session: Session, run_id: str, checkpoint: CheckpointRecord, at: 
 def set_state(session: Session, run_id: str, checkpoint: CheckpointRecord, state: str) -> CheckpointRecord:
     """Change a checkpoint's state and return the changed row.
 
-    DELETED also removes the manifest.
+    The state DELETED also clears the manifest.
     """
     dropped = {"manifest": None, "verify_requested_at": None} if state == DELETED else {}
     return _set(session, run_id, checkpoint, state=state, **dropped)
@@ -173,8 +174,8 @@ def set_state(session: Session, run_id: str, checkpoint: CheckpointRecord, state
 def runs_to_look_after(session: Session) -> tuple[str, ...]:
     """Return the runs whose checkpoints the checkpoint keeper must check.
 
-    The result contains each run with a checkpoint in state deleting. It also contains each run that has a limit of its
-    checkpoints and at least two complete checkpoints, because these may exceed the limit.
+    The result contains each run with a checkpoint in state deleting. It also contains each run with a limit and at
+    least two complete checkpoints, because these may exceed the limit.
     """
     has_limit = or_(
         *(Job.spec[limit].as_string().is_not(None) for limit in ("checkpoint_max_count", "checkpoint_max_age_seconds"))
@@ -192,7 +193,7 @@ def runs_to_look_after(session: Session) -> tuple[str, ...]:
 def ask_to_verify(session: Session, run_id: str, checkpoint: CheckpointRecord, now: datetime) -> CheckpointRecord:
     """Record a user's request to verify a checkpoint, and return the row.
 
-    If the checkpoint already has an open request, that request remains.
+    If the checkpoint already has an open request, the earlier request remains.
     """
     return (
         checkpoint
@@ -202,7 +203,7 @@ def ask_to_verify(session: Session, run_id: str, checkpoint: CheckpointRecord, n
 
 
 def to_verify(session: Session) -> tuple[str, CheckpointRecord] | None:
-    """Return run and checkpoint of the oldest verification request, or None without requests."""
+    """Return the run and the checkpoint of the oldest verification request, or None without a request."""
     query = select(Checkpoint).where(Checkpoint.verify_requested_at.is_not(None), Checkpoint.state == COMPLETE)
     row = session.scalar(query.order_by(Checkpoint.verify_requested_at).limit(1))
     return None if row is None else (row.run_id, record_of(row, CheckpointRecord))
@@ -214,8 +215,8 @@ def store_verdict(session: Session, run_id: str, checkpoint: CheckpointRecord, *
     Args:
         session: from `Database.write`.
         run_id: run id of the job.
-        checkpoint: the verified checkpoint. If it was deleted meanwhile, nothing is stored.
-        verdict: the faults that the verification found. Empty: the checkpoint is intact.
+        checkpoint: the verified checkpoint. If it was deleted meanwhile, the function stores nothing.
+        verdict: the faults that the verification found. Empty if the checkpoint is intact.
         now: the time in UTC.
     """
     if session.get(Checkpoint, (run_id, checkpoint.generation, checkpoint.step)) is not None:
@@ -228,7 +229,7 @@ def mark_damaged(session: Session, lease: Lease, generation: int, step: int, rea
     Args:
         session: from `Database.write`.
         lease: lease of the checkpoint's job.
-        generation: generation whose nodes uploaded the checkpoint; it may be older than the one that restored it.
+        generation: generation whose nodes uploaded the checkpoint. A later generation may have restored the checkpoint.
         step: number of finished optimizer steps.
         reason: what the restore found. Not empty.
         now: the time in UTC.

@@ -32,8 +32,8 @@ _DRILL: Final = Drill.__table__.c
 
 
 def _statement(conditions: Collection[ColumnElement[bool]]) -> Select[*tuple[Any, ...]]:
-    # A name can match jobs of several projects, and a scalar subquery must return one row. `ByNameOrRun` then rejects
-    # the name, so the totals of the wrong job are never used.
+    # A name can match jobs of several projects, but a scalar subquery must return one row. `ByNameOrRun` rejects such a
+    # name, so no caller gets the totals of the wrong job.
     run_id = select(func.min(_JOB.run_id)).where(*conditions).scalar_subquery()
     totals = incidents.totals_where_run(run_id).subquery()
     open_drill = select(_DRILL.id).where(_DRILL.run_id == _JOB.run_id, _DRILL.ended_at.is_(None)).limit(1)
@@ -47,7 +47,7 @@ def _statement(conditions: Collection[ColumnElement[bool]]) -> Select[*tuple[Any
         )
         .select_from(Job.__table__)
         .outerjoin(Generation.__table__, and_(_GENERATION.run_id == _JOB.run_id, _GENERATION.number == _JOB.generation))
-        .join(totals, _JOB.run_id.is_not(None))  # the query for totals always returns exactly one row
+        .join(totals, _JOB.run_id.is_not(None))  # The query for totals always returns exactly one row.
         .where(*conditions)
     )
 
@@ -64,7 +64,7 @@ class JobDescription:
     plan: GenerationPlan | None
     """Plan of the newest generation. None before the first generation."""
     observed_revision: int | None
-    """Revision of the job from which the newest generation was planned."""
+    """Revision of the job from which the control plane planned the newest generation."""
     incidents: IncidentTotals
     open_drill_id: str | None
     node_ids: tuple[str, ...]
@@ -76,8 +76,8 @@ def find(session: Session, text: str, project: str | None = None) -> JobDescript
 
     Args:
         session: from `Database.read` or `Database.write`.
-        text: a name, or a run id.
-        project: the only project to search. None: all projects.
+        text: name or run id of the job.
+        project: the only project to search. None means all projects.
 
     Returns:
         The description.

@@ -3,7 +3,7 @@
     Database.write   reports each failed transaction, on SQLite and on PostgreSQL
     Envelope         reports each failed request that writes a file, such as a temporary file of a source archive
 
-Invariant: any thread may call any method. No method writes to a disk or raises.
+Invariant: any thread may call any method. No method writes to a disk or raises an exception.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FullDisk:
     """A full disk to which the service writes."""
 
     place: str
-    """A directory on the disk. For a remote database: its description."""
+    """A directory on the disk, or the description of a remote database."""
     free_bytes: int | None
     """Free space in bytes. None if the disk is not on this machine."""
     words: str
@@ -57,11 +57,11 @@ class DiskWatch:
         self._lock = threading.Lock()
 
     def failed(self, error: BaseException, directory: Path | None = None) -> None:
-        """Record a failed write, if its cause is a full disk. Other errors are ignored.
+        """Record a failed write, if its cause is a full disk. Ignore other errors.
 
         Args:
             error: exception of the write, possibly SQLAlchemy's wrapper of the driver's error.
-            directory: where the caller writes files. Used if an OSError does not contain a file name.
+            directory: directory to which the caller writes. Used if an OSError contains no file name.
         """
         if not is_disk_full(error):
             return
@@ -75,7 +75,7 @@ class DiskWatch:
 
     def stored(self) -> None:
         """Record a committed transaction, which is evidence that the database's disk has space again."""
-        if not self._records:  # without a recorded failure, no lock is needed
+        if not self._records:  # Without a recorded failure, the method needs no lock.
             return
         with self._lock:
             for place, record in self._records.items():
@@ -85,7 +85,7 @@ class DiskWatch:
     def full(self) -> tuple[FullDisk, ...]:
         """Return the disks that are full now, sorted.
 
-        The method also removes records of disks that have space again.
+        The method also forgets disks that have space again.
         """
         if not self._records:
             return ()
@@ -113,7 +113,7 @@ class DiskWatch:
 def is_disk_full(error: BaseException) -> bool:
     """Return whether an error means a full disk or quota.
 
-    These are ENOSPC, EDQUOT, SQLITE_FULL and PostgreSQL's 53100.
+    The function recognizes ENOSPC, EDQUOT, SQLITE_FULL and PostgreSQL's 53100.
     """
     cause = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(cause, OSError) and cause.errno in _FULL:

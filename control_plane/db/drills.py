@@ -1,6 +1,6 @@
-"""Drills: faults that users inject deliberately, and their outcome.
+"""Drills: faults that users inject deliberately, and the outcome of each drill.
 
-Invariant: a job has at most one unfinished drill. The progress of a drill is written under the job's lease.
+Invariant: a job has at most one unfinished drill. Only the holder of the job's lease writes the progress of a drill.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def create(session: Session, drill: NewDrill) -> DrillRecord:
 
 
 _OPEN_OF_RUN: Final = select(Drill).where(Drill.run_id == bindparam("of_run"), Drill.ended_at.is_(None)).limit(1)
-"""A constant, because each description of a job executes this statement and building it costs time."""
+"""The statement is a constant, because each description of a job executes it and its construction takes time."""
 
 
 def open_of_run(session: Session, run_id: str) -> DrillRecord | None:
@@ -106,9 +106,9 @@ def page(
 
     Args:
         session: from `Database.read` or `Database.write`.
-        job_name: only drills of this job. None: all.
-        project: only drills of this project. None: all.
-        after: `(requested_at, id)` of the previous page's last drill. None: first page.
+        job_name: only drills of this job. None means all jobs.
+        project: only drills of this project. None means all projects.
+        after: `(requested_at, id)` of the previous page's last drill. None means the first page.
         limit: maximum number of rows, at least 1.
 
     Returns:

@@ -8,7 +8,7 @@
     ├── Conflict            the row's state does not allow the change
     └── SchemaMismatch      the database's schema is not the one that this version needs
 
-Callers expect these errors. Other exceptions, such as SQLAlchemy's error for a lost connection, are unexpected.
+Callers must treat these errors. Other exceptions, such as SQLAlchemy's error for a lost connection, are unexpected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StaleLease(DatabaseError):
 class NotFound(DatabaseError):
     """The row does not exist.
 
-    `noun` is the kind of the row for the message, as "training job" or "fleet".
+    `noun` is the kind of the row for the message, for example "training job" or "fleet".
     """
 
     def __init__(self, noun: str, name: str) -> None:
@@ -39,7 +39,7 @@ class NotFound(DatabaseError):
 class AlreadyExists(DatabaseError):
     """A row with this name exists already.
 
-    `noun` is the kind of the row for the message, as "training job" or "fleet".
+    `noun` is the kind of the row for the message, for example "training job" or "fleet".
     """
 
     def __init__(self, noun: str, name: str) -> None:
@@ -51,15 +51,16 @@ class AlreadyExists(DatabaseError):
 class AmbiguousName(DatabaseError):
     """Jobs of several projects have this name.
 
-    Only a search over all projects raises this error, so it reveals nothing to a caller of one project.
+    Only a search over all projects raises this error. The error therefore never reveals other projects to a caller of
+    one project.
     """
 
     def __init__(self, name: str, run_ids: Mapping[str, str]) -> None:
-        """Create the error.
+        """Create the error for a name.
 
         Args:
-            name: the name that was searched.
-            run_ids: run id of each job, by project.
+            name: the ambiguous name.
+            run_ids: run id of each job with this name, by project.
         """
         projects = " and ".join(", ".join(run_ids).rsplit(", ", 1))
         super().__init__(

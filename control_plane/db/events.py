@@ -1,8 +1,8 @@
 """Events: an append-only history of jobs, fleets and nodes.
 
-A reader continues from the last id that it has read, so a smaller id must never appear later. Databases assign ids at
-the insert, but rows become visible at the commit. Ids become visible in order because only one write transaction runs
-at a time (`control_plane.db.session`).
+A reader continues from the last id that it has read, so no smaller id may become visible later. Databases assign ids at
+the insert, but rows become visible at the commit. The order is nevertheless correct, because only one write transaction
+runs at a time (`control_plane.db.session`).
 
 Invariant: an event never changes, and ids become visible in order.
 """
@@ -45,7 +45,7 @@ class EventRecord(NewEvent):
 
 
 def append(session: Session, event: NewEvent) -> None:
-    """Store an event. Its id is higher than those of all earlier events."""
+    """Store an event. Its id is higher than the id of every earlier event."""
     session.add(Event(**values_of(event)))
 
 
@@ -56,7 +56,7 @@ def newest_id(session: Session) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventFilter:
-    """Conditions that select events. A field with the value None does not restrict the selection."""
+    """Conditions that select events. A field with the value None is no condition."""
 
     job_name: str | None = None
     fleet_name: str | None = None
@@ -78,11 +78,11 @@ def newest_of(
 
     Args:
         session: from `Database.read` or `Database.write`.
-        event_type: for example `RanksHang`.
+        event_type: type of the event, for example `RanksHang`.
         project: project of the job. Jobs of other projects may have the same name.
         job_name: only events of this job count.
         since: start of the period, inclusive.
-        until: end of the period, inclusive. None: the period has no end.
+        until: end of the period, inclusive. None means that the period has no end.
 
     Returns:
         The event's id.
@@ -97,9 +97,9 @@ def page(session: Session, which: EventFilter, *, limit: int, is_ascending: bool
 
     Args:
         session: from `Database.read` or `Database.write`.
-        which: conditions that every returned event fulfils.
+        which: conditions of the selection.
         limit: maximum number of rows, at least 1.
-        is_ascending: oldest first. False: newest first.
+        is_ascending: whether the oldest event is first. If False, the newest event is first.
 
     Returns:
         At most `limit` events.

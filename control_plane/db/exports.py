@@ -1,6 +1,6 @@
-"""Positions of exports: one row per event receiver, one cursor per exported log.
+"""The progress of exports: one row per receiver of events, and one cursor per exported log.
 
-Invariant: a position only grows. It is written only under the lease of the export.
+Invariant: a position never decreases. Only the holder of the export's lease writes it.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def ensure(session: Session, name: str) -> None:
 
 
 def get(session: Session, name: str) -> ExportRecord:
-    """Return an export that `ensure` has created."""
+    """Return the row of an export that `ensure` has created."""
     return record_of(session.get_one(Export, name), ExportRecord)
 
 
 def every(session: Session) -> tuple[ExportRecord, ...]:
-    """Return all exports by name, including those that are no longer configured."""
+    """Return all exports by name, including exports that are no longer configured."""
     return tuple(record_of(row, ExportRecord) for row in session.scalars(select(Export).order_by(Export.name)))
 
 
@@ -63,7 +63,7 @@ def change(session: Session, lease: Lease, **columns: Unpack[ExportUpdate]) -> N
 
     Args:
         session: from `Database.write`.
-        lease: lease of the export, whose row is updated.
+        lease: lease of the export to update.
         **columns: columns to update, by name, with their new values.
 
     Raises:
@@ -76,7 +76,7 @@ def change(session: Session, lease: Lease, **columns: Unpack[ExportUpdate]) -> N
 def logs_to_copy(session: Session) -> tuple[str, ...]:
     """Return the runs whose logs are not completely copied.
 
-    These are the runs of unfinished jobs, and the runs of ended jobs whose copy has begun.
+    The result contains the runs of unfinished jobs, and the runs of ended jobs whose copy has begun.
     """
     is_over = LogExport.is_over.is_(True)
     query = select(Job.run_id).outerjoin(LogExport, LogExport.run_id == Job.run_id)
@@ -97,7 +97,7 @@ def store_log_cursor(session: Session, lease: Lease, run_id: str, *, cursor: str
         lease: lease of the export that copies the log.
         run_id: run id of the log.
         cursor: encoded by `loop.log_exporter`.
-        is_over: whether the log is complete and all of it was copied.
+        is_over: whether the log is complete and completely copied.
 
     Raises:
         StaleLease: another control-plane server has taken the lease over. Nothing was written.

@@ -2,8 +2,8 @@
 
 A row contains the users' settings and the fleet loop's observations.
 
-Invariant: users change the settings, for example the number of spares. Only the fleet loop writes the observations,
-under the fleet's lease.
+Invariant: only users' requests change the settings, for example the number of spares. Only the fleet loop writes the
+observations, under the fleet's lease.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from control_plane.db.session import changed_rows, record_of, values_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFleet:
-    """Columns of a new fleet. The caller has checked the group in AWS."""
+    """Columns of a new fleet. The caller has checked its Auto Scaling group in AWS."""
 
     name: str
     auto_scaling_group_name: str
@@ -50,7 +50,11 @@ class NewFleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetRecord(NewFleet):
-    """A stored fleet: the columns of its creation, which users may change since, and the fleet loop's observations."""
+    """A row of the table of fleets.
+
+    It contains the columns of the fleet's creation, which users may have changed since, and the fleet loop's
+    observations.
+    """
 
     delete_requested_at: datetime | None
     blindness_lifted_at: datetime | None
@@ -78,7 +82,7 @@ class FleetUpdate(TypedDict, total=False):
 def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
     """Store a new fleet.
 
-    Raises AlreadyExists if another fleet has this name or this group.
+    Raises AlreadyExists if another fleet has the same name or Auto Scaling group.
     """
     require_free(session, fleet.name, fleet.auto_scaling_group_name)
     row = Fleet(**values_of(fleet), created_at=now)
@@ -91,9 +95,9 @@ def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
 
 
 def require_free(session: Session, name: str, auto_scaling_group_name: str) -> None:
-    """Check that no fleet has this name or this group.
+    """Check that no fleet has this name or this Auto Scaling group.
 
-    Raises AlreadyExists if another fleet has the name or the group.
+    Raises AlreadyExists otherwise.
     """
     if session.get(Fleet, name) is not None:
         raise AlreadyExists("fleet", name)
@@ -113,7 +117,7 @@ def get(session: Session, name: str) -> FleetRecord:
 
 
 def find(session: Session, name: str) -> FleetRecord | None:
-    """Return the fleet with this name, or None. For example, the fleet of an ended job may be deleted."""
+    """Return the fleet with this name, or None. The fleet of an ended job, for example, may be deleted."""
     row = session.get(Fleet, name)
     return None if row is None else record_of(row, FleetRecord)
 
@@ -121,7 +125,7 @@ def find(session: Session, name: str) -> FleetRecord | None:
 def takes_jobs(session: Session, name: str) -> bool:
     """Return whether the fleet exists and is not being deleted.
 
-    In a write transaction, the result remains valid until the commit.
+    In a write transaction, the result stays valid until the commit.
     """
     fleet = find(session, name)
     return fleet is not None and fleet.delete_requested_at is None
@@ -137,7 +141,7 @@ def page(session: Session, *, after: str | None, limit: int) -> tuple[FleetRecor
 
     Args:
         session: from `Database.read` or `Database.write`.
-        after: name of the previous page's last fleet. None: first page.
+        after: name of the previous page's last fleet. None means the first page.
         limit: maximum number of rows, at least 1.
 
     Returns:
@@ -150,7 +154,7 @@ def page(session: Session, *, after: str | None, limit: int) -> tuple[FleetRecor
 
 
 def set_wanted(session: Session, name: str, **settings: object) -> FleetRecord:
-    """Change a user's settings of a fleet.
+    """Change the settings of a fleet as a user requested.
 
     `settings` contains the changed columns only. `session` comes from `Database.write`. Raises NotFound if the fleet
     does not exist.
@@ -163,8 +167,8 @@ def set_wanted(session: Session, name: str, **settings: object) -> FleetRecord:
 def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
     """Record a user's statement that a fleet's silent nodes are lost. Idempotent.
 
-    While most of a fleet is silent, Everstep does not consider silent nodes lost. The statement removes this
-    restriction.
+    While most of a fleet is silent, silence is no evidence that a node is lost. The user's statement overrides this
+    rule.
 
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the fleet does not exist.
     """
@@ -178,7 +182,7 @@ def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
 def change(session: Session, lease: Lease, **changes: Unpack[FleetUpdate]) -> None:
     """Update the fleet loop's observations.
 
-    Raises StaleLease if another control-plane server has taken the lease over. Nothing was written then.
+    Raises StaleLease, and writes nothing, if another control-plane server has taken the lease over.
     """
     leases.guard(session, lease)
     if changes:
@@ -188,7 +192,7 @@ def change(session: Session, lease: Lease, **changes: Unpack[FleetUpdate]) -> No
 def request_delete(session: Session, name: str, now: datetime) -> FleetRecord:
     """Record a user's request to delete a fleet.
 
-    The fleet loop terminates the fleet's nodes, then deletes the fleet. Idempotent.
+    The fleet loop then terminates the fleet's nodes and deletes the fleet. Idempotent.
 
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the fleet does not exist, and
     Conflict if it has unfinished jobs.
@@ -206,7 +210,7 @@ def remove(session: Session, lease: Lease, now: datetime) -> None:
 
     Args:
         session: from `Database.write`.
-        lease: lease of the fleet; it ends with the row.
+        lease: lease of the fleet. The lease ends with the deletion of the row.
         now: time of the revocation, in UTC.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Implications: the fault histories of nodes, with one entry per node and incident.
+"""Implications: the fault histories of nodes. Each entry states that an incident involved a node.
 
 The core uses these histories to choose the remedy for a fault.
 
-Invariant: an entry is written once, under the lease of the job or fleet, and never changed. Each node keeps at most
+Invariant: an entry never changes. Only the holder of the job's or fleet's lease writes it. Each node keeps at most
 `KEPT` entries.
 """
 
@@ -21,7 +21,7 @@ from control_plane.db.models import Implication, Incident
 from control_plane.db.session import record_of, values_of
 
 KEPT = 20
-"""Limit of entries per node. Above the limit, the oldest entries are deleted."""
+"""Limit of entries per node. Above the limit, `record` deletes the oldest entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +39,11 @@ class ImplicationRecord:
 
 
 def record(session: Session, lease: Lease, lines: Iterable[ImplicationRecord]) -> None:
-    """Store entries of fault histories. Existing entries are not changed.
+    """Store entries of fault histories. An existing entry stays unchanged.
 
     Args:
         session: from `Database.write`.
-        lease: lease of the job or fleet that found the faults.
+        lease: lease of the job or fleet whose pass observed the faults.
         lines: entries to store, for any nodes.
 
     Raises:
@@ -82,7 +82,7 @@ def of_fleet(session: Session, fleet_name: str) -> Mapping[str, tuple[Implicatio
 def of_node(session: Session, node_id: str, only_project: str | None = None) -> tuple[ImplicationRecord, ...]:
     """Return a node's fault history, oldest entry first.
 
-    With `only_project`: only incidents of that project's jobs.
+    If `only_project` is set, the result contains only incidents of this project's jobs.
     """
     query = select(Implication).where(Implication.node_id == node_id).order_by(Implication.at, Implication.incident_id)
     if only_project is not None:

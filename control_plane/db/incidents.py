@@ -1,7 +1,7 @@
 """Incidents: failures and their recoveries.
 
-Invariant: an incident is written under its job's lease, except for its acknowledgement by a user. A closed incident
-does not change, except by the acknowledgement.
+Invariant: only the holder of the job's lease writes an incident, and a closed incident never changes. The exception is
+a user's acknowledgement.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from control_plane.db.session import changed_rows, record_of, values_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewIncident:
-    """The facts of an incident that are stored when its failure is detected."""
+    """The columns of an incident that are known when the control plane detects its failure."""
 
     job_name: str
     project: str
     phase: str
-    """Phase of the recovery: detect, replace, restore, rework, or closed."""
+    """Phase of the recovery: detect, replace, restore, rework or closed."""
     cause: str
     evidence: tuple[str, ...]
     decision: str
@@ -58,7 +58,7 @@ class IncidentRecord(NewIncident):
     lost_steps: int | None
     generation_after: int | None
     node_count_before: int
-    """Number of nodes of the generation that failed or stopped. 0 until the next generation has a plan."""
+    """Number of nodes of the generation that ended. 0 until the next generation has a plan."""
     node_count_after: int
     """Number of nodes of the newest generation of the recovery. 0 until that generation has a plan."""
     replacement_instance_ids: tuple[str, ...]
@@ -96,7 +96,7 @@ class IncidentUpdate(TypedDict, total=False):
     node_count_after: int
     replacement_instance_ids: tuple[str, ...]
     failed_at: datetime
-    """Time of the earliest fault. A fault that is found later can move this time back."""
+    """Time of the earliest fault. A late report of an earlier fault changes this time."""
     replaced_at: datetime | None
     restored_at: datetime | None
     closed_at: datetime | None
@@ -110,13 +110,13 @@ class IncidentUpdate(TypedDict, total=False):
 
 
 def open_incident(session: Session, lease: Lease, incident_id: str, incident: NewIncident) -> IncidentRecord:
-    """Store a new incident of the lease's job. An incident that is stored already is not changed.
+    """Store a new incident of the lease's job. An already stored incident stays unchanged.
 
     Args:
         session: from `Database.write`.
         lease: lease of the incident's job.
-        incident_id: a new id, or the id that an earlier, repeated call has stored.
-        incident: facts that are final at the detection.
+        incident_id: id of the incident. If the id is already stored, this call repeats an earlier call.
+        incident: the columns to store.
 
     Returns:
         The stored incident.
@@ -170,20 +170,20 @@ def get(session: Session, incident_id: str) -> IncidentRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentTotals:
-    """Sums over the incidents of a job or a fleet."""
+    """Sums over the incidents of one job, one fleet or all jobs."""
 
     count: int
     closed_count: int
     failure_count: int
-    """Number of incidents that were failures. Announced, requested and drilled incidents do not count."""
+    """Number of incidents that were failures. Incidents by AWS's notice, a person's request or a drill do not count."""
     recovered_count: int
-    """Number of failures whose incidents are closed."""
+    """Number of failures from which training has recovered."""
     recovery_seconds: float
     """Total recovery time of recovered failures, each from the failure to the end of the rework."""
     lost_node_count: int
-    """Number of nodes that failed or that AWS ended.
+    """Number of nodes that failed or that AWS reclaimed.
 
-    Drained nodes and nodes that a drill ended do not count.
+    Nodes that a person drained or a drill terminated do not count.
     """
     lost_steps: int
     cost_usd: float | None
@@ -191,9 +191,9 @@ class IncidentTotals:
 
     @property
     def mean_recovery_seconds(self) -> float | None:
-        """Mean time from a failure until training has passed the step it had reached.
+        """Mean time from a failure until training has caught up.
 
-        None if no failure has recovered.
+        None if training has recovered from no failure.
         """
         return self.recovery_seconds / self.recovered_count if self.recovered_count else None
 
@@ -201,7 +201,7 @@ class IncidentTotals:
 def _totals() -> Select[int, int, int, int, float, int, int, float | None]:
     incident = Incident.__table__.c
     phases = (incident.detect_seconds, incident.replace_seconds, incident.restore_seconds, incident.rework_seconds)
-    # SQLAlchemy would expand an IN clause again for each execution.
+    # Comparisons with OR avoid an IN clause, which SQLAlchemy would expand again for each execution.
     is_failure = or_(*(incident.cause == cause.value for cause in Cause if cause.is_failure))
     is_recovered = and_(is_failure, incident.closed_at.is_not(None))
     return select(
@@ -216,7 +216,7 @@ def _totals() -> Select[int, int, int, int, float, int, int, float | None]:
     ).select_from(Incident.__table__)
 
 
-# The statements are constants, because building them takes longer than executing them.
+# The statements are constants, because their construction takes longer than their execution.
 _TOTALS = _totals()
 _TOTALS_OF_RUN = _TOTALS.where(Incident.run_id == bindparam("of_run"))
 _TOTALS_OF_FLEET = _TOTALS.join(Job, Job.run_id == Incident.run_id).where(
@@ -229,8 +229,8 @@ def totals(session: Session, *, run_id: str | None = None, fleet_name: str | Non
 
     Args:
         session: from `Database.read` or `Database.write`.
-        run_id: only this run. None: not restricted to a run.
-        fleet_name: only jobs of this fleet, without drills. None: not restricted to a fleet.
+        run_id: only incidents of this run. None means no such condition.
+        fleet_name: only incidents of this fleet's jobs, without drills. None means no such condition.
 
     Returns:
         The sums. All are zero without incidents.
@@ -242,9 +242,9 @@ def totals(session: Session, *, run_id: str | None = None, fleet_name: str | Non
 
 
 def totals_where_run(run_id: ColumnElement[str]) -> Select[int, int, int, int, float, int, int, float | None]:
-    """Return the query for one run's sums, for modules of this package that join it.
+    """Return the query for one run's sums.
 
-    `totals_of` decodes its row.
+    Other modules of this package join it, and decode its row by `totals_of`.
     """
     return _TOTALS.where(Incident.__table__.c.run_id == run_id)
 
@@ -266,7 +266,7 @@ def totals_of(row: Sequence[Any]) -> IncidentTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recoveries:
-    """Number and lost steps of one job's closed incidents with the same cause and restore source."""
+    """Number and lost steps of those closed incidents of one job that share a cause and a restore source."""
 
     job_name: str
     project: str
@@ -290,8 +290,8 @@ def recoveries(session: Session, run_ids: Collection[str]) -> tuple[Recoveries, 
 def acknowledge(session: Session, incident_id: str, *, who: str, note: str, now: datetime) -> bool:
     """Record that a user has seen an incident.
 
-    Return False if the incident is already acknowledged. The first acknowledgement remains. The function needs no
-    lease, because the loop never writes these columns.
+    Return False, and change nothing, if the incident is already acknowledged. The function needs no lease, because the
+    job loop never writes these columns.
     """
     query = update(Incident).where(Incident.id == incident_id, Incident.acknowledged_at.is_(None))
     return bool(
@@ -300,18 +300,18 @@ def acknowledge(session: Session, incident_id: str, *, who: str, note: str, now:
 
 
 def find(session: Session, incident_id: str) -> IncidentRecord | None:
-    """Return one incident, or None if the id is not stored.
+    """Return one incident, or None if the database has no incident with this id.
 
-    For example, an implication names an incident that is not stored if the node had no job.
+    For example, a fault of a node without a job has an incident id, but no incident.
     """
     row = session.get(Incident, incident_id)
     return None if row is None else record_of(row, IncidentRecord)
 
 
 def counts(session: Session, run_ids: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return the numbers of all and of open incidents of several runs, in one query.
+    """Return for each of several runs the number of its incidents and of its open incidents, in one query.
 
-    Runs without incidents are missing.
+    Runs without incidents are missing in the result.
     """
     is_open = func.sum(case((Incident.closed_at.is_(None), 1), else_=0))
     query = select(Incident.run_id, func.count(), is_open).where(Incident.run_id.in_(run_ids)).group_by(Incident.run_id)
@@ -320,7 +320,7 @@ def counts(session: Session, run_ids: Collection[str]) -> dict[str, tuple[int, i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentFilter:
-    """Conditions that select incidents. A field with the value None does not restrict the selection."""
+    """Conditions that select incidents. A field with the value None is no condition."""
 
     run_ids: Collection[str] | None = None
     """Only incidents of these runs."""
@@ -340,10 +340,10 @@ def page(
 
     Args:
         session: from `Database.read` or `Database.write`.
-        which: conditions that every returned incident fulfils.
-        after: `(opened_at, id)` of the previous page's last incident. None: first page.
+        which: conditions of the selection.
+        after: `(opened_at, id)` of the previous page's last incident. None means the first page.
         limit: maximum number of rows, at least 1.
-        is_ascending: oldest first. False: newest first.
+        is_ascending: whether the oldest incident is first. If False, the newest incident is first.
 
     Returns:
         At most `limit` incidents.

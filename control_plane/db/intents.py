@@ -1,9 +1,10 @@
 """Intents: records of external calls with side effects.
 
-Each call is recorded before it is attempted. A crash between the call and the record of its outcome leaves an open
-intent. A later pass with the same key repeats the call and finishes the intent.
+The control plane records each call before the attempt. If it crashes between the call and the record of the outcome,
+the intent stays open. A later pass with the same key repeats the call and finishes the intent.
 
-Invariant: an intent is written under a lease. A finished intent is never reopened, so its key cannot be used again.
+Invariant: only the holder of a lease writes an intent. A finished intent stays finished, so no later call can use its
+key.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from control_plane.db.session import columns_of
 class IntentState(StrEnum):
     """Progress of an intent.
 
-    - OPEN: the call is recorded. It may have been attempted.
+    - OPEN: the call is recorded, and may have been attempted.
     - DONE: the call succeeded.
-    - FAILED: the call was rejected. A new attempt needs another key.
+    - FAILED: AWS rejected the call. A new attempt needs another key.
     """
 
     OPEN = "open"
@@ -57,15 +58,15 @@ def begin(
     """Record a call before its attempt, or count another attempt of an open intent.
 
     Args:
-        session: from `Database.write`. Commit it before the call.
+        session: from `Database.write`. The caller must commit it before the call.
         lease: lease of the job or fleet that needs the call.
-        key: idempotency key; equal for equal calls.
+        key: idempotency key. Equal calls have equal keys.
         action: name of the call, stored for operators.
-        detail: arguments of the call; no secrets.
+        detail: arguments of the call, without secrets.
         now: the time in UTC.
 
     Returns:
-        The intent. If its state is not OPEN, do not attempt the call.
+        The intent. The caller may attempt the call only if the state is OPEN.
 
     Raises:
         StaleLease: another control-plane server has taken the lease over. Nothing was written.
@@ -99,7 +100,7 @@ def finish(session: Session, lease: Lease, *, key: str, state: IntentState, outc
         lease: lease of the job or fleet that needed the call.
         key: idempotency key of the intent, as passed to `begin`.
         state: state to store: DONE or FAILED.
-        outcome: one sentence.
+        outcome: one sentence about the result, for operators.
         now: the time in UTC.
 
     Raises:
@@ -112,7 +113,7 @@ def finish(session: Session, lease: Lease, *, key: str, state: IntentState, outc
 def done_at(session: Session, keys: Collection[str]) -> dict[str, datetime]:
     """Return the times at which calls were recorded as DONE, by key.
 
-    The result omits the keys of all other calls.
+    Keys of other calls are missing.
     """
     query = select(Intent.key, Intent.finished_at).where(Intent.key.in_(keys), Intent.state == IntentState.DONE)
     return {key: at for key, at in session.execute(query) if at is not None}
@@ -133,5 +134,5 @@ def _record_of(row: Intent) -> IntentRecord:
 
 
 def subject_of(lease: Lease) -> str:
-    """Return the text that names a lease's job or fleet in intents: `job/<run id>` or `fleet/<name>`."""
+    """Return the name of a lease's job or fleet in the table of intents: `job/<run id>` or `fleet/<name>`."""
     return f"{lease.kind}/{lease.key}"

@@ -1,8 +1,8 @@
 """Lists of jobs: filtered, sorted and paged.
 
-A page starts after a position: the last job's value of the sorted column, and its run. An index finds the position
-directly, so the cost of a page does not depend on the number of preceding jobs. A job that is deleted between two pages
-does not shift the next page.
+A page starts after a position. The position is the sort value and the run id of the previous page's last job. An index
+finds the position directly, so the cost of a page does not depend on the number of preceding jobs. A job that is
+deleted between two pages does not shift the next page.
 
 Invariant: each sortable column has an index that ends with the run, so that no page needs a sort.
 """
@@ -36,12 +36,12 @@ _COLUMNS: dict[SortBy, InstrumentedAttribute[Any]] = {
     SortBy.NAME: Job.name,
 }
 Position = tuple[datetime | str, str]
-"""Position after which a page starts: the last job's value of the sorted column, and its run."""
+"""Position after which a page starts: the sort value and the run id of the previous page's last job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Conditions that select jobs. A field with the value None does not restrict the selection."""
+    """Conditions that select jobs. A field with the value None is no condition."""
 
     status: TrainingJobStatus | None = None
     name_contains: str | None = None
@@ -53,7 +53,7 @@ class JobFilter:
     modified_before: datetime | None = None
     tag_key: str | None = None
     tag_value: str | None = None
-    """Value of the tag `tag_key`. None: the tag may have any value."""
+    """Value of the tag `tag_key`. None means any value."""
 
 
 def page(
@@ -69,11 +69,11 @@ def page(
 
     Args:
         session: from `Database.read` or `Database.write`.
-        which: conditions that every returned job fulfils.
-        after: position of the previous page's last job. None: first page.
+        which: conditions of the selection.
+        after: position of the previous page's last job. None means the first page.
         limit: maximum number of rows, at least 1.
-        sort_by: sort column; jobs with equal values are sorted by run.
-        is_ascending: smallest first. False: greatest first.
+        sort_by: sort column. Jobs with equal values are sorted by run id.
+        is_ascending: whether the smallest value is first. If False, the greatest value is first.
 
     Returns:
         At most `limit` jobs.
@@ -123,10 +123,10 @@ def _conditions(which: JobFilter, sort_by: SortBy) -> list[ColumnElement[bool]]:
 
 
 def _column(column: InstrumentedAttribute[str], *, is_indexed: bool) -> ColumnElement[str]:
-    """Return a column, or an equal expression that no index covers.
+    """Return a column, or an equivalent expression that no index covers.
 
-    With the expression, the query planner cannot choose an index that filters but does not sort. With such an index,
-    each page would sort all matches.
+    The expression prevents the query planner from an index that filters but does not sort. With such an index, the
+    database would sort all matches for each page.
     """
     return column.expression if is_indexed else column + literal_column("''")
 

@@ -1,10 +1,9 @@
 """Jobs: their specification, state and generations.
 
-Invariant: a job's state is written only under its lease. Requests of users are stored as separate columns (for example
-`stop_requested_at`), and the loop acts on them.
+Invariant: only the holder of a job's lease writes the job's state. Users' requests are separate columns (for example
+`stop_requested_at`), to which the job loop responds.
 
-The module has more than 500 lines. All statements read or write the same row, and the rule about the lease is checked
-in one place.
+The module has more than 500 lines, because all of its statements read or write the same rows under the same rule.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from everstep.protocol.plan import GenerationPlan
 LAUNCHES_LIMIT = 400
 """Limit of launches that `launches` returns. Older launches are omitted."""
 TRANSITIONS_LIMIT = 400
-"""Limit of transitions stored per job.
+"""Limit of stored transitions per job.
 
-Above the limit, the first transition and the newest ones are kept.
+Above the limit, the job's row keeps the first transition and the newest transitions.
 """
 
 
@@ -45,13 +44,13 @@ class JobInput:
 
     name: str
     uri: str = ""
-    """Location of the input, as `s3://bucket/key`. Empty: the channel is a directory on the nodes."""
+    """Location of the input, as `s3://bucket/key`. Empty if the channel is a directory on the nodes."""
     directory: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialState:
-    """The checkpoint of another job from which a job starts."""
+    """The initial state of a job: a checkpoint of another job."""
 
     run_id: str
     """The run that made the checkpoint."""
@@ -66,7 +65,7 @@ class InitialState:
 class JobSpec(JobSettings):
     """A job's specification.
 
-    The API checks it against fleet and source before it is stored.
+    The API checks it against the fleet and the source before it stores the job.
     """
 
     source_sha256: str
@@ -77,26 +76,29 @@ class JobSpec(JobSettings):
     hyperparameters: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     checkpoint_uri: str
-    """Prefix of the job's checkpoints, as `s3://bucket/prefix/`. Keys below it contain generation and step."""
+    """Prefix of the job's checkpoints, as `s3://bucket/prefix/`. The objects' keys also contain generation and step."""
     checkpoint_max_count: int | None = None
-    """Number of newest checkpoints to keep. None: all."""
+    """Number of newest checkpoints that the job keeps. None means all."""
     checkpoint_keep_every_steps: int | None = None
-    """Distance of the checkpoints that are kept beyond the limits. None: none are."""
+    """The job keeps the first checkpoint at or past each multiple of this number of steps, beyond its limits.
+
+    None: no such checkpoints.
+    """
     checkpoint_max_age_seconds: int | None = None
     output_uri: str
     log_uri: str
     preemptible: bool = False
     """Whether a job of higher priority may pause this job."""
     fleet_names: list[str] = field(default_factory=list)
-    """Fleets in which the job may start, in order of preference. Empty: only the fleet of the request."""
+    """Fleets in which the job may start, in order of preference. Empty means only the fleet of the request."""
     initial: InitialState | None = None
-    """None: the job starts from the script's own initial state."""
+    """The checkpoint from which the job starts. None means that the job starts from the script's own initial state."""
     inputs: tuple[JobInput, ...] = ()
     requirements: str = ""
-    """Path of a requirements file in the source. Empty: no packages are installed."""
+    """Path of a requirements file in the source archive. Empty if the job needs no packages."""
     role_arn: str = ""
     secrets: dict[str, str] = field(default_factory=dict)
-    """References of secrets by environment variable. The values of secrets are not stored."""
+    """References of secrets by environment variable. The database never contains the values of secrets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class JobTransition:
     is_paused: bool = False
     """Whether a user had paused the job."""
     stepped_at: datetime | None = None
-    """When a rank completed the launch's first new step, for a running state. None before that step."""
+    """When a rank finished the launch's first new step, for the state running. None before this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,25 +149,25 @@ class JobRecord:
     target_step: int
     committed_at: datetime | None
     failures: tuple[Mapping[str, Any], ...]
-    """Recent failures, which the breakers compare. The core defines the format; JSON values only."""
+    """Recent failures, which the rules of `core.breakers` compare. JSON values in the core's format."""
     accounting: Mapping[str, int]
-    """Microseconds by bucket, up to `accounted_until`."""
+    """Microseconds by `core.accounting.Bucket`, up to `accounted_until`."""
     accounted_until: datetime | None
     node_microseconds: int
-    """Node time used up to `accounted_until`, summed over the job's nodes."""
+    """Working time of the job's nodes up to `accounted_until`, summed over nodes."""
     cost_usd: float | None
     """Cost of the node time at the fleet's price. None if the fleet has no price."""
     memo: Mapping[str, Any]
-    """State that the job loop keeps between passes (`core.observed.jobs.Memo`). JSON values only."""
+    """Values that the job loop keeps between passes (`core.observed.jobs.Memo`), as JSON values."""
     project_quota: int | None = None
     """Nodes per fleet that the project's jobs may use together.
 
-    None if the project has no limit, or if the record does not come from `unfinished`.
+    None if the project has no limit. Only records from `unfinished` contain the value.
     """
 
 
 class JobUpdate(TypedDict, total=False):
-    """Columns that the loop may change. A missing key leaves its column unchanged."""
+    """Columns that the job loop may change. A missing key leaves its column unchanged."""
 
     fleet_name: str
     reason: str
@@ -190,7 +192,7 @@ class JobUpdate(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """Columns of a new job that the request determines."""
+    """Columns of a new job, as the user's request determines them."""
 
     run_id: str
     name: str
@@ -207,7 +209,7 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRecord:
-    """A generation and its plan."""
+    """A generation (one launch of all ranks) and its plan."""
 
     number: int
     revision: int
@@ -233,8 +235,8 @@ class LineageEntry:
 def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
     """Store a new job.
 
-    Admission has checked the columns in `job`. Raises AlreadyExists if the project has a job with this name, finished
-    or not, or if the request token has created a job before.
+    The caller has validated the columns in `job`. Raises AlreadyExists if the project has a job with this name, ended
+    or not, or if the same request token has already created a job.
     """
     row = Job(
         **values_of(job, leave_out=("spec",)),
@@ -252,7 +254,7 @@ def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
 
 
 def made_by(session: Session, request_token: str, request_digest: str) -> JobRecord | None:
-    """Return the job that an equal earlier request created, or None.
+    """Return the job that an earlier, equal request created, or None.
 
     Args:
         session: from `Database.read` or `Database.write`.
@@ -274,7 +276,7 @@ def made_by(session: Session, request_token: str, request_digest: str) -> JobRec
 
 
 RUN_ID: Final = re.compile(r"[0-9a-f]{32}")
-"""The form of run ids. Admission rejects names of this form, so a text is either a name or a run id."""
+"""The form of run ids. The API rejects job names of this form, so no text can be both a name and a run id."""
 _JOB: Final = Job.__table__.c
 _IS_IN_PROJECT: Final = _JOB.project == bindparam("project")
 _BY_NAME: Final = (_JOB.name == bindparam("text"),)
@@ -284,14 +286,14 @@ _BY_RUN: Final = (_JOB.run_id == bindparam("text"),)
 class ByNameOrRun:
     """Finds one job by its name or its run id.
 
-    An instance holds the variants of one statement. Instances are constants, because most requests about a job execute
-    such a statement and building it costs time.
+    An instance contains the variants of one SQL statement. Instances are constants, because most requests about a job
+    execute such a statement and its construction takes time.
     """
 
     def __init__(self, build: Callable[[Collection[ColumnElement[bool]]], Select[*tuple[Any, ...]]]) -> None:
-        """Build the variants.
+        """Build the variants of the statement.
 
-        `build` returns the statement for the given conditions. Its rows contain the columns of the table of jobs.
+        `build` returns the statement for given conditions. Its rows must contain the columns of the table of jobs.
         """
         self._by_name = build(_BY_NAME)
         self._by_name_in_project = build((*_BY_NAME, _IS_IN_PROJECT))
@@ -301,7 +303,7 @@ class ByNameOrRun:
     def rows(self, session: Session, text: str, project: str | None) -> Sequence[Row[*tuple[Any, ...]]]:
         """Return the rows of all jobs with this name or run id, in the order of their projects.
 
-        `project` is the only project to search. None: all projects.
+        `project` is the only project to search. None means all projects.
         """
         if project is None:
             statement = self._by_run if RUN_ID.fullmatch(text) else self._by_name
@@ -312,7 +314,7 @@ class ByNameOrRun:
     def row(self, session: Session, text: str, project: str | None) -> Row[*tuple[Any, ...]]:
         """Return the row of the only job with this name or run id.
 
-        Raises NotFound if no job has it, and AmbiguousName if jobs of several projects have this name.
+        Raises NotFound without such a job, and AmbiguousName if jobs of several projects have this name.
         """
         found = self.rows(session, text, project)
         if not found:
@@ -330,8 +332,8 @@ def get(session: Session, text: str, project: str | None = None) -> JobRecord:
 
     Args:
         session: from `Database.read` or `Database.write`.
-        text: a name, or a run id.
-        project: the only project to search. None: all projects.
+        text: name or run id of the job.
+        project: the only project to search. None means all projects.
 
     Returns:
         The job.
@@ -350,14 +352,14 @@ def named(session: Session, text: str, project: str | None) -> tuple[JobRecord, 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Name and project of the job of a run."""
+    """The job of a run: name and project."""
 
     job_name: str
     project: str
 
 
 def owners(session: Session, run_ids: Collection[str]) -> Mapping[str, Owner]:
-    """Return name and project of the jobs of several runs, in one query. Unknown runs are missing."""
+    """Return name and project of the jobs of several runs, in one query. Unknown runs are missing in the result."""
     if not run_ids:
         return {}
     query = select(Job.run_id, Job.name, Job.project).where(Job.run_id.in_(run_ids))
@@ -376,7 +378,7 @@ def get_run(session: Session, run_id: str) -> JobRecord:
 
 
 def unfinished(session: Session, fleet_name: str | None = None) -> tuple[JobRecord, ...]:
-    """Return the unfinished jobs, by priority (highest first), then by age."""
+    """Return the unfinished jobs of one fleet, or of all fleets, by priority (highest first), then by age."""
     query = select(Job, Quota.max_node_count).outerjoin(Quota, Quota.project == Job.project)
     query = query.where(Job.ended_at.is_(None)).order_by(Job.priority.desc(), Job.created_at, Job.run_id)
     if fleet_name is not None:
@@ -392,18 +394,18 @@ def starting_from(session: Session, run_id: str) -> tuple[JobRecord, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedRun:
-    """A run with its newest generation."""
+    """A run (one job with its id), with the job's newest generation."""
 
     run_id: str
     generation: int
     launched_at: datetime
-    """When the newest generation was planned."""
+    """When the control plane planned the newest generation."""
     ended_at: datetime | None
     """When the job ended. None for an unfinished job."""
 
 
 def launched(session: Session) -> tuple[LaunchedRun, ...]:
-    """Return all runs that have had a generation, ended ones included, by run id."""
+    """Return all runs that have been launched, by run id. Runs of ended jobs are included."""
     query = (
         select(Job.run_id, Job.generation, Generation.created_at, Job.ended_at)
         .join(Generation, (Generation.run_id == Job.run_id) & (Generation.number == Job.generation))
@@ -417,7 +419,7 @@ def launched(session: Session) -> tuple[LaunchedRun, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTotals:
-    """Sums over all jobs of a fleet, including ended ones."""
+    """Sums over all jobs of a fleet, including ended jobs."""
 
     spent: Mapping[str, int]
     """Microseconds by bucket."""
@@ -429,7 +431,7 @@ class JobTotals:
 def totals(session: Session, fleet_name: str, buckets: Collection[str]) -> JobTotals:
     """Add up the time and cost of all jobs of a fleet.
 
-    All sums are zero if the fleet never had a job. `buckets` names the buckets of the accounting to add up. `session`
+    All sums are zero if the fleet never had a job. `buckets` contains the names of the buckets to add up. `session`
     comes from `Database.read` or `Database.write`.
     """
     names = tuple(buckets)
@@ -465,20 +467,20 @@ def request_pause(session: Session, run_id: str, now: datetime) -> JobRecord:
     """Record a user's request to pause a job until a user resumes it. Idempotent.
 
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist. Raises
-    Conflict if the job has ended or a user has asked it to stop.
+    Conflict if the job has ended or a user has requested its stop.
     """
     job = get_run(session, run_id)
     if job.ended_at is not None:
         raise Conflict(f"the training job {job.name!r} has ended: {job.reason}")
     if job.stop_requested_at is not None:
-        raise Conflict(f"the training job {job.name!r} was asked to stop, and a job that stops is not paused")
+        raise Conflict(f"the training job {job.name!r} stops at a user's request and cannot be paused")
     if job.pause_requested_at is None:
         session.execute(update(Job).where(Job.run_id == run_id).values(pause_requested_at=now, modified_at=now))
     return get_run(session, run_id)
 
 
 def withdraw_pause(session: Session, run_id: str, now: datetime) -> JobRecord:
-    """Record that a user resumes a job. A job without a pause request is not changed.
+    """Record that a user resumes a job. A job without a pause request stays unchanged.
 
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist, and Conflict
     if it has ended.
@@ -494,7 +496,7 @@ def withdraw_pause(session: Session, run_id: str, now: datetime) -> JobRecord:
 def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> None:
     """Record a user's request for a checkpoint of a step or of a later step.
 
-    `step` is the lowest step that fulfils the request: the newest committed step.
+    `step` is the newest committed step. A checkpoint of this or a later step fulfils the request.
     """
     session.execute(
         update(Job).where(Job.run_id == run_id).values(checkpoint_wanted_step=step, checkpoint_wanted_at=now)
@@ -503,7 +505,7 @@ def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRows:
-    """Counts of the rows that are deleted together with a job."""
+    """Numbers of rows that the deletion of a job also deletes."""
 
     generations: int
     checkpoints: int
@@ -511,7 +513,7 @@ class JobRows:
 
 
 def rows_of(session: Session, run_id: str) -> JobRows:
-    """Count the rows that the deletion of a job would delete with it."""
+    """Count the rows that the deletion of a job would also delete."""
 
     def count(table: type[Generation | Checkpoint | Incident]) -> int:
         return session.scalar(select(func.count()).select_from(table).where(table.run_id == run_id)) or 0
@@ -522,8 +524,8 @@ def rows_of(session: Session, run_id: str) -> JobRows:
 def require_ended(session: Session, job: JobRecord) -> None:
     """Check that a job has ended and that no node works for it.
 
-    Raises Conflict if the job has not ended or a node has not released it yet. `session` comes from `Database.read` or
-    `Database.write`.
+    Raises Conflict if the job has not ended, or if a node still has the job's state. `session` comes from
+    `Database.read` or `Database.write`.
     """
     if job.ended_at is None:
         raise Conflict(
@@ -534,7 +536,7 @@ def require_ended(session: Session, job: JobRecord) -> None:
     ).all()
     if busy:
         raise Conflict(
-            f"the training job {job.name!r} has ended, and its nodes are letting go of it: {', '.join(busy)}; "
+            f"the training job {job.name!r} has ended, but nodes still delete its state: {', '.join(busy)}; "
             "try again in a moment"
         )
 
@@ -568,7 +570,7 @@ def hand_back(session: Session, run_id: str) -> bool:
 def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None:
     """Update a job without a change of state.
 
-    Raises StaleLease if another control-plane server has taken the lease over. Nothing was written then.
+    Raises StaleLease, and writes nothing, if another control-plane server has taken the lease over.
     """
     leases.guard(session, lease)
     if changes:
@@ -582,11 +584,11 @@ def transition(
 
     Args:
         session: from `Database.write`.
-        lease: lease of the job, whose row is updated.
-        before: state on which the decision was based.
+        lease: lease of the job to update.
+        before: state of the job when the decision was made.
         after: state to enter. The core has checked the transition.
         now: the time in UTC.
-        **changes: other changed columns; `reason` is mandatory.
+        **changes: other columns to update. `reason` is mandatory.
 
     Raises:
         StaleLease: another control-plane server has taken the lease over, or the state is not `before`. Nothing was
@@ -597,7 +599,7 @@ def transition(
         select(Job.transitions, Job.pause_requested_at).where(Job.run_id == lease.key, Job.state == before)
     ).one_or_none()
     if found is None:
-        raise StaleLease(f"the job of run {lease.key} is not {before} any more")
+        raise StaleLease(f"the job of run {lease.key} is no longer in state {before}")
     story, paused_at = found
     longer = [*story, _transition(after, changes["reason"], now, is_paused=paused_at is not None)]
     if len(longer) > TRANSITIONS_LIMIT:
@@ -610,11 +612,11 @@ def transition(
 
 
 def note_first_step(session: Session, lease: Lease, stepped_at: datetime) -> None:
-    """Record in a job's history when the present launch made its first new step.
+    """Record in a job's history when the current launch finished its first new step.
 
     Args:
         session: from `Database.write`.
-        lease: lease of the job, whose history is extended.
+        lease: lease of the job.
         stepped_at: time by the ranks' clock.
 
     Raises:
@@ -632,20 +634,20 @@ def note_first_step(session: Session, lease: Lease, stepped_at: datetime) -> Non
 
 
 def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: datetime, *, revision: int = 1) -> None:
-    """Store a generation's plan and make it the job's newest.
+    """Store a generation and its plan as the job's newest generation.
 
     Stored plans never change.
 
     Args:
         session: from `Database.write`.
         lease: lease of the job that the generation belongs to.
-        plan: complete plan, which names the generation's number.
+        plan: complete plan, which contains the generation's number.
         now: the time in UTC.
         revision: revision of the specification from which the plan was made.
 
     Raises:
         StaleLease: another control-plane server has taken the lease over. Nothing was written.
-        AlreadyExists: the generation has a plan already.
+        AlreadyExists: the generation already has a plan.
     """
     leases.guard(session, lease)
     number = int(plan.generation)
@@ -669,9 +671,9 @@ def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: da
 
 
 def launches(session: Session, run_id: str) -> tuple[Launch, ...]:
-    """Return the newest generations of a run with their nodes, oldest first.
+    """Return the newest `LAUNCHES_LIMIT` generations of a run with their nodes, oldest first.
 
-    At most `LAUNCHES_LIMIT`. Does not decode plans.
+    Plans are not decoded.
     """
     query = (
         select(Generation.created_at, Generation.node_ids)
@@ -683,12 +685,12 @@ def launches(session: Session, run_id: str) -> tuple[Launch, ...]:
 
 
 def mark_generation_started(session: Session, lease: Lease, number: int, now: datetime) -> None:
-    """Record that the ranks of a generation received the start command.
+    """Record that the control plane ordered the start of a generation's ranks.
 
     A repeated call changes nothing.
 
-    `number` is the number of a generation with a stored plan. Raises StaleLease if another control-plane server has
-    taken the lease of the job over. Nothing was written then.
+    `number` is the number of a generation with a stored plan. Raises StaleLease, and writes nothing, if another
+    control-plane server has taken the lease of the job over.
     """
     leases.guard(session, lease)
     session.execute(
@@ -749,7 +751,7 @@ def planned(session: Session, run_id: str) -> tuple[GenerationRecord, ...]:
 
 
 def record_of_row(row: Job | Row[*tuple[Any, ...]]) -> JobRecord:
-    """Convert a row to a record. Used by modules of this package that read jobs."""
+    """Convert a row of the table of jobs to a record. Other modules of this package use this function too."""
     return JobRecord(
         **columns_of(row, JobRecord, leave_out=("spec", "transitions", "failures", "project_quota")),
         spec=msgspec.convert(row.spec, JobSpec),

@@ -30,7 +30,7 @@ _Table = type[Job] | type[Fleet] | type[Export]
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write one row. It is lost once another control-plane server claims the row."""
+    """The right to write one row. A server loses this right once another control-plane server claims the row."""
 
     kind: LeaseKind
     key: str
@@ -38,11 +38,17 @@ class Lease:
     owner: str
     counter: int
     taken_at: float = field(default=float("-inf"), compare=False)
-    """Time of the owner's claim or last renewal, on the owner's monotonic clock. Other processes cannot compare it."""
+    """Time of the owner's claim or last renewal, on the owner's monotonic clock.
+
+    The value has no meaning in other processes.
+    """
 
 
 def owner_of(session: Session, kind: LeaseKind, key: str) -> str | None:
-    """Return the control-plane server that holds the lease of a row. None if no server holds it or there is no row."""
+    """Return the control-plane server that holds the lease of a row.
+
+    None if no server holds the lease, or if the row does not exist.
+    """
     table, row = _row(kind, key)
     return session.scalar(select(table.lease_owner).where(row))
 
@@ -66,13 +72,13 @@ class Leaser:
     def claim(self, session: Session, kind: LeaseKind, key: str, *, at_once: bool = False) -> Lease | None:
         """Claim the lease of a row.
 
-        The method takes a free lease, renews a lease of this server, and takes over an expired lease of another server.
+        The method claims a free lease, renews a lease of this server, or takes over an expired lease of another server.
 
         Args:
             session: from `Database.write`.
             kind: kind of the row; selects the table.
             key: primary key of the row.
-            at_once: take the lease over without waiting, because its present owner can no longer use it.
+            at_once: whether to take the lease over without a wait, because its owner can no longer use it.
 
         Returns:
             The lease, or None while another control-plane server holds it.
@@ -93,9 +99,9 @@ class Leaser:
         return self._take(session, kind, key, owner, counter)
 
     def sees_another(self, kind: LeaseKind, key: str) -> bool:
-        """Return whether another control-plane server was active under this lease recently.
+        """Return whether another control-plane server has recently renewed this lease.
 
-        True if a claim has found a changed counter within the last `ttl_seconds`.
+        True if a claim of this server read a changed counter within the last `ttl_seconds`.
         """
         moved_at = self._moved_at.get((kind, key))
         return moved_at is not None and self._monotonic() - moved_at < self._ttl_seconds
@@ -103,7 +109,7 @@ class Leaser:
     def renew(self, session: Session, lease: Lease) -> Lease:
         """Renew a lease during a long pass.
 
-        Return the lease with its new counter, which the caller uses from now on. Raises StaleLease if another
+        Return the lease with its new counter. The caller must use this lease from now on. Raises StaleLease if another
         control-plane server has taken the lease over.
         """
         renewed = self._take(session, lease.kind, lease.key, lease.owner, lease.counter)
@@ -114,14 +120,14 @@ class Leaser:
     def is_due(self, lease: Lease) -> bool:
         """Return whether a lease should be renewed.
 
-        True if a third of `ttl_seconds` has passed since its last renewal.
+        True if a third of `ttl_seconds` has passed since the last renewal.
         """
         return self._monotonic() - lease.taken_at >= self._ttl_seconds / 3
 
     def release(self, session: Session, lease: Lease) -> None:
         """Release a lease so that another control-plane server can claim it immediately.
 
-        The call has no effect if the lease is already lost.
+        The call has no effect if this server has already lost the lease.
         """
         table, row = _row(lease.kind, lease.key)
         session.execute(update(table).where(row, _held(table, lease.owner, lease.counter)).values(lease_owner=None))
@@ -147,11 +153,11 @@ class Leaser:
 
 
 def guard(session: Session, lease: Lease) -> None:
-    """Make this transaction depend on a lease.
+    """Make a write transaction depend on a lease.
 
-    The transaction can commit only while the lease is held.
+    The transaction can commit only if its server still holds the lease.
 
-    The function writes the row, so that on every database a concurrent claim waits for this transaction.
+    The function writes the lease's row, so that a concurrent claim waits for this transaction.
 
     Raises StaleLease if the row has another owner or counter, or does not exist.
     """

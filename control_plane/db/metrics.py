@@ -10,10 +10,10 @@ Metrics are stored by run, name and step (`control_plane.core.metrics`).
                             other:   step, last_step, count, finite_count int64[n] each
                                      at, minimum, mean, maximum, last float64[n] each
 
-Points measured on several nodes have the second layout at all widths. The names of the nodes are in a separate column.
+Points that several nodes measured always have the second layout. A separate column contains the nodes' ids.
 
-Invariant: storing a batch is idempotent. When a later generation repeats steps and logs its first value, the old values
-of these steps are deleted.
+Invariant: a repeated store of a batch has no further effect. When a later generation repeats steps and logs its first
+value, the module deletes the old values of these steps.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.rank_messages import OWN_METRICS
 
 MAX_NAMES = 256
-"""Limit of metric names per run. Values of further names are dropped and counted as dropped."""
+"""Limit of metric names per run. The module drops values of further names and counts them as dropped."""
 MAX_NAME_LENGTH = 255
 NOBODY: Mapping[NodeId, Mapping[str, float]] = {}
 _INTS = ("step", "last_step", "count", "finite_count")
@@ -59,14 +59,15 @@ class MetricRecord:
 def store(
     session: Session, agent_id: str, batch: MetricBatch, measured: Mapping[NodeId, Mapping[str, float]] = NOBODY
 ) -> None:
-    """Store an agent's batch. Idempotent. Called once a second for each run that logs.
+    """Store a batch of metrics from an agent. Idempotent. Called once a second for each run that logs.
 
     Args:
         session: from `Database.write`.
-        agent_id: id of the sending agent. An agent numbers its values, so new values are recognized by their number.
-        batch: the batch as received. If the run was deleted, nothing is stored.
-        measured: newest measurements by node, for the generation of the newest point. Only metrics whose names rank 0
-            sent are stored, so that other nodes cannot use up the run's names.
+        agent_id: id of the sending agent. Each agent numbers its values, so the function recognizes new values by their
+            number.
+        batch: the batch as received. If the run was deleted, the function stores nothing.
+        measured: newest measurements by node, for the generation of the newest point. The function stores only metrics
+            whose names rank 0 sent, so that other nodes cannot use up the run's names.
     """
     if session.get(Job, batch.run) is None:
         return
@@ -102,7 +103,7 @@ def _store_generation(
     generation: int,
     points: Sequence[tuple[MetricPoint, Mapping[NodeId, Mapping[str, float]]]],
 ) -> int:
-    """Store values of one generation. Return the number of dropped values."""
+    """Store logged values of one generation. Return the number of dropped values."""
     if generation > log.generation:
         base = _base_after(session, log.run_id, log.generation, generation)
         if log.generation and base is not None:
@@ -141,9 +142,9 @@ def _can_be_named(name: str) -> bool:
 
 
 def _base_after(session: Session, run_id: str, before: int, upto: int) -> int | None:
-    """Return the lowest base step of the started generations after `before` and up to `upto`, or None.
+    """Return the lowest restored step of the started generations after `before` and up to `upto`, or None.
 
-    Generation `upto` counts even before it is started.
+    Generation `upto` counts even before its start.
     """
     is_later = (
         (Generation.number > before)
@@ -195,7 +196,7 @@ def _put(row: MetricChunk, points: Sequence[Point]) -> None:
 
 
 def _fold(session: Session, metric: Metric) -> None:
-    """Downsample the oldest chunks until each width is within its limit."""
+    """Join the points of the oldest chunks to wider points, until each width has at most its limit of chunks."""
     width = 1
     while True:
         of_width = (MetricChunk.run_id == metric.run_id, MetricChunk.name == metric.name, MetricChunk.width == width)
@@ -215,15 +216,15 @@ def _fold(session: Session, metric: Metric) -> None:
 
 
 def _report_difference(session: Session, run_id: str, base: int, repeated: Sequence[MetricPoint]) -> None:
-    """Append an event if a repeated step has another loss than before the repetition.
+    """Append a warning event if a repeated step has another loss than before the recovery.
 
-    Such a difference means that the run is not deterministic. The function compares the first values that a generation
-    logs. Its caller then deletes the old values of these steps.
+    Such a difference means that the run is not deterministic. The function compares only the first values that a
+    generation logs, because the caller then deletes the old values of the repeated steps.
 
     Args:
         session: from `Database.write`.
         run_id: run id of the job.
-        base: step from which the generation continued.
+        base: step that the generation restored.
         repeated: points that the generation has logged.
     """
     for point in sorted(repeated, key=lambda point: point.step):
@@ -295,7 +296,7 @@ def names(session: Session, run_id: str) -> tuple[MetricRecord, ...]:
 
 
 def dropped_count(session: Session, run_id: str) -> int:
-    """Return how many values of a run were lost in transit or dropped."""
+    """Return how many values of a run were dropped, or lost between agent and server."""
     return session.scalar(select(MetricLog.dropped_count).where(MetricLog.run_id == run_id)) or 0
 
 
@@ -307,9 +308,9 @@ def read(
     Args:
         session: from `Database.read` or `Database.write`.
         run_id: run id of the job.
-        name: name of one metric. None: all metrics.
-        first_step: points that end before this step are omitted.
-        last_step: points that begin after this step are omitted. None: no limit.
+        name: name of one metric. None means all metrics.
+        first_step: the result omits points that end before this step.
+        last_step: the result omits points that begin after this step. None means no limit.
 
     Returns:
         Points by name, ordered by step.
@@ -335,7 +336,7 @@ def read(
 
 
 def pack(points: Sequence[Point], width: int) -> tuple[bytes, tuple[str, ...]]:
-    """Encode points. Return the packed bytes, and the ids of the nodes with the minimum and maximum of each point."""
+    """Encode points as bytes. Also return the ids of the nodes with the minimum and maximum of each point."""
     nodes = (
         tuple(getattr(point, field) for field in _NODES for point in points)
         if any(point.least_on for point in points)

@@ -1,7 +1,7 @@
 """Tables of the control plane as SQLAlchemy models.
 
-Invariant: rows of these classes never leave `control_plane.db`, whose modules convert them to frozen dataclasses. The
-definitions work on SQLite and PostgreSQL alike.
+Invariant: no function of `control_plane.db` returns rows of these classes. Its modules convert rows to frozen
+dataclasses. The definitions work on SQLite and PostgreSQL.
 
     fleet ─ node ─┬─ notice          job ─┬─ generation
                   └─ implication          ├─ shard ─ replica
@@ -15,8 +15,7 @@ definitions work on SQLite and PostgreSQL alike.
 A job names its fleet without a foreign key, because jobs outlive the fleet on which they ran. A token may name a fleet
 that does not exist yet.
 
-The module has more than 500 lines. The tables refer to each other by foreign keys, and a reader sees the whole schema
-in one place.
+The module has more than 500 lines, so that a reader finds the whole schema, with its foreign keys, in one place.
 """
 
 from __future__ import annotations
@@ -50,16 +49,16 @@ NAME_LENGTH = 64
 class UtcDateTime(TypeDecorator[datetime]):
     """An aware datetime in UTC.
 
-    SQLite stores no time zone, so the zone is removed on write and restored on read.
+    SQLite stores no time zone, so this type removes the zone on write and restores it on read.
     """
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Convert to UTC: naive for SQLite, aware for other databases.
+        """Convert a time to UTC: naive for SQLite, aware for other databases.
 
-        Raise ValueError for a naive value.
+        Raise ValueError for a naive time.
         """
         if value is None:
             return None
@@ -78,7 +77,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 class PlainText(TypeDecorator[str]):
     """Text of any length, including output of ranks.
 
-    PostgreSQL cannot store NUL characters, so they are replaced on every database.
+    PostgreSQL cannot store NUL characters, so this type replaces them on every database.
     """
 
     impl = Text
@@ -110,7 +109,7 @@ _Runs: TypeAlias = tuple[tuple[str | float, int], ...]
 class RunLengths(TypeDecorator[_Runs]):
     """A run-length encoded sequence, stored as JSON.
 
-    The value consists of pairs. Each pair is a string or number, and how often it is repeated.
+    The value consists of pairs: a string or number, and how often it is repeated.
     """
 
     impl = JSON
@@ -143,7 +142,7 @@ SQLite generates ids only for columns of type INTEGER.
 class Base(DeclarativeBase):
     """Base class of all tables.
 
-    It names constraints, so that migrations can refer to them.
+    It gives names to constraints, so that migrations can refer to them.
     """
 
     metadata = MetaData(
@@ -185,18 +184,18 @@ class Fleet(Base):
     spare_probability: Mapped[float | None]
     """Required probability that a spare is free when a node fails.
 
-    If set, it determines the number of spares, and `spare_count` does not apply.
+    If set, this value determines the number of spares, and `spare_count` does not apply.
     """
     hold_failed_instances: Mapped[bool] = mapped_column(default=False)
     max_replacements_per_hour: Mapped[int]
     node_role_name: Mapped[str] = mapped_column(default="")
-    """IAM role of the group's instances. Empty: their agents can join only with join tokens."""
+    """IAM role of the group's instances. If empty, agents can join only with join tokens."""
     allow_drills: Mapped[bool] = mapped_column(default=False)
     allow_commands: Mapped[bool] = mapped_column(default=False)
     blindness_lifted_at: Mapped[datetime | None]
     """When a user stated that the silent nodes are lost.
 
-    The fleet loop clears it when the fleet is no longer mostly silent.
+    The fleet loop clears this time when most agents report again.
     """
     max_node_count: Mapped[int]
     """The group's MaxSize at the last poll."""
@@ -205,7 +204,7 @@ class Fleet(Base):
     price_usd_per_hour: Mapped[float | None]
     desired_node_count: Mapped[int] = mapped_column(default=0)
     vacancies: Mapped[tuple[tuple[float, int], ...]] = mapped_column(default=())
-    """Vacancies of the group as pairs: start of the vacancy in Unix seconds, and number of vacancies."""
+    """Instances that the group desires but lacks, as pairs: Unix time since which they are missing, and number."""
     drift: Mapped[tuple[str, ...]] = mapped_column(default=())
     reason: Mapped[str] = mapped_column(default="")
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
@@ -223,7 +222,7 @@ class Node(Base):
     fleet_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     state: Mapped[str] = mapped_column(String(NAME_LENGTH))
     run_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH), index=True)
-    """Run to which the node is assigned. None for a spare and for a node that no job may use."""
+    """Run for which the node works. None for a spare and for a node that no job may use."""
     address: Mapped[str] = mapped_column(default="")
     peer_port: Mapped[int] = mapped_column(default=0)
     memory_bytes: Mapped[int] = mapped_column(default=0)
@@ -232,10 +231,10 @@ class Node(Base):
     instance_type: Mapped[str] = mapped_column(default="")
     availability_zone: Mapped[str] = mapped_column(default="")
     failure_domain: Mapped[str | None]
-    """Innermost EC2 network node of the instance. None until AWS has reported it."""
+    """Innermost EC2 network node above the instance. None until AWS has reported this network node."""
     reason: Mapped[str] = mapped_column(default="")
     hold: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
-    """Reason why the fleet holds the node."""
+    """Reason why the fleet holds the node (`core.observed.fleets.Hold`)."""
     release: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
     """A user's request to return or terminate a held node. Empty without a request."""
     request: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
@@ -246,24 +245,27 @@ class Node(Base):
     replaced_at: Mapped[datetime | None]
     """When a replacement of the node was last requested."""
     returned_at: Mapped[datetime | None]
-    """When a user last returned the node to service. Older entries of its fault history do not count."""
+    """When a user last returned the node to service. Older entries of the node's fault history do not count."""
     evidence_at: Mapped[datetime | None]
     """When the upload of a held node's evidence to S3 was complete."""
     created_at: Mapped[datetime]
     wanted_at: Mapped[datetime | None]
-    """When the control plane noticed the missing instance that this instance replaces. None if it noticed none."""
+    """When the control plane noticed that the group lacked the instance that this instance became.
+
+    None if it never noticed.
+    """
     connected_at: Mapped[datetime | None]
     joined_at: Mapped[datetime | None]
     """When the node's agent first reported with a session.
 
-    None before that report, and after an administrator has reset the session.
+    None before the first report, and after an administrator has reset the session.
     """
     arrival_seconds: Mapped[float | None]
     ended_at: Mapped[datetime | None]
 
 
 class Notice(Base):
-    """An announcement of AWS for an instance. Repeated deliveries of an event share one row."""
+    """An announcement by AWS about an instance. Repeated deliveries of an event share one row."""
 
     __tablename__ = "notice"
 
@@ -277,16 +279,16 @@ class Notice(Base):
 
 
 class Implication(Base):
-    """A node's fault in an incident: one entry of the node's history.
+    """An entry of a node's history: an incident involved the node.
 
-    The row remains after the job and the node have ended.
+    The row remains after the end of the job and the node.
     """
 
     __tablename__ = "implication"
 
     node_id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     incident_id: Mapped[str] = mapped_column(String(NAME_LENGTH + 32), primary_key=True)
-    """Id of the job's incident. If the node had no job: `fleet-<fleet>-<Unix seconds>`."""
+    """Id of the job's incident, or `fleet-<fleet>-<Unix seconds>` if the node had no job."""
     fleet_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     at: Mapped[datetime]
     what: Mapped[str] = mapped_column(String(NAME_LENGTH))
@@ -308,15 +310,18 @@ class Job(Base):
     priority: Mapped[int] = mapped_column(default=0)
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
     request_digest: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
-    """Digest of the request that created the job and of its ClientRequestToken. Detects a repeated request."""
+    """Digest of the request that created the job, with its ClientRequestToken.
+
+    The API detects a repeated request by it.
+    """
     request_token: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
     """Digest of the project and the ClientRequestToken. A token creates at most one job."""
     spec: Mapped[dict[str, Any]]
-    """The specification (`jobs.JobSpec`) of the newest revision, validated before it is stored."""
+    """The validated specification (`jobs.JobSpec`) of the newest revision."""
     revision: Mapped[int] = mapped_column(default=1)
     """Number of the job's newest revision.
 
-    `Generation.revision` is the revision from which a launch was planned.
+    `Generation.revision` is the revision of a launch.
     """
     state: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     reason: Mapped[str]
@@ -325,7 +330,7 @@ class Job(Base):
     pause_requested_at: Mapped[datetime | None]
     """When a user paused the job. None if no user has paused it, or after a user has resumed it."""
     checkpoint_wanted_step: Mapped[int] = mapped_column(default=-1)
-    """Lowest step of the checkpoint that a user requested. -1 without a request."""
+    """Lowest step that a checkpoint requested by a user may have. -1 without a request."""
     checkpoint_wanted_at: Mapped[datetime | None]
     taken_over_at: Mapped[datetime | None]
     """When a user took control of the job instead of Everstep. None if Everstep controls the job."""
@@ -334,7 +339,7 @@ class Job(Base):
     modified_at: Mapped[datetime]
     """When the job entered its state, or a user last changed its settings or requests."""
     started_at: Mapped[datetime | None]
-    """When the job's ranks were first started."""
+    """When the job's ranks first started."""
     ended_at: Mapped[datetime | None]
     generation: Mapped[int] = mapped_column(default=0)
     """Number of the newest generation with a plan. 0 before the first generation."""
@@ -345,26 +350,29 @@ class Job(Base):
     proposed_step: Mapped[int] = mapped_column(default=-1)
     boundary: Mapped[int] = mapped_column(default=-1)
     max_boundary: Mapped[int] = mapped_column(default=-1)
-    """Highest boundary that any generation has reached."""
+    """Newest step that any generation has finished."""
     target_step: Mapped[int] = mapped_column(default=-1)
-    """Last step of the script, as its ranks last reported. -1 before they have reported one."""
+    """Number of finished steps at which the script ends, as its ranks reported last.
+
+    -1 before the first such report.
+    """
     committed_at: Mapped[datetime | None]
     failures: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
-    """Recent failures, which the breakers compare. The core defines the format."""
+    """Recent failures, which the rules of `core.breakers` compare, in the core's format."""
     accounting: Mapped[dict[str, int]] = mapped_column(default=dict)
-    """Microseconds by bucket, up to `accounted_until`."""
+    """Microseconds by `core.accounting.Bucket`, up to `accounted_until`."""
     accounted_until: Mapped[datetime | None]
     node_microseconds: Mapped[int] = mapped_column(default=0)
     cost_usd: Mapped[float | None]
     memo: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    """State that the job loop keeps between passes. Only the loop reads it."""
+    """Values that the job loop keeps between passes (`core.observed.jobs.Memo`)."""
     lease_owner: Mapped[str | None]
     lease_counter: Mapped[int] = mapped_column(default=0)
 
     __table_args__ = (
         UniqueConstraint("project", "name"),
         Index(None, "fleet_name", "state"),
-        # Sort orders of `job_lists`, alone and combined with the most frequent filters.
+        # These indexes serve the sort orders of `job_lists`, alone and combined with the most frequent filters.
         Index(None, "created_at", "run_id"),
         Index(None, "modified_at", "run_id"),
         Index(None, "name", "run_id"),
@@ -384,14 +392,14 @@ class Quota(Base):
 
     project: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     max_node_count: Mapped[int | None]
-    """Nodes per fleet for all jobs of the project together. None: no limit."""
+    """Limit of nodes per fleet for all jobs of the project together. None means no limit."""
     max_job_count: Mapped[int | None]
-    """Unfinished jobs in all fleets. None: no limit."""
+    """Limit of unfinished jobs in all fleets. None means no limit."""
     max_source_bytes: Mapped[int | None]
-    """Size of all source archives, including running uploads. None: no limit."""
+    """Size limit of all source archives, including uploads in progress. None means no limit."""
     max_priority: Mapped[int] = mapped_column(default=0)
     allowed_role_arns: Mapped[tuple[str, ...]] = mapped_column(default=())
-    """Role ARNs that submitters may name. A trailing `*` matches any suffix."""
+    """Role ARNs that submitters may use. A trailing `*` matches any suffix."""
     allowed_secrets: Mapped[tuple[str, ...]] = mapped_column(default=())
     allowed_data: Mapped[tuple[str, ...]] = mapped_column(default=())
 
@@ -404,7 +412,7 @@ class Generation(Base):
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     revision: Mapped[int] = mapped_column(default=1)
-    """Revision of the job from which the launch was planned."""
+    """Revision of the job from which the control plane planned the launch."""
     parent: Mapped[int]
     base_step: Mapped[int]
     world_size: Mapped[int]
@@ -412,7 +420,7 @@ class Generation(Base):
     plan: Mapped[bytes]
     """The plan (`GenerationPlan`), encoded by `everstep.protocol.codec.encode`.
 
-    Empty after retention has removed the plan.
+    Empty once retention has deleted the plan.
     """
     node_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
     """The plan's nodes by GROUP_RANK, so that lists need not decode the plan."""
@@ -423,7 +431,7 @@ class Generation(Base):
 class Revision(Base):
     """A change of a job after its creation.
 
-    The created job is revision 1. It has no row.
+    The creation is revision 1 and has no row.
     """
 
     __tablename__ = "revision"
@@ -436,7 +444,7 @@ class Revision(Base):
 
 
 class Shard(Base):
-    """One rank's shard, as the owner's agent last reported it."""
+    """One rank's shard, as its owner's agent reported it last."""
 
     __tablename__ = "shard"
 
@@ -448,12 +456,12 @@ class Shard(Base):
     payload_bytes: Mapped[int]
     reason: Mapped[str]
     verified: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
-    """The newest step that each holder has verified, and the time of the verification, by holder."""
+    """The newest step that each holder has verified, with the time of the verification, by holder."""
     updated_at: Mapped[datetime]
 
 
 class Replica(Base):
-    """One holder of a shard. The row is written when the holders change, not for each step."""
+    """One holder of a shard. The control plane writes the row when the holders change, not at each step."""
 
     __tablename__ = "replica"
 
@@ -461,7 +469,7 @@ class Replica(Base):
     rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     holder_node_id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     position: Mapped[int]
-    """Position in the order of the holders. 0 is the owner's own node."""
+    """Position in the order of the shard's holders. 0 is the owner's own node."""
     is_in_view: Mapped[bool]
     changed_at: Mapped[datetime]
 
@@ -469,7 +477,7 @@ class Replica(Base):
 
 
 class Checkpoint(Base):
-    """A set of shards in S3. Complete once its manifest is stored."""
+    """A set of shards in S3. A checkpoint is complete once S3 has its manifest."""
 
     __tablename__ = "checkpoint"
 
@@ -480,12 +488,15 @@ class Checkpoint(Base):
     bucket: Mapped[str]
     manifest_key: Mapped[str] = mapped_column(String(1024))
     manifest: Mapped[bytes | None]
-    """Copy of the manifest in S3, so that a recovery can be planned without S3."""
+    """Copy of the manifest in S3, so that the control plane can plan a recovery without S3."""
     object_bytes: Mapped[int]
     created_at: Mapped[datetime]
     completed_at: Mapped[datetime | None]
     pinned_at: Mapped[datetime | None]
-    """When a user pinned the checkpoint. Retention limits do not delete it."""
+    """When a user pinned the checkpoint.
+
+    None if it is not pinned. The job's limits never delete a pinned checkpoint.
+    """
     verify_requested_at: Mapped[datetime | None] = mapped_column(index=True)
     """When a user requested a verification. None without an open request."""
     verified_at: Mapped[datetime | None]
@@ -511,17 +522,17 @@ class Incident(Base):
     restore_source: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     from_step: Mapped[int | None]
     reached_step: Mapped[int | None]
-    """Highest boundary before the failure."""
+    """Newest step that training had finished before the failure."""
     lost_steps: Mapped[int | None]
     generation_before: Mapped[int]
     generation_after: Mapped[int | None]
     instance_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
     faulted_instance_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
-    """Instances on which the fault happened, whether they were lost or not."""
+    """Instances on which the fault happened, whether or not the job lost them."""
     lost_node_count: Mapped[int] = mapped_column(default=0)
-    """Number of replaced nodes that failed or that AWS ended."""
+    """Number of lost nodes that failed or that AWS reclaimed."""
     node_count_before: Mapped[int] = mapped_column(default=0)
-    """Number of nodes of the generation that failed or stopped. 0 until the next generation has a plan."""
+    """Number of nodes of the generation that ended. 0 until the next generation has a plan."""
     node_count_after: Mapped[int] = mapped_column(default=0)
     replacement_instance_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
     failed_at: Mapped[datetime]
@@ -541,7 +552,7 @@ class Incident(Base):
     acknowledgement: Mapped[str] = mapped_column(default="")
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
-    __table_args__ = (Index(None, "opened_at", "id"),)  # serves the sort order of lists
+    __table_args__ = (Index(None, "opened_at", "id"),)  # This index serves the sort order of lists.
 
 
 class Drill(Base):
@@ -580,7 +591,7 @@ class MetricLog(Base):
     """Newest generation that has logged a value."""
     agent_id: Mapped[str]
     next_number: Mapped[int]
-    """Number of the agent's next value. Values with smaller numbers are already stored or were lost."""
+    """Number of the agent's next value. Values with smaller numbers are stored already, or are lost."""
     dropped_count: Mapped[int]
 
 
@@ -592,15 +603,15 @@ class Metric(Base):
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
     fine_from_step: Mapped[int]
-    """Earlier steps are downsampled, so late values of these steps are dropped."""
+    """Points before this step are already joined to wider points, so late values of these steps are dropped."""
     last_step: Mapped[int]
     last_at: Mapped[datetime]
     last_value: Mapped[str] = mapped_column(String(NAME_LENGTH))
-    """The newest value as Python's repr of the float, because SQLite would store NaN as NULL."""
+    """The newest value, as text in Python's float format, because SQLite would store NaN as NULL."""
 
 
 class MetricChunk(Base):
-    """A chunk of consecutive points of one metric at one width, encoded by `metrics.pack`."""
+    """A chunk of consecutive points of one metric with one width (steps per point), encoded by `metrics.pack`."""
 
     __tablename__ = "metric_chunk"
 
@@ -610,7 +621,7 @@ class MetricChunk(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     points: Mapped[bytes]
     nodes: Mapped[tuple[str, ...]] = mapped_column(default=())
-    """Ids of the nodes that measured each point's minimum, followed by those that measured each point's maximum.
+    """Ids of the nodes that measured each point's minimum, followed by the nodes that measured each point's maximum.
 
     Empty for a metric that a script logs.
     """
@@ -619,7 +630,7 @@ class MetricChunk(Base):
 class Event(Base):
     """A stored event. Events never change.
 
-    Ids are never reused, even after retention has deleted the newest events, because clients continue from an id.
+    No id is used twice, even after retention has deleted the newest events, because clients continue from an id.
     """
 
     __tablename__ = "event"
@@ -637,7 +648,7 @@ class Event(Base):
 
 
 class Export(Base):
-    """Progress of the export of events to one EventBridge bus or SNS topic."""
+    """Progress of an export of events to one EventBridge bus or SNS topic."""
 
     __tablename__ = "export"
 
@@ -651,24 +662,24 @@ class Export(Base):
 
 
 class LogExport(Base):
-    """Progress of copying a run's log to the log group."""
+    """Progress of the export of a run's log to the CloudWatch log group."""
 
     __tablename__ = "log_export"
 
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
     cursor: Mapped[str]
-    """Position up to which the log is copied, encoded by `loop.log_exporter.text_of`."""
+    """Log position up to which the export has copied, encoded by `loop.log_exporter.text_of`."""
     is_over: Mapped[bool]
-    """Whether the log is complete and all of it was copied."""
+    """Whether the log is complete and completely copied."""
 
 
 class Intent(Base):
-    """An external call with a side effect, recorded before its first attempt."""
+    """A call to AWS or S3 with a side effect, recorded before its first attempt."""
 
     __tablename__ = "intent"
 
     key: Mapped[str] = mapped_column(primary_key=True)
-    """Idempotency key: equal for equal calls."""
+    """Idempotency key. Equal calls have equal keys."""
     subject: Mapped[str] = mapped_column(index=True)
     """The job or fleet that needs the call: `job/<run id>` or `fleet/<name>`."""
     lease_owner: Mapped[str]
@@ -683,7 +694,7 @@ class Intent(Base):
 
 
 class Token(Base):
-    """A bearer token. Only its digest is stored."""
+    """A bearer token. The row contains only the token's digest."""
 
     __tablename__ = "token"
 
@@ -702,7 +713,7 @@ class Token(Base):
 
 
 class SpentNonce(Base):
-    """A used nonce of an agent, or a browser session that was signed out."""
+    """A used nonce of an agent, or the id of a browser session after its sign-out."""
 
     __tablename__ = "spent_nonce"
 
@@ -719,7 +730,7 @@ class Source(Base):
     project: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     """The project that uploaded the archive.
 
-    Another project that names the digest cannot use the archive until it has uploaded the archive, too.
+    Another project cannot use the archive by its digest, until it has also uploaded the archive.
     """
     bucket: Mapped[str]
     key: Mapped[str] = mapped_column(String(1024))
@@ -730,7 +741,7 @@ class Source(Base):
 
 
 class SourceUpload(Base):
-    """Quota reserved for an upload.
+    """A reservation of a project's quota for an upload.
 
     The reservation ends when the source is stored or the upload expires.
     """

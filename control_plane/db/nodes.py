@@ -1,7 +1,7 @@
 """Nodes: the instances of all fleets, their states and assignments.
 
-Invariant: only the fleet loop changes which run a node is assigned to. The agents' route only stores what agents report
-about themselves.
+Invariant: only the fleet loop assigns nodes to runs. The agents' route stores only facts that agents report about
+themselves.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class NodeRecord:
     wanted_at: datetime | None
     connected_at: datetime | None
     arrival_seconds: float | None
-    """Seconds from the vacancy in the group to the agent's first connection.
+    """Seconds from the time at which the group lacked the instance until the agent's first connection.
 
-    None before the connection, or if the vacancy was not observed.
+    None if one of these times is missing.
     """
     ended_at: datetime | None
 
@@ -81,7 +81,7 @@ class NodeUpdate(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentFacts:
-    """Facts about an agent and its node, from the agent's first message."""
+    """Facts about an agent and its node, from the agent's first message after a connection."""
 
     node_id: str
     fleet_name: str
@@ -106,7 +106,7 @@ def get(session: Session, node_id: str) -> NodeRecord:
 def of_fleet(session: Session, fleet_name: str | None = None, *, with_ended: bool = False) -> tuple[NodeRecord, ...]:
     """Return the nodes of a fleet, or of all fleets, oldest first.
 
-    Ended nodes are included only if the caller requests them.
+    The result contains ended nodes only if the caller requests them.
     """
     return tuple(record_of(row, NodeRecord) for row in session.scalars(_of_fleet(fleet_name, with_ended=with_ended)))
 
@@ -125,9 +125,9 @@ def page(
 
     Args:
         session: from `Database.read` or `Database.write`.
-        fleet_name: only nodes of this fleet. None: all.
-        with_ended: include ended nodes.
-        after: `(created_at, id)` of the previous page's last node. None: first page.
+        fleet_name: only nodes of this fleet. None means all fleets.
+        with_ended: whether to include ended nodes.
+        after: `(created_at, id)` of the previous page's last node. None means the first page.
         limit: maximum number of rows, at least 1.
 
     Returns:
@@ -153,7 +153,7 @@ _BY_RUN: Final = (
 _IDS_OF_RUN: Final = (
     select(Node.__table__.c.id).where(Node.__table__.c.run_id == bindparam("of_run")).order_by(Node.__table__.c.id)
 )
-"""A constant, because each description of a job executes this statement and building it costs time."""
+"""The statement is a constant, because each description of a job executes it and its construction takes time."""
 
 
 def ids_of_run(session: Session, run_id: str) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ def ids_of_run(session: Session, run_id: str) -> tuple[str, ...]:
 def by_run(session: Session, run_ids: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Return the ids of the nodes of several runs, in one query.
 
-    Runs without nodes are missing.
+    Runs without nodes are missing in the result.
     """
     found: defaultdict[str, list[str]] = defaultdict(list)
     for run_id, node_id in session.execute(_BY_RUN, {"run_ids": list(run_ids)}):
@@ -176,7 +176,7 @@ def by_run(session: Session, run_ids: Collection[str]) -> dict[str, tuple[str, .
 def failure_domains(session: Session, node_ids: Collection[str]) -> dict[str, str]:
     """Return the failure domains of nodes.
 
-    Nodes whose domain AWS has not reported are missing.
+    Nodes whose domain AWS has not reported are missing in the result.
     """
     rows = session.execute(
         select(Node.id, Node.failure_domain).where(Node.id.in_(node_ids), Node.failure_domain.is_not(None))
@@ -185,9 +185,9 @@ def failure_domains(session: Session, node_ids: Collection[str]) -> dict[str, st
 
 
 def arrivals(session: Session, fleet_name: str) -> tuple[int, float]:
-    """Return the number and the sum of the measured arrival times of a fleet's nodes.
+    """Return how many arrival times of a fleet's nodes were measured, and their sum in seconds.
 
-    An arrival time is the time from the vacancy in the group to the agent's first connection. The sum is in seconds.
+    An arrival time starts when the group lacks an instance, and ends when the new instance's agent first connects.
     """
     taken = Node.arrival_seconds
     count, total = session.execute(
@@ -197,9 +197,9 @@ def arrivals(session: Session, fleet_name: str) -> tuple[int, float]:
 
 
 def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: datetime) -> NodeRecord:
-    """Store what an agent reports when it connects.
+    """Store the facts that an agent reports when it connects.
 
-    An unknown node is created in `initial_state`.
+    A new node gets the state `initial_state`.
     """
     row = session.get(Node, facts.node_id)
     if row is None:
@@ -218,19 +218,18 @@ def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: 
 
 
 def has_joined(session: Session, node_id: str) -> bool:
-    """Return whether an agent of the node has reported with a session.
+    """Return whether an agent of the node has ever reported with a session token.
 
-    Sessions from before an administrator's last reset do not count.
+    Sessions before an administrator's last reset do not count.
     """
     row = session.get(Node, node_id)
     return row is not None and row.joined_at is not None
 
 
 def mark_joined(session: Session, node_id: str, now: datetime) -> bool:
-    """Record that an agent of the node holds a session.
+    """Record that an agent of the node holds a session token.
 
-    `note_hello` has stored the node. Return True if this call recorded the join, and False if an agent of the node had
-    joined before.
+    `note_hello` has stored the node. Return False if an agent of the node had already joined.
     """
     query = update(Node).where(Node.id == node_id, Node.joined_at.is_(None)).values(joined_at=now)
     return bool(changed_rows(session.execute(query)))
@@ -239,7 +238,7 @@ def mark_joined(session: Session, node_id: str, now: datetime) -> bool:
 def reset_joined(session: Session, node_id: str) -> None:
     """Permit the node to join again.
 
-    The caller revokes its sessions in the same transaction.
+    The caller revokes the node's sessions in the same transaction.
     """
     session.execute(update(Node).where(Node.id == node_id).values(joined_at=None))
 
@@ -247,7 +246,7 @@ def reset_joined(session: Session, node_id: str) -> None:
 def replaced_since(session: Session, fleet_name: str, moment: datetime) -> tuple[datetime, ...]:
     """Return the times at which Everstep decided to replace nodes of a fleet.
 
-    Only replacements since `moment` count. Replaced nodes that have ended count, too.
+    Only replacements since `moment` count, including replacements of nodes that have ended.
     """
     query = select(Node.replaced_at).where(
         Node.fleet_name == fleet_name, Node.replaced_at.is_not(None), Node.replaced_at >= moment
@@ -282,8 +281,8 @@ def ask_release(session: Session, node_id: str, *, state: str, release: str, now
     Args:
         session: from `Database.write`.
         node_id: id of the node.
-        state: state in which the node must be.
-        release: the user's request, stored for the fleet loop.
+        state: state that the node must have.
+        release: the user's request: `return` or `terminate`.
         now: the time in UTC. Entries of the node's fault history before this time no longer count.
 
     Returns:
@@ -306,8 +305,8 @@ def ask_release(session: Session, node_id: str, *, state: str, release: str, now
 def ask(session: Session, node_id: str, request: str, words: str) -> bool:
     """Record a user's request for a node.
 
-    Return False if the node already has a request. The fleet loop executes the request. Only `call_off` withdraws a
-    request.
+    Return False if the node already has a request. The fleet loop executes the request later. Until then, only
+    `call_off` withdraws the request.
     """
     query = update(Node).where(Node.id == node_id, Node.request == "")
     return bool(changed_rows(session.execute(query.values(request=request, request_words=words))))
@@ -322,13 +321,13 @@ def call_off(session: Session, node_id: str) -> bool:
 def change(
     session: Session, lease: Lease, node_id: str, *, initial_state: str, now: datetime, **changes: Unpack[NodeUpdate]
 ) -> None:
-    """Update a node as the fleet loop decided. A missing node is created.
+    """Update a node as the fleet loop decided. Create the row if it is missing.
 
     Args:
         session: from `Database.write`.
         lease: lease of the node's fleet.
         node_id: id of the node.
-        initial_state: state of a created node, unless `changes` contains one.
+        initial_state: state of a new row, unless `changes` contains a state.
         now: the time in UTC.
         **changes: columns to update, by name, with their new values.
 

@@ -1,6 +1,6 @@
-"""Used nonces of agents, and browser sessions that were signed out.
+"""Used nonces of agents, and browser sessions that users signed out.
 
-Nonces that no agent has used are not stored.
+Unused nonces are not stored.
 
 Invariant: `spend` returns True once per nonce, even for concurrent calls.
 """
@@ -22,10 +22,11 @@ def spend(session: Session, nonce: str, ends_at: datetime) -> bool:
     Args:
         session: from `Database.write`.
         nonce: a nonce that this server issued; the caller has verified its origin.
-        ends_at: expiry of the nonce. Afterwards the nonce is rejected without a lookup, so its row can be deleted.
+        ends_at: expiry of the nonce. After this time, the server rejects the nonce without a lookup, so retention may
+            delete the row.
 
     Returns:
-        True if this call marked the nonce. False if the nonce was used before.
+        True if the nonce was unused. False if an earlier call marked it.
     """
     digest = hashlib.sha256(nonce.encode()).hexdigest()
     if session.get(SpentNonce, digest) is not None:
@@ -33,11 +34,11 @@ def spend(session: Session, nonce: str, ends_at: datetime) -> bool:
     try:
         with session.begin_nested():
             session.add(SpentNonce(digest=digest, ends_at=ends_at))
-    except IntegrityError:  # a concurrent transaction has stored the nonce
+    except IntegrityError:  # A concurrent transaction has stored the nonce.
         return False
     return True
 
 
 def is_spent(session: Session, nonce: str) -> bool:
-    """Return whether a nonce was used, or a browser session was signed out."""
+    """Return whether a nonce was used, or a browser session with this id was signed out."""
     return session.get(SpentNonce, hashlib.sha256(nonce.encode()).hexdigest()) is not None

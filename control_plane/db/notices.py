@@ -1,7 +1,7 @@
-"""Notices: announcements of AWS for instances.
+"""Notices: announcements by AWS about instances.
 
 Any control-plane server may store a notice. The server that holds the job's lease reads it. A row remains while the
-announced change may still happen. Each pass of the loop reads all rows, so a pass that misses a notice does no harm.
+announced change may still happen. Each pass reads all rows, so a pass that starts before a notice arrives does no harm.
 
 Invariant: an event yields one row per node and kind, however often it is delivered.
 """
@@ -27,7 +27,7 @@ class NoticeSource(StrEnum):
     - STATUS: a poll of DescribeInstanceStatus.
     - GROUP: a poll of the Auto Scaling group.
 
-    Notices from polls are removed when AWS no longer reports them.
+    The control plane deletes notices from polls when AWS no longer reports them.
     """
 
     EVENT = "event"
@@ -43,7 +43,7 @@ class NoticeRecord:
     kind: str
     """Value of `everstep.protocol.agent_messages.NoticeKind`."""
     event_id: str
-    """AWS's id of the event. For polled sources: a name that stays the same between polls."""
+    """AWS's id of the event. For polled sources, a name that stays the same between polls."""
     source: str
     message: str
     """The text of AWS's announcement."""
@@ -52,11 +52,11 @@ class NoticeRecord:
 
 
 def record(session: Session, notice: NoticeRecord, now: datetime) -> bool:
-    """Store a notice, unless the same event is stored for this node and kind.
+    """Store a notice, unless the row of this event, node and kind exists.
 
-    An existing row is not changed.
+    Return whether the function added a row.
 
-    Return whether a row was added. The result is False also for an instance that is no node or has ended.
+    An existing row stays unchanged. The function ignores an instance that is no node or has ended.
     """
     is_node = session.scalar(select(Node.id).where(Node.id == notice.node_id, Node.ended_at.is_(None))) is not None
     if not is_node or session.get(Notice, (notice.node_id, notice.kind, notice.event_id)) is not None:
@@ -77,12 +77,12 @@ def replace_polled(
         session: from `Database.write`.
         source: polled source, which is STATUS or GROUP.
         node_ids: nodes that the poll covered. Other nodes' notices are not changed.
-        found: all notices in the answer.
+        found: all notices in AWS's newest answer.
         now: the time in UTC.
 
     Returns:
         Whether anything changed. Existing STATUS notices receive the new time and message. Existing GROUP notices keep
-            their time: the hook started at the first poll that showed it, and only `hold` extends it.
+        their time, because only `hold` extends the time of a hook.
     """
     keys = {(notice.node_id, notice.kind, notice.event_id): notice for notice in found}
     known = {
@@ -109,7 +109,7 @@ def replace_polled(
 def hold(session: Session, node_id: str, ends_at: datetime) -> bool:
     """Store a new expiry time of an instance's terminating hook.
 
-    Return False if the instance has no notice of such a hook.
+    Return False if the instance has no notice of a terminating hook.
     """
     held = update(Notice).where(Notice.node_id == node_id, Notice.source == NoticeSource.GROUP)
     return changed_rows(session.execute(held.values(ends_at=ends_at))) > 0

@@ -1,9 +1,9 @@
 """Protection: the shards of all ranks and their holders, as the owners' agents report them.
 
-A holder is in view while commits wait for it.
+A holder is in view while commits wait for its verification.
 
-Invariant: a replica row is written when a holder is added or removed, or when it enters or leaves the view. Steps are
-in the rows of the shard and the job.
+Invariant: a replica row is written when a holder is added or removed, or when it enters or leaves the view. The rows of
+the shard and the job contain the steps.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _IN_VIEW = and_(
     Replica.is_in_view,
     ~exists().where(Node.id == Replica.holder_node_id, Node.ended_at.is_not(None)).correlate(Replica),
 )
-"""SQL condition for a holder that counts as in view.
+"""SQL condition under which a holder counts as in view.
 
-The owner's last report shows the holder in view, and the holder's instance has not ended since. The second condition is
-needed because an owner that has ended no longer reports changes of its holders.
+The owner's last report must show the holder in view, and the holder's instance must not have ended. An owner that has
+ended no longer reports changes, so its last report alone does not suffice.
 """
 
 
@@ -75,16 +75,16 @@ class ShardTotals:
     fewest_in_view: int
     """Smallest number of holders in view over all shards."""
     has_reason: bool
-    """Whether at least one owner reports why its shard's protection is incomplete."""
+    """Whether at least one owner reports a reason for incomplete protection of its shard."""
 
 
 def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: datetime) -> int:
-    """Store shards of a job. Shards of ranks without an entry are not changed.
+    """Store shards of a job. Other shards of the job stay unchanged.
 
     Args:
         session: from `Database.write`.
         lease: lease of the job that owns the shards.
-        shards: as their owners reported them.
+        shards: the shards to store, as their owners reported them.
         now: the time in UTC.
 
     Returns:
@@ -100,8 +100,7 @@ def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: d
 def totals(session: Session, generations: Mapping[str, int]) -> dict[str, ShardTotals]:
     """Return sums over the shards of several runs, in one query.
 
-    `generations` contains, by run, the generation that counts. Runs without shards of that generation are missing in
-    the result.
+    `generations` contains the generation of each run. Runs without shards of this generation are missing in the result.
     """
     in_view = func.sum(case((_IN_VIEW, 1), else_=0)).label("in_view")
     held = (

@@ -2,7 +2,7 @@
 
 A quota limits a project's jobs and sources, and the AWS resources that its submitters may use.
 
-Invariant: a quota never stops a running job. It applies to new and to waiting jobs.
+Invariant: a quota never stops a running job. It applies only to new and waiting jobs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class QuotaRecord:
 
     project: str
     max_node_count: int | None
-    """Limit of nodes per fleet for all jobs of the project together. None: no limit."""
+    """Limit of nodes per fleet for all jobs of the project together. None means no limit."""
     max_job_count: int | None
-    """Limit of the project's unfinished jobs in all fleets. None: no limit."""
+    """Limit of the project's unfinished jobs in all fleets. None means no limit."""
     max_source_bytes: int | None = None
-    """Limit of the size of all source archives, including running uploads. None: no limit."""
+    """Size limit of all source archives, including uploads in progress. None means no limit."""
     max_priority: int = 0
     """Highest priority that submitters may set."""
     allowed_role_arns: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class QuotaRecord:
 
 
 def put(session: Session, quota: QuotaRecord) -> None:
-    """Store a project's quota and replace an existing one."""
+    """Store a project's quota, and replace an existing quota."""
     session.execute(delete(Quota).where(Quota.project == quota.project))
     session.add(Quota(**values_of(quota)))
     session.flush()
@@ -55,8 +55,8 @@ def page(session: Session, *, only_project: str | None, after: str | None, limit
 
     Args:
         session: from `Database.read` or `Database.write`.
-        only_project: only this project's quota. None: all.
-        after: project of the previous page's last quota. None: first page.
+        only_project: only this project's quota. None means all projects.
+        after: project of the previous page's last quota. None means the first page.
         limit: maximum number of rows, at least 1.
 
     Returns:

@@ -11,8 +11,8 @@
 
 Jobs, incidents, checkpoints, sources and fleets are not deleted.
 
-Invariant: a pass deletes at most `batch_rows` rows of a kind, in one short transaction, and no row that a loop still
-reads. Several control-plane servers may run passes at any time.
+Invariant: a pass deletes at most `batch_rows` rows of a kind, in one short transaction. It deletes no row that a loop
+still reads. Several control-plane servers may run passes at the same time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def prune(session: Session, retention: Retention, now: datetime) -> Mapping[str,
 
     Called once a minute, and again immediately after a pass that reached `batch_rows`.
 
-    `retention` contains the limits of age and number per kind of row, and the batch size. Return the number of deleted
+    `retention` contains the limits of age and number per kind of row, and `batch_rows`. Return the number of deleted
     rows per kind.
     """
 

@@ -1,6 +1,6 @@
-"""Revisions: changes of a job after its creation. The created job has revision 1.
+"""Revisions: changes of a job after its creation. The creation is revision 1.
 
-Invariant: revisions are numbered without gaps, and the job's row contains the newest revision.
+Invariant: the revisions of a job are numbered without gaps, and the job's row contains the newest revision.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from everstep.protocol.codec import resolve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """The change of one field by an update of a job."""
+    """One field that an update of a job changed."""
 
     field: str
-    """Path in the API's names, as `CheckpointConfig.EverySteps`."""
+    """Path of the field in the API's names, for example `CheckpointConfig.EverySteps`."""
     before: str | None
     after: str | None
-    """New value as text. In both values, None means that the field is not set."""
+    """New value as text. None in `before` or `after` means that the field was not set."""
     needs_generation: bool
     """Whether the change takes effect only with the next generation."""
 
@@ -58,11 +58,11 @@ def revise(
 
     Args:
         session: from `Database.write`.
-        job: read in the same transaction.
+        job: the job, read in the same transaction.
         spec: complete specification of the new revision.
-        priority: priority from this revision on, changed or not.
-        tags: complete tags of the new revision; tags that are missing here are removed.
-        changes: differences to the previous revision; not empty.
+        priority: priority from this revision on, whether or not it changed.
+        tags: all tags of the new revision. Other tags are removed.
+        changes: differences to the previous revision. Not empty.
         now: the time in UTC.
 
     Returns:
@@ -93,12 +93,12 @@ def revise(
 
 
 def page(session: Session, job: JobRecord, *, after: int, limit: int) -> tuple[RevisionRecord, ...]:
-    """Return revisions of a job, oldest first. The first one is its creation.
+    """Return revisions of a job, oldest first. The first revision is the job's creation.
 
     Args:
         session: from `Database.read` or `Database.write`.
-        job: the job as stored; provides the run id.
-        after: number of the previous page's last revision. 0: first page.
+        job: the stored job.
+        after: number of the previous page's last revision. 0 means the first page.
         limit: maximum number of rows, at least 1.
 
     Returns:

@@ -22,13 +22,13 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 def migrations() -> Path:
     """Return the folder of migrations.
 
-    In a checkout this is `alembic`, in an installed package its copy.
+    The folder is `alembic` in a checkout, and a copy of `alembic` in an installed package.
 
     Returns:
         An existing folder.
 
     Raises:
-        SchemaMismatch: both are missing, so the installation is incomplete.
+        SchemaMismatch: both folders are missing, so the installation is incomplete.
     """
     for folder in (_PACKAGE / "migrations", _PACKAGE.parent / "alembic"):
         if (folder / "env.py").is_file():
@@ -44,7 +44,7 @@ def newest() -> str:
 
 
 def current(database: Database) -> str | None:
-    """Return the database's schema revision, or None if it has no Everstep tables."""
+    """Return the database's schema revision, or None if the database has no Everstep tables."""
     with database.engine.connect() as connection:
         return MigrationContext.configure(connection).get_current_revision()
 
@@ -53,7 +53,7 @@ def migrate(database: Database) -> str | None:
     """Migrate the database to the newest schema. Idempotent.
 
     Args:
-        database: may be empty.
+        database: the database to migrate. It may be empty.
 
     Returns:
         The revision before the migration.
@@ -73,7 +73,7 @@ def migrate(database: Database) -> str | None:
 def require_current(database: Database) -> None:
     """Check that the database has the schema that this code needs.
 
-    Raises SchemaMismatch if the schema is older, newer or missing. The message describes how to resolve the problem.
+    Raises SchemaMismatch if the schema is older, newer or missing. The message tells the operator what to do.
     """
     found, wanted = current(database), newest()
     if found == wanted:
@@ -82,7 +82,7 @@ def require_current(database: Database) -> None:
     where = database.url.render_as_string(hide_password=True)
     state = "has no Everstep tables" if found is None else f"has schema {found}; this version needs {wanted}"
     raise SchemaMismatch(
-        f"the database {where} {state}: start once with --migrate (back it up first if it holds anything)"
+        f"the database {where} {state}: start once with --migrate (first back the database up if it has data)"
     )
 
 

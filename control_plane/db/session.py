@@ -4,11 +4,11 @@
     PostgreSQL    for control-plane servers on several machines (`everstep[postgres]`)
 
 Only one write transaction runs at a time, so its reads remain valid until its commit. SQLite has a single writer by
-design. On PostgreSQL each write transaction holds an advisory lock from its begin to its end. Check-then-write code
+design. On PostgreSQL, each write transaction holds an advisory lock from its start to its end. Check-then-write code
 therefore needs no further locks, and ids become visible in order.
 
-Invariant: a transaction is short and stays in its thread. No code calls anything outside the database while it is open.
-Code on the event loop uses transactions in threads.
+Invariant: a transaction is short and stays in its thread. While a transaction is open, no code calls anything outside
+the database. Code on the event loop runs transactions in threads.
 """
 
 from __future__ import annotations
@@ -38,13 +38,16 @@ BUSY_TIMEOUT_MILLISECONDS = 5_000
 """Longest wait of a writer for another writer. Normal transactions take milliseconds."""
 
 SILENCE_MILLISECONDS = 10_000
-"""Time without traffic after which PostgreSQL ends the connection of a control-plane server.
+"""Time without traffic after which PostgreSQL closes the connection of a control-plane server.
 
-The limit applies to idle transactions and to unacknowledged network traffic. The end of the connection also releases
-the writers' lock.
+The limit applies to idle transactions and to unacknowledged network traffic. The closed connection also releases the
+lock of a write transaction.
 """
 WRITER_LOCK = 0x45560001
-"""Number of the advisory lock that each write transaction holds, unique within this database."""
+"""Number of the PostgreSQL advisory lock that each write transaction holds.
+
+No other lock of the database may use it.
+"""
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 POSTGRESQL: Final[dict[str, str | int]] = {
     "application_name": "everstep",
@@ -82,21 +85,21 @@ class Database:
         else:
             self.engine = _postgresql(self.url)
         self.disk = DiskWatch(_place(self.url), is_here=_directory(self.url) is not None)
-        """Detects that transactions fail for lack of disk space."""
+        """Detects transactions that fail for lack of disk space."""
         self._commits = itertools.count(1)
         self.commit_number = 0
-        """Changes with each commit of this process."""
+        """A number that changes with each commit of this process."""
         self._reading, self._writing = self.engine, self.engine.execution_options(everstep_writes=True)
-        if not self.is_sqlite:  # set explicitly, because the database's default may differ
+        if not self.is_sqlite:  # The isolation level is explicit, because the database's default may differ.
             self._reading = self._reading.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-            # A writer sees all commits before its acquisition of the lock.
+            # With this level, a writer sees all commits that precede its acquisition of the lock.
             self._writing = self._writing.execution_options(isolation_level="READ COMMITTED")
 
     @property
     def is_sqlite(self) -> bool:
         """Whether the database is SQLite.
 
-        With SQLite, the database is a local file with one writer, and its `data_version` shows all commits.
+        SQLite's database is a local file with one writer, whose `data_version` shows all commits.
         """
         return self.url.get_backend_name() == "sqlite"
 
@@ -110,7 +113,8 @@ class Database:
     def write(self) -> Iterator[Session]:
         """Yield a session that commits at the end of the block.
 
-        The session rolls back on an exception. No other writer runs at the same time, in any control-plane server.
+        After an exception, the session rolls back. No other write transaction of any control-plane server runs at the
+        same time.
         """
         try:
             with Session(self._writing, expire_on_commit=False) as session, session.begin():
@@ -125,7 +129,7 @@ class Database:
     def migrating(self) -> Iterator[Connection]:
         """Yield a connection that commits at the end of the block.
 
-        No other writer or migration runs at the same time.
+        No other write transaction or migration runs at the same time.
         """
         with self._writing.begin() as connection:
             yield connection
@@ -147,7 +151,7 @@ def record_of(row: Base, kind: type[R]) -> R:
 def columns_of(
     row: Base | Row[*tuple[Any, ...]], kind: type[DataclassInstance], leave_out: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Return the columns with the names of a dataclass's fields.
+    """Return the table's columns that have the names of a dataclass's fields.
 
     The result excludes the fields in `leave_out`, because the caller converts their columns itself.
     """
@@ -155,7 +159,7 @@ def columns_of(
 
 
 def values_of(record: DataclassInstance, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return a dataclass's fields as columns of a new row.
+    """Return a dataclass's fields as column values of a new row.
 
     The result excludes the fields in `leave_out`. Reverses `record_of`.
     """
@@ -170,10 +174,10 @@ def changed_rows(result: Result[Any]) -> int:
 
 
 def _read(url: str) -> URL:
-    """Parse a URL and set the driver that Everstep uses."""
+    """Parse the database's URL and set the driver that Everstep uses."""
     try:
         found = make_url(url)
-    except ValueError as error:  # for example a port that is not a number
+    except ValueError as error:  # For example, the port is not a number.
         raise ArgumentError(f"the database URL cannot be read: {error}") from error
     match found.get_backend_name():
         case "sqlite":
@@ -205,7 +209,7 @@ def _place(url: URL) -> str:
 
 
 def postgresql_arguments(url: URL) -> dict[str, str | int]:
-    """Return libpq's parameters that the URL does not set.
+    """Return the libpq parameters that the URL does not set.
 
     Connections to other machines require TLS.
     """
@@ -249,7 +253,7 @@ def _make_sqlite_strict(engine: Engine) -> None:
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: object) -> None:
-        connection.isolation_level = None  # otherwise the driver begins transactions itself, and only before a write
+        connection.isolation_level = None  # Otherwise the driver begins transactions itself, and only before a write.
         cursor = connection.cursor()
         for pragma in (
             "journal_mode=WAL",
@@ -262,7 +266,7 @@ def _make_sqlite_strict(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A transaction that reads before it writes cannot wait for another writer in SQLite. Write transactions
-        # therefore acquire the lock at their start.
+        # In SQLite, a transaction that reads before it writes cannot wait for another writer and fails. Write
+        # transactions therefore acquire the lock at their start.
         writes = connection.get_execution_options().get("everstep_writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

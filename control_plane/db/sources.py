@@ -1,6 +1,6 @@
 """Sources: verified source archives of users, identified by their SHA-256.
 
-Invariant: a source in this table is complete in S3 and has passed all checks.
+Invariant: the archive of each row is complete in S3 and has passed all checks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def get(session: Session, sha256: str, project: str | None) -> SourceRecord:
     Args:
         session: from `Database.read` or `Database.write`.
         sha256: id of the source.
-        project: project of the upload. None: any project.
+        project: project of the upload. None means any project.
 
     Returns:
         The stored source.
@@ -51,9 +51,9 @@ def get(session: Session, sha256: str, project: str | None) -> SourceRecord:
 
 
 def find(session: Session, sha256: str, project: str | None) -> SourceRecord | None:
-    """Return one source, or None if the project has not uploaded it.
+    """Return one source, or None if the project has not uploaded this archive.
 
-    If `project` is None, the source may belong to any project.
+    If `project` is None, any project counts.
     """
     query = select(Source).where(Source.sha256 == sha256).order_by(Source.project).limit(1)
     row = session.scalar(query if project is None else query.where(Source.project == project))
@@ -61,7 +61,7 @@ def find(session: Session, sha256: str, project: str | None) -> SourceRecord | N
 
 
 def add(session: Session, source: SourceRecord) -> SourceRecord:
-    """Store a project's source and end its upload. An existing row is not changed."""
+    """Store a project's source and end its upload. An existing row stays unchanged."""
     remove_upload(session, source.sha256, source.project)
     row = session.get(Source, (source.sha256, source.project))
     if row is None:
@@ -72,16 +72,16 @@ def add(session: Session, source: SourceRecord) -> SourceRecord:
 
 
 def used_bytes(session: Session, project: str, now: datetime, *, besides: str) -> int:
-    """Return the size of a project's archives, stored and being uploaded.
+    """Return the total size of a project's archives, including uploads in progress.
 
     Args:
         session: from `Database.read` or `Database.write`.
         project: project that owns the archives.
-        now: the time in UTC; uploads that have expired do not count.
+        now: the time in UTC. Expired uploads do not count.
         besides: SHA-256 of an archive that does not count, because the caller checks whether this archive still fits.
 
     Returns:
-        Bytes. An archive that is stored and being uploaded again counts once.
+        Bytes. A stored archive whose upload is repeated counts once.
     """
     stored = select(Source.sha256, Source.archive_bytes).where(Source.project == project, Source.sha256 != besides)
     under_way = select(SourceUpload.sha256, SourceUpload.archive_bytes).where(
@@ -96,9 +96,9 @@ def put_upload(
 ) -> None:
     """Reserve a project's quota for an upload.
 
-    An earlier reservation of the same archive is replaced.
+    The reservation replaces an earlier reservation of the same archive.
 
-    Expired reservations of all projects are deleted.
+    The function also deletes expired reservations of all projects.
     """
     session.execute(delete(SourceUpload).where(SourceUpload.expires_at <= now))
     remove_upload(session, sha256, project)

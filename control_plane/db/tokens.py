@@ -4,7 +4,7 @@
     join      an instance of a fleet that has not joined yet (`db.nodes`: `joined_at`)
     session   an agent that has joined; bound to its node, revoked when the node ends
 
-Invariant: only `mint` returns the token itself, once.
+Invariant: only `mint` returns the token itself, and only once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from control_plane.db.session import changed_rows, record_of, values_of
 
 TOKEN_BYTES = 32
 _PREFIX = "est_"
-"""Prefix of every token, by which secret scanners recognize tokens in logs or repositories."""
+"""Prefix of every token. Secret scanners recognize tokens in logs and repositories by this prefix."""
 
 
 class TokenKind(StrEnum):
@@ -42,8 +42,8 @@ class Role(StrEnum):
     """Permissions of a caller.
 
     - ADMIN: all actions in every project.
-    - SUBMITTER: all actions on jobs of the token's project, and reading all other data of the project.
-    - VIEWER: reading data of the token's project.
+    - SUBMITTER: all actions on jobs of the token's project, and read access to all other data of the project.
+    - VIEWER: read access to the data of the token's project.
     - AGENT: only the websocket of agents.
     """
 
@@ -77,7 +77,7 @@ class NewToken:
     kind: TokenKind
     role: Role
     project: str = ""
-    """Project that the token may access. Empty: the token may access all projects."""
+    """Project that the token may access. Empty means all projects."""
     fleet_name: str | None = None
     node_id: str | None = None
     description: str = ""
@@ -96,10 +96,11 @@ def mint(session: Session, new: NewToken, now: datetime, *, secret: str | None =
         session: from `Database.write`.
         new: kind, role, project and expiry of the token.
         now: the time in UTC.
-        secret: from `new_secret`, if the caller had to write it to a file before this transaction. None: create one.
+        secret: a token from `new_secret`, if the caller had to write it to a file before this transaction. None means a
+            new token.
 
     Returns:
-        The token and its record. The token itself is not stored, so the caller must show it now.
+        The token and its record. The database does not contain the token itself, so the caller must show the token now.
     """
     token = secret or new_secret()
     row = Token(**values_of(new), id="tok-" + secrets.token_hex(8), digest=_digest(token), created_at=now)
@@ -109,7 +110,7 @@ def mint(session: Session, new: NewToken, now: datetime, *, secret: str | None =
 
 
 def has_admin(session: Session) -> bool:
-    """Return whether an administrator's token exists that is not revoked."""
+    """Return whether the database has an administrator's token that is not revoked."""
     return (
         session.scalar(
             select(Token.id)
@@ -135,10 +136,10 @@ def page(
 
     Args:
         session: from `Database.read` or `Database.write`.
-        project: only tokens of this project. None: all.
-        with_ended: include revoked and expired tokens.
+        project: only tokens of this project. None means all projects.
+        with_ended: whether to include revoked and expired tokens.
         now: the time in UTC.
-        after: `(created_at, id)` of the previous page's last token. None: first page.
+        after: `(created_at, id)` of the previous page's last token. None means the first page.
         limit: maximum number of rows, at least 1.
 
     Returns:
@@ -165,7 +166,7 @@ def page(
 def get(session: Session, token_id: str) -> TokenRecord:
     """Return a user or join token, valid or not.
 
-    Raises NotFound if the id does not exist or belongs to a session token.
+    Raises NotFound if no token has this id, or if it belongs to a session token.
     """
     row = session.get(Token, token_id)
     if row is None or row.kind == TokenKind.SESSION:
@@ -174,13 +175,14 @@ def get(session: Session, token_id: str) -> TokenRecord:
 
 
 _BY_DIGEST: Final = select(Token).where(Token.digest == bindparam("digest"))
-"""A constant, because each request executes this statement and building it costs time."""
+"""The statement is a constant, because each request executes it and its construction takes time."""
 
 
 def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
     """Return the record of a valid token, or None.
 
-    The duration of the lookup by digest reveals nothing about the token. The final comparison takes constant time.
+    The duration of the call reveals nothing about valid tokens, because the function searches by digest and compares in
+    constant time.
     """
     digest = _digest(token)
     row = session.scalar(_BY_DIGEST, {"digest": digest})
@@ -192,32 +194,32 @@ def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
 def find_by_id(session: Session, token_id: str, now: datetime) -> TokenRecord | None:
     """Return the record of a valid token, or None.
 
-    The caller must have verified by other means that the client owns the token.
+    The caller must already have verified that the client owns the token.
     """
     row = session.get(Token, token_id)
     return None if row is None else _good(row, now)
 
 
 def good_ids(session: Session, token_ids: Collection[str], now: datetime) -> frozenset[str]:
-    """Return the ids among `token_ids` whose tokens are valid now."""
+    """Return those ids of `token_ids` whose tokens are valid now."""
     is_good = and_(Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > now))
     return frozenset(session.scalars(select(Token.id).where(Token.id.in_(token_ids), is_good)))
 
 
 def is_revoked(session: Session, token_id: str) -> bool:
-    """Return True if a token was revoked or deleted.
+    """Return whether a token was revoked or deleted.
 
-    An expired token that was not revoked does not count.
+    A token that only expired does not count as revoked.
     """
     row = session.get(Token, token_id)
     return row is None or row.revoked_at is not None
 
 
 def require_another_admin(session: Session, token_id: str) -> None:
-    """Check that an administrator token without an expiry remains after a token is revoked.
+    """Check that the revocation of a token leaves an administrator token without an expiry.
 
-    `token_id` is the id of the token to revoke. Raises Conflict if it is the last administrator token without an
-    expiry.
+    `token_id` is the id of the token to revoke. Raises Conflict if this token is the last administrator token without
+    an expiry.
     """
     lasting = (
         Token.kind == TokenKind.USER,
@@ -244,7 +246,7 @@ def revoke(session: Session, token_id: str, now: datetime) -> bool:
 
 
 def revoke_sessions(session: Session, node_id: str, now: datetime, *, but: str | None = None) -> None:
-    """Revoke all session tokens of a node, except the token with the id `but`."""
+    """Revoke all session tokens of a node, except the token whose id is `but`."""
     query = update(Token).where(Token.node_id == node_id, Token.kind == TokenKind.SESSION, Token.revoked_at.is_(None))
     if but is not None:
         query = query.where(Token.id != but)
@@ -254,7 +256,7 @@ def revoke_sessions(session: Session, node_id: str, now: datetime, *, but: str |
 def revoke_sessions_of_fleet(session: Session, fleet_name: str, now: datetime) -> None:
     """Revoke the session tokens of all nodes of a fleet.
 
-    Called when the fleet is deleted.
+    The deletion of a fleet calls this function.
     """
     query = update(Token).where(
         Token.fleet_name == fleet_name, Token.kind == TokenKind.SESSION, Token.revoked_at.is_(None)

@@ -3,10 +3,10 @@
     SQLite        the pragma `data_version` changes with each commit of another connection; this module only reads
     PostgreSQL    counts commits of this process only; callers must limit the age of their caches
 
-`api.answers` and `api.held_tokens` depend on this check; their docstrings contain the savings.
+`api.answers` and `api.held_tokens` depend on this check.
 
-Invariant: two equal versions mean that no visible commit happened in between. Commits of other processes are visible
-only if `sees_everything` is true.
+Invariant: two equal versions mean that no visible commit happened in between. The version covers commits of other
+processes only if `sees_everything` is true.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from control_plane.db.session import Database
 
 
 class Versions:
-    """The change counter of one database. Used in one thread."""
+    """The change counter of one database. Only one thread at a time may use it."""
 
     def __init__(self, database: Database) -> None:
         self.sees_everything = database.is_sqlite
@@ -25,7 +25,7 @@ class Versions:
         self._connection: sqlite3.Connection | None = None
 
     def current(self) -> int | None:
-        """Return the present version, or None if it cannot be read."""
+        """Return the current version, or None after an error of the read."""
         if not self.sees_everything:
             return self._database.commit_number
         try:

@@ -168,7 +168,7 @@ def test_a_job_that_has_not_ended_or_is_not_let_go_of_is_refused(service, client
     with service.database.write() as session:
         lease = job.leaser.claim(session, "fleet", "main")
         nodes.change(session, lease, "i-0", initial_state="joining", now=START, state="assigned", run_id=job.run)
-    with refused("ConflictException", match="letting go of it: i-0"):
+    with refused("ConflictException", match="still delete its state: i-0"):
         client.delete_training_job(**GPT)
 
 
