@@ -310,7 +310,7 @@ def start_log() -> OwnLog:
     Called once, before the first log line.
 
     Returns:
-        The handler that keeps the newest log lines in memory.
+        The handler that stores the newest log lines in memory.
     """
     logging.basicConfig(level=os.environ.get("EVERSTEP_LOG_LEVEL", "INFO"), stream=sys.stderr)
     own_log = OwnLog()

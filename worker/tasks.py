@@ -125,7 +125,7 @@ async def end(*tasks: asyncio.Task[object] | asyncio.Task[None] | None) -> None:
     finally:
         for task in begun:
             if task.done() and not task.cancelled():
-                task.exception()  # mark the error as retrieved
+                task.exception()  # mark the error as retrieved, so that asyncio does not log it
 
 
 async def finish(work: Coroutine[object, object, object]) -> None:

@@ -152,7 +152,7 @@ class Commands:
             case KeepEvidence(place=place):
                 await self._evidence.keep(place)
             case KeepSources(sources=sources):
-                if self._lifecycle.promise.value is None:  # A node with a job ignores the request.
+                if self._lifecycle.promise.value is None:  # While the node has a job, it fetches no source archives.
                     await self._sources.want(sources)
             case _:
                 log.debug("%s ignored: it is not for this node's promised generation", type(command).__name__)

@@ -120,7 +120,7 @@ class ControlClient:
         self._lines_added.notify()
 
     async def run(self) -> None:
-        """Keep the connection open until cancelled."""
+        """Connect to the control plane, and reconnect after every failure, until cancelled."""
         failures = 0
         while True:
             try:

@@ -37,7 +37,7 @@ LOOK_SECONDS = 1.0
 
 
 class Departure:
-    """Releases this node from its run."""
+    """Ends a run on this node when the control plane releases the node or assigns another run."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Departure:
         self._supervisor.forget(run)
         self._rank_outputs.forget(run)
         self._archives.keep(())
-        # The pattern also matches a source tree that a killed agent left unfinished.
+        # The pattern also matches source trees that a killed agent left incomplete.
         trees = (self._settings.state / "sources").glob(f"{run}*")
         for folder in (*trees, home_of(self._settings.state, run)):
             shutil.rmtree(folder, ignore_errors=True)

@@ -59,7 +59,7 @@ class Remains:
     inventory: tuple[SlotRecord, ...] = ()
     ended: EndedRanks | None = None
     commits: tuple[PageCommit, ...] = ()
-    """Newest committed steps on the ranks' pages."""
+    """Newest committed step on the ranks' pages, per generation."""
 
     @classmethod
     def of(cls, store: SlotStore) -> Remains:
@@ -178,7 +178,7 @@ class Lifecycle:
         """Assign a user to the run's ranks and store the assignment. Return False if the disk refuses the write."""
         try:
             user_of(run, self._settings.state, self._settings.rank_user)
-        except OSError as error:  # the agent reports the full or broken disk as a fault
+        except OSError as error:  # `FullDisks` causes the agent to report the disk as a fault
             self._full_disks.note(error)
             log.warning("the user of run %s cannot be stored on disk: %s", run, error)
             return False
@@ -369,7 +369,7 @@ class Lifecycle:
             self._outputs.store(member, self._lines.hand_over(), is_stored=is_stored)
 
     def forget(self) -> None:
-        """Forget the facts about a released run."""
+        """Reset the facts about a run from which this node was released."""
         self.remains, self.exits, self.faults = Remains(), {}, ()
         self.is_unsettled = False
 
@@ -378,7 +378,7 @@ class Lifecycle:
         await end(self._working)
 
     async def detach(self) -> None:
-        """Leave the ranks and slots to the next agent process."""
+        """Close the connections of this process. The ranks and slots remain for the next agent process."""
         if self.member is not None:
             await self.member.detach()
 
@@ -411,6 +411,7 @@ class Lifecycle:
         fault = self._full_disks.note(error) or NodeFault(code="agent_error", message=repr(error), is_permanent=False)
         self.faults = (*self.faults, fault)
         if self.promise.value is not None and self.promise.value.phase is MemberPhase.LOADING:
-            self._finish(Event.LOAD_FAILED)  # Without this report, the control plane would wait for this node forever.
+            # Without this report, the control plane would wait for the node's load forever.
+            self._finish(Event.LOAD_FAILED)
         else:
             self._on_change()

@@ -136,7 +136,7 @@ class CurrentPromise:
         """
         try:
             self._file.write(promise)
-        except OSError as error:  # the agent reports the full or broken disk as a fault
+        except OSError as error:  # `FullDisks` causes the agent to report the disk as a fault
             self._full_disks.note(error)
             words = f"phase {promise.phase} of generation {promise.generation} cannot be written to disk: {error}"
             if words != self._refusal:
@@ -174,7 +174,7 @@ class CurrentPromise:
         lapsed = msgspec.structs.replace(self.value, phase=MemberPhase.PROMISED, plan=None, key=b"", entry_point="")
         try:
             self._file.write(lapsed)
-        except OSError as error:  # a full disk must not prevent the release
+        except OSError as error:  # a full disk must not prevent the release of the run
             log.warning(
                 "run %s is released, but its promise on disk still has phase %s: %s",
                 lapsed.run,

@@ -57,7 +57,7 @@ class SourcePrefetch:
                     self._full_disks.note(error)
                     log.info("source archive %s cannot be fetched yet: %s", source.sha256[:12], error)
                 except SourceRefused as error:
-                    # After a newer request, or once the node has received a job, an unusable archive does not matter.
+                    # An unusable archive matters only if the present request still names it.
                     if source in self._wanted:
                         log.warning("a requested source archive is unusable: %s", error)
                         self._unsound.add(source.sha256)
@@ -71,7 +71,7 @@ class SourcePrefetch:
         try:
             await asyncio.to_thread(self._archives.keep, {source.sha256 for source in sources})
         except OSError as error:
-            # The next request tries again to delete these archives.
+            # The control plane's next request deletes the archives.
             log.info("unneeded source archives cannot be deleted: %s", error)
         self._asked.notify()
 

@@ -32,7 +32,7 @@ ENOUGH, LEAST = 32, 8
 ENOUGH_QUIET = 16
 """Minimum number of quiet iterations for a comparison with loaded iterations.
 
-With fewer quiet iterations, the estimated cost is the time for which saving blocked the rank.
+With fewer quiet iterations, the estimated cost is the time for which the snapshots blocked the rank.
 """
 GROWTH = 2
 """Maximum factor by which one decision changes the interval. The next decision uses new measurements."""
@@ -58,7 +58,7 @@ class Load:
     seconds: float
     """Total duration of the iterations that the snapshot loaded."""
     blocked_seconds: float
-    """Seconds of these iterations for which saving blocked the rank."""
+    """Seconds of these iterations for which the snapshot blocked the rank."""
 
     def and_also(self, seconds: float, blocked_seconds: float) -> Load:
         """Return the load with one more iteration added."""
@@ -69,7 +69,7 @@ class Load:
 class Budget:
     """Measurements of the cost of snapshots, and the resulting interval.
 
-    The coordinator's node keeps one object per generation.
+    The coordinator's node holds one object per generation.
     """
 
     max_slowdown: float
@@ -102,7 +102,8 @@ class Budget:
         if not is_loaded:
             return replace(self, quiet=(*self.quiet, seconds)[-KEPT_QUIET:], since_rest=0)._settled()
         loaded = replace(self, since_rest=self.since_rest + 1)
-        if not has_begun:  # Data that was sent before the first snapshot of this object does not count.
+        # Before the first capture, the sent data belongs to a snapshot that this object does not measure.
+        if not has_begun:
             return (
                 loaded
                 if self.newest is None
@@ -147,7 +148,7 @@ class Budget:
                 else replace(self, interval=max(1, least), snapshots=())
             )
         if self._needed(self._cost(-BEYOND_DOUBT)) > max(self.interval, self.iterations_per_snapshot):
-            # The growth is limited relative to the present distance.
+            # One decision increases the distance between snapshots at most by the factor `GROWTH`.
             most = GROWTH * max(self.interval, round(self.iterations_per_snapshot))
             return replace(self, interval=min(likely, most), snapshots=())
         return self
@@ -162,7 +163,7 @@ class Budget:
 
         The cost is at least the time for which snapshots blocked the rank; this time is measured exactly.
         """
-        # Audited snapshots are slower; the trimmed mean ignores these outliers.
+        # Snapshots with an audit are slower. The trimmed mean ignores such outliers.
         held = trimmed_mean([load.blocked_seconds for load in self.snapshots])
         if len(self.quiet) < ENOUGH_QUIET:
             return held

@@ -81,7 +81,7 @@ class Pace:
 class CheckpointSchedule:
     """The schedule of one generation's checkpoints by time, with the measurements behind it.
 
-    The coordinator's `RoundServer` keeps one object and replaces it with the result of `observe`.
+    The coordinator's `RoundServer` holds one object and replaces it with the result of `observe`.
     """
 
     interval_seconds: float = 0.0
@@ -120,9 +120,9 @@ class CheckpointSchedule:
             now: monotonic time in seconds.
             boundary: the highest boundary that a rank has reached by a step of this generation; `NONE` before the first
                 step.
-            persist: the newest step that is marked for upload; `NONE` if there is none.
+            persist: the newest step that is marked for upload; `NONE` without a marked step.
             is_uploading: True if any node is uploading a shard.
-            stored: the newest step of which every rank's shard is uploaded; `NONE` if there is none.
+            stored: the newest step of which every rank's shard is uploaded; `NONE` without such a step.
             node_bytes: bytes of the committed shards of one node; 0 if unknown.
 
         Returns:
@@ -175,7 +175,7 @@ class CheckpointSchedule:
     def cost_seconds(self) -> float:
         """Training time that the newest upload cost, in seconds.
 
-        Until both paces are measured, the estimate assumes that training stands still during the upload.
+        Until both paces are measured, the estimate assumes that training stops during the upload.
         """
         usual, slowed = self.undisturbed.steps_per_second, self.disturbed.steps_per_second
         share = 1.0 if usual <= 0 or self.disturbed.seconds <= 0 else min(1.0, max(0.0, 1 - slowed / usual))

@@ -47,9 +47,9 @@ class KillCounts:
     """Counters of kernel kills for lack of memory. A value is None if the counter cannot be read."""
 
     cgroup: int | None = None
-    """Number of kills in the rank's memory cgroup; None if the rank's cgroup covers the whole machine."""
+    """Number of processes that the kernel killed in the rank's cgroup; None if this cgroup is the whole machine."""
     node: int | None = None
-    """Number of kills on the whole machine."""
+    """Number of processes that the kernel killed on the whole machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ UNMEASURED = MemoryUse()
 
 @dataclass(frozen=True, slots=True)
 class LostLoaders:
-    """DataLoader workers of a rank whose end is the rank's last exception."""
+    """DataLoader workers whose end caused the last exception of their rank."""
 
     pids: tuple[int, ...]
     words: str

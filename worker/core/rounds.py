@@ -122,7 +122,7 @@ class Shard:
             reason="",
             is_late=False,
         )
-        # A dropped peer may have acknowledged the newly committed step after this owner had voted.
+        # A peer that was dropped may have acknowledged the committed step after this owner had voted.
         if committed > self.committed:
             for peer in self.peers:
                 heard = heard if peer in heard.unheard else heard._confirmed(peer)
@@ -134,7 +134,7 @@ class Shard:
         return replace(self, capturing=step) if is_awaited else self
 
     def seal(self, step: Step) -> Shard:
-        """Record that the owner's own slot contains `step`, sealed."""
+        """Record that `step` is sealed in the owner's own slot."""
         return replace(
             self, sealed=self.sealed | {step}, capturing=NONE if step == self.capturing else self.capturing
         )._settled()
@@ -202,7 +202,7 @@ class Shard:
     def is_capturable(self, half: RankHalf) -> bool:
         """Return whether the rank that wrote this half of the page can still capture the proposed step.
 
-        A rank that has passed the step's boundary cannot capture the step any more.
+        A rank that has passed the step's boundary can no longer capture the step.
         """
         if self.proposed == NONE or self.proposed in self.sealed:
             return False
@@ -279,7 +279,7 @@ class Coordinator:
     """Steps between two checkpoints in S3; 0 for checkpoints only at an agreed stop."""
     slot_count: int = 2
     stored: Step = FIRST_STEP
-    """Step of the newest complete checkpoint in S3 at the start of the generation; 0 if there is none."""
+    """Step of the newest complete checkpoint in S3 at the start of the generation; 0 without one."""
     strayed: frozenset[Rank] = frozenset()
     """Ranks whose protection the coordinator announces (`worker.core.strays.strayed`).
 
@@ -486,16 +486,17 @@ class Coordinator:
         if self.is_recovering or self.proposed == NONE or not self.is_complete:
             return self
         votes = [each for each in self.ranks if each.proposed == self.proposed]
-        # The base is never captured in this generation.
+        # No rank captures the base, so a vote ABANDON for the base does not count.
         abandoned = [each for each in votes if each.vote is Vote.ABANDON and each.proposed != self.base]
         late = any(each.is_late for each in abandoned)
         if abandoned:
-            if self.proposed == self.final and not late:  # The ranks cannot capture the final step again.
+            # A final step is captured once. If the capture failed, the training ends without this step.
+            if self.proposed == self.final and not late:
                 return replace(self, proposed=NONE, is_finished=True)
             return replace(self, proposed=NONE, lead=self.lead.late() if late else self.lead)
         if len(votes) < self.world_size or not all(each.vote is Vote.ACKED for each in votes):
             return self
-        # Limit the cadence, because the distance after an outage is not typical.
+        # After an outage, the distance between two commits is unusually long. Limit the cadence's growth.
         cadence = min(self.proposed - self.committed, 2 * self.cadence) if self.committed != NONE else 1
         return replace(
             self,
@@ -558,7 +559,7 @@ class Coordinator:
         return self
 
     def _left_behind(self) -> Coordinator:
-        """Mark the foundation for upload when a stopped job has finished without committing its final step.
+        """Mark the foundation (the committed step, or else the base) for upload when a stopped job has finished.
 
         The foundation is also marked if the final step was marked but not committed. In that case, the upload of an
         older step was cancelled to free a slot for the final step.
@@ -569,12 +570,12 @@ class Coordinator:
 
     @property
     def _held_base(self) -> Step:
-        """The base if owners have slots of it; 0 otherwise."""
+        """The base if its slots have the present layout; 0 after a relayout."""
         return FIRST_STEP if self.is_relayout else self.base
 
     @property
     def _is_stopping(self) -> bool:
-        # After a restart, the coordinator's state may contain only one of the two steps.
+        # After a restart of the coordinator, only one of these two values may be set.
         return self.stop_requested or self.stop_state is StopState.CONFIRMED
 
     def _propose(self) -> Coordinator:
@@ -589,13 +590,13 @@ class Coordinator:
                 return replace(self, proposed=self.final, newest=max(self.newest, self.final), persist=persist)
             return self
         if is_full:
-            # With two slots, the uploaded step and the committed step occupy both, so the next capture waits for the
+            # With two slots, the uploaded and the committed step occupy both. The next capture must wait for the
             # upload.
             return self
         soonest = max(self.highest_boundary + self.lead.steps, self.newest + 1)
         step = max(soonest, self.committed + self.distance)
         if self.every_steps:
             multiple = -(-soonest // self.every_steps) * self.every_steps
-            # Propose every multiple of the interval, so that each multiple can be committed.
+            # Prefer a multiple of the interval, so that a checkpoint of this step can be committed.
             step = multiple if multiple - step <= self.cadence else step
         return replace(self, proposed=Step(step), newest=Step(step))

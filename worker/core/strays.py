@@ -117,7 +117,7 @@ class Strays:
         return not is_needed or (alone is not None and alone <= self.held)
 
     def is_over(self, rank: Rank) -> bool:
-        """Return whether no node needs the stray of `rank` any more, so that this node may drop it in any case."""
+        """Return whether all nodes can do without the stray of `rank`, so that this node may drop it in any case."""
         if rank in self.placed or self.committed == NONE:
             return False
         return rank in self.held or self.committed > self.base
@@ -141,7 +141,8 @@ def strayed(plan: GenerationPlan) -> frozenset[Rank]:
 
 def _alone(plan: GenerationPlan) -> frozenset[Rank]:
     """Return the ranks whose base only the owner's node holds."""
-    owners = {rank.rank: rank.holders[0] for rank in plan.ranks}  # Every owner has loaded its base.
+    # The first holder of a shard is its owner, who has loaded the base.
+    owners = {rank.rank: rank.holders[0] for rank in plan.ranks}
     elsewhere = {
         reference.owner_rank
         for node in plan.nodes

@@ -80,7 +80,7 @@ class RoundTree:
             return frozenset()
         found: list[NodeId] = []
         first = last = self.order.index(node)
-        while first < len(self.order):  # The descendants on one level have consecutive positions.
+        while first < len(self.order):  # The descendants of a node on one level of the tree have consecutive positions.
             found += self.order[first : last + 1]
             first, last = self.arity * first + 1, self.arity * (last + 1)
         return frozenset(found)

@@ -102,7 +102,8 @@ class HeldLines:
             try:
                 await asyncio.to_thread(_write, held.path, held.tail, added)
                 held.is_on_disk = True
-            except OSError as error:  # The lines stay in memory, so they are lost only if the agent restarts.
+            # The lines stay in memory. They are lost only if the agent restarts before the upload.
+            except OSError as error:
                 held.is_on_disk = False
                 log.warning("the lines of %s cannot be written to disk; they stay in memory: %s", peer, error)
 

@@ -150,7 +150,7 @@ class LogJournal:
         while more := self._take(is_last=True):
             lines += more
         with self._unless_failed() as before:
-            # The journal has no room for more lines of these streams.
+            # These streams have unread output, but the journal has no room for it.
             left = [(key, _size(path)) for key, path in self._streams.items() if _size(path) > self._positions[key]]
             last = [*(self._gap(key, size) for key, size in left), self._line(NO_RANK, "end", "", 0)]
             self._append(last, before)
@@ -335,7 +335,7 @@ def split_lines(data: bytes, *, is_last: bool) -> Iterator[tuple[str, int, bool]
         elif len(data) - begin >= LINE_BYTES:
             end, is_piece = begin + LINE_BYTES, True
             while end > begin + LINE_BYTES - 4 and data[end - 1] & 0xC0 == 0x80:
-                end -= 1  # `end` is inside a UTF-8 character.
+                end -= 1  # the line must not be cut inside a UTF-8 character
             if data[end - 1] >= 0xC0:
                 end -= 1
         elif is_last:
@@ -368,7 +368,7 @@ def _write(path: Path, size: int, data: bytes) -> int:
             while left:
                 left = left[file.write(left) :]
         except OSError:
-            with contextlib.suppress(OSError):  # otherwise, the next write removes the invalid bytes
+            with contextlib.suppress(OSError):  # if this call fails, the next write cuts off the invalid bytes
                 file.truncate(size)
             raise
     return size + len(data)

@@ -117,7 +117,8 @@ class LogShipper:
         Returns:
             Lines from `number` on, or from the oldest line that peers store. Lines that the disk refuses are missing.
         """
-        # `finish` protects the read from cancellation, because followers must receive lines that were read.
+        # `finish` completes the read even after a cancellation, because users who follow the log must receive these
+        # lines.
         await finish(self._read_up())
         return self._tail.since(number).newest(self._tail_bytes)
 
@@ -141,7 +142,7 @@ class LogShipper:
 
     async def _drain(self) -> None:
         """Read and upload in turn, because the journal may be too small for all remaining output."""
-        # the number of rounds is limited, because a process that escaped from its rank may print forever
+        # the number of repetitions is limited, because a process that escaped from its rank may print forever
         for _ in range(BEHIND_BYTES // READ_BYTES):
             if not await self._read():
                 return
@@ -172,7 +173,7 @@ class LogShipper:
                 if not self._is_failing:
                     log.warning(
                         "log lines of ranks cannot be written to disk yet: %s", error
-                    )  # The next check tries again.
+                    )  # The next periodic check repeats the read.
                 self._is_failing = True
             else:
                 self._is_failing = False

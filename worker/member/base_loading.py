@@ -101,7 +101,8 @@ class BaseLoading:
                     raise
                 failed[rank] = error
 
-        with before_other_sessions():  # The ranks of this node wait until their shards are loaded.
+        # The load has priority over other sessions, because the node's ranks wait for it.
+        with before_other_sessions():
             await together(*(load(rank) for rank in self._here.ranks))
         if failed:
             raise failed[min(failed)]
@@ -217,7 +218,7 @@ class BaseLoading:
         rank = self._plan.ranks[shard.rank]
         asked = {source.node_id for source in rank.sources if source.kind == "peer"}
         held = [
-            # A holder may have received the base from this node before the loss.
+            # Before the loss, this node may have sent the base to a holder.
             structs.replace(rank.sources[0], kind="peer", node_id=peer, object=None)
             for peer in rank.holders[1:]
             if peer not in asked

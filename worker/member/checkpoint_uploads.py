@@ -215,7 +215,7 @@ class CheckpointUploads:
         loop, rank = asyncio.get_running_loop(), shard.rank
 
         def note(change: Callable[[UploadProgress], UploadProgress]) -> None:
-            if rank in self._progress:  # The upload may have ended before this call.
+            if rank in self._progress:  # The loop may call this function after the upload has ended.
                 self._progress[rank] = change(self._progress[rank])
 
         def on_begun(name: str, object_bytes: int) -> None:

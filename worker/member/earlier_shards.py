@@ -46,7 +46,7 @@ class EarlierShards:
 
     @property
     def layout(self) -> EarlierLayout | None:
-        """The earlier layout, as ranks receive it; None without a relayout."""
+        """The previous layout in the form that ranks receive; None without a relayout."""
         if self._relayout is None:
             return None
         here = tuple(

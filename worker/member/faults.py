@@ -35,7 +35,7 @@ class ReportedFaults:
         Args:
             code: type of the fault, part of the protocol.
             message: a sentence for the user.
-            is_permanent: True if a retry gives the same result.
+            is_permanent: True if a retry would have the same result.
             subject: the object with the fault. Only the newest fault per code and subject is reported, until `withdraw`
                 removes it. Without a subject, the fault stays reported.
             shard: the earlier rank whose shard cannot be loaded; None for other faults.
@@ -46,6 +46,6 @@ class ReportedFaults:
         self._on_change()
 
     def withdraw(self, code: str, subject: str) -> None:
-        """Remove the fault with this code and subject, if there is one."""
+        """Remove the fault with this code and subject, if it is present."""
         if self._faults.pop(f"{code} {subject}", None) is not None:
             self._on_change()

@@ -14,7 +14,7 @@ from worker.shards.owned_shard import OwnedShard
 
 
 class Measurements:
-    """The measurements of one generation. `RankLines` owns the object."""
+    """Measures the iterations of one generation on this node. `RankLines` owns the object."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Measurements:
         if not values:
             return
         self.newest = values
-        # Only rank 0's node queues values until they are stored. The control plane adds the values of the other nodes.
+        # Only the node of rank 0 sends values through the outbox. The control plane adds the values of the other nodes.
         if shard.rank == 0:
             point = MetricPoint(
                 generation=self._generation, step=message.boundary, values=values, at_seconds=self._now()

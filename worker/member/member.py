@@ -77,7 +77,7 @@ class Node:
     now: Callable[[], float]
     """Returns Unix time, for timestamps that users see."""
     outbox: MetricOutbox
-    """Receives the values that rank 0 logs."""
+    """Queues the values that rank 0 logs until the control plane has stored them."""
     archives: SourceArchives
     full_disks: FullDisks
     user: RankUser | None = None
@@ -220,7 +220,7 @@ class Member:
         entry = (self._tree / self.plan.script.entry_point).resolve() if has_ranks else await self._load_source()
         try:
             self._open_shards()
-        except OSError as error:  # tmpfs is completely full; a retry or another node may succeed
+        except OSError as error:  # tmpfs is full; a retry or another node may succeed
             raise LoadFailed(
                 FaultCode.MEMORY_FULL,
                 f"the ranks' pages cannot be created on tmpfs: {error.strerror}",
@@ -231,7 +231,8 @@ class Member:
     def adopt(self) -> None:
         """Take over the running generation from an earlier agent process on this node, with its slots and pages."""
         for rank in self._node.store.shards:
-            if rank not in self.here.ranks:  # transfers into this slot ended with the earlier process
+            # the earlier agent process received transfers into this slot, and they ended with it
+            if rank not in self.here.ranks:
                 self._node.store.settle_copiers(rank)
         self._node.listener.admit(self.sessions.credentials, self.serve)
         self._open_shards()
@@ -338,7 +339,7 @@ class Member:
         self._supply(shard)
 
     async def serve(self, session: TcpSession) -> None:
-        """Serve a session of another member until it ends."""
+        """Serve a session that another node of the generation has opened, until the session ends."""
         match session.opened.kind:
             case "replica":
                 await self.receiver.replica(session)

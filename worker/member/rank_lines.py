@@ -288,11 +288,11 @@ class RankLines:
     def _boundary(self, shard: OwnedShard, message: Boundary) -> None:
         """Measure the last iteration, grant a slot to a waiting rank, and report the boundary to the coordinator."""
         half = shard.page.rank()
-        # A waiting rank was between boundaries when the present step was proposed, so it may still need a slot.
+        # A waiting rank may still capture the step that was proposed while it was between two boundaries.
         if half.standing is not Standing.MOVING:
             self.slots.grant_if_due(shard)
         if message.boundary <= self._plan.base_step + FIRST_STEPS:
-            self._on_change()  # users wait for the first steps of a launch
+            self._on_change()  # users wait for the first steps of a launch, so report them at once
         seconds = self.traffic.boundary(shard.rank, message, half, is_sending=shard.is_under_way)
         if shard.rank == min(self._shards):  # The first rank represents all ranks of the node.
             self.measurements.record(shard, message, seconds)

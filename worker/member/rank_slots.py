@@ -125,7 +125,8 @@ class RankSlots:
         """
         if shard.proposed in (NONE, self._plan.base_step) or shard.granted_slot >= 0:
             return
-        if shard.rank not in self._layouts:  # The slots do not exist yet. `_reserve` grants one after their creation.
+        # The rank's slots do not exist yet. `_reserve` grants a slot after their creation.
+        if shard.rank not in self._layouts:
             self._unprepared[shard.rank] = shard.proposed
         unmet = self._unmet.pop(shard.rank, None)
         self._background.begin(self._grant(shard) if unmet is None else self._reserve(shard, unmet))
@@ -174,7 +175,7 @@ class RankSlots:
             ),
         )
         if not await shard.holders_ready():
-            return  # A later request of the rank has replaced this request.
+            return  # The rank has sent a later request, which replaces this request.
         self._layouts[shard.rank] = (request.layout_hash, request.capacity_bytes)
         if shard.granted_slot < 0:
             await self._grant(shard)
@@ -211,7 +212,8 @@ class RankSlots:
             if not shard.needs_slot():
                 return
             if self._sealing.get(shard.rank) == step:
-                return  # The step was proposed before, and the rank has already captured it.
+                # The step was proposed a second time, and the rank has already captured it for the first proposal.
+                return
             self._settle(shard)
             before = self._files(shard)
             try:
@@ -233,7 +235,7 @@ class RankSlots:
             shard.forget_lost()
             if index is None or shard.proposed != step:
                 return
-            if self._files(shard) != before:  # The file was replaced, so the rank must map the new file.
+            if self._files(shard) != before:  # The slot has a new file, which the rank must map.
                 self._send(
                     shard.rank, SlotsGranted(layout_hash=layout[0], capacity_bytes=layout[1], paths=self._paths(shard))
                 )
@@ -268,7 +270,8 @@ class RankSlots:
         """
         slot = self._slot_of(shard, captured)
         if slot is None:
-            self._store.settle_copiers(shard.rank)  # The slot was granted for another step in the meantime.
+            # The slot that the message names was granted for another step in the meantime.
+            self._store.settle_copiers(shard.rank)
             return
         slot.is_busy = False
         if _is_of_another_file(captured, slot):
@@ -295,15 +298,15 @@ class RankSlots:
         self._store.give_up(shard.rank, shard.content(abandoned.step))
         had_none = NO_LAYOUT if self._unprepared.get(shard.rank) == abandoned.step else ""
         refusal = shard.refusal or had_none
-        # A step counts as late only if an earlier proposal would have helped. A refused step would still have been
-        # refused.
+        # A step counts as late only if an earlier proposal would have prevented the abandonment. A refusal prevents the
+        # capture anyway.
         late = abandoned.reason.startswith(LATE_REASON) and not refusal
         shard.abandon(abandoned.step, refusal or abandoned.reason, late=late)
 
     def _slot_of(self, shard: OwnedShard, said: Capturing | Captured) -> Slot | None:
         """Return the slot that the rank's message names, or None if the rank may not write the slot."""
         slots = self._store.shards.get(shard.rank, [])
-        # The rank may write its granted slot even if a restarted agent has marked the slot as empty.
+        # The granted slot is valid even if a restarted agent has marked it as empty.
         is_granted = (said.step, said.slot) == (
             shard.proposed,
             shard.granted_slot,

@@ -198,7 +198,7 @@ class Traffic:
         elif was_sending:
             self._trying = replace(trying, lost_count=trying.lost_count + 1)
         else:
-            # The budget or an upload has delayed the next step, so this iteration measures nothing.
+            # Not the snapshot, but the budget or an upload has delayed the next capture.
             self._trying = None
 
     def _tried(self, done: _Try) -> None:

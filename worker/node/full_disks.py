@@ -111,7 +111,7 @@ class FullDisks:
 
 
 def full_disk_of(error: BaseException) -> OSError | None:
-    """Return the disk-full or quota error among `error` and its causes; None if there is none."""
+    """Return the disk-full or quota error among `error` and its causes, or None."""
     return next((each for each in _causes(error) if isinstance(each, OSError) and each.errno in _FULL), None)
 
 

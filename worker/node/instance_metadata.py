@@ -39,7 +39,7 @@ EC2_ENDPOINT = "http://169.254.169.254"
 
 
 def endpoint_of(environment: Mapping[str, str], dmi: Path = DMI) -> str | None:
-    """Return the URL of this node's metadata service, or None if there is none.
+    """Return the URL of this node's metadata service, or None without such a service.
 
     Args:
         environment: the agent's environment. `AWS_EC2_METADATA_SERVICE_ENDPOINT` and `AWS_EC2_METADATA_DISABLED` have

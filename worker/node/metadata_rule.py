@@ -105,7 +105,7 @@ async def keep_on(
 
     Args:
         user: the ranks' users.
-        reported: the exposure that the agent reports now; empty if there is none.
+        reported: the exposure that the agent reports now; empty for no exposure.
         on_change: receives each new exposure; an empty text means that the metadata is unreachable.
         seconds: seconds between two checks.
     """

@@ -44,7 +44,7 @@ class NetworkCard(NamedTuple):
             OSError: the address is not this node's, the port is in use, or the card no longer exists.
         """
         if self.name:
-            # Linux before 5.7 permits this only to root; the kernel's routes may still select the right card
+            # Linux before 5.7 permits this option only to root. The kernel's routes may still select the right card.
             with contextlib.suppress(PermissionError):
                 line.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, self.name.encode())
         line.bind((self.address, port))
@@ -95,5 +95,5 @@ def _interface(card: str) -> ipaddress.IPv4Interface | None:
         try:
             address, mask = (fcntl.ioctl(line, code, request)[20:24] for code in (_SIOCGIFADDR, _SIOCGIFNETMASK))
         except OSError:
-            return None  # the card has no IPv4 address
+            return None  # the interface has no IPv4 address
     return ipaddress.IPv4Interface(f"{socket.inet_ntoa(address)}/{socket.inet_ntoa(mask)}")

@@ -66,7 +66,7 @@ def before_other_sessions() -> Iterator[None]:
 
 def _session_niceness() -> int | None:
     try:
-        return int(AUTOGROUP.read_text().split()[-1])  # The content looks like `/autogroup-4460 nice 0`.
+        return int(AUTOGROUP.read_text().split()[-1])  # Example of the content: `/autogroup-4460 nice 0`.
     except (OSError, ValueError, IndexError):
         return None
 

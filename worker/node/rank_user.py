@@ -108,7 +108,7 @@ class RankUser:
         return self.uid <= uid < self.uid + self.uid_count
 
     def at_turn(self, turn: int) -> RankUser:
-        """Return the single user of one turn."""
+        """Return the single user whose uid is at position `turn` of the range."""
         return replace(self, uid=self.uid + turn % self.uid_count, uid_count=1)
 
     def identity(self, home: Path) -> dict[str, str]:
@@ -177,7 +177,7 @@ def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
             turns = []
         known = dict(turns)
         if run not in known:
-            # Agents that share a machine, as in tests, begin with different turns.
+            # Several agents may share a machine in tests. Each agent begins with another turn.
             last = turns[-1][1] if turns else int.from_bytes(hashlib.sha256(os.fsencode(state)).digest()[:4], "big")
             known[run] = (last + 1) % user.uid_count
             scratch = path.with_suffix(".new")
@@ -307,7 +307,7 @@ def give(folder: Path, user: RankUser) -> None:
         os.chown(at, user.uid, user.gid)
         for name in files:
             os.chown(name, user.uid, user.gid, dir_fd=at, follow_symlinks=False)
-    # fwalk lists links to folders as folders; the owner of a link need not change
+    # fwalk lists a link to a folder as a folder. The owner of a link need not change.
 
 
 def take(folder: Path) -> None:
@@ -322,7 +322,7 @@ def take(folder: Path) -> None:
         for name in [*files, *folders]:
             os.chown(name, 0, 0, dir_fd=at, follow_symlinks=False)
         for name in files:
-            with contextlib.suppress(OSError):  # The entry may be a link or a file that this process cannot open.
+            with contextlib.suppress(OSError):  # The entry may be a link, or a file that this process cannot open.
                 descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
                 try:
                     os.fchmod(descriptor, 0o755 if os.fstat(descriptor).st_mode & 0o100 else 0o644)

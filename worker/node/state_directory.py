@@ -68,7 +68,7 @@ def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
         write_durably(path, mine)
     except OSError as error:
         if theirs:
-            raise  # Without the owner file, the next agent process would delete this agent's promise.
+            raise  # The file still names the old owner, so the next agent process would delete this agent's promise.
         log.warning("the owner of %s cannot be written yet: %s", state, error)
 
 
@@ -124,7 +124,7 @@ def _remove(path: Path) -> None:
         path.unlink()
         return
     os.chmod(path, 0o700)
-    for parent, folders, _ in os.walk(path):  # chmod precedes the walk into each folder
+    for parent, folders, _ in os.walk(path):  # os.walk descends into a folder after this loop has changed its mode
         for folder in folders:
             if not (inner := Path(parent, folder)).is_symlink():
                 os.chmod(inner, 0o700)

@@ -201,4 +201,4 @@ def token_of(plan: GenerationPlan, key: bytes) -> str:
 
 def _heard(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        task.exception()  # Mark the error as retrieved. `_current` logs the error, and waiting requests receive it.
+        task.exception()  # Mark the error as retrieved, so that asyncio does not log it again.

@@ -162,7 +162,7 @@ class InputCache:
     ) -> None:
         self._objects.mkdir(mode=0o700, parents=True, exist_ok=True)
         begun = time.monotonic()
-        for scratch in self._objects.glob("*.new"):  # A killed agent may have left these files.
+        for scratch in self._objects.glob("*.new"):  # An agent that was killed may have left these unfinished files.
             scratch.unlink()
         self._make_room(listed)
         for channel, wanted in listed.items():
@@ -227,7 +227,7 @@ class InputCache:
         for error in sorted(
             (error for error in errors if error is not None), key=lambda error: isinstance(error, _Given)
         ):
-            raise error  # the original failure comes before the cancellations that it caused
+            raise error  # the first error is the original failure, and not a cancellation that it caused
         sync(self._objects)
 
     def _fetch(self, store: ObjectStore, wanted: _Wanted, cancelled: threading.Event, failed: threading.Event) -> None:

@@ -22,7 +22,7 @@ If each job has its own user, pip runs as the job's user. If builds are allowed 
 job's source, pip uses a copy of the source that belongs to this user.
 
 The agent kills every process that pip leaves behind (`worker.ranks.contained_program`, `end_processes`). The agent then
-takes ownership of the files, before the layer gets its final name.
+takes ownership of the files, before the layer receives its final name.
 
 Invariant: code that an installation executes, such as a package's build script, never sees the node's AWS credentials.
 The code runs as root only if ranks also run as root. No process of an installation outlives the installation.
@@ -434,11 +434,11 @@ def _seal(scratch: Path, layer: Path, user: RankUser | None) -> None:
     if not packages.resolve().is_relative_to(scratch.resolve()):
         raise RequirementsRefused("a package has replaced its installation folder by a link")
     (packages / "node.pth").unlink(missing_ok=True)
-    (scratch / "installed.json").unlink(missing_ok=True)  # a package may have installed a file or link of this name
+    (scratch / "installed.json").unlink(missing_ok=True)  # a package may have installed a file or link with this name
     with (scratch / "installed.json").open("xb") as file:
         file.write(msgspec.json.encode(_Installed(modules=tuple(sorted(_modules(packages))))))
     os.sync()  # flush all files of the packages before the layer receives its final name
-    shutil.rmtree(layer, ignore_errors=True)  # An incomplete earlier layer may have this name.
+    shutil.rmtree(layer, ignore_errors=True)  # A killed agent may have left an incomplete layer with this name.
     scratch.rename(layer)
 
 

@@ -125,7 +125,7 @@ class RankCommands:
 def words_for(argv: Sequence[str], pid: int) -> list[str]:
     """Return the command line for a rank: `{pid}` becomes the rank's pid.
 
-    py-spy without a `--pid` option gets the rank's pid.
+    py-spy without a `--pid` option receives the rank's pid.
     """
     words = [word.replace("{pid}", str(pid)) for word in argv]
     is_about_another = any(word in ("-p", "--pid", "--") or word.startswith("--pid=") for word in words)

@@ -136,7 +136,7 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
     path = inherited.get("PATH", os.defpath).split(os.pathsep)
     inherited["PATH"] = os.pathsep.join([programs, *(folder for folder in path if folder != programs)])
     inherited.setdefault("OMP_NUM_THREADS", "1")
-    # Suppresses the profiler's start and stop messages on stderr; torch reads this variable only at import.
+    # Suppresses the profiler's messages on stderr. torch reads this variable only at import.
     inherited.setdefault("KINETO_LOG_LEVEL", "6")
     if card:
         inherited.setdefault("GLOO_SOCKET_IFNAME", card)

@@ -2,7 +2,7 @@
 
     <state>/logs/<run>/gen=<g>/rank=<r>.stdout | .stderr
     <state>/outputs/<run>/gen=<g>/rank=<r>/
-    <state>/homes/<run>/                       only if ranks run as another user; kept while the run's files are kept
+    <state>/homes/<run>/                       only if ranks run as another user; deleted with the run's other files
 
 Invariant: no other module builds these paths.
 """
@@ -103,7 +103,7 @@ def last_lines(path: Path, limit_bytes: int = LAST_LINES_BYTES) -> str:
         cut = data.find(b"\n")
         data = data[cut + 1 :] if 0 <= cut < len(data) - 1 else data[1:]
     text = data.decode(errors="replace")
-    # A replacement character has three bytes, but replaces an invalid byte.
+    # Decoding may lengthen the text: a replacement character has three bytes and replaces one byte.
     while len(text.encode()) > limit_bytes:
         text = text[len(text) // 8 + 1 :]
     return text

@@ -5,7 +5,7 @@ A new agent process adopts the ranks that an earlier process started. Exits are 
 When the shim dies, its ranks are killed by (pid, start ticks), recorded as killed, and a new shim is started.
 
 Invariant: a rank counts as ended only when its process has been reaped, or when no process with its pid and start ticks
-exists any more.
+exists.
 
 The module has more than 500 lines. Exits, the shim's death and the proof of an end all use the same record of a rank.
 """
@@ -214,7 +214,7 @@ class Supervisor:
             state: folder of the ranks' records, streams and outputs; created if missing. It outlives the agent.
             socket: path of the shim's socket; its folder is created if missing.
             address: this node's address.
-            is_warm: True if the shim keeps a template from which ranks are forked; no effect without modules to
+            is_warm: True if the shim runs a template, from which ranks are forked; no effect without modules to
                 preload.
             environment: the agent's own environment; `node_environment` selects the part that ranks inherit.
             modules: modules that the template imports.
@@ -247,7 +247,7 @@ class Supervisor:
         self._disk = RankRecords(self._state)
         self._records: dict[RankKey, RankRecord] = {}
         self._asked: dict[RankKey, StartRank] = {}
-        """Starts that the agent has requested and the shim has not answered yet."""
+        """Start requests of the agent that the shim has not answered yet."""
         self._killed: dict[RankKey, MemoryEnd] = {}
         """Evidence for each rank that ended because the kernel killed the rank or one of its DataLoader workers."""
         self._rank_memory: dict[RankKey, ProcessMemory] = {}
@@ -431,7 +431,7 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 handle = os.pidfd_open(record.pid)
                 try:
-                    # The pidfd refers to exactly this process, even if the pid is reused.
+                    # The pidfd refers to this process even if the kernel reuses the pid.
                     if processes.is_alive(record.pid, record.start_ticks):
                         signal.pidfd_send_signal(handle, signal.SIGKILL)
                 finally:
@@ -448,7 +448,7 @@ class Supervisor:
                 await self._until_ended(None)
 
     async def prove_gone(self, run: RunId | None) -> None:
-        """Return when no process of this run's ranks and no descendant exists any more.
+        """Return when no process of this run's ranks and no descendant exists.
 
         This method kills no living rank, so the caller must stop the ranks first.
 
@@ -780,7 +780,7 @@ class Supervisor:
                 )
         if orphans:
             log.error("killed %s ranks whose shim had ended", len(orphans))
-        self.changed.notify()  # Tasks that wait for these ends must continue even if no new shim starts.
+        self.changed.notify()  # Tasks that wait for the exits of these ranks must continue even if no new shim starts.
 
     async def _write_owed(self) -> None:
         while True:
@@ -829,7 +829,7 @@ class Supervisor:
         before = self._samples[0].counts if self._samples else KillCounts()
         after = memory.kill_counts(paths.proc, paths.cgroups)
         own = memory.group_kill_count(Path(record.cgroup)) if record.cgroup else None
-        if own is not None:  # Each generation has a new cgroup, whose counter starts at 0.
+        if own is not None:  # Each generation has its own cgroup, whose kill counter starts at 0.
             before, after = replace(before, cgroup=0), replace(after, cgroup=own)
         began = record.start_ticks / os.sysconf("SC_CLK_TCK")
         log_text = memory.kernel_log(paths.kernel_log)
@@ -871,7 +871,7 @@ async def _kill(record: RankRecord) -> None:
     gone = asyncio.Event()
     loop.add_reader(handle, gone.set)
     try:
-        # Check again, because the pid cannot be reused from here on.
+        # The process may have ended before `handle` was opened, and its pid may belong to another process.
         if processes.is_alive(record.pid, record.start_ticks):
             await asyncio.to_thread(processes.kill_tree, record.pid)
             await gone.wait()

@@ -118,7 +118,8 @@ async def fetch_shard(
 
         async def deliver(line: socket.socket) -> None:
             await streams.run(line, receiver.receive)
-            raise PeerLost("the holder closed a stream")  # The chunks requested over this stream are lost.
+            # A lost stream also loses the chunks that were requested over it.
+            raise PeerLost("the holder closed a stream")
 
         await first_of(receive(), *(deliver(line) for line in streams.lines))
     finally:

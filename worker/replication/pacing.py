@@ -172,7 +172,7 @@ class SpanPacer:
     ) -> None:
         self._windows = [usable(span) for span in spans]
         self.chunk_bytes = chunk_bytes_for(self._windows, link)
-        # A chunk that wakes late may still be sent after its window, within the margin up to the end of a typical span.
+        # A sender that wakes up late may still send its chunk after the window, until the end of a typical span.
         self._lateness_seconds = (
             (1 - MU_RATIO) / 2 * statistics.median(span.seconds for span in spans) if spans else 0.0
         )
@@ -255,7 +255,7 @@ class NodePacer:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.current: Pacer = Unpaced()
         self.link = SharedLink(clock)
-        """Use of the node's link by all transfers of this node."""
+        """Measures how all transfers of this node use the node's link."""
         self._rates: deque[float] = deque(maxlen=KEPT_TRANSFERS)
         """Measured rates of the node's link in bytes per second, one per busy period."""
         self._sizes: deque[int] = deque(maxlen=KEPT_TRANSFERS)

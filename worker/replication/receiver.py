@@ -249,7 +249,7 @@ class ReplicaReceiver:
                 rank, capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash, slot_count=self._slot_count
             )
         except NoRoom as error:
-            # The owner learns of the missing memory when this node rejects its first shard.
+            # This node rejects the owner's first shard with the same reason.
             log.info("no memory for the shards of rank %d: %s", rank, error)
         await session.send(ShardReserved(capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash))
 

@@ -133,7 +133,7 @@ class RoundMember:
         self, dial: Callable[[NodeId], Awaitable[Session]], patience_seconds: float, *, is_restarted: bool
     ) -> None:
         now = asyncio.get_running_loop().time
-        # After a restart of this task, the connection is closed.
+        # A restarted task has no connection yet.
         self.silent_since = now() if self.silent_since is None else self.silent_since
         failures = 0
         while True:
@@ -150,7 +150,7 @@ class RoundMember:
                     session.close()
             except (PeerError, ProtocolError) as error:
                 log.info("no connection to %s for the rounds: %s", above, error)
-            if self.silent_since is None:  # The attempt had established a connection.
+            if self.silent_since is None:  # The connection had been established before it broke.
                 self.silent_since, failures = now(), 0
             await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
             failures += 1

@@ -352,7 +352,8 @@ class ReplicaSender:
         """
         streams = self.streams
         while (count := len(streams.lines)) < min(self.stream_count.count, self._most_streams):
-            beside = int(count > 0)  # While no stream exists, the silence of the holder counts.
+            # A session without any stream cannot transfer data, so the holder's silence counts.
+            beside = int(count > 0)
             self._paused(beside)
             try:
                 streams.add(await self._dialler.stream(session, count))

@@ -102,7 +102,7 @@ class Streams:
         self._working: dict[socket.socket, asyncio.Future[None]] = {}
         """Future of each stream's running work; streams without work are absent."""
         self._threads: dict[socket.socket, queue.SimpleQueue[Callable[[], None] | None]] = {}
-        """Work queue of each stream's thread, for streams that have a thread."""
+        """Work queue of each stream's thread. Streams without a thread are absent."""
 
     def add(self, line: socket.socket) -> None:
         """Add a connected, blocking socket as a stream. `close` closes the socket."""
@@ -161,7 +161,7 @@ class Streams:
                 work(line)
             except OSError as caught:
                 error = PeerLost(f"a stream is lost: {caught}")
-            except BaseException as caught:  # The waiting caller receives the error.
+            except BaseException as caught:  # `_settle` passes the error to the caller that waits for the work.
                 error = caught
             loop.call_soon_threadsafe(self._settle, line, error)
 
@@ -272,7 +272,7 @@ class ChunkQueue:
     def __init__(self, clock: Callable[[], float] = time.monotonic, link: SharedLink | None = None) -> None:
         self.cancelled = threading.Event()
         self.taken_bytes = 0
-        """Bytes that the kernel has accepted."""
+        """Bytes of the transfer that the kernel has accepted."""
         self.taken_at = 0.0
         """Time at which the kernel last accepted bytes."""
         self._clock = clock
@@ -425,7 +425,7 @@ async def send_chunks(
         streams: at least one stream.
         source: the payload; must stay mapped.
         transfer: number of the transfer in `BeginShard`.
-        queue: the chunks that the receiver wants; it may grow meanwhile.
+        queue: the chunks that the receiver wants; it may grow during the call.
         payload_bytes: size of the whole payload.
         pacer: admits each piece of a chunk. With None, every chunk is sent immediately and in one piece.
         progress: called on the event loop at most every `PROGRESS_SECONDS`, with the size of the newest piece that the
@@ -538,7 +538,7 @@ class IncomingShard:
         self.chunk_digests = b""
         """Expected digests of the chunks that the sender has announced, from the first chunk on."""
         self.missing: set[int] = set()
-        """Wanted chunks that are not verified yet."""
+        """Chunks that this node wants and has not verified yet."""
         self.damaged: set[int] = set()
         """Chunks that arrived and did not match their digest."""
         self.landed_count = 0
@@ -662,7 +662,7 @@ class IncomingShard:
         Raises:
             PeerLost: no byte was received for `silence_seconds`.
         """
-        while len(self.missing) > len(self.damaged):  # `missing` still includes the damaged chunks
+        while len(self.missing) > len(self.damaged):  # damaged chunks are also in `missing`
             before = self.come_bytes
             try:
                 async with asyncio.timeout(silence_seconds):
@@ -671,7 +671,7 @@ class IncomingShard:
                 if self.come_bytes == before:
                     raise PeerLost(f"no data received for {silence_seconds:g} s") from error
             self._event.clear()
-        self._look()  # The report of the last chunk to `notify` may not have run yet.
+        self._look()  # The event loop may not have reported the last chunk to `notify` yet.
 
     def shut(self) -> bool:
         """Reject further claims. Return True if no chunk is claimed at present."""
@@ -715,7 +715,7 @@ class Receiver:
                 raise MalformedMessage(f"a chunk of invalid size: {size} bytes")
             incoming = self.current
             place = incoming.claim(index, size) if incoming is not None and incoming.transfer == transfer else None
-            if incoming is None or place is None:  # The transfer has ended, or the chunk is a duplicate.
+            if incoming is None or place is None:  # The chunk is a duplicate, or its transfer has ended.
                 _drain(line, size)
                 continue
             is_whole = False

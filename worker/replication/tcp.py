@@ -70,7 +70,7 @@ class TcpSession:
 
     def __init__(self, line: socket.socket, opened: Open, peer: NodeId) -> None:
         self.line = line
-        """The socket, which this session closes."""
+        """The connected socket, which the session owns and closes."""
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
         self._is_closed = False
@@ -212,14 +212,14 @@ class TcpSession:
                 self._loop.add_reader(self.line, self._come)
                 self._is_watched = True
             await arrival
-        except OSError as error:  # The kernel lacks the resources to watch another socket.
+        except OSError as error:  # The kernel lacks resources to watch another socket.
             self.close()
             raise PeerLost(f"the connection to {self.peer} is lost: {error}") from error
         finally:
             if self._arrival is arrival:
                 self._arrival = None
             if arrival.done() and not arrival.cancelled():
-                arrival.exception()  # mark the error as retrieved, even after a cancellation
+                arrival.exception()  # mark the error as retrieved, so that asyncio does not log it after a cancellation
 
     def _come(self) -> None:
         """Read available bytes for the waiting caller.
@@ -473,7 +473,8 @@ class PeerListener:
                 line, origin = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError as error:  # No file descriptors are left. Waiting connections stay in the backlog.
+            # The process has no free file descriptors. Waiting connections stay in the kernel's backlog.
+            except OSError as error:
                 log.error("no session is accepted for %g s: %s", ACCEPT_RETRY_SECONDS, error)
                 self._loop().remove_reader(listener)
                 self._loop().call_later(ACCEPT_RETRY_SECONDS, self._listen_again, listener)
@@ -501,7 +502,7 @@ class PeerListener:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         session = self._sessions.pop(task)
-        session.close()  # A task that was cancelled before it started has not closed its session.
+        session.close()  # A task that is cancelled before it starts does not close its session.
         self._unproven.pop(session, None)
 
     async def _session(self, session: TcpSession) -> None:

@@ -258,7 +258,7 @@ async def receive_shard(
     Raises:
         ShardRejected: the shard was not sealed; the session can continue.
         NoRoom: the node lacks memory for the slot, or `keep` protects every slot; the session can continue.
-        PeerLost: the connection broke. The received chunks are kept in an unsealed slot for the next session.
+        PeerLost: the connection broke. The received chunks stay in an unsealed slot for the next session.
         MalformedMessage: the sender's messages contradict each other; the connection must be closed.
     """
     _check(begin)

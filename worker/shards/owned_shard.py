@@ -190,7 +190,7 @@ class OwnedShard:
 
     @property
     def lacks_base(self) -> bool:
-        """True while this node lacks its copy of the base and no step is committed. The shard cannot vote then."""
+        """True while this node lacks its copy of the base and no step is committed. The shard then cannot vote."""
         base = self._core.base
         return bool(base) and self._core.committed == NONE and base not in self._core.sealed
 
@@ -383,7 +383,7 @@ class OwnedShard:
         self._apply(self._core.forget(step))
 
     def forget_lost(self) -> None:
-        """Forget the steps that no slot of this node contains any more."""
+        """Forget the steps that are no longer in any slot of this node."""
         for lost in [step for step in self._core.sealed if self.slot(step) is None]:
             self.forget(lost)
 

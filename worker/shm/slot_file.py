@@ -181,7 +181,7 @@ class SlotFile:
         self._view.release()
         try:
             self._mapping.close()
-        except BufferError:  # A thread still reads the mapping. The memory is freed with the last view.
+        except BufferError:  # A thread still reads the mapping. Its view frees the memory when it is released.
             return
 
 

@@ -117,7 +117,7 @@ class SlotStore:
         The `Member` replaces the facts at a new generation, after the load, and at each announcement.
         """
         self.making = Signal()
-        """Notified when a task begins to choose or create a slot (see `is_making`)."""
+        """Signal that is notified when a task begins to choose or create a slot (see `is_making`)."""
         self._makers: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._creating_bytes = 0
         """Total size of the files that threads are creating."""
@@ -182,7 +182,7 @@ class SlotStore:
         )
 
     def settle_copiers(self, rank: Rank) -> None:
-        """Empty the busy slots of a rank, because no process writes into them any more.
+        """Empty the busy slots of a rank. The caller ensures that no process writes into these slots.
 
         The rank's copier has stopped, the rank has exited, or the rank is on another node and its stream has ended.
         """
@@ -359,7 +359,7 @@ class SlotStore:
             slots = self.shards.setdefault(rank, [])
             empty = replace(self._header(rank), capacity_bytes=capacity_bytes, layout_hash=layout_hash)
             for index, slot in enumerate(slots):
-                # The slot's old file was removed, but the rank may still write to the old memory.
+                # The slot's old file was removed, but the rank may still write to its memory.
                 if slot.is_busy and not slot.file.header.capacity_bytes:
                     raise self._full(capacity_bytes)
                 if (
@@ -415,7 +415,7 @@ class SlotStore:
         except OSError as error:
             raise self._full(header.capacity_bytes) from error
         except asyncio.CancelledError:
-            for file in made:  # The file was created before the cancellation took effect.
+            for file in made:  # The thread had created the file before it noticed the cancellation.
                 file.close(unlink=True)
             raise
         else:
@@ -486,7 +486,7 @@ class SlotStore:
             return None
         if not digests.is_whole and await self.reading(slot, self._digest(slot, digests)) is None:
             return None
-        if slot.digests is not digests:  # The slot was granted again just after the last read.
+        if slot.digests is not digests:  # The slot was granted again immediately after the last read.
             return None
         if expected is not None and digests.payload_digest != expected:
             self._void(slot)
@@ -721,5 +721,5 @@ async def in_thread(work: Callable[[threading.Event], T], *, is_pressing: bool =
         try:
             await ended(thread)
         finally:
-            thread.exception()  # mark the error as retrieved
+            thread.exception()  # mark the error as retrieved, so that asyncio does not log it
         raise

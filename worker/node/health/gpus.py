@@ -157,7 +157,7 @@ class NvmlGpus:
         self._names: dict[int, str] = {}
         for index in range(pynvml.nvmlDeviceGetCount()):
             self._names[index] = ""
-            with suppress(pynvml.NVMLError):  # The GPU may already be lost.
+            with suppress(pynvml.NVMLError):  # The call fails for a GPU that is already lost.
                 self._handles[index] = pynvml.nvmlDeviceGetHandleByIndex(index)
                 self._names[index] = pynvml.nvmlDeviceGetName(self._handles[index])
         self._events = self._register()
@@ -236,7 +236,7 @@ class NvmlGpus:
                 found.setdefault(int(self._nvml.nvmlDeviceGetIndex(event.device)), []).append(int(event.eventData))
             except self._nvml.NVMLError_Timeout:
                 break
-            except self._nvml.NVMLError as error:  # The GPU is lost; all other calls also report this.
+            except self._nvml.NVMLError as error:  # If a GPU is lost, the other calls report the loss.
                 log.debug("Xid errors cannot be read: %s", error)
                 break
         return found

@@ -171,7 +171,7 @@ def _record(descriptor: int) -> bytes:
         try:
             return os.read(descriptor, _RECORD_BYTES)
         except OSError as error:
-            # EPIPE: the kernel has overwritten the record; the next read continues after it.
+            # EPIPE: the kernel has overwritten this record; the next read returns a later record.
             if error.errno != errno.EPIPE:
                 return b""
     return b""

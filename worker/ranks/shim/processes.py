@@ -180,7 +180,7 @@ def close_inherited(keep: Iterable[int]) -> None:
         if int(name) > 2 and int(name) not in kept:
             try:
                 os.close(int(name))
-            except OSError:  # The directory listing itself used this descriptor.
+            except OSError:  # This descriptor belonged to the listing of the descriptors.
                 continue
 
 

@@ -70,7 +70,7 @@ class ShimOptions:
     ready: int | None = None
     """Pipe that the shim closes as soon as its socket listens."""
     cgroup: str = ""
-    """Name of this node's cgroup; if empty, ranks get no cgroup of their own."""
+    """Name of this node's cgroup; if empty, ranks have no cgroup of their own."""
 
 
 @dataclass(slots=True)
@@ -369,7 +369,7 @@ class Shim:
         template = self._template
         waiting, self._waiting = self._waiting, []
         for pending in waiting:
-            # The template was forking the rank when the rank was stopped. The template has ended since.
+            # The rank was stopped while the template was forking it. The template has ended without an answer.
             if pending.is_stopped:
                 self._refuse(pending.client, pending.start, "it was stopped before it started")
                 continue
@@ -400,7 +400,7 @@ class Shim:
         start, client, gate = pending.start, pending.client, pending.gate
         process = processes.find(pid)
         if process is None or pending.is_stopped or self._is_ending:
-            os.close(gate)  # end of file at the gate ends the rank's process
+            os.close(gate)  # closing the pipe ends the rank's process at its gate
             self._refuse(client, start, "it was stopped before it started" if process else "it ended at once")
             return
         record = RankRecord(
