@@ -159,7 +159,7 @@ class BenchJob:
                 last, moved_at = now, time.monotonic()
             elif time.monotonic() - moved_at > PATIENCE_SECONDS:
                 raise BenchmarkFailed(
-                    f"job {self.name} has not moved for {PATIENCE_SECONDS:.0f} s while waiting for {what}: "
+                    f"job {self.name} made no progress for {PATIENCE_SECONDS:.0f} s; the benchmark waits for {what}: "
                     f"{seen['Reason']}"
                 )
             pause(poll_seconds)
@@ -173,7 +173,9 @@ class BenchJob:
         """
         seen = self.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed", QUIET_POLL_SECONDS)
         if seen["Generation"] != 1:
-            raise BenchmarkFailed(f"job {self.name} was disturbed: it took {seen['Generation']} launches")
+            raise BenchmarkFailed(
+                f"job {self.name} needed {seen['Generation']} launches, so its measurements do not count"
+            )
         return seen
 
     def outputs(self, name: str) -> list[Any]:

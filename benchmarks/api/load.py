@@ -154,7 +154,7 @@ def heartbeats(port: int, sessions: dict[str, str], reports_each: int, ranks: in
                     await line.recv()
             except websockets.ConnectionClosed as closed:
                 if closed.rcvd is None or closed.rcvd.code != 4400:
-                    raise BenchmarkFailed(f"the line of {node} ended: {closed}") from closed
+                    raise BenchmarkFailed(f"the connection of {node} ended: {closed}") from closed
 
     async def run() -> float:
         go = asyncio.Event()

@@ -95,9 +95,9 @@ def _most(what: str, seconds: float, limit: float, samples: Sequence[float]) -> 
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the text for each placeholder of the page, by the placeholder's name.
+    """Return the texts that replace the placeholders of the page's template, by placeholder.
 
-    The page leaves out paragraphs, items and sections whose placeholder is None (`benchmarks.page`).
+    If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
     """
     return {
         "machine": run.machine.words(),

@@ -180,7 +180,7 @@ def _measure_size(bench: Bench, size: Size) -> tuple[list[Figure], dict[str, Lau
 
             try:
                 launches[name].append(_launch(bench, home, systems.get(name), size, beside))
-            except BenchmarkFailed as error:  # the other systems are still measured
+            except BenchmarkFailed as error:  # report the failure, and continue with the other systems
                 failed[name] = str(error)
                 bench.say(f"  {error}")
             before = pair.measure()
@@ -216,7 +216,7 @@ def _launch(
             peer, HOME / "venvs", home, state_mib=size.state_mib, repeats=size.peer, timeout_seconds=LAUNCH_SECONDS
         )
     except BenchmarkFailed as error:  # DLRover's saver process sometimes fails to start
-        bench.say(f"  once more: {error}")
+        bench.say(f"  retrying once: {error}")
         return run_peer(
             peer,
             HOME / "venvs",

@@ -107,7 +107,7 @@ class _Talk:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise BenchmarkFailed(f"a rank that waits for its state cannot be measured; see {self._home}")
+            raise BenchmarkFailed(f"a process of the arrival measurement ended; see {self._home}")
         return json.loads(line)
 
     def ask(self, words: object) -> Any:

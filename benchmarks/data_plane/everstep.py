@@ -181,7 +181,7 @@ def _results(job: BenchJob, directory: Path, *, generation: int) -> list[Json]:
                 )
         if time.monotonic() > deadline:
             raise BenchmarkFailed(
-                f"launch {generation} of job {job.name} has said nothing for {PATIENCE_SECONDS:.0f} s: "
+                f"launch {generation} of job {job.name} wrote no results within {PATIENCE_SECONDS:.0f} s: "
                 f"{job.describe()['Reason']}"
             )
     return [json.loads(path.read_text()) for path in paths]

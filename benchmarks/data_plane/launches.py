@@ -163,7 +163,7 @@ class FloorPair:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
-                raise BenchmarkFailed(f"the floors cannot be measured; see {self._home}")
+                raise BenchmarkFailed(f"a process that measures floors ended; see {self._home}")
             answers.append(json.loads(line))
         return answers
 

@@ -70,9 +70,9 @@ def rows(run: Run) -> list[Figure]:
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the text for each placeholder of the page, by the placeholder's name.
+    """Return the texts that replace the placeholders of the page's template, by placeholder.
 
-    The page leaves out paragraphs, items and sections whose placeholder is None (`benchmarks.page`).
+    If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
     """
     plain = [figure for figure in rows(run) if not figure.metric.startswith("char_gpt")]
     model = [figure for figure in rows(run) if figure.metric.startswith("char_gpt")]

@@ -97,7 +97,7 @@ def install(systems: tuple[System, ...], environments: Path, say: Callable[[str]
         wanted = "\n".join((TORCH, *requirements))
         if done.exists() and done.read_text() == wanted:
             continue
-        say(f"installing {' '.join(requirements)} into a virtual environment of its own")
+        say(f"installing {' '.join(requirements)} into a separate virtual environment")
         python = str(home / "bin" / "python")
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", TORCH, "numpy", *requirements]
         for command in ([sys.executable, "-m", "venv", "--clear", str(home)], pip):

@@ -99,5 +99,5 @@ def _run(bench: Bench, sizes: Sizes, device: str) -> dict[str, Any]:
         failure = f"{error}; logs: {bench.cluster.nodes_directory}/*/"
     result = bench.directory / "rank0.json"
     if not result.exists():
-        raise BenchmarkFailed(failure or f"job {job.name} left no {result}")
+        raise BenchmarkFailed(failure or f"job {job.name} did not write {result}")
     return {**json.loads(result.read_text()), **({"failure": failure} if failure else {})}

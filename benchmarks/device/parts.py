@@ -133,7 +133,7 @@ def run_part(part: str, sizes: Sizes, home: Path, *, device: str, memory: Path =
     if code or not result.exists():
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         raise BenchmarkFailed(
-            f"the part {part} ended with {code}: {lines[-1].strip() if lines else 'it said nothing'}; see {log}"
+            f"the part {part} ended with {code}: {lines[-1].strip() if lines else 'no output'}; see {log}"
         )
     found: dict[str, Any] = json.loads(result.read_text())
     return found

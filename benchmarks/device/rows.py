@@ -72,7 +72,10 @@ def rate(size: int, seconds: float) -> float:
 
 
 def of_capture(found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of `copying.capture`. If the capture ended early, only measured rows are returned."""
+    """Return the rows of the part `capture`, which `copying.capture` measures.
+
+    If the part ended early, return only measured rows.
+    """
     size, rows = found["payload_bytes"], []
     if "registered" in found:
         rows += _registered(found["registered"], size, floor_of(found["floor"]))
@@ -134,7 +137,7 @@ def against_floor(row: Row, floor: Floor, size: int) -> Row:
 
 
 def of_restore(found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of `copying.restore`."""
+    """Return the rows of the part `restore`, which `copying.restore` measures."""
     floor, size = floor_of(found["floor"]), found["payload_bytes"]
     figure = _rates("restore into the device, from a slot that is not registered", found, size)
     share = f"{figure.value / floor.median:.2f} of pinned memory's {floor.median:.1f}"
@@ -147,7 +150,7 @@ def of_restore(found: Mapping[str, Any]) -> list[Row]:
 
 
 def of_gpt(found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of `rank/train.py`."""
+    """Return the rows of the part `gpt`, which `rank/train.py` measures."""
     commits = found["commits"] / max(1, found["kept_steps"])
     blocked = [1000 * seconds for seconds in found["blocked_seconds"]]
     rows = [
@@ -252,7 +255,7 @@ def whole(found: Mapping[str, Any]) -> Row:
 
 
 def of_graph(found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of `graph.survives`."""
+    """Return the rows of the part `graph`, which `graph.survives` measures."""
     title = "a graph captured while a copy was under way, and what it computes"
     faults = []
     if found["copy_error"]:

@@ -42,7 +42,10 @@ class Run(BenchmarkRun):
 
 
 def rows(run: Run) -> list[Row]:
-    """Return one row per limit: throughput beside the raw client, extra memory, and intact bytes."""
+    """Return one row per limit.
+
+    The limits concern the throughput beside the raw client, additional memory, and intact bytes.
+    """
     found = []
     for (server, is_upload, size), group in _groups(run):
         if server != "SeaweedFS":
@@ -83,9 +86,9 @@ def rows(run: Run) -> list[Row]:
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the text for each placeholder of the page, by the placeholder's name.
+    """Return the texts that replace the placeholders of the page's template, by placeholder.
 
-    The page leaves out paragraphs, items and sections whose placeholder is None (`benchmarks.page`).
+    If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
     """
     return {
         "machine": run.machine.words(),

@@ -270,4 +270,4 @@ def measure(task: Task) -> Figure:
 
 if __name__ == "__main__":
     print(json.dumps(asdict(measure(Task(**json.loads(sys.argv[1]))))), flush=True)
-    os._exit(0)  # threads of the native clients do not delay the end
+    os._exit(0)  # exit at once, without waiting for the threads of the native clients

@@ -137,7 +137,7 @@ def stopped_in_a_snapshot(place: Place) -> Iterator[Struck]:
                     "snapshot half sent",
                 )
                 return
-    raise BenchmarkFailed(f"the agent of {owner} was never seen in the middle of a snapshot")
+    raise BenchmarkFailed(f"the benchmark never observed the agent of {owner} in the middle of a snapshot")
 
 
 @contextmanager
@@ -218,7 +218,7 @@ def resets(place: Place) -> Iterator[Struck]:
         lasted = time.monotonic() - struck.at
         struck.did = f"all connections between the agents, every {RESET_EVERY_SECONDS:g} s: {count} in {lasted:.0f} s"
     if not count:
-        raise BenchmarkFailed("no connection was reset: does this kernel have INET_DIAG_DESTROY?")
+        raise BenchmarkFailed("no connection was reset. Use a kernel with INET_DIAG_DESTROY.")
 
 
 # -- memory

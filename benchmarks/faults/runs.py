@@ -78,7 +78,7 @@ class Running:
             self.look()
             if time.monotonic() > deadline:
                 raise BenchmarkFailed(
-                    f"job {self.job.name}: waited {TOLD_SECONDS:.0f} s for {what}; heard {self.told[-3:]}"
+                    f"job {self.job.name}: waited {TOLD_SECONDS:.0f} s for {what}; the API reported {self.told[-3:]}"
                 )
             return arrived()
 
@@ -140,7 +140,7 @@ def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
     unsound = [(word, reason) for _, word, reason in told if word != WHOLE]
     if not (unsound and all(reason for _, reason in unsound)):
         raise BenchmarkFailed(
-            f"job {running.job.name}: that protection was not whole, or why, was not told; heard {told}"
+            f"job {running.job.name}: the API did not report the lost protection with a reason; it reported {told}"
         )
     copied, span = (running.trace / "copy0").read_text().split()
     return Observed(

@@ -163,8 +163,8 @@ def recover(
     incident = _closed(bench, job, number)
     if incident["Cause"] != cause or incident["GenerationAfter"] != job.describe()["Generation"]:
         raise BenchmarkFailed(
-            f"incident {incident['IncidentId']} is {incident['Cause']}, caused was {cause}; or another failure "
-            "followed it"
+            f"incident {incident['IncidentId']} has the cause {incident['Cause']}, but the benchmark caused {cause}, "
+            "or another failure followed"
         )
     ranks = look()
     reached = highest_step(ranks, generation)

@@ -180,7 +180,7 @@ def _alone(bench: Bench, name: str, steps: int, trace: Path) -> None:
                 )
         codes = [process.wait(timeout=PATIENCE_SECONDS + steps) for process in processes]
     except subprocess.TimeoutExpired as error:
-        raise BenchmarkFailed(f"char-GPT alone does not end; see {logs[0]}") from error
+        raise BenchmarkFailed(f"the char-GPT without an agent did not end in time; see {logs[0]}") from error
     finally:
         for process in processes:
             process.kill()

@@ -107,7 +107,7 @@ def measure(bench: Bench, shapes: list[Shape], *, snapshots: int, floor_steps: i
         if any(each.blocked.count < snapshots * shape.nodes for each in found):
             raise BenchmarkFailed(
                 f"job {job.name} took {min(each.blocked.count for each in found)} snapshots, "
-                f"{snapshots * shape.nodes} were wanted"
+                f"but the row needs {snapshots * shape.nodes}"
             )
         rows += found
         for each in found:

@@ -72,7 +72,7 @@ def run_case(case: Case, directory: Path) -> Figure:
                 code = node.wait(timeout=patience)
             except subprocess.TimeoutExpired as error:
                 raise BenchmarkFailed(
-                    f"case {case.name}: node {index} does not end; see {directory}/node-{index}.log"
+                    f"case {case.name}: node {index} did not end in time; see {directory}/node-{index}.log"
                 ) from error
             if code:
                 raise BenchmarkFailed(

@@ -92,7 +92,7 @@ def wait(what: str, arrived: Callable[[], bool], *, check: Callable[[], None] = 
     while not arrived():
         check()
         if time.monotonic() > deadline:
-            raise BenchmarkFailed(f"{what}: not after {PATIENCE_SECONDS:.0f} s")
+            raise BenchmarkFailed(f"waited {PATIENCE_SECONDS:.0f} s for {what}")
         pause(LOOK_SECONDS)
 
 
@@ -156,7 +156,7 @@ class UnderEverstep:
         }
 
     def revive(self) -> None:
-        raise BenchmarkFailed(f"job {self._job.name} has not come back")
+        raise BenchmarkFailed(f"job {self._job.name} has not recovered from the fault")
 
     def stop(self) -> None:
         """End the job."""
@@ -317,7 +317,7 @@ class UnderTorchft:
 
     def hurt(self, fault: Fault) -> None:
         if fault is not Fault.RANK:
-            raise BenchmarkFailed("torchft leaves machines to others")
+            raise BenchmarkFailed("torchft does not replace instances, so this fault cannot be measured")
         _end(self._replicas[1])
         self._replicas[1] = self._replica(1)
 

@@ -66,9 +66,9 @@ def _odds(known: Known) -> Row:
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the text for each placeholder of the page, by the placeholder's name.
+    """Return the texts that replace the placeholders of the page's template, by placeholder.
 
-    The page leaves out paragraphs, items and sections whose placeholder is None (`benchmarks.page`).
+    If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
     """
     known = [[each.what, f"{each.found:.4f}", f"{each.expected:.4f}", verdict_of(_odds(each))] for each in run.known]
     return {

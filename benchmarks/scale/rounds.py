@@ -259,6 +259,9 @@ def measure_all(counts: Sequence[int], say: Callable[[str], None]) -> list[Round
         for arity in (FLAT, ARITY) if count - 1 > ARITY else (FLAT,):
             figure = asyncio.run(measure(count, arity))
             shape = "flat" if figure.is_flat else f"over a tree of {figure.depth} levels"
-            say(f"{count} agents {shape}: {figure.round_ms:.2f} ms on one core, {figure.path_ms:.2f} ms on their own")
+            say(
+                f"{count} agents {shape}: {figure.round_ms:.2f} ms on one core, "
+                f"{figure.path_ms:.2f} ms with a machine per agent"
+            )
             found.append(figure)
     return found

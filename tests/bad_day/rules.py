@@ -313,7 +313,7 @@ def lost_steps(day: Day) -> list[str]:
 def _has_missed_a_checkpoint(incident: Incident, strikes: Iterable[Strike]) -> bool:
     """Return True if the control plane may have been down when a checkpoint was due.
 
-    The control plane requests checkpoints.
+    The control plane starts every checkpoint.
     """
     return any(
         0 <= incident.failed_at - strike.at < CONTROL_PLANE_AWAY_SECONDS

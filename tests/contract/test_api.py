@@ -1,8 +1,8 @@
-"""The API contract, tested from both ends.
+"""The API contract, tested from both ends: a boto3 client from the generated model calls the real application on
+loopback.
 
-A boto3 client from the generated model calls the real application on loopback. `docs/openapi.json` and the service
-model are snapshots of the published contract. `python -m control_plane.contract` rewrites them. A changed file changes
-the API for every caller.
+`docs/openapi.json` and the service model are snapshots of the published contract. `python -m control_plane.contract`
+rewrites them. A changed file changes the API for every caller.
 """
 
 from __future__ import annotations

@@ -220,9 +220,9 @@ def test_spans_of_a_target_are_filled_in_order(store: ObjectStore) -> None:
 
 @pytest.mark.parametrize("is_deleted", [False, True])
 def test_what_is_read_is_of_one_object(store: ObjectStore, is_deleted: bool) -> None:
-    """A reader never mixes the content of two objects.
+    """An object is deleted or replaced while a reader reads it. The reader never mixes bytes of two objects.
 
-    The object is deleted or replaced during the read. A store may still return the old object to the end.
+    A store may still return the old object to the end.
     """
     first, second = bytes(4 * PART_BYTES), b"\xff" * (4 * PART_BYTES)
     store.put_bytes(reference("changing"), first)

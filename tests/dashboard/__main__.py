@@ -29,7 +29,7 @@ async def _pass(story: Story) -> None:
 
 
 def main() -> None:
-    """Serve until Ctrl-C."""
+    """Serve the dashboard until a person presses Ctrl-C."""
     arguments = argparse.ArgumentParser(
         prog="python -m tests.dashboard", description="The dashboard over the seeded world."
     )

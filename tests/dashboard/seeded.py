@@ -40,7 +40,7 @@ KeyError: {key!r}"""
 
 @dataclass
 class Job:
-    """A job of the story, and the duration of its steps."""
+    """A job in the simulated history, and the duration of its steps."""
 
     name: str
     step_seconds: float
@@ -94,7 +94,7 @@ class Story:
         """Last printed lines of the failing script, by launch."""
 
     async def tell(self) -> None:
-        """Run the whole story. At its end, only the incident of the capacity shortage is open."""
+        """Cause all incidents, one after another. At the end, only the incident of the capacity shortage is open."""
         await self._begin()
         await self._bad_gpu()
         await self._partition()

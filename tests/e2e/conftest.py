@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def references(warm_parent: WarmParent) -> References:
-    """Return the object that starts undisturbed runs."""
+    """Return the object that starts the undisturbed runs, whose results the tests compare with a job's results."""
     return References(warm_parent)
 
 

@@ -76,7 +76,8 @@ def watch(page: Page, job: Job) -> None:
 def restart(page: Page, place: Workplace) -> None:
     """Kill and restart the control plane.
 
-    The page shows both. Its event stream resumes after the last event that it received.
+    The page shows that the server is unreachable, and later that it is back. Its event stream resumes after the last
+    event that it received.
     """
     expect(page.get_by_text("Live")).to_be_visible()
     place.cluster.kill_control_plane()

@@ -18,7 +18,10 @@ pytestmark = pytest.mark.integration
 
 
 def begin(directory: str) -> int:
-    """Run in the rank: start a process that never ends, write its pid to a file, and end on request."""
+    """Start a process that never ends, and write its pid to a file. End on request.
+
+    A rank of the test calls this function.
+    """
     pid = os.fork()
     if pid == 0:
         signal.pause()

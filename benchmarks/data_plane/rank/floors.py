@@ -95,7 +95,7 @@ class Floors:
     def _one_way(self) -> None:
         if self._rank == 0:
             self._send(self._lines[0])
-            self._lines[0].recv(1)  # returns when the other rank has received all bytes
+            self._lines[0].recv(1)  # this call returns when the other rank has received all bytes
         else:
             self._receive(self._lines[0])
             self._lines[0].sendall(b"k")

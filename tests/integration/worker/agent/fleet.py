@@ -593,7 +593,7 @@ class Fleet:
         await until("loads", lambda: self.members(MemberPhase.LOADED))
 
     async def begin(self) -> None:
-        """Send Start, without waiting for the ranks."""
+        """Send the message `Start` to all nodes, without waiting until their ranks have started."""
         for node in self.nodes:
             await self.send(node, Start(job=JOB, run=RUN, generation=Generation(self.generation)))
 

@@ -226,7 +226,8 @@ async def test_what_was_stored_at_the_exit_is_not_sent_again_at_the_release(
 async def test_a_lost_node_takes_no_line_of_a_committed_step_with_it(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, per_node: int
 ) -> None:
-    """A node is lost after a commit. S3 still receives every line that was printed before the committed step.
+    """A node is lost after a commit. S3 nevertheless receives every line that the node's ranks printed before the
+    committed step.
 
     This also holds if the node had uploaded no line, and if its holder's agent was restarted after the commit.
     """

@@ -104,7 +104,7 @@ class ByHand:
         await self.session.send(EndShard(transfer=self.transfer, digest=payload_digest(data)))
 
     async def open(self, step: int, data: bytes, *, committed: int = -1, **other: object) -> None:
-        """Announce a shard without digests of its chunks."""
+        """Announce a shard, without the digests of its chunks."""
         self.transfer += 1
         fields: dict[str, object] = {
             "transfer": self.transfer,

@@ -1,6 +1,6 @@
 """Uploads of sources directly to S3.
 
-The object store signs upload addresses. Its HTTP server can fail in every way.
+An object store signs the addresses for the uploads. Its HTTP server fails in the ways that a test chooses.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ TICK = 1 / 64
 
 
 def ticks(*counts: float) -> tuple[float, ...]:
-    """Return numbers of ticks in seconds."""
+    """Convert numbers of ticks to seconds."""
     return tuple(count * TICK for count in counts)
 
 

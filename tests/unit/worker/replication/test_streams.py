@@ -29,7 +29,7 @@ from worker.replication.streams import (
 
 SO_MAX_PACING_RATE = 47
 BEYOND = (32, 33)
-"""SO_SNDBUFFORCE and SO_RCVBUFFORCE: socket options for buffers above the limit for all users."""
+"""Socket options SO_SNDBUFFORCE and SO_RCVBUFFORCE, with which root gets larger buffers than other users may have."""
 
 
 TICK = 1 / 64
