@@ -343,7 +343,7 @@ async def test_asking_again_changes_nothing_and_an_ended_job_is_neither_paused_n
     assert resume(small).pause_requested_at is None
     with small.database.write() as session:
         jobs.request_stop(session, jobs.get(session, "gpt").run_id, small.now)
-    with pytest.raises(Conflict, match="asked to stop"):
+    with pytest.raises(Conflict, match="cannot be paused"):
         pause(small)
     await small.until(lambda: small.job().state == JobState.STOPPED)
     for ask in (pause, resume):
