@@ -56,7 +56,7 @@ def test_what_cannot_be_paused_is_refused(service, client, job):
     with refused("ResourceNotFoundException"):
         client.pause_training_job(TrainingJobName="none")
     client.stop_training_job(TrainingJobName="gpt")
-    with refused("ConflictException", match="asked to stop"):
+    with refused("ConflictException", match="cannot be paused"):
         client.pause_training_job(TrainingJobName="gpt")
     job.write(jobs.change, ended_at=service.clock(), reason="stopped before it started")
     with refused("ConflictException", match="has ended: stopped before it started"):
