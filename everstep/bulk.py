@@ -4,6 +4,7 @@
 bench-durable` compares it with boto3's transfer manager, awscrt and obstore (docs/benchmarks-durable.md).
 
     upload      pieces ─▶ parts (references, no copies) ─▶ up to `connections` parts in flight
+                other processes may send parts of the same upload (`Helpers`)
     read        range ─▶ the caller's memory; after a broken connection, the read continues from its position
 
 Every part carries its CRC64NVME, which S3 verifies. S3 also verifies the checksum of the whole object when an upload is
@@ -28,7 +29,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from awscrt import checksums  # pyright: ignore[reportMissingTypeStubs]
 from botocore.auth import AUTH_TYPE_MAPS, S3SigV4Auth
@@ -79,6 +80,10 @@ class OtherRange(Exception):
     """S3 returned a different range than the client requested."""
 
 
+class SendCancelled(Exception):
+    """The sender of a part was cancelled while S3 received the part."""
+
+
 def part_bytes_of(size: int, least: int = PART_BYTES) -> int:
     """Return the part size with which an object needs at most `MOST_PARTS` parts.
 
@@ -113,7 +118,13 @@ class Part:
     botocore uses a `Part` like a file: it reads the part to the end, and reads it again for each retry.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Create a part without pieces.
+
+        Args:
+            is_cancelled: returns True when the part must no longer be read; then `read` raises `SendCancelled`.
+        """
+        self._is_cancelled = is_cancelled
         self._pieces: list[Piece] = []
         self._next = 0
         self._bytes = 0
@@ -144,7 +155,12 @@ class Part:
         """Return the next piece, or the next small pieces joined.
 
         The method ignores the requested length. The HTTP client sends a longer result in full.
+
+        Raises:
+            SendCancelled: the sender was cancelled.
         """
+        if self._is_cancelled():
+            raise SendCancelled
         first, gathered = self._next, 0
         while (
             self._next < len(self._pieces) and (gathered := gathered + len(self._pieces[self._next])) <= _GATHERED_BYTES
@@ -179,6 +195,39 @@ class StoredPart:
     crc: int
     """CRC64NVME of the part."""
     sha256: bytes
+
+
+class PartSink(Protocol):
+    """Receives the parts of one upload. `Multipart` implements it."""
+
+    def put(self, number: int, part: Part) -> StoredPart:
+        """Send one part (see `Multipart.put`)."""
+
+
+class Helpers(Protocol):
+    """Other processes that send parts of the same upload. Each call comes from the thread of `put_parts`."""
+
+    def claim(self, number: int) -> bool:
+        """Return whether the caller must send a part itself, because no helper sends the part.
+
+        Args:
+            number: number of the part; ascending from 1 over all calls.
+        """
+
+    def next_missing(self, expected: Mapping[int, tuple[int, int]]) -> int | None:
+        """Wait for the helpers, and return a part that the caller must send after all.
+
+        Called after the last `claim`, until the result is None.
+
+        Args:
+            expected: size in bytes and CRC64NVME of each part that the caller did not claim.
+
+        Returns:
+            Number of a part that no helper has stored as expected. None when S3 has stored all parts of the helpers.
+        """
+
+    def stored(self) -> Sequence[StoredPart]:
+        """Return the parts that helpers have stored as expected. Called once, at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,33 +393,50 @@ def put(
         (part,) = list(parts_of(pieces, part_bytes, size)) or [Part()]
         answer = client.put_object(**place, Body=part, **{f"Checksum{_CHECKSUM}": _text(part.crc)})
         return Stored(_etag(answer), _tree([part.sha256]), part_bytes)
+    with begun(client, place) as upload:
+        return upload.complete(
+            put_parts(
+                upload,
+                pieces,
+                size,
+                part_bytes=part_bytes,
+                connections=connections,
+                on_part=lambda part: on_stored(part.size),
+            )
+        )
+
+
+@contextmanager
+def begun(client: Any, place: Mapping[str, str]) -> Iterator[Multipart]:
+    """Begin an upload, and abort it if the block raises an error.
+
+    Args:
+        client: boto3 client for S3, prepared by `sign_bodies`.
+        place: `Bucket` and `Key`.
+
+    Yields:
+        The upload, which the block completes.
+    """
     upload = Multipart.begin(client, place)
     is_complete = False
     try:
-        parts = _put_parts(
-            upload,
-            pieces,
-            size,
-            part_bytes=part_bytes,
-            connections=connections,
-            on_part=lambda part: on_stored(part.size),
-        )
-        stored = upload.complete(parts)
+        yield upload
         is_complete = True
     finally:
         if not is_complete:
             upload.abort()
-    return stored
 
 
-def _put_parts(
-    upload: Multipart,
+def put_parts(
+    upload: PartSink,
     pieces: Iterable[Piece],
     size: int,
     *,
     part_bytes: int,
     connections: int = CONNECTIONS,
     on_part: Callable[[StoredPart], None] = lambda _: None,
+    helpers: Helpers | None = None,
+    read: Callable[[int, int], Iterable[Piece]] = lambda _begin, _end: (),
 ) -> list[StoredPart]:
     """Send the parts of an upload concurrently while the next part is assembled.
 
@@ -380,12 +446,15 @@ def _put_parts(
         size: announced total of the bytes of all pieces.
         part_bytes: size of a part; only the last part may be smaller.
         connections: maximum number of parts in flight. The calling thread assembles one more part meanwhile.
-        on_part: called in the part's thread when S3 has stored it.
+        on_part: called in the part's thread when S3 has stored it. Not called for the parts of helpers.
+        helpers: other processes that send parts of the upload; None if the caller sends all parts.
+        read: returns the pieces between two positions of the object again. Needed only with helpers.
 
     Returns:
         The stored parts in the order of their numbers.
     """
     sent: dict[int, StoredPart] = {}
+    expected: dict[int, tuple[int, int]] = {}
 
     def send(number: int, part: Part) -> None:
         sent[number] = upload.put(number, part)
@@ -403,10 +472,25 @@ def _put_parts(
         in_flight: set[Future[None]] = set()
         numbers = count(1)  # `enumerate` would keep a reference to the last part
         for part in parts_of(until_error(), part_bytes, size):
-            in_flight.add(begin(partial(send, next(numbers), part)))
+            number = next(numbers)
+            if helpers is not None and not helpers.claim(number):
+                expected[number] = len(part), part.crc
+                del part
+                continue
+            in_flight.add(begin(partial(send, number, part)))
             del part
             while len(in_flight) > connections:
                 in_flight = wait(in_flight, return_when=FIRST_COMPLETED).not_done
+        while helpers is not None and not errors and (missing := helpers.next_missing(expected)) is not None:
+            first = (missing - 1) * part_bytes
+            last = min(size, first + part_bytes)
+            (part,) = parts_of(read(first, last), part_bytes, last - first)
+            in_flight.add(begin(partial(send, missing, part)))
+            del part
+            while len(in_flight) > connections:
+                in_flight = wait(in_flight, return_when=FIRST_COMPLETED).not_done
+    if helpers is not None:
+        sent |= {part.number: part for part in helpers.stored() if part.number not in sent}
     return [sent[number] for number in sorted(sent)]
 
 

@@ -14,6 +14,7 @@ can send only the first message.
     a shard:         BeginShard, ShardDigests …, EndShard ─▶ ; ◀─ ShardWanted … ;
                      chunks on the streams ─▶ ; ◀─ ShardSealed | ShardRefused
                      (before EndShard on a replica session: PrintedLines …)
+    upload session:  UploadPart ─▶ ; ◀─ PartStored | ShardRefused, several parts at a time
     round session:   RoundReport ─▶ ; ◀─ Announcement
     stream:          a separate connection that carries only chunks, opened by the dialler of a replica or fetch session
                      and named after that session
@@ -40,6 +41,7 @@ from typing import Literal
 
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.plan import ObjectReference
 from everstep.protocol.rounds import Announcement, RoundReport
 
 CHUNK_HEADER = struct.Struct(">III52x")
@@ -50,7 +52,7 @@ After a shorter header, the chunk would be misaligned, and its copy takes a fift
 MAX_PEER_MESSAGE_BYTES = 1024 * 1024
 NONCE_BYTES = 32
 
-SessionKind = Literal["replica", "fetch", "round", "stream"]
+SessionKind = Literal["replica", "fetch", "round", "stream", "upload"]
 
 
 class Open(Message, frozen=True):
@@ -244,10 +246,43 @@ class FetchShard(Message, frozen=True):
     digest: bytes
 
 
+class UploadPart(Message, frozen=True):
+    """The owner's request that a holder sends one part of the upload of a shard to S3.
+
+    The holder reads the part from its replica. The answer is `PartStored`, or `ShardRefused` if the holder cannot help.
+    The holder keeps the replica until the session ends.
+    """
+
+    owner_rank: Rank
+    origin_generation: Generation
+    step: Step
+    digest: bytes
+    """Digest of the shard's payload."""
+    object: ObjectReference
+    object_bytes: int
+    upload_id: str
+    """S3's id of the owner's multipart upload."""
+    part_bytes: int
+    """Size of all parts but the last, which may be smaller."""
+    number: int
+    """Number of the part, from 1."""
+
+
+class PartStored(Message, frozen=True):
+    """The holder's report that S3 has stored a part. The owner compares size and checksum with its own copy."""
+
+    number: int
+    etag: str
+    size: int
+    crc: int
+    """CRC64NVME of the part, which S3 has verified."""
+    sha256: bytes
+
+
 PeerMessage = (
     Open | Challenge | Answer | Accepted | Refused | ReserveShard | PreparingShard | ShardReserved | BeginShard
     | ShardDigests | PrintedLines | EndShard | ShardWanted | CancelShard | ShardSealed | ShardRefused
-    | HolderInventory | FetchShard | RoundReport | Announcement
+    | HolderInventory | FetchShard | UploadPart | PartStored | RoundReport | Announcement
 )  # fmt: skip
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from moto.server import ThreadedMotoServer
 
+from everstep.bulk import SendCancelled, StoredPart
 from everstep.protocol.manifest import PartsHasher
 from everstep.protocol.plan import ObjectReference
 from tests.fakes.storage import MemoryObjectStore
@@ -79,7 +80,7 @@ def seaweedfs_store(seaweedfs: SeaweedFs) -> Iterator[S3ObjectStore]:
 @pytest.fixture(params=["memory", "s3", "seaweedfs_store"])
 def store(request: pytest.FixtureRequest) -> Iterator[ObjectStore]:
     if request.param == "memory":
-        yield MemoryObjectStore(BUCKET)
+        yield MemoryObjectStore(BUCKET, part_bytes=PART_BYTES)
         return
     made: S3ObjectStore = request.getfixturevalue(request.param)
     client = made.client
@@ -153,6 +154,80 @@ def test_a_stream_of_any_size_comes_back(store: ObjectStore, size: int) -> None:
     found = store.head(reference("stream"))
     assert found is not None
     assert found == stored
+
+
+class ScriptedShare:
+    """A helper that sends every even part but the last one, before the caller sends its first part."""
+
+    def __init__(self, store: ObjectStore, key: str, data: bytes) -> None:
+        self.store = store
+        self.where = reference(key)
+        self.data = data
+        self.parts: list[StoredPart] = []
+        self.upload_id = ""
+        self._missing: list[int] = []
+
+    def begin(self, upload_id: str, part_bytes: int, part_count: int) -> None:
+        *sent, missing = range(2, part_count + 1, 2)
+        self.upload_id = upload_id
+        self._missing = [missing]
+        for number in sent:
+            view = memoryview(self.data)[(number - 1) * part_bytes : number * part_bytes]
+            pieces = [view[: MIB + 1], view[MIB + 1 :]]
+            self.parts.append(self.store.put_part(self.where, upload_id, number, pieces))
+
+    def claim(self, number: int) -> bool:
+        return bool(number % 2)
+
+    def next_missing(self, expected: Mapping[int, tuple[int, int]]) -> int | None:
+        assert {part.number: (part.size, part.crc) for part in self.parts}.items() <= expected.items()
+        return self._missing.pop() if self._missing else None
+
+    def stored(self) -> Sequence[StoredPart]:
+        return self.parts
+
+
+@pytest.mark.parametrize("size", [7 * PART_BYTES + 1, 6 * PART_BYTES])
+def test_a_helper_sends_parts_of_an_upload(store: ObjectStore, size: int) -> None:
+    data = os.urandom(size)
+    share, own = ScriptedShare(store, "shared", data), list[int]()
+    stored = store.put_shared(
+        reference("shared"),
+        [data],
+        size,
+        read=lambda begin, end: [data[begin:end]],
+        share=share,
+        on_stored=own.append,
+    )
+    assert store.get_bytes(reference("shared")) == data
+    hasher = PartsHasher(stored.part_bytes)
+    hasher.update(data)
+    assert (stored.bytes, stored.sha256) == (size, hasher.hexdigest())
+    assert share.parts
+    assert sum(own) + sum(part.size for part in share.parts) == size
+    with pytest.raises(StorageError):
+        store.put_part(reference("shared"), share.upload_id, 2, [data[: 5 * MIB]])
+
+
+def test_an_object_of_one_part_is_stored_without_helpers(store: ObjectStore) -> None:
+    share = ScriptedShare(store, "small", b"small")
+    store.put_shared(reference("small"), [b"small"], 5, read=lambda *_: [], share=share)
+    assert store.get_bytes(reference("small")) == b"small"
+    assert share.upload_id == ""
+
+
+def test_a_part_whose_sender_is_cancelled_is_not_stored(store: ObjectStore) -> None:
+    class Cancelled(ScriptedShare):
+        def begin(self, upload_id: str, part_bytes: int, part_count: int) -> None:
+            self.upload_id = upload_id
+            with pytest.raises((StoreUnavailable, SendCancelled)):
+                store.put_part(self.where, upload_id, 2, [bytes(part_bytes)], is_cancelled=lambda: True)
+            self._missing = [*range(2, part_count + 1, 2)]
+
+    data = os.urandom(2 * PART_BYTES)
+    share = Cancelled(store, "cancelled", data)
+    store.put_shared(reference("cancelled"), [data], len(data), read=lambda begin, end: [data[begin:end]], share=share)
+    assert store.get_bytes(reference("cancelled")) == data
 
 
 def test_a_stream_that_fails_leaves_what_was_there(store: ObjectStore) -> None:

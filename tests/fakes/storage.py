@@ -12,18 +12,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from everstep.bulk import PART_BYTES
+from everstep.bulk import PART_BYTES, Part, StoredPart, put_parts
 from everstep.protocol.manifest import PartsHasher
 from everstep.protocol.plan import ObjectReference
 from worker.errors import CorruptCheckpoint, ObjectChanged, ObjectMissing, StoreDenied, StoreRefused
 from worker.storage.aws import ROLE_SECONDS, RoleKeys, SecretPlace
-from worker.storage.object_store import ObjectReader, ObjectStore, OnStored, Piece, Span, StoredObject
+from worker.storage.object_store import ObjectReader, ObjectStore, OnStored, Piece, Read, Share, Span, StoredObject
 
 
 class MemoryObjectStore:
     """`ObjectStore` in memory. The constructor determines its buckets."""
 
-    def __init__(self, *buckets: str) -> None:
+    def __init__(self, *buckets: str, part_bytes: int = PART_BYTES) -> None:
+        self.part_bytes = part_bytes
+        """Size of the parts of shared uploads."""
+        self.parts: dict[str, dict[int, bytes]] = {}
+        """The stored parts of each running shared upload, by number."""
         self.objects: dict[str, dict[str, bytes]] = {bucket: {} for bucket in buckets}
         self.unfinished: dict[str, set[str]] = {bucket: set() for bucket in buckets}
         """Keys of uploads that were started but not ended. Only tests add keys."""
@@ -56,6 +60,55 @@ class MemoryObjectStore:
         hasher = PartsHasher(PART_BYTES)
         hasher.update(data)
         return replace(self._described(reference), sha256=hasher.hexdigest(), part_bytes=PART_BYTES)
+
+    def put_shared(
+        self,
+        reference: ObjectReference,
+        pieces: Iterable[Piece],
+        size: int,
+        *,
+        read: Read,
+        share: Share,
+        on_stored: OnStored = lambda _: None,
+    ) -> StoredObject:
+        """See `ObjectStore.put_shared`."""
+        bucket = self._bucket(reference)
+        if size <= self.part_bytes:
+            return self.put_stream(reference, pieces, size, on_stored=on_stored)
+        upload_id = f"upload-{len(self.parts)}"
+        stored = self.parts[upload_id] = {}
+        share.begin(upload_id, self.part_bytes, -(-size // self.part_bytes))
+        parts = put_parts(
+            _Sink(self, reference, upload_id),
+            pieces,
+            size,
+            part_bytes=self.part_bytes,
+            on_part=lambda part: on_stored(part.size),
+            helpers=share,
+            read=read,
+        )
+        for part in parts:
+            if hashlib.md5(stored[part.number], usedforsecurity=False).hexdigest() != part.etag:
+                raise StoreRefused(f"part {part.number} has another ETag")
+        bucket[reference.key] = b"".join(stored[part.number] for part in parts)
+        del self.parts[upload_id]
+        sha256 = hashlib.sha256(b"".join(part.sha256 for part in parts)).hexdigest()
+        return replace(self._described(reference), sha256=sha256, part_bytes=self.part_bytes)
+
+    def put_part(
+        self,
+        reference: ObjectReference,
+        upload_id: str,
+        number: int,
+        pieces: Iterable[Piece],
+        *,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> StoredPart:
+        """See `ObjectStore.put_part`."""
+        part = Part(is_cancelled)
+        for piece in pieces:
+            part.append(piece)
+        return _Sink(self, reference, upload_id).put(number, part)
 
     def abort_uploads(self, prefix: ObjectReference, is_abandoned: Callable[[str], bool]) -> int:
         """Implement `ObjectStore.abort_uploads`."""
@@ -100,6 +153,26 @@ class MemoryObjectStore:
     def _described(self, reference: ObjectReference) -> StoredObject:
         data = self.objects[reference.bucket][reference.key]
         return StoredObject(reference, len(data), hashlib.md5(data, usedforsecurity=False).hexdigest())
+
+
+class _Sink:
+    """One multipart upload in memory."""
+
+    def __init__(self, store: MemoryObjectStore, reference: ObjectReference, upload_id: str) -> None:
+        self._store = store
+        self._reference = reference
+        self._upload_id = upload_id
+
+    def put(self, number: int, part: Part) -> StoredPart:
+        stored = self._store.parts.get(self._upload_id)
+        if stored is None:
+            raise StoreRefused(f"s3://{self._reference.bucket}/{self._reference.key}: the upload does not exist")
+        data = b""
+        while piece := part.read():
+            data += piece
+        stored[number] = data
+        etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
+        return StoredPart(number, etag, len(data), part.crc, part.sha256)
 
 
 class MemoryAws:

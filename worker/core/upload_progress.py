@@ -27,15 +27,18 @@ class UploadProgress:
     object_bytes: int = 0
     """Size of the object. Until the first attempt begins, the size of the shard in memory."""
     stored_bytes: int = 0
-    """Bytes of all parts that S3 has stored in this attempt."""
+    """Bytes of the parts that S3 has stored in this attempt, by this node and by helpers."""
 
     def begun(self, name: str, object_bytes: int, now: float) -> UploadProgress:
         """Return the progress at the start of an attempt, which stores the object under a new name."""
         return replace(self, name=name, object_bytes=object_bytes, stored_bytes=0, moved_at=now)
 
     def stored(self, part_bytes: int, now: float) -> UploadProgress:
-        """Return the progress after S3 has stored a part."""
-        return replace(self, stored_bytes=self.stored_bytes + part_bytes, moved_at=now)
+        """Return the progress after S3 has stored a part.
+
+        A part may be stored twice, by a holder and by the owner, so the sum is limited to the object's size.
+        """
+        return replace(self, stored_bytes=min(self.stored_bytes + part_bytes, self.object_bytes), moved_at=now)
 
     @property
     def report(self) -> RunningUpload:

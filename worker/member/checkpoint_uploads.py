@@ -13,7 +13,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 
 from everstep.protocol.agent_messages import NodeFault, RunningUpload, UploadedShard
-from everstep.protocol.ids import Rank, Step
+from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 from everstep.protocol.rounds import Announcement
 from worker.core.rounds import NONE
@@ -22,6 +22,8 @@ from worker.core.upload_progress import UploadProgress
 from worker.errors import CorruptCheckpoint, StorageError
 from worker.member.faults import ReportedFaults
 from worker.member.kept_contents import KeptContents
+from worker.member.shared_uploads import UploadHelpers
+from worker.replication.transport import Session
 from worker.shards.owned_shard import OwnedShard
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import Slot, SlotStore, in_thread
@@ -44,6 +46,7 @@ class CheckpointUploads:
         contents: KeptContents,
         faults: ReportedFaults,
         *,
+        dial: Callable[[NodeId], Awaitable[Session]],
         grant_if_due: Callable[[OwnedShard], None],
         on_change: Callable[[], None],
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -57,6 +60,7 @@ class CheckpointUploads:
             objects: the object store (S3).
             contents: provides the number of the committed step, which may be uploaded.
             faults: receives a fault per failed upload; a later success of the shard removes the fault.
+            dial: opens a session of kind upload to another member.
             grant_if_due: called when the slot of a cancelled upload is free.
             on_change: called when an upload has ended or failed.
             pause: waits for the given seconds before a failed upload is tried again.
@@ -69,6 +73,7 @@ class CheckpointUploads:
         self._objects = objects
         self._contents = contents
         self._faults = faults
+        self._dial = dial
         self._grant_if_due = grant_if_due
         self._on_change = on_change
         self.pause = pause
@@ -197,7 +202,7 @@ class CheckpointUploads:
             if digests is None:
                 raise CorruptCheckpoint(f"step {step} in memory no longer matches its digest")
             await self._cleaned.wait()
-            uploaded = await self._upload(shard, slot.file, digests.known)
+            uploaded = await self._upload(shard, slot.file, digests.known, with_helpers=not failures)
         except StorageError as error:
             pause = retry_pause(failures + 1) if error.retryable else None
             follows = "" if pause is None else "; the agent tries again"
@@ -210,7 +215,7 @@ class CheckpointUploads:
         self._faults.withdraw("upload_failed", subject)
         return None
 
-    async def _upload(self, shard: OwnedShard, slot: SlotFile, digests: bytes) -> UploadedShard:
+    async def _upload(self, shard: OwnedShard, slot: SlotFile, digests: bytes, *, with_helpers: bool) -> UploadedShard:
         """Upload a sealed slot, and record the progress, from which `stalls` and `running` derive their results."""
         loop, rank = asyncio.get_running_loop(), shard.rank
 
@@ -224,9 +229,20 @@ class CheckpointUploads:
         def on_stored(part_bytes: int) -> None:
             loop.call_soon_threadsafe(note, lambda progress: progress.stored(part_bytes, loop.time()))
 
-        return await upload_shard(
-            self._objects, slot, digests, self._plan, rank=rank, on_begun=on_begun, on_stored=on_stored
-        )
+        helpers = UploadHelpers(slot.header, shard.holders_of(slot.header.step), self._dial, on_stored=on_stored)
+        try:
+            return await upload_shard(
+                self._objects,
+                slot,
+                digests,
+                self._plan,
+                rank=rank,
+                on_begun=on_begun,
+                on_stored=on_stored,
+                share=helpers if helpers.peers and with_helpers else None,
+            )
+        finally:
+            await helpers.close()
 
     async def _end_upload(self, shard: OwnedShard) -> None:
         """Cancel the upload of a shard, then grant the shard's slot for the final step."""

@@ -42,6 +42,7 @@ from worker.member.earlier_shards import EarlierShards
 from worker.member.kept_contents import KeptContents
 from worker.member.peer_sessions import PeerSessions
 from worker.member.rank_lines import RankLines
+from worker.member.shared_uploads import UploadHelper
 from worker.member.status import MemberStatus
 from worker.member.traffic import Traffic
 from worker.node.full_disks import FullDisks
@@ -126,9 +127,10 @@ class Member:
         self._tasks: set[asyncio.Task[None]] = set()
         node.store.memory_nodes = memory_nodes(self.here.ranks, node.gpu_nodes)
         node.store.place(Strays.of(plan, node.node_id))
+        held_ranks = [rank.rank for rank in plan.ranks if node.node_id in rank.holders[1:]]
         self.receiver = ReplicaReceiver(
             node.store,
-            held_ranks=[rank.rank for rank in plan.ranks if node.node_id in rank.holders[1:]],
+            held_ranks=held_ranks,
             keep=self.contents.keep,
             slot_count=self._slot_count,
             take_lines=self.held_lines.take,
@@ -186,9 +188,11 @@ class Member:
             node.objects,
             self.contents,
             self.lines.faults,
+            dial=partial(self.sessions.dial, kind="upload"),
             grant_if_due=self.lines.slots.grant_if_due,
             on_change=self._shard_changed,
         )
+        self.upload_helper = UploadHelper(plan, node.store, node.objects, held_ranks=held_ranks)
         self.status = MemberStatus(
             plan,
             self.here,
@@ -349,6 +353,8 @@ class Member:
                 await self.receiver.stream(session)
             case "round":
                 await self.rounds.serve(session)
+            case "upload":
+                await self.upload_helper.serve(session)
 
     def _keep_distance(self, distance: int) -> None:
         """Pass the distance between proposed steps to the coordinator if the coordinator runs on this node.
@@ -376,6 +382,7 @@ class Member:
         self._node.store.strays = self._node.store.strays.heard(announcement.committed, announcement.held)
         self._node.store.drop_strays()
         self.uploads.hear(announcement)
+        self.upload_helper.hear(announcement)
         self.lines.hear(announcement)
         self._report_visible()
 

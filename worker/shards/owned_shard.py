@@ -183,6 +183,10 @@ class OwnedShard:
         """Pairs (peer, step): the peer has acknowledged the step and has not revoked the acknowledgement."""
         return self._core.held
 
+    def holders_of(self, step: Step) -> tuple[NodeId, ...]:
+        """Return the peers in view that have acknowledged `step`."""
+        return tuple(peer for peer in self._core.peers if peer in self._core.view and (peer, step) in self._core.held)
+
     @property
     def is_under_way(self) -> bool:
         """True while replication of a snapshot is unfinished (`Shard.is_under_way`)."""

@@ -15,34 +15,50 @@ import random
 import re
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
+from typing import Protocol
 
 import msgspec
 
 from everstep.bulk import full_jitter
 from everstep.protocol import safetensors
 from everstep.protocol.agent_messages import UploadedShard
-from everstep.protocol.errors import CorruptObject, OversizedMessage, ProtocolError
+from everstep.protocol.errors import CorruptObject
 from everstep.protocol.ids import Rank
 from everstep.protocol.plan import GenerationPlan, ObjectReference, ShardSource
 from everstep.protocol.safetensors import Restore
-from everstep.protocol.slot import ShardHasher, SlotHeader, SlotState, unpack_index
+from everstep.protocol.slot import SlotHeader, SlotState
 from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint, NoRoom, StorageError, StoreRefused
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore, in_thread
-from worker.storage.object_store import ObjectReader, ObjectStore, OnStored, cut
+from worker.storage.object_store import ObjectReader, ObjectStore, OnStored, Share, cut
+from worker.storage.shard_object import ShardObject
 
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
-_PIECE_BYTES = 4 * 1024 * 1024
+PIECE_BYTES = 4 * 1024 * 1024
+"""Most bytes of a slot that are digested or sent at a time."""
 _FILL_BYTES = 128 * 1024 * 1024
 """Bytes that one request to the store reads.
 
 A cancelled download first finishes its request, so larger requests would delay the cancellation. Smaller requests would
 not keep several connections busy.
 """
+
+
+class ShareOf(Protocol):
+    """Names an upload to the nodes that help with it."""
+
+    def of(self, where: ObjectReference, object_bytes: int, check: Callable[[], None]) -> Share:
+        """Return the helpers of one upload.
+
+        Args:
+            where: bucket and key that the upload will write.
+            object_bytes: size of the whole object, the safetensors header included.
+            check: raises an error when the upload is cancelled; called while the upload waits for helpers.
+        """
 
 
 class _Cancelled(Exception):
@@ -101,6 +117,7 @@ async def upload_shard(
     rank: Rank,
     on_begun: Callable[[str, int], None] = lambda _name, _bytes: None,
     on_stored: OnStored = lambda _: None,
+    share: ShareOf | None = None,
     draw: Callable[[], float] = random.random,
 ) -> UploadedShard:
     """Upload one sealed slot. The agent of the shard's owner calls this function once per checkpoint.
@@ -115,6 +132,8 @@ async def upload_shard(
         rank: the rank that owns the shard.
         on_begun: called with the object's name and size at the start of each attempt, in a thread.
         on_stored: called in a thread with the size in bytes of each part that S3 has stored.
+        share: the holders that help with the first attempt; None without helpers. Later attempts use no helpers, so
+            that a misbehaving helper cannot fail an upload.
         draw: returns a random number from 0 to 1, for the pauses between attempts.
 
     Returns:
@@ -139,6 +158,7 @@ async def upload_shard(
                 cancelled,
                 on_begun,
                 on_stored,
+                share if attempt == 1 else None,
             )
         except _Cancelled:
             return None  # the waiting task was cancelled, so nothing uses the result
@@ -169,42 +189,21 @@ def _upload(
     cancelled: threading.Event,
     on_begun: Callable[[str, int], None],
     on_stored: OnStored,
+    share: ShareOf | None,
 ) -> UploadedShard:
-    with slot.payload(header.index_offset, header.index_offset + header.index_bytes) as view:
-        packed = bytes(view)
-    try:
-        index = unpack_index(packed, header.index_offset)
-        beginning = safetensors.encode_header(header, packed, chunk_digests)
-    except OversizedMessage as error:
-        raise StoreRefused(str(error)) from error
-    except ProtocolError as error:
-        raise CorruptCheckpoint(
-            f"step {header.step} of rank {header.owner_rank} has changed in memory since it was sealed: {error}"
-        ) from error
-    entries = safetensors.tensors_in_order(index)
-    size = len(beginning) + sum(entry.bytes for entry in entries)
-    on_begun(f"s3://{where.bucket}/{where.key}", size)
+    content = ShardObject(slot, chunk_digests, piece_bytes=PIECE_BYTES)
+    on_begun(f"s3://{where.bucket}/{where.key}", content.bytes)
 
-    def pieces() -> Iterator[bytes | memoryview]:
-        yield beginning
-        hasher = ShardHasher(header.payload_bytes)
-        position = 0
-        for entry in entries:
-            _digest(slot, hasher, position, entry.offset)
-            position = entry.offset + entry.bytes
-            for start in range(entry.offset, position, _PIECE_BYTES):
-                if cancelled.is_set():
-                    raise _Cancelled
-                view = slot.payload(start, min(position, start + _PIECE_BYTES))
-                hasher.update(view)
-                yield view
-        _digest(slot, hasher, position, header.payload_bytes)
-        if hasher.digests() != chunk_digests:
-            raise CorruptCheckpoint(
-                f"step {header.step} of rank {header.owner_rank} in memory no longer matches its digest"
-            )
+    def check() -> None:
+        if cancelled.is_set():
+            raise _Cancelled
 
-    stored = objects.put_stream(where, pieces(), size, on_stored=on_stored)
+    pieces = content.verified_pieces(check)
+    if share is None:
+        stored = objects.put_stream(where, pieces, content.bytes, on_stored=on_stored)
+    else:
+        named = share.of(where, content.bytes, check)
+        stored = objects.put_shared(where, pieces, content.bytes, read=content.pieces, share=named, on_stored=on_stored)
     return UploadedShard(
         rank=header.owner_rank,
         step=header.step,
@@ -218,12 +217,6 @@ def _upload(
         sha256=stored.sha256,
         part_bytes=stored.part_bytes,
     )
-
-
-def _digest(slot: SlotFile, hasher: ShardHasher, begin: int, end: int) -> None:
-    for start in range(begin, end, _PIECE_BYTES):
-        with slot.payload(start, min(end, start + _PIECE_BYTES)) as view:
-            hasher.update(view)
 
 
 async def download_shard(
@@ -373,8 +366,8 @@ def _fill(reader: ObjectReader, plan: Restore, slot: SlotFile, cancelled: thread
                 return
             reader.read_into(payload, spans)
     for begin, end in plan.gaps():
-        for start in range(begin, end, _PIECE_BYTES):
-            stop = min(end, start + _PIECE_BYTES)
+        for start in range(begin, end, PIECE_BYTES):
+            stop = min(end, start + PIECE_BYTES)
             with slot.payload(start, stop) as view:
                 view[:] = bytes(stop - start)
     with slot.payload(plan.index_offset, plan.index_offset + len(plan.index)) as view:

@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from everstep.bulk import Helpers, StoredPart
 from everstep.protocol.plan import ObjectReference
 
+Read = Callable[[int, int], Iterable["Piece"]]
+"""Returns the pieces of an object between two positions in bytes."""
 Piece = bytes | bytearray | memoryview
 Span = tuple[int, int]
 """A range of bytes: (begin, end). The byte at `end` is not part of the range."""
@@ -34,6 +37,19 @@ class StoredObject:
     """Hex SHA-256 of the concatenated SHA-256 digests of the parts. Set by puts; empty otherwise."""
     part_bytes: int = field(default=0, compare=False)
     """Size of the parts that `sha256` covers; the last part may be smaller. Set by puts; 0 otherwise."""
+
+
+class Share(Helpers, Protocol):
+    """The helpers of one shared upload, and the call that announces the upload to them."""
+
+    def begin(self, upload_id: str, part_bytes: int, part_count: int) -> None:
+        """Let the helpers begin. Called once, before the first `claim`.
+
+        Args:
+            upload_id: the store's id of the upload.
+            part_bytes: size of all parts but the last.
+            part_count: the number of the last part, because numbers begin with 1.
+        """
 
 
 class ObjectReader(Protocol):
@@ -115,6 +131,60 @@ class ObjectStore(Protocol):
 
         Raises:
             StorageError: the subtype shows whether to retry; StoreRefused if the pieces do not have `size` bytes.
+        """
+
+    def put_shared(
+        self,
+        reference: ObjectReference,
+        pieces: Iterable[Piece],
+        size: int,
+        *,
+        read: Read,
+        share: Share,
+        on_stored: OnStored = lambda _: None,
+    ) -> StoredObject:
+        """Store an object together with helpers, which send some of its parts with `put_part`.
+
+        An object of one part is stored without helpers; `share` is then not called.
+
+        Args:
+            reference: bucket and key; an existing object is replaced.
+            pieces: as in `put_stream`.
+            size: total bytes of the pieces.
+            read: returns the pieces of a part that no helper has stored.
+            share: assigns the parts to the caller and to its helpers.
+            on_stored: called with the bytes of each part that the caller has stored, in any thread.
+
+        Returns:
+            Description of the stored object.
+
+        Raises:
+            StorageError: as in `put_stream`.
+        """
+
+    def put_part(
+        self,
+        reference: ObjectReference,
+        upload_id: str,
+        number: int,
+        pieces: Iterable[Piece],
+        *,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> StoredPart:
+        """Store one part of an upload that another process began. A helper of a shared upload calls this.
+
+        Args:
+            reference: bucket and key of the upload.
+            upload_id: the store's id of the upload.
+            number: number of the part, from 1.
+            pieces: content of the part; a piece must not change until the call returns.
+            is_cancelled: returns True when the pieces must no longer be read; the call then fails soon.
+
+        Returns:
+            The stored part.
+
+        Raises:
+            StorageError: the subtype shows whether to retry. The upload does not exist, or the request failed.
         """
 
     def abort_uploads(self, prefix: ObjectReference, is_abandoned: Callable[[str], bool]) -> int:

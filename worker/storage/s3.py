@@ -32,7 +32,7 @@ from everstep.bulk import CONNECTIONS, PART_BYTES, RangeReader
 from everstep.protocol.plan import ObjectReference
 from worker.errors import CorruptCheckpoint, ObjectMissing, StoreRefused, StoreUnavailable
 from worker.storage.aws import KeysOf, aws_client, aws_errors
-from worker.storage.object_store import ObjectReader, OnStored, Piece, Span, StoredObject, cut
+from worker.storage.object_store import ObjectReader, OnStored, Piece, Read, Share, Span, StoredObject, cut
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -122,6 +122,51 @@ class S3ObjectStore:
         return self._put(
             reference, pieces, size, part_bytes=self.part_bytes, connections=CONNECTIONS, on_stored=on_stored
         )
+
+    def put_shared(
+        self,
+        reference: ObjectReference,
+        pieces: Iterable[Piece],
+        size: int,
+        *,
+        read: Read,
+        share: Share,
+        on_stored: OnStored = lambda _: None,
+    ) -> StoredObject:
+        """See `ObjectStore.put_shared`."""
+        part_bytes = bulk.part_bytes_of(size, self.part_bytes)
+        if size <= part_bytes:
+            return self.put_stream(reference, pieces, size, on_stored=on_stored)
+        with _errors(reference), bulk.begun(self.client, _place(reference)) as upload:
+            share.begin(upload.upload_id, part_bytes, -(-size // part_bytes))
+            stored = upload.complete(
+                bulk.put_parts(
+                    upload,
+                    pieces,
+                    size,
+                    part_bytes=part_bytes,
+                    on_part=lambda part: on_stored(part.size),
+                    helpers=share,
+                    read=read,
+                )
+            )
+        return _stored(reference, size, stored)
+
+    def put_part(
+        self,
+        reference: ObjectReference,
+        upload_id: str,
+        number: int,
+        pieces: Iterable[Piece],
+        *,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> bulk.StoredPart:
+        """See `ObjectStore.put_part`."""
+        part = bulk.Part(is_cancelled)
+        for piece in pieces:
+            part.append(piece)
+        with _errors(reference):
+            return bulk.Multipart(self.client, _place(reference), upload_id).put(number, part)
 
     def abort_uploads(self, prefix: ObjectReference, is_abandoned: Callable[[str], bool]) -> int:
         """See `ObjectStore.abort_uploads`."""
@@ -319,6 +364,8 @@ def _errors(reference: ObjectReference) -> Iterator[None]:
     try:
         with aws_errors(name):
             yield
+    except bulk.SendCancelled as error:
+        raise StoreUnavailable(f"{name}: the upload of a part was cancelled") from error
     except bulk.WrongLength as error:
         raise StoreRefused(f"{name}: {error}") from error
     except bulk.OtherRange as error:

@@ -28,6 +28,7 @@ from worker.shm.store import SlotStore
 from worker.storage import checkpoints
 from worker.storage.checkpoints import download_shard, is_abandoned, upload_shard
 from worker.storage.object_store import ObjectReader, OnStored, Piece, Span, StoredObject
+from worker.storage.shard_object import ShardObject
 
 CONTENT = Content(Generation(2), Step(7))
 RANK = Rank(0)
@@ -39,7 +40,7 @@ CHUNKS = payload_chunk_digests(PAYLOAD)
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "_PIECE_BYTES", 100)
+    monkeypatch.setattr(checkpoints, "PIECE_BYTES", 100)
     monkeypatch.setattr(checkpoints, "_FILL_BYTES", 100)
     monkeypatch.setattr(checkpoints, "full_jitter", lambda *_: 0.0)
 
@@ -370,3 +371,15 @@ async def test_an_upload_reports_its_name_and_what_s3_has_stored(objects: Memory
 def test_only_uploads_of_ended_agents_are_abandoned(key: str, expected: bool) -> None:
     plan = rank_plan(generation=3, addresses=("127.0.0.1", "127.0.0.2"))
     assert is_abandoned(key.replace("RUN", RUN), plan, [Rank(0)]) is expected
+
+
+async def test_any_range_of_a_shards_object_is_made_from_its_slot(objects: MemoryObjectStore, tmp_path: Path) -> None:
+    store, slot = await sealed(tmp_path)
+    uploaded = await upload_shard(objects, slot, CHUNKS, rank_plan(), rank=RANK)
+    data = objects.get_bytes(uploaded.object)
+    content = ShardObject(slot, CHUNKS, piece_bytes=100)
+    assert content.bytes == len(data)
+    for begin in range(0, len(data), 7):
+        for end in range(begin, len(data) + 1, 11):
+            assert b"".join(content.pieces(begin, end)) == data[begin:end]
+    store.close()

@@ -1,0 +1,170 @@
+"""A checkpoint's upload that the owner of a shard and the holder of its replica share, on real agents."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from everstep.bulk import StoredPart
+from everstep.protocol.ids import Rank, Step
+from everstep.protocol.manifest import PartsHasher
+from everstep.protocol.plan import ObjectReference
+from everstep.protocol.rounds import Announcement
+from everstep.protocol.safetensors import encode_header
+from everstep.protocol.slot import payload_chunk_digests
+from tests.fakes.storage import MemoryObjectStore
+from tests.integration.worker.agent.fleet import Fleet, Node, payload, until
+from worker.core import shared_upload
+from worker.core.slots import Content
+from worker.errors import StoreDenied
+from worker.member.member import Member
+from worker.member.shared_uploads import UploadHelpers
+from worker.storage.object_store import Piece
+
+pytestmark = pytest.mark.integration
+
+
+class HelpedUpload:
+    """An upload of rank 0 whose owner waits after its first part until a holder has begun to send a part."""
+
+    def __init__(self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, put_part: Callable[..., StoredPart]) -> None:
+        self.fleet = fleet
+        self.helped: list[int] = []
+        """The numbers of the parts that holders have begun to send."""
+        self.pins: list[int] = []
+        """Pins of the holder's slot while it sends each part."""
+        self._begun = threading.Event()
+        self._put_part = put_part
+        fleet.objects.part_bytes = 50
+        monkeypatch.setattr(fleet.objects, "put_part", self.put_part)
+        claim = UploadHelpers.claim
+
+        def patient(helpers: UploadHelpers, number: int) -> bool:
+            if number == 2:
+                assert self._begun.wait(30.0)
+            return claim(helpers, number)
+
+        monkeypatch.setattr(UploadHelpers, "claim", patient)
+
+    @property
+    def owner(self) -> Member:
+        member = self.fleet.nodes[0].agent.lifecycle.member
+        assert member is not None
+        return member
+
+    @property
+    def holder(self) -> Node:
+        (holder,) = self.owner.plan.ranks[0].holders[1:]
+        return next(node for node in self.fleet.nodes if node.id == holder)
+
+    def holder_pins(self) -> int:
+        return sum(slot.pins for slot in self.holder.agent.store.shards[Rank(0)])
+
+    def put_part(
+        self, reference: ObjectReference, upload_id: str, number: int, *given: Any, **named: Any
+    ) -> StoredPart:
+        self.helped.append(number)
+        self.pins.append(self.holder_pins())
+        self._begun.set()
+        return self._put_part(self.fleet.objects, reference, upload_id, number, *given, **named)
+
+    async def begin(self) -> None:
+        """Train until a commit, and begin the upload of the committed step."""
+        await self.fleet.launch()
+        await self.fleet.train(3)
+        await until("a commit", lambda: self.owner.contents.committed > 0)
+        self.owner.uploads.begin(self.owner.contents.committed)
+
+    async def check(self) -> None:
+        """Assert that the first attempt stores the whole shard, and that the holder's slot becomes free."""
+        await self.owner.uploads.idle()
+        (uploaded,) = self.owner.uploads.uploaded
+        assert self.owner.status.faults() == ()
+        (key,) = [key for key in self.fleet.objects.objects[uploaded.object.bucket] if key.endswith(".safetensors")]
+        assert key == uploaded.object.key
+        data = self.fleet.objects.get_bytes(uploaded.object)
+        hasher = PartsHasher(50)
+        hasher.update(data)
+        assert (uploaded.object_bytes, uploaded.sha256, uploaded.part_bytes) == (len(data), hasher.hexdigest(), 50)
+        slot = self.fleet.nodes[0].agent.store.sealed(Rank(0), Content(uploaded.origin_generation, uploaded.step))
+        assert slot is not None
+        sealed, offset = payload(0, uploaded.step)
+        assert data == encode_header(slot.file.header, sealed[offset:], payload_chunk_digests(sealed))
+        await until("the holder's slot to be free", lambda: self.holder_pins() == 0)
+
+
+async def test_a_holder_sends_parts_of_the_owners_upload(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload = HelpedUpload(fleet, monkeypatch, MemoryObjectStore.put_part)
+    await upload.begin()
+    await upload.check()
+    assert upload.helped
+    assert len(set(upload.helped)) == len(upload.helped)
+    assert 1 not in upload.helped
+    assert upload.pins == [1] * len(upload.helped)
+
+
+def refused_part(*_: object, **__: object) -> StoredPart:
+    raise StoreDenied("access denied")
+
+
+def wrong_part(
+    objects: MemoryObjectStore,
+    reference: ObjectReference,
+    upload_id: str,
+    number: int,
+    pieces: Iterable[Piece],
+    **named: Any,
+) -> StoredPart:
+    size = sum(len(piece) for piece in pieces)
+    return MemoryObjectStore.put_part(objects, reference, upload_id, number, [bytes(size)], **named)
+
+
+@pytest.mark.parametrize("put_part", [refused_part, wrong_part])
+async def test_the_owner_sends_the_parts_that_a_holder_cannot_send(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, put_part: Callable[..., StoredPart]
+) -> None:
+    upload = HelpedUpload(fleet, monkeypatch, put_part)
+    await upload.begin()
+    await upload.check()
+    assert upload.helped
+
+
+@pytest.mark.parametrize("how", ["late", "superseded", "lost"])
+async def test_the_owner_sends_the_parts_of_a_holder_that_does_not_answer(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A holder is late, gives its slot to the final step, or is lost. The upload does not wait for it."""
+    go = threading.Event()
+
+    def hang(objects: MemoryObjectStore, *given: Any, is_cancelled: Callable[[], bool] = lambda: False) -> StoredPart:
+        assert go.wait(300.0)
+        return MemoryObjectStore.put_part(objects, *given, is_cancelled=is_cancelled)
+
+    monkeypatch.setattr(shared_upload, "LATE_SECONDS", 0.0 if how == "late" else 1e9)
+    upload = HelpedUpload(fleet, monkeypatch, hang)
+    try:
+        await upload.begin()
+        await until("the holder to begin", lambda: upload.helped)
+        step = upload.owner.uploads.running()[0].step
+        if how == "superseded":
+            member = upload.holder.agent.lifecycle.member
+            assert member is not None
+            final = Step(step + 1)
+            member.upload_helper.hear(
+                Announcement(
+                    generation=fleet.generation, term=1, sequence=1, committed=step, proposed=final, persist_step=final
+                )
+            )
+        if how == "lost":
+            revoked = asyncio.create_task(upload.holder.agent.listener.revoke())
+            await asyncio.sleep(0)
+            go.set()
+            await revoked
+        await upload.owner.uploads.idle()
+    finally:
+        go.set()
+    await upload.check()

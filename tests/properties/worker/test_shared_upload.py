@@ -1,0 +1,103 @@
+"""A shared upload ends with every part stored once as expected, whatever its helpers do."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.protocol.ids import NodeId
+from worker.core.shared_upload import LATE_SECONDS, WINDOW, SharedUpload
+
+HELPERS = (NodeId("i-1"), NodeId("i-2"), NodeId("i-3"))
+A = HELPERS[0]
+EVENTS = ("claim", "assign", "store", "store twice", "store another's", "lose", "late")
+
+
+def states_of(state: SharedUpload) -> list[int]:
+    """Return each part once per state that it has: claimed or unassigned, outstanding, stored or missing."""
+    own = range(1, state.lowest)
+    return sorted([*own, *state.outstanding, *state.stored, *state.missing])
+
+
+@given(st.data(), st.integers(1, 12))
+def test_each_part_has_one_state_and_the_owner_sends_what_helpers_do_not(data: st.DataObject, part_count: int) -> None:
+    state = SharedUpload.begin(part_count)
+    walked, now, sent, wrong = 0, 0.0, set[int](), set[int]()
+    returned = set[int]()
+    for event in data.draw(st.lists(st.sampled_from(EVENTS), max_size=60)):
+        helper = data.draw(st.sampled_from(HELPERS))
+        if event == "claim" and walked < part_count:
+            walked += 1
+            state, is_own = state.claim(walked)
+            sent |= {walked} if is_own else set()
+        elif event == "assign":
+            before = state
+            state, number = state.assign(helper, now)
+            if number is not None:
+                assert helper not in before.excluded
+                assert number not in sent | returned, "no part is sent by two nodes that are in time"
+                returned.add(number)
+            assert sum(part.helper == helper for part in state.outstanding.values()) <= WINDOW
+        elif event.startswith("store") and state.outstanding:
+            number = data.draw(st.sampled_from(sorted(state.outstanding)))
+            owner = state.outstanding[number].helper
+            if event == "store another's":
+                stranger = next(each for each in HELPERS if each != owner)
+                assert state.store(stranger, number) is state
+                assert state.store(owner, part_count + 1) is state
+                continue
+            state = state.store(owner, number)
+            wrong |= {number} if data.draw(st.booleans()) else set()
+            if event == "store twice":
+                assert state.store(owner, number) is state
+        elif event == "lose":
+            state = state.exclude(helper)
+            assert state.assign(helper, now)[1] is None
+        elif event == "late":
+            now += LATE_SECONDS / 2
+            state = state.exclude_late(now, 0.0)
+            assert all(now - part.since <= LATE_SECONDS for part in state.outstanding.values())
+        assert states_of(state) == list(range(1, part_count + 1))
+    for number in range(walked + 1, part_count + 1):
+        state, is_own = state.claim(number)
+        sent |= {number} if is_own else set()
+    rounds = 0
+    while True:
+        rounds += 1
+        assert rounds <= 3 * part_count + 3, "the owner waits for ever"
+        for number in set(state.stored) & wrong:
+            wrong.discard(number)
+            state = state.reject(number)
+        state, missing = state.take_missing()
+        if missing is not None:
+            assert missing not in sent
+            sent.add(missing)
+        elif state.is_settled:
+            break
+        else:
+            now += LATE_SECONDS + 1
+            state = state.exclude_late(now, 0.0)
+    assert sent | set(state.stored) == set(range(1, part_count + 1))
+    assert not sent & set(state.stored)
+
+
+def test_two_nodes_meet_in_the_middle() -> None:
+    state = SharedUpload.begin(6)
+    order = []
+    for number in range(1, 4):
+        state, is_own = state.claim(number)
+        state, helped = state.assign(A, 0.0)
+        assert helped is not None
+        state = state.store(A, helped)
+        order.append((number, is_own, helped))
+    assert order == [(1, True, 6), (2, True, 5), (3, True, 4)]
+    assert state.assign(A, 0.0)[1] is None
+    assert [state.claim(number)[1] for number in (4, 5, 6)] == [False] * 3
+    assert state.is_settled
+
+
+def test_an_owner_that_is_slow_itself_waits_longer_for_its_helpers() -> None:
+    state, number = SharedUpload.begin(2).assign(A, 0.0)
+    assert number == 2
+    assert state.exclude_late(LATE_SECONDS + 1, LATE_SECONDS).outstanding
+    assert state.exclude_late(LATE_SECONDS + 1, 0.0).missing == {2}

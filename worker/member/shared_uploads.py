@@ -1,0 +1,333 @@
+"""Uploads of a shard that the owner's node and the holders of its replicas share.
+
+    owner's agent    begins the upload ──UploadPart──▶ holder's agent ──▶ S3
+                     completes it      ◀─PartStored──
+
+`worker.core.shared_upload` decides which node sends which part.
+
+Invariant: the owner completes an upload only with parts whose size and checksum equal those of its own slot. A holder
+pins its replica from the first request of a session to the session's end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+from everstep.bulk import StoredPart
+from everstep.protocol.errors import MalformedMessage, ProtocolError
+from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.peer_messages import PartStored, ShardRefused, UploadPart
+from everstep.protocol.plan import GenerationPlan, ObjectReference
+from everstep.protocol.rounds import Announcement
+from everstep.protocol.slot import SlotHeader
+from worker.core.shared_upload import WINDOW, SharedUpload
+from worker.core.slots import Content, is_superseded
+from worker.errors import PeerError, StorageError
+from worker.replication.transport import Session
+from worker.shm.store import Slot, SlotStore, in_thread
+from worker.storage.checkpoints import PIECE_BYTES
+from worker.storage.object_store import ObjectStore, OnStored
+from worker.storage.shard_object import ShardObject
+from worker.tasks import end
+
+log = logging.getLogger(__name__)
+POLL_SECONDS = 0.1
+"""Interval at which an upload that waits for helpers checks whether it was cancelled or a helper is late."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """The upload as the helpers' requests name it."""
+
+    where: ObjectReference
+    object_bytes: int
+    upload_id: str
+    part_bytes: int
+
+
+class UploadHelpers:
+    """The helpers of one upload, on the owner's node. Implements `ShareOf` and `Share`.
+
+    `CheckpointUploads` creates one object per upload and closes it when the upload has ended.
+    """
+
+    def __init__(
+        self,
+        header: SlotHeader,
+        peers: Sequence[NodeId],
+        dial: Callable[[NodeId], Awaitable[Session]],
+        *,
+        on_stored: OnStored,
+    ) -> None:
+        """Create the object; nothing is opened yet.
+
+        Args:
+            header: header of the owner's slot.
+            peers: nodes that have sealed the same content.
+            dial: opens a session of kind upload to a peer.
+            on_stored: called on the event loop with the bytes of each part that a helper reports as stored.
+        """
+        self._header = header
+        self.peers = peers
+        """Nodes that are asked to help."""
+        self._dial = dial
+        self._on_stored = on_stored
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[NodeId, asyncio.Task[None]] = {}
+        self._is_closed = False
+        self._changed = threading.Condition()
+        """Guards all attributes below, which the upload's thread and the event loop use."""
+        self._state = SharedUpload.begin(0)
+        self._parts: dict[int, StoredPart] = {}
+        self._verified: set[int] = set()
+        self._named: _Named | None = None
+        self._begun_at = 0.0
+        self._where: tuple[ObjectReference, int] | None = None
+        self._check: Callable[[], None] = lambda: None
+
+    # -- calls of the upload's thread
+
+    def of(self, where: ObjectReference, object_bytes: int, check: Callable[[], None]) -> UploadHelpers:
+        """See `ShareOf.of`."""
+        self._where, self._check = (where, object_bytes), check
+        return self
+
+    def begin(self, upload_id: str, part_bytes: int, part_count: int) -> None:
+        """See `Share.begin`."""
+        assert self._where is not None, "the upload has a name"
+        where, object_bytes = self._where
+        with self._changed:
+            self._state = SharedUpload.begin(part_count)
+            self._named = _Named(where, object_bytes, upload_id, part_bytes)
+            self._begun_at = monotonic()
+        self._loop.call_soon_threadsafe(self._ask_all)
+
+    def claim(self, number: int) -> bool:
+        """See `Helpers.claim`."""
+        with self._changed:
+            self._state, is_own = self._state.claim(number)
+        return is_own
+
+    def next_missing(self, expected: Mapping[int, tuple[int, int]]) -> int | None:
+        """See `Helpers.next_missing`."""
+        with self._changed:
+            own_count = max(self._state.claimed, 1)
+            part_seconds = WINDOW * (monotonic() - self._begun_at) / own_count
+            while True:
+                self._check()
+                self._verify(expected)
+                self._state = self._state.exclude_late(monotonic(), part_seconds)
+                self._state, number = self._state.take_missing()
+                if number is not None or self._state.is_settled:
+                    return number
+                self._changed.wait(POLL_SECONDS)
+
+    def stored(self) -> Sequence[StoredPart]:
+        """See `Helpers.stored`."""
+        with self._changed:
+            return [self._parts[number] for number in sorted(self._state.stored)]
+
+    def _verify(self, expected: Mapping[int, tuple[int, int]]) -> None:
+        for number in self._state.stored.keys() - self._verified:
+            part = self._parts[number]
+            if (part.size, part.crc) == expected[number]:
+                self._verified.add(number)
+                continue
+            log.warning("%s stored other bytes as part %d than this node holds", self._state.stored[number], number)
+            self._state = self._state.reject(number)
+
+    # -- the event loop
+
+    async def close(self) -> None:
+        """End the sessions with all helpers."""
+        self._is_closed = True
+        await end(*self._tasks.values())
+
+    def _ask_all(self) -> None:
+        if not self._is_closed:
+            for peer in self.peers:
+                self._tasks[peer] = asyncio.create_task(self._run(peer), name=f"upload with {peer}")
+
+    async def _run(self, peer: NodeId) -> None:
+        """Let one helper send parts until no part is left."""
+        try:
+            session = await self._dial(peer)
+            try:
+                await self._ask(session, peer)
+            finally:
+                session.close()
+        except (PeerError, ProtocolError) as error:
+            log.info("%s no longer helps with the upload of rank %d: %s", peer, self._header.owner_rank, error)
+        finally:
+            with self._changed:
+                self._state = self._state.exclude(peer)
+                self._changed.notify_all()
+
+    async def _ask(self, session: Session, peer: NodeId) -> None:
+        while True:
+            while (request := self._next_request(peer)) is not None:
+                await session.send(request)
+            if not self._owes(peer):
+                return
+            message = await session.receive()
+            if isinstance(message, ShardRefused):
+                log.info("%s does not help with rank %d: %s", peer, self._header.owner_rank, message.reason)
+                return
+            if not isinstance(message, PartStored):
+                raise MalformedMessage(f"{type(message).__name__} where a part should be stored")
+            self._store(peer, message)
+
+    def _next_request(self, peer: NodeId) -> UploadPart | None:
+        with self._changed:
+            self._state, number = self._state.assign(peer, monotonic())
+            named = self._named
+        if number is None or named is None:
+            return None
+        return UploadPart(
+            owner_rank=self._header.owner_rank,
+            origin_generation=self._header.origin_generation,
+            step=self._header.step,
+            digest=self._header.payload_digest,
+            object=named.where,
+            object_bytes=named.object_bytes,
+            upload_id=named.upload_id,
+            part_bytes=named.part_bytes,
+            number=number,
+        )
+
+    def _owes(self, peer: NodeId) -> bool:
+        with self._changed:
+            return any(part.helper == peer for part in self._state.outstanding.values())
+
+    def _store(self, peer: NodeId, stored: PartStored) -> None:
+        with self._changed:
+            state = self._state.store(peer, stored.number)
+            if state is self._state:
+                return
+            self._state = state
+            self._parts[stored.number] = StoredPart(stored.number, stored.etag, stored.size, stored.crc, stored.sha256)
+            self._changed.notify_all()
+        self._on_stored(stored.size)
+
+
+class UploadHelper:
+    """Sends parts of other nodes' uploads from the replicas of this node. The node's `Member` owns it."""
+
+    def __init__(
+        self, plan: GenerationPlan, store: SlotStore, objects: ObjectStore, *, held_ranks: Collection[Rank]
+    ) -> None:
+        """Create the helper of one generation.
+
+        Args:
+            plan: plan of the running generation; never changes.
+            store: this node's slots.
+            objects: the object store (S3).
+            held_ranks: shards of other nodes that the plan places on this node.
+        """
+        prefix = plan.checkpoint.prefix
+        self._place = prefix.bucket, f"{prefix.key}run={plan.run}/gen={plan.generation}/"
+        self._store = store
+        self._objects = objects
+        self._held = frozenset(held_ranks)
+        self._serving: dict[asyncio.Task[None], Step] = {}
+        """The step that each open session pins."""
+
+    def hear(self, announcement: Announcement) -> None:
+        """Stop to help with uploads that occupy the slot of the final step."""
+        for task, step in self._serving.items():
+            if is_superseded(step, proposed=announcement.proposed, persist=announcement.persist_step):
+                task.cancel()
+
+    async def serve(self, session: Session) -> None:
+        """Send the parts that an owner requests, until the connection ends.
+
+        Args:
+            session: an authenticated session of kind upload, from a member of the same generation.
+
+        Raises:
+            MalformedMessage: the owner sent something other than a request, or too many requests.
+            PeerLost: the connection ended.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        slot: Slot | None = None
+        sending = set[asyncio.Task[None]]()
+        try:
+            while True:
+                wanted = await session.receive()
+                if not isinstance(wanted, UploadPart) or len(sending) >= WINDOW:
+                    raise MalformedMessage(f"{type(wanted).__name__} where one of {WINDOW} parts should be asked for")
+                if slot is None and (slot := self._find(wanted)) is not None:
+                    slot.pins += 1
+                    self._serving[task] = wanted.step
+                if slot is None:
+                    await session.send(ShardRefused(transfer=wanted.number, reason="not held here"))
+                    continue
+                part = asyncio.create_task(self._serve_part(session, slot, wanted))
+                sending.add(part)
+                part.add_done_callback(sending.discard)
+        finally:
+            self._serving.pop(task, None)
+            session.close()  # The owner then sends the parts itself, while threads of this node end.
+            await end(*sending)
+            if slot is not None:
+                slot.pins -= 1
+
+    def _find(self, wanted: UploadPart) -> Slot | None:
+        """Return the slot with the requested content, or None if this node does not help."""
+        bucket, folder = self._place
+        if wanted.owner_rank not in self._held or wanted.object.bucket != bucket:
+            return None
+        if not wanted.object.key.startswith(folder):
+            return None
+        slot = self._store.sealed(wanted.owner_rank, Content(wanted.origin_generation, wanted.step))
+        return slot if slot is not None and slot.file.header.payload_digest == wanted.digest else None
+
+    async def _serve_part(self, session: Session, slot: Slot, wanted: UploadPart) -> None:
+        """Answer one request. An unexpected error ends the session, so that the owner does not wait for the part."""
+        try:
+            await self._send(session, slot, wanted)
+        except PeerError:
+            session.close()
+        except Exception:
+            log.exception("part %d of the upload of rank %d failed", wanted.number, wanted.owner_rank)
+            session.close()
+
+    async def _send(self, session: Session, slot: Slot, wanted: UploadPart) -> None:
+        """Send one part to S3 and report it."""
+        digests = await self._store.digests(slot)
+        header = slot.file.header
+        if digests is None or header.payload_digest != wanted.digest:
+            await session.send(ShardRefused(transfer=wanted.number, reason="the replica is damaged"))
+            return
+
+        def work(cancelled: threading.Event) -> StoredPart | None:
+            content = ShardObject(slot.file, digests.known, piece_bytes=PIECE_BYTES)
+            begin = (wanted.number - 1) * wanted.part_bytes
+            stop = min(wanted.object_bytes, begin + wanted.part_bytes)
+            if content.bytes != wanted.object_bytes or not 0 <= begin < stop:
+                return None
+            return self._objects.put_part(
+                wanted.object,
+                wanted.upload_id,
+                wanted.number,
+                content.pieces(begin, stop),
+                is_cancelled=cancelled.is_set,
+            )
+
+        try:
+            stored = await in_thread(work)
+        except StorageError as error:
+            await session.send(ShardRefused(transfer=wanted.number, reason=str(error)))
+            return
+        if stored is None:
+            await session.send(ShardRefused(transfer=wanted.number, reason="the replica makes another object"))
+            return
+        await session.send(
+            PartStored(number=stored.number, etag=stored.etag, size=stored.size, crc=stored.crc, sha256=stored.sha256)
+        )

@@ -1,0 +1,94 @@
+"""The safetensors object of a sealed slot, as views of the slot's memory.
+
+The owner of a shard and the holders of its replicas build the same object from their slots. So each of them can send
+any part of the upload.
+
+Invariant: views point into the slot, so the caller pins the slot while a view exists. Only the object's beginning, the
+header of the safetensors format, is a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from everstep.protocol import safetensors
+from everstep.protocol.errors import OversizedMessage, ProtocolError
+from everstep.protocol.slot import ShardHasher, unpack_index
+from worker.errors import CorruptCheckpoint, StoreRefused
+from worker.shm.slot_file import SlotFile
+
+
+class ShardObject:
+    """The object of one sealed and pinned slot."""
+
+    def __init__(self, slot: SlotFile, chunk_digests: bytes, *, piece_bytes: int) -> None:
+        """Read the slot's index, and build the beginning of the object.
+
+        Args:
+            slot: mapped file of the slot, which is sealed and pinned.
+            chunk_digests: digests of the slot's chunks, as computed when the slot was sealed. The object contains them.
+            piece_bytes: most bytes of one view.
+
+        Raises:
+            StoreRefused: the header would exceed the limit of safetensors.
+            CorruptCheckpoint: the slot's index is damaged.
+        """
+        self._slot = slot
+        self._header = header = slot.header
+        self._chunk_digests = chunk_digests
+        self._piece_bytes = piece_bytes
+        with slot.payload(header.index_offset, header.index_offset + header.index_bytes) as view:
+            packed = bytes(view)
+        try:
+            self._entries = safetensors.tensors_in_order(unpack_index(packed, header.index_offset))
+            self._beginning = safetensors.encode_header(header, packed, chunk_digests)
+        except OversizedMessage as error:
+            raise StoreRefused(str(error)) from error
+        except ProtocolError as error:
+            raise CorruptCheckpoint(
+                f"step {header.step} of rank {header.owner_rank} has changed in memory since it was sealed: {error}"
+            ) from error
+        self.bytes = len(self._beginning) + sum(entry.bytes for entry in self._entries)
+        """Size of the object."""
+
+    def verified_pieces(self, check: Callable[[], None]) -> Iterator[bytes | memoryview]:
+        """Yield the whole object, and verify the slot on the way.
+
+        Args:
+            check: called before each view; may raise to end the iteration.
+
+        Raises:
+            CorruptCheckpoint: the slot does not match its digests. Raised after the last piece.
+        """
+        yield self._beginning
+        hasher = ShardHasher(self._header.payload_bytes)
+        position = 0
+        for entry in self._entries:
+            self._digest(hasher, position, entry.offset)
+            position = entry.offset + entry.bytes
+            for start in range(entry.offset, position, self._piece_bytes):
+                check()
+                view = self._slot.payload(start, min(position, start + self._piece_bytes))
+                hasher.update(view)
+                yield view
+        self._digest(hasher, position, self._header.payload_bytes)
+        if hasher.digests() != self._chunk_digests:
+            raise CorruptCheckpoint(
+                f"step {self._header.step} of rank {self._header.owner_rank} in memory no longer matches its digest"
+            )
+
+    def pieces(self, begin: int, end: int) -> Iterator[bytes | memoryview]:
+        """Yield the bytes of the object from `begin` to `end` (exclusive), without verification."""
+        if begin < len(self._beginning):
+            yield self._beginning[begin:end]
+        position = len(self._beginning)
+        for entry in self._entries:
+            first, last = max(begin, position) - position, min(end, position + entry.bytes) - position
+            for start in range(first, last, self._piece_bytes):
+                yield self._slot.payload(entry.offset + start, entry.offset + min(last, start + self._piece_bytes))
+            position += entry.bytes
+
+    def _digest(self, hasher: ShardHasher, begin: int, end: int) -> None:
+        for start in range(begin, end, self._piece_bytes):
+            with self._slot.payload(start, min(end, start + self._piece_bytes)) as view:
+                hasher.update(view)
