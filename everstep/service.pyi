@@ -62,6 +62,8 @@ class CheckpointActivity(TypedDict):
 
 class CheckpointConfig(TypedDict):
     """Checkpoints in S3: when they are written and how long they are kept. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. Without them, Everstep writes a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint."""
+    Strategy: NotRequired[Literal["Everstep", "None", "Strawman", "HighFreq", "CheckFreq"]]
+    """When the job stores its state. The strategies besides Everstep exist for comparison and keep nothing on peers. `None` stores nothing. `Strawman` makes a checkpoint every three hours, or every IntervalInSeconds, and training waits until it is stored. `HighFreq` does so as often as the store allows. `CheckFreq` stores in the background, at an interval that keeps the overhead within MaxOverhead, by default 0.05. With these strategies, a restore uses checkpoints only. The strategy cannot change after creation. "Everstep" unless given."""
     EverySteps: NotRequired[int]
     """Steps between two checkpoints in S3. 0 disables checkpoints by number of steps. 0 unless given."""
     IntervalInSeconds: NotRequired[int]
@@ -1183,7 +1185,7 @@ class EverstepClient(Protocol):
     def complete_source(self, *, SourceId: str) -> PutSourceResponse:
         """Check an archive that was uploaded to the URL of CreateSource. After that, jobs can use the source. Repeated calls change nothing. Raises ConflictException if no archive was uploaded. Raises ValidationException if the archive is too large or invalid, and then deletes the upload."""
     def create_checkpoint(self, *, TrainingJobName: str) -> CreateCheckpointResponse:
-        """Request a checkpoint in S3 of the newest committed step of a running job, or of the next one. While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the job has no checkpoint of its newest step and cannot make one: it is not running or has not committed a step."""
+        """Request a checkpoint in S3 of the newest committed step of a running job, or of the next one. While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the job has no checkpoint of its newest step and cannot make one. The job is then not running, has not committed a step, or has the strategy None."""
     def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ..., ExpectedChanges: Sequence[GroupChange] = ...) -> CreateFleetResponse:
         """Register an Auto Scaling group as a fleet. From then on, only Everstep may resize the group and terminate its instances. The response lists the changes made to the group. With DryRun, the call changes and creates nothing and returns the planned changes. Pass these as ExpectedChanges to make the call fail if it would change anything else."""
     def create_join_token(self, *, FleetName: str, ExpiresInSeconds: int = ...) -> CreateJoinTokenResponse:

@@ -13,7 +13,9 @@ from control_plane.api.allowance import Allowance
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas.common import MAX_S3_PATH_CHARACTERS, FieldError
 from control_plane.api.schemas.jobs import Channel, CheckpointConfig, CreateTrainingJobRequest, ProtectionConfig
+from control_plane.core import strategies
 from control_plane.core.checkpoints import contradictions
+from control_plane.core.strategies import Strategy
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import InitialState, JobInput, JobSpec
 from control_plane.db.quotas import QuotaRecord
@@ -84,9 +86,9 @@ def admit(
     Raises:
         InvalidRequest: the request has errors. The exception lists one field error for each.
     """
-    copies = copies_of(request)
+    copies, schedule = copies_of(request), _schedule(request.checkpoint_config)
     wrong = [
-        *_contradicting_checkpoints(request.checkpoint_config),
+        *_contradicting_checkpoints(request.checkpoint_config, schedule, copies),
         *_reserved(request),
         *_inputs(request, bucket),
         *_outputs(request, run_id, bucket),
@@ -114,11 +116,12 @@ def admit(
         copies=copies,
         max_slowdown=(request.protection or ProtectionConfig()).max_slowdown or default_max_slowdown,
         hyperparameters=dict(request.hyper_parameters),
-        checkpoint_every_steps=request.checkpoint_config.every_steps,
-        checkpoint_interval_seconds=request.checkpoint_config.interval_in_seconds,
-        checkpoint_max_overhead=request.checkpoint_config.max_overhead,
-        checkpoint_max_bytes_per_second=request.checkpoint_config.max_upload_bytes_per_second,
-        checkpoint_on_notice=request.checkpoint_config.on_notice,
+        checkpoint_strategy=Strategy(request.checkpoint_config.strategy),
+        checkpoint_every_steps=schedule.every_steps,
+        checkpoint_interval_seconds=schedule.interval_seconds,
+        checkpoint_max_overhead=schedule.max_overhead,
+        checkpoint_max_bytes_per_second=schedule.max_bytes_per_second,
+        checkpoint_on_notice=_on_notice(request.checkpoint_config),
         checkpoint_max_count=request.checkpoint_config.max_count,
         checkpoint_keep_every_steps=request.checkpoint_config.keep_every_steps,
         checkpoint_max_age_seconds=request.checkpoint_config.max_age_in_seconds,
@@ -148,9 +151,15 @@ def own_place(bucket: str, name: str, run_id: str) -> str:
 
 
 def copies_of(request: CreateTrainingJobRequest) -> int:
-    """Return the number of nodes that hold each shard: Copies if set, else 2, or 1 for a job of one node."""
+    """Return the number of nodes that hold each shard.
+
+    Copies if set; else 2, or 1 for a job of one node and for a strategy that keeps nothing on peers.
+    """
     asked = request.protection
-    return asked.copies if asked is not None and "copies" in asked.model_fields_set else min(2, request.node_count)
+    default = 2 if Strategy(request.checkpoint_config.strategy) is Strategy.EVERSTEP else 1
+    return (
+        asked.copies if asked is not None and "copies" in asked.model_fields_set else min(default, request.node_count)
+    )
 
 
 def _reserved(request: CreateTrainingJobRequest) -> Iterator[FieldError]:
@@ -221,14 +230,43 @@ def _outputs(request: CreateTrainingJobRequest, run_id: str, bucket: str) -> Ite
             yield FieldError(field=field, message=message)
 
 
-def _contradicting_checkpoints(config: CheckpointConfig) -> Iterator[FieldError]:
-    found = contradictions(
-        every_steps=config.every_steps,
-        interval_seconds=config.interval_in_seconds,
-        max_overhead=config.max_overhead,
-        max_bytes_per_second=config.max_upload_bytes_per_second,
+def _schedule(config: CheckpointConfig) -> strategies.Schedule:
+    return strategies.completed(
+        Strategy(config.strategy),
+        strategies.Schedule(
+            every_steps=config.every_steps,
+            interval_seconds=config.interval_in_seconds,
+            max_overhead=config.max_overhead,
+            max_bytes_per_second=config.max_upload_bytes_per_second,
+        ),
     )
-    yield from (FieldError(field=field, message=message) for field, message in found)
+
+
+def _on_notice(config: CheckpointConfig) -> bool:
+    """Return OnNotice. Its default is false for a strategy without checkpoints."""
+    is_default = "on_notice" not in config.model_fields_set
+    return config.on_notice and not (is_default and Strategy(config.strategy) is Strategy.NONE)
+
+
+def _contradicting_checkpoints(
+    config: CheckpointConfig, schedule: strategies.Schedule, copies: int
+) -> Iterator[FieldError]:
+    found = [
+        *contradictions(
+            every_steps=schedule.every_steps,
+            interval_seconds=schedule.interval_seconds,
+            max_overhead=schedule.max_overhead,
+            max_bytes_per_second=schedule.max_bytes_per_second,
+        ),
+        *strategies.contradictions(
+            Strategy(config.strategy),
+            schedule,
+            copies=copies,
+            third_slot=config.third_slot,
+            on_notice=_on_notice(config),
+        ),
+    ]
+    yield from (FieldError(field=field, message=message) for field, message in dict(found).items())
 
 
 def _is_in(bucket: str, uri: str) -> bool:

@@ -23,6 +23,7 @@ from control_plane.api.schemas.common import (
     FieldError,
 )
 from control_plane.api.schemas.revisions import UpdateTrainingJobRequest
+from control_plane.core import strategies
 from control_plane.core.checkpoints import contradictions
 from control_plane.core.states import JobState
 from control_plane.db.jobs import JobRecord, JobSpec
@@ -179,6 +180,22 @@ def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[Fiel
             interval_seconds=spec.checkpoint_interval_seconds,
             max_overhead=spec.checkpoint_max_overhead,
             max_bytes_per_second=spec.checkpoint_max_bytes_per_second,
+        )
+    )
+    schedule = strategies.Schedule(
+        every_steps=spec.checkpoint_every_steps,
+        interval_seconds=spec.checkpoint_interval_seconds,
+        max_overhead=spec.checkpoint_max_overhead,
+        max_bytes_per_second=spec.checkpoint_max_bytes_per_second,
+    )
+    yield from (
+        FieldError(field=field, message=message)
+        for field, message in strategies.contradictions(
+            spec.checkpoint_strategy,
+            schedule,
+            copies=spec.copies,
+            third_slot=spec.third_slot,
+            on_notice=spec.checkpoint_on_notice,
         )
     )
     if spec.copies > spec.node_count:

@@ -41,6 +41,7 @@ from control_plane.core.states import (
     SecondaryStatus,
     TrainingJobStatus,
 )
+from control_plane.core.strategies import Strategy, strategy_words
 from control_plane.db import checkpoints
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.descriptions import JobDescription
@@ -188,7 +189,7 @@ def listed_protection(job: JobRecord, totals: ShardTotals | None) -> ProtectionS
     Returns:
         The protection state.
     """
-    if job.committed_step < 0 or totals is None:
+    if job.committed_step < 0 or totals is None or job.spec.checkpoint_strategy is not Strategy.EVERSTEP:
         return ProtectionState.UNPROTECTED
     is_whole = (
         totals.shard_count >= _world_size(job) and totals.fewest_in_view >= job.spec.copies and not totals.has_reason
@@ -320,6 +321,7 @@ def job(
         hyper_parameters=spec.hyperparameters,
         protection=jobs_schemas.ProtectionConfig(copies=spec.copies, max_slowdown=spec.max_slowdown),
         checkpoint_config=jobs_schemas.CheckpointConfig(
+            strategy=spec.checkpoint_strategy.value,
             every_steps=spec.checkpoint_every_steps,
             s3_uri=spec.checkpoint_uri,
             third_slot=spec.third_slot,
@@ -382,6 +384,7 @@ def _checkpoint_activity(job: JobRecord) -> jobs_schemas.CheckpointActivity:
     is_over = job.ended_at is not None
     return jobs_schemas.CheckpointActivity(
         policy=policy_words(
+            strategy=spec.checkpoint_strategy,
             every_steps=spec.checkpoint_every_steps,
             interval_seconds=spec.checkpoint_interval_seconds,
             max_overhead=spec.checkpoint_max_overhead,
@@ -798,6 +801,8 @@ def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[Pr
         return ProtectionState.UNPROTECTED, "The job has ended; its memory was released."
     if _is_paused(job):
         return ProtectionState.UNPROTECTED, f"The job has no nodes; its state is in S3. {job.reason}"
+    if words := strategy_words(job.spec.checkpoint_strategy):
+        return ProtectionState.UNPROTECTED, words
     refused = next((shard for shard in shards if shard.reason), None)
     if job.committed_step < 0:
         return (

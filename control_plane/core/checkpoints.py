@@ -26,6 +26,7 @@ from control_plane.core.observed.steps import (
     DamagedCheckpoint,
     GenerationRecord,
 )
+from control_plane.core.strategies import STRATEGIES, Strategy
 from everstep.protocol.agent_messages import FaultCode, MemberReport, UploadedShard
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard
@@ -91,6 +92,7 @@ def contradictions(
 
 def policy_words(
     *,
+    strategy: Strategy,
     every_steps: int,
     interval_seconds: int | None,
     max_overhead: float | None,
@@ -99,8 +101,11 @@ def policy_words(
 ) -> str:
     """Return a clause that lists the events which make a checkpoint of a job due.
 
-    `on_notice` means that AWS's notices make a checkpoint due. The other arguments are those of `contradictions`.
+    `on_notice` means that AWS's notices make a checkpoint due. The other arguments are those of `contradictions`, and
+    the job's strategy.
     """
+    if strategy is Strategy.NONE:
+        return "never, because the strategy is None"
     budget = f" and {max_bytes_per_second:,} bytes per second and node" if max_bytes_per_second else ""
     causes = [
         *([f"every {every_steps:,} steps"] if every_steps else []),
@@ -109,7 +114,9 @@ def policy_words(
         *(["on a notice of AWS"] if on_notice else []),
         "when the job stops",
     ]
-    return ", ".join(causes[:-1]) + f"{' and ' if len(causes) > 1 else ''}{causes[-1]}"
+    said = ", ".join(causes[:-1]) + f"{' and ' if len(causes) > 1 else ''}{causes[-1]}"
+    waits = ", and training waits for each" if STRATEGIES[strategy].is_blocking else ""
+    return said if strategy is Strategy.EVERSTEP else f"{said}{waits} (strategy {strategy})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from control_plane.core.evidence import is_silent
 from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, Policy
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.steps import NO_GENERATION
+from control_plane.core.strategies import STRATEGIES
 from everstep.protocol.agent_messages import MemberPhase, MemberReport
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, RunId, Step
 from everstep.protocol.plan import CheckpointPlan, GenerationPlan, PlanNode, RankPlan
@@ -139,9 +140,10 @@ def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> r
     The owner of a vacancy's ranks is an empty string.
     """
     owners = [place if place is not None else NodeId("") for place in roll.places for _ in range(spec.ranks_per_node)]
+    uses_memory = STRATEGIES[spec.checkpoint_strategy].uses_memory
     return recovery.Survey(
         owners=owners,
-        inventories={node_id: report.inventory for node_id, report in roll.promised.items()},
+        inventories={node_id: report.inventory if uses_memory else () for node_id, report in roll.promised.items()},
         path=recovery.path_of(seen.lineage, parent_of(seen)),
         worlds=recovery.worlds_of(seen.lineage),
         checkpoints=tuple(each for each in seen.checkpoints if not each.damage),
@@ -210,6 +212,8 @@ def make_plan(
             max_bytes_per_second=spec.checkpoint_max_bytes_per_second or 0.0,
             stored_at_seconds=(record.started_at or 0.0) if stored is None else stored.completed_at,
             upload_seconds=record.upload_seconds or 0.0,
+            snapshots=STRATEGIES[spec.checkpoint_strategy].snapshots,
+            is_blocking=STRATEGIES[spec.checkpoint_strategy].is_blocking,
         ),
         relayout=restore.relayout,
         timeouts=policy.timeouts,

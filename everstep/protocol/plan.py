@@ -8,6 +8,7 @@ generation. Agents identify the content of a slot by origin generation, step and
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal
 
 import msgspec
@@ -17,6 +18,19 @@ from everstep.protocol.ids import FIRST_STEP, Generation, JobName, NodeId, Rank,
 
 DEFAULT_MAX_SLOWDOWN = 0.01
 """Default limit of the snapshots' cost, as a fraction of the mean iteration time."""
+
+
+class Snapshots(StrEnum):
+    """The steps that ranks capture.
+
+    - EVERY_STEP: as many steps as `max_slowdown` permits.
+    - FOR_CHECKPOINTS: only steps that become checkpoints, and the last step of the training.
+    - NEVER: no step. No state leaves the ranks.
+    """
+
+    EVERY_STEP = "every_step"
+    FOR_CHECKPOINTS = "for_checkpoints"
+    NEVER = "never"
 
 
 class SlotRecord(Message, frozen=True):
@@ -190,6 +204,9 @@ class CheckpointPlan(Message, frozen=True):
     """
     upload_seconds: float = 0.0
     """Duration of the last upload of an earlier generation, in seconds; 0 if none was measured."""
+    snapshots: Snapshots = Snapshots.EVERY_STEP
+    is_blocking: bool = False
+    """Whether ranks wait after the commit of a checkpoint's step until all shards are in S3."""
 
 
 class Timeouts(Message, frozen=True):

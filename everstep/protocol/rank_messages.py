@@ -20,6 +20,7 @@ two alternating positions. If the sequence number is odd, the body is at the off
     64      8     vote           agent        0 none, 1 acked, 2 abandon
     72      8     load           agent        number of the attempt to load the base into a slot, 0 before the first
     80      8     verified       agent        length of the verified beginning of the base's payload, in this attempt
+    88      8     hold           agent        committed step for whose upload the rank waits, 0 without one
     2048    8     sequence       rank         number of writes of this half
     2056    8     generation     rank
     2064    8     boundary       rank         last boundary passed (-1 before restore has returned)
@@ -50,7 +51,7 @@ from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 
 RANK_WORD_BYTES = 4096
 _RANK_HALF = 2048
-_AGENT = struct.Struct("<QqqqqQqQQQ")
+_AGENT = struct.Struct("<QqqqqQqQQQQ")
 _RANK = struct.Struct("<QqQqQqQQQQ")
 _SEQUENCE = struct.Struct("Q")
 """Layout of a sequence number, in native byte order (little endian on every supported machine).
@@ -170,6 +171,11 @@ class AgentHalf:
     vote: Vote = Vote.NONE
     load: int = 0
     verified: int = 0
+    hold: int = 0
+    """Committed step whose upload blocks training, with a strategy that blocks. 0: training continues.
+
+    A rank that has reached this step waits at its boundary until the field changes.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +252,7 @@ def write_agent_half(page: memoryview, half: AgentHalf) -> None:
         half.vote,
         half.load,
         half.verified,
+        half.hold,
     )
     _write(page, 0, body)
 
@@ -259,10 +266,20 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
     body = _read(page, 0, _AGENT.size)
     if body is None:
         return None
-    generation, committed, proposed, slot, stop, stop_state, vote_step, vote, load, verified = _AGENT.unpack(body)
+    generation, committed, proposed, slot, stop, stop_state, vote_step, vote, load, verified, hold = _AGENT.unpack(body)
     try:
         return AgentHalf(
-            generation, committed, proposed, slot, stop, StopState(stop_state), vote_step, Vote(vote), load, verified
+            generation,
+            committed,
+            proposed,
+            slot,
+            stop,
+            StopState(stop_state),
+            vote_step,
+            Vote(vote),
+            load,
+            verified,
+            hold,
         )
     except ValueError:  # A value of the content is invalid in this layout.
         return None

@@ -71,9 +71,13 @@ class Guard:
         self.blocked_seconds: deque[float] = deque(maxlen=KEPT_MEASUREMENTS)
         """Seconds for which each recent snapshot blocked training, at the boundary and at the guard together."""
         self.total_blocked_seconds = 0.0
-        """Seconds for which all snapshots of this process together blocked training."""
+        """Seconds for which all snapshots and uploads of this process together blocked training."""
         self.unstable: set[str] = set()
         """Names of tensors that changed outside an optimizer step."""
+
+    def add_wait(self, seconds: float) -> None:
+        """Count a wait of the training thread for an upload as time for which saving blocked training."""
+        self.total_blocked_seconds += seconds
 
     def is_next_audited(self) -> bool:
         """Return whether the next snapshot is compared byte by byte."""

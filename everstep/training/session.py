@@ -348,6 +348,8 @@ class TrainingSession:
                 self._link.let_go()
                 self._told_at = passed_at
             self._snapshotter.prepare()
+            if decision.is_held:
+                decision = self._await_upload()
             if decision.must_wait:
                 decision = self._await_stop()
             if decision.is_stopped:
@@ -514,6 +516,21 @@ class TrainingSession:
         logger.warning(
             "step %d was not committed within %.0f s of the end", self._boundary, self._environment.final_round_seconds
         )
+
+    def _await_upload(self) -> Decision:
+        """Wait at this boundary while an upload blocks training (`Decision.is_held`).
+
+        The phase shows that the rank waits on purpose, so a long upload does not count as a hang.
+        """
+        begun = self._clock()
+        with self.phase("wait", limit_seconds=MAX_LIMIT_SECONDS):
+            while True:
+                self._guard.reach()
+                self._link.wait(LOOK_SECONDS)
+                decision = self._attend()
+                if not decision.is_held:
+                    self._guard.add_wait(self._clock() - begun)
+                    return decision
 
     def _await_stop(self) -> Decision:
         """Wait at the announced stop until the agent confirms or withdraws it.

@@ -45,6 +45,12 @@ class Decision:
     The rank then waits and reads the page again.
     """
     is_stopped: bool = False
+    is_held: bool = False
+    """True while the upload of a step that this rank has passed blocks training.
+
+    The rank then waits and reads the page again. The wait needs no other rank: the agents end it when their uploads
+    end.
+    """
     is_quiet: bool = False
     """True when the proposed step is still in the future and no stop is announced.
 
@@ -72,6 +78,7 @@ def decide(view: RankView, half: AgentHalf) -> Decision:
         echo=_on_stop(view, half),
         must_wait=is_here and half.stop_state is StopState.ANNOUNCED,
         is_stopped=is_here and half.stop_state is StopState.CONFIRMED,
+        is_held=0 < half.hold <= view.boundary,
         is_quiet=half.proposed > view.boundary and half.stop_state is not StopState.ANNOUNCED,
     )
 
@@ -79,7 +86,8 @@ def decide(view: RankView, half: AgentHalf) -> Decision:
 def decide_alone(view: RankView, word: AgentHalf) -> Decision:
     """Return the rank's next actions while the agent is disconnected or the page is unreadable.
 
-    Without the agent the rank captures no step and answers no stop. It still stops at a stop that it has accepted.
+    Without the agent the rank captures no step, answers no stop and waits for no upload. It still stops at a stop that
+    it has accepted.
 
     Args:
         view: the rank's own state.

@@ -66,6 +66,8 @@ export interface CheckpointActivity {
 
 /** Checkpoints in S3: when they are written and how long they are kept. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. Without them, Everstep writes a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint. */
 export interface CheckpointConfig {
+  /** When the job stores its state. The strategies besides Everstep exist for comparison and keep nothing on peers. `None` stores nothing. `Strawman` makes a checkpoint every three hours, or every IntervalInSeconds, and training waits until it is stored. `HighFreq` does so as often as the store allows. `CheckFreq` stores in the background, at an interval that keeps the overhead within MaxOverhead, by default 0.05. With these strategies, a restore uses checkpoints only. The strategy cannot change after creation. "Everstep" unless given. */
+  Strategy?: 'Everstep' | 'None' | 'Strawman' | 'HighFreq' | 'CheckFreq'
   /** Steps between two checkpoints in S3. 0 disables checkpoints by number of steps. 0 unless given. */
   EverySteps?: number
   /** Seconds between the beginnings of two checkpoints. The first commit after that time becomes a checkpoint. May be set together with EverySteps. Each of them makes checkpoints due. */

@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from everstep.protocol.ids import FIRST_STEP, NodeId, Rank, Step
+from everstep.protocol.plan import Snapshots
 from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, RankHalf, Standing, StopState, Vote
 from everstep.protocol.rounds import RankRound
 from worker.core.lead import Lead
@@ -291,6 +292,10 @@ class Coordinator:
 
     No node has a slot of the base in the new layout, so the base is neither proposed nor uploaded.
     """
+    snapshots: Snapshots = Snapshots.EVERY_STEP
+    """The steps that are proposed. The base is proposed with every value."""
+    is_blocking: bool = False
+    """Whether ranks wait for the upload of each checkpoint."""
     distance: int = 1
     """Minimum steps from a committed step to the next proposal, set by the job's budget (`worker.core.budget`).
     """
@@ -332,6 +337,8 @@ class Coordinator:
         stored: Step = FIRST_STEP,
         strayed: frozenset[Rank] = frozenset(),
         is_relayout: bool = False,
+        snapshots: Snapshots = Snapshots.EVERY_STEP,
+        is_blocking: bool = False,
     ) -> Coordinator:
         """Return the coordinator of a new generation: the base is proposed, and no step is committed
         (docs/design.md#rounds).
@@ -346,6 +353,8 @@ class Coordinator:
             stored=stored,
             strayed=strayed,
             is_relayout=is_relayout,
+            snapshots=snapshots,
+            is_blocking=is_blocking,
         )
         return core._propose()
 
@@ -360,6 +369,8 @@ class Coordinator:
         stored: Step = FIRST_STEP,
         strayed: frozenset[Rank] = frozenset(),
         is_relayout: bool = False,
+        snapshots: Snapshots = Snapshots.EVERY_STEP,
+        is_blocking: bool = False,
     ) -> Coordinator:
         """Return the coordinator of a running generation after its agent has restarted. It has no reports yet."""
         core = cls(
@@ -370,6 +381,8 @@ class Coordinator:
             stored=stored,
             strayed=strayed,
             is_relayout=is_relayout,
+            snapshots=snapshots,
+            is_blocking=is_blocking,
         )
         return replace(core, is_recovering=True)
 
@@ -449,6 +462,26 @@ class Coordinator:
             return NONE
         floor = self.persist if self.persist != NONE else self.stored
         return Step((floor // self.every_steps + 1) * self.every_steps)
+
+    @property
+    def hold(self) -> Step:
+        """The step for whose upload all ranks wait, or `NONE`.
+
+        The wait begins after the commit and needs nothing of the ranks, so it cannot deadlock with their collectives.
+        It ends when no agent uploads the step any more. A failed upload therefore ends it, too.
+        """
+        is_over = self.is_recovering or self.is_finished
+        return self.persist if self.is_blocking and self._is_storing and not is_over else NONE
+
+    @property
+    def _is_storing(self) -> bool:
+        """True from the mark of a step for upload until no agent uploads it any more.
+
+        An agent pins the slot of the step before it reports that it has heard of the commit.
+        """
+        return self.persist != NONE and any(
+            each.committed < self.persist or each.pinned_step == self.persist for each in self.ranks
+        )
 
     @property
     def is_complete(self) -> bool:
@@ -552,7 +585,7 @@ class Coordinator:
         if len(boundaries) > 1:
             return replace(self, is_finished=True, proposed=NONE)
         (boundary,) = boundaries
-        if self.committed == boundary or boundary <= self.base:
+        if self.committed == boundary or boundary <= self.base or self.snapshots is Snapshots.NEVER:
             return replace(self, is_finished=True, final=boundary, proposed=NONE)
         if self.final != boundary:
             return replace(self, final=boundary, proposed=self.proposed if self.proposed == boundary else NONE)
@@ -594,9 +627,23 @@ class Coordinator:
             # upload.
             return self
         soonest = max(self.highest_boundary + self.lead.steps, self.newest + 1)
+        if self.snapshots is not Snapshots.EVERY_STEP:
+            return self._propose_checkpoint(Step(soonest))
         step = max(soonest, self.committed + self.distance)
         if self.every_steps:
             multiple = -(-soonest // self.every_steps) * self.every_steps
             # Prefer a multiple of the interval, so that a checkpoint of this step can be committed.
             step = multiple if multiple - step <= self.cadence else step
+        return replace(self, proposed=Step(step), newest=Step(step))
+
+    def _propose_checkpoint(self, soonest: Step) -> Coordinator:
+        """Propose the next step that becomes a checkpoint, if one is due and no upload runs.
+
+        `distance` does not count: the strategy decides how often ranks capture their state.
+        """
+        is_wanted = self.wanted > self.persist
+        is_busy = self._is_storing or self.is_uploading
+        if self.snapshots is Snapshots.NEVER or is_busy or not (is_wanted or self.every_steps):
+            return self
+        step = soonest if is_wanted else max(soonest, self.due_step)
         return replace(self, proposed=Step(step), newest=Step(step))

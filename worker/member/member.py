@@ -299,6 +299,8 @@ class Member:
                 stored=plan.checkpoint.stored_step,
                 strayed=strayed(plan),
                 is_relayout=plan.relayout is not None,
+                snapshots=plan.checkpoint.snapshots,
+                is_blocking=plan.checkpoint.is_blocking,
             )
             self.server = RoundServer(
                 plan.generation,

@@ -239,7 +239,9 @@ class OwnedShard:
 
     def may_wait(self) -> bool:
         """Return whether the rank may be waiting at a boundary. A waiting rank reads its page only after a message."""
-        return self.page.agent.stop_state is StopState.ANNOUNCED or self.page.rank().standing is not Standing.MOVING
+        half = self.page.agent
+        is_awaited = half.stop_state is StopState.ANNOUNCED or half.hold > 0
+        return is_awaited or self.page.rank().standing is not Standing.MOVING
 
     # -- slots
 
@@ -408,9 +410,9 @@ class OwnedShard:
         A rank that may wait at a boundary reads its page only after a message. A training rank reads its page at every
         boundary, and a message would delay its step.
         """
-        stop_before = self.page.agent.stop_state
+        might_wait = self.may_wait()
         self._apply(self._core.hear(announcement.committed, announcement.proposed), announcement)
-        return stop_before is StopState.ANNOUNCED or self.may_wait()
+        return might_wait or self.may_wait()
 
     # -- events of the holders
 
@@ -546,7 +548,7 @@ class OwnedShard:
     def _publish(self, announcement: Announcement | None = None) -> None:
         """Write the agent's half of the page.
 
-        Without an announcement, the fields for the end of training and for the agreed stop keep their values.
+        Without an announcement, the fields for the end of training, the agreed stop and the hold keep their values.
         """
         half = self.page.agent
         is_finished = half.proposed == FINISHED if announcement is None else announcement.finished
@@ -560,6 +562,7 @@ class OwnedShard:
                 vote=self._core.vote,
                 stop=half.stop if announcement is None else announcement.stop_step,
                 stop_state=half.stop_state if announcement is None else announcement.stop_state,
+                hold=half.hold if announcement is None else max(announcement.hold_step, 0),
             )
         )
 

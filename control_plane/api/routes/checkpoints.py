@@ -22,6 +22,7 @@ from control_plane.api.routes.jobs import find_job, require_no_dependent
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import common as common_schemas
 from control_plane.core.states import JobState
+from control_plane.core.strategies import Strategy
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.errors import Conflict
@@ -47,7 +48,8 @@ def create_checkpoint(
     """Request a checkpoint in S3 of the newest committed step of a running job, or of the next one.
 
     While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the job has
-    no checkpoint of its newest step and cannot make one: it is not running or has not committed a step.
+    no checkpoint of its newest step and cannot make one. The job is then not running, has not committed a step, or has
+    the strategy None.
     """
     now = services.now()
     with services.database.write() as session:
@@ -189,6 +191,8 @@ def _why_none(job: JobRecord) -> str:
         return f"the training job {job.name!r} has ended: {job.reason}"
     if job.state != JobState.RUNNING:
         return f"the training job {job.name!r} is not training: {job.reason}"
+    if job.spec.checkpoint_strategy is Strategy.NONE:
+        return f"the training job {job.name!r} has the strategy None, which makes no checkpoints"
     return f"the training job {job.name!r} has not committed a step yet"
 
 

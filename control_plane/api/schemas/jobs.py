@@ -7,7 +7,7 @@ the published descriptions of fields.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -73,6 +73,15 @@ class CheckpointConfig(Request):
     when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint.
     """
 
+    strategy: Literal["Everstep", "None", "Strawman", "HighFreq", "CheckFreq"] = "Everstep"
+    """When the job stores its state. The strategies besides Everstep exist for comparison and keep nothing on peers.
+
+    `None` stores nothing. `Strawman` makes a checkpoint every three hours, or every IntervalInSeconds, and training
+    waits until it is stored. `HighFreq` does so as often as the store allows. `CheckFreq` stores in the background, at
+    an interval that keeps the overhead within MaxOverhead, by default 0.05.
+
+    With these strategies, a restore uses checkpoints only. The strategy cannot change after creation.
+    """
     every_steps: int = Field(default=0, ge=0, le=1_000_000_000)
     """Steps between two checkpoints in S3. 0 disables checkpoints by number of steps."""
     interval_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)

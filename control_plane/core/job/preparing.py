@@ -21,6 +21,7 @@ from control_plane.core.job.ruling import with_ruling
 from control_plane.core.job.sources import step_left_in_s3
 from control_plane.core.job.view import JobView, waiting_words, watched_seconds, with_record
 from control_plane.core.states import IncidentEvent, JobEvent
+from control_plane.core.strategies import STRATEGIES
 from everstep.protocol.agent_messages import Prepare
 from everstep.protocol.ids import FIRST_STEP, Generation
 
@@ -153,7 +154,8 @@ def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
             [*incident.replacement_instance_ids, *(node_id for node_id in launched if node_id not in before)]
         )
         incident = incidents.moved(incident, IncidentEvent.NODES_THERE, view.now)
-        if incident.cause in NODE_LOSS_CAUSES and view.record.committed > FIRST_STEP and not view.record.refused:
+        is_held = STRATEGIES[view.spec.checkpoint_strategy].uses_memory and view.record.committed > FIRST_STEP
+        if incident.cause in NODE_LOSS_CAUSES and is_held and not view.record.refused:
             incident = incidents.with_faults(incident, faults.memory_loss(restore.forgotten, incident.failed_at))
         incident = replace(
             incident,

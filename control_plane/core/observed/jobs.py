@@ -18,6 +18,7 @@ from control_plane.core.observed.steps import (
     RefusedSource,
 )
 from control_plane.core.states import JobState
+from control_plane.core.strategies import Strategy
 from everstep.protocol.agent_messages import CheckpointPace
 from everstep.protocol.ids import FIRST_STEP, FleetName, Generation, JobName, NodeId, RunId, Step
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, Timeouts
@@ -47,6 +48,7 @@ class JobSettings:
     ranks_per_node: int
     copies: int
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
+    checkpoint_strategy: Strategy = Strategy.EVERSTEP
     checkpoint_every_steps: int = 0
     """Steps between two checkpoints. 0 means that the number of steps makes no checkpoint due."""
     checkpoint_interval_seconds: int | None = None

@@ -191,7 +191,7 @@ def test_submit_as_the_readme_says(run):
             "--hyperparameter",
             "seed=7",
         ),
-        *("--checkpoint-max-count", "5", "--checkpoint-max-age-seconds", "3600"),
+        *("--checkpoint-max-count", "5", "--checkpoint-max-age-seconds", "3600", "--strategy", "Everstep"),
         *("--environment", "A=b=c", "--fleet", "main", "--priority", "3", "--tag", "team=x", "--max-slowdown", "0.05"),
         upload_source={"SourceId": "s"},
         create_training_job=planned,
@@ -201,7 +201,12 @@ def test_submit_as_the_readme_says(run):
     assert "everstep jobs wait gpt" in err
     (_, dry), (_, request) = calls[1:]
     assert dry == {**request, "DryRun": True}
-    assert request["CheckpointConfig"] == {"EverySteps": 100, "MaxCount": 5, "MaxAgeInSeconds": 3600}
+    assert request["CheckpointConfig"] == {
+        "Strategy": "Everstep",
+        "EverySteps": 100,
+        "MaxCount": 5,
+        "MaxAgeInSeconds": 3600,
+    }
     assert request["HyperParameters"] == {"steps": "200", "seed": "7"}
     assert (request["Environment"], request["Protection"], request["FleetName"], request["Priority"]) == (
         {"A": "b=c"},

@@ -37,7 +37,7 @@ def table(name: str) -> list[tuple[int, int | None, str]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "start", "end"), [("slot", 0, HEADER_BYTES), ("agent half", 0, 88), ("rank half", 2048, 2136)]
+    ("name", "start", "end"), [("slot", 0, HEADER_BYTES), ("agent half", 0, 96), ("rank half", 2048, 2136)]
 )
 def test_tables_have_no_gaps(name: str, start: int, end: int) -> None:
     position = start
@@ -88,7 +88,7 @@ def test_slot_header() -> None:
 
 HALVES = {
     "agent half": (
-        AgentHalf(5, 101, 102, 1, 103, StopState.CONFIRMED, 104, Vote.ABANDON, 105, 106),
+        AgentHalf(5, 101, 102, 1, 103, StopState.CONFIRMED, 104, Vote.ABANDON, 105, 106, 107),
         {
             "sequence": 1,
             "generation": 5,
@@ -101,6 +101,7 @@ HALVES = {
             "vote": 2,
             "load": 105,
             "verified": 106,
+            "hold": 107,
         },
     ),
     "rank half": (

@@ -50,6 +50,10 @@ NOTHING, QUIET = Decision(), Decision(is_quiet=True)
         (view(echo_step=5), half(stop=5, stop_state=StopState.CONFIRMED), Decision(is_stopped=True)),
         (view(echo_step=7), half(stop=7, stop_state=StopState.CONFIRMED), NOTHING),
         (view(echo_step=4), half(stop=4, stop_state=StopState.CONFIRMED), NOTHING),
+        (view(), half(hold=5), Decision(is_held=True)),
+        (view(), half(hold=4), Decision(is_held=True)),
+        (view(), half(hold=6), NOTHING),
+        (view(boundary=0), half(hold=0), NOTHING),  # Zero means that no upload blocks training.
     ],
 )
 def test_decisions(view: RankView, half: AgentHalf, expected: Decision) -> None:

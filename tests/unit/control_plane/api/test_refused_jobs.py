@@ -186,6 +186,27 @@ def request_(client, tmp_path_factory):
             "set MaxOverhead",
         ),
         ({"CheckpointConfig": {"S3Uri": "http://x"}}, "CheckpointConfig.S3Uri", "s3"),
+        ({"CheckpointConfig": {"Strategy": "Gemini"}}, "CheckpointConfig.Strategy", "HighFreq"),
+        (
+            {"CheckpointConfig": {"Strategy": "Strawman"}, "Protection": {"Copies": 2}},
+            "Protection.Copies",
+            "the strategy Strawman keeps no copies on other nodes",
+        ),
+        (
+            {"CheckpointConfig": {"Strategy": "HighFreq", "EverySteps": 10}},
+            "CheckpointConfig.EverySteps",
+            "the strategy HighFreq always has 1",
+        ),
+        (
+            {"CheckpointConfig": {"Strategy": "None", "OnNotice": True}},
+            "CheckpointConfig.OnNotice",
+            "the strategy None makes no checkpoints",
+        ),
+        (
+            {"CheckpointConfig": {"Strategy": "CheckFreq", "ThirdSlot": True}},
+            "CheckpointConfig.ThirdSlot",
+            "the strategy CheckFreq does not use it",
+        ),
         ({"RetryStrategy": {"MaxAttempts": 0}}, "RetryStrategy.MaxAttempts", "1"),
         ({"Unknown": 1}, "Unknown", "is not a field of this request"),
         ({"HyperParameters": {"steps": 200}}, "HyperParameters.steps", "must be text, not '200'"),

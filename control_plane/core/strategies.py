@@ -1,0 +1,157 @@
+"""Checkpoint strategies of a job: Everstep's own, and four others for comparison on the same job.
+
+A strategy is a choice of existing settings. `STRATEGIES` has one row per strategy:
+
+    strategy     ranks capture       next checkpoint                  training during an upload   restores from
+    Everstep     as many as cheap    the job's own settings           continues                   memory, then S3
+    None         no step             never                            -                           the start
+    Strawman     checkpoints only    3 h after the last one           waits                       S3
+    HighFreq     checkpoints only    at once after the last one       waits                       S3
+    CheckFreq    checkpoints only    interval within a cost of 5 %    continues                   S3
+
+CheckFreq's interval is the automatic interval of `worker.core.checkpoint_schedule`, with max_overhead 0.05:
+
+    interval = max(U, c · (1 + p) / p)      U duration of an upload, c training time that it costs, p overhead bound
+
+Source: Strawman and HighFreq are the baselines of GEMINI (Wang et al., SOSP 2023, section 7.1). CheckFreq is Mohan,
+Phanishayee and Chidambaram, FAST 2021; its code bounds the overhead by 5 % by default.
+
+Invariant: a strategy other than Everstep keeps each shard on its owner's node only. A restore uses no shard in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from everstep.protocol.plan import Snapshots
+
+
+class Strategy(StrEnum):
+    """The rules by which a job stores and restores its state.
+
+    - EVERSTEP: nodes keep each step in memory; checkpoints follow the job's settings.
+    - NONE: nothing is stored. After a failure the job starts again from its beginning.
+    - STRAWMAN: one checkpoint every three hours; training waits until it is stored.
+    - HIGH_FREQ: one checkpoint after the other; training waits until each is stored.
+    - CHECK_FREQ: checkpoints in the background, at an interval that follows from their measured cost.
+    """
+
+    EVERSTEP = "Everstep"
+    NONE = "None"
+    STRAWMAN = "Strawman"
+    HIGH_FREQ = "HighFreq"
+    CHECK_FREQ = "CheckFreq"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The settings that make a job's checkpoints due."""
+
+    every_steps: int = 0
+    """0 without checkpoints by number of steps."""
+    interval_seconds: int | None = None
+    """None without a fixed interval."""
+    max_overhead: float | None = None
+    """None if the interval is not automatic."""
+    max_bytes_per_second: int | None = None
+    """None without a bandwidth budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """One row of the table in the module's docstring."""
+
+    snapshots: Snapshots
+    is_blocking: bool = False
+    uses_memory: bool = False
+    """Whether a restore may use shards in the memory of nodes."""
+    schedule: Schedule = Schedule()
+    """Defaults of the schedule."""
+    adjustable: tuple[str, ...] = ()
+    """Fields of the schedule that a request may change."""
+
+
+STRATEGIES: Mapping[Strategy, Rules] = {
+    Strategy.EVERSTEP: Rules(
+        snapshots=Snapshots.EVERY_STEP,
+        uses_memory=True,
+        adjustable=("every_steps", "interval_seconds", "max_overhead", "max_bytes_per_second"),
+    ),
+    Strategy.NONE: Rules(snapshots=Snapshots.NEVER),
+    Strategy.STRAWMAN: Rules(
+        snapshots=Snapshots.FOR_CHECKPOINTS,
+        is_blocking=True,
+        schedule=Schedule(interval_seconds=3 * 3600),
+        adjustable=("interval_seconds",),
+    ),
+    Strategy.HIGH_FREQ: Rules(snapshots=Snapshots.FOR_CHECKPOINTS, is_blocking=True, schedule=Schedule(every_steps=1)),
+    Strategy.CHECK_FREQ: Rules(
+        snapshots=Snapshots.FOR_CHECKPOINTS,
+        schedule=Schedule(max_overhead=0.05),
+        adjustable=("max_overhead", "max_bytes_per_second"),
+    ),
+}
+
+_FIELDS = {
+    "every_steps": "EverySteps",
+    "interval_seconds": "IntervalInSeconds",
+    "max_overhead": "MaxOverhead",
+    "max_bytes_per_second": "MaxUploadBytesPerSecond",
+}
+"""Names of a schedule's fields in the API."""
+
+
+def completed(strategy: Strategy, asked: Schedule) -> Schedule:
+    """Return a request's schedule with the strategy's default for each field that the request leaves out."""
+    default = STRATEGIES[strategy].schedule
+    return Schedule(
+        every_steps=asked.every_steps or default.every_steps,
+        interval_seconds=asked.interval_seconds or default.interval_seconds,
+        max_overhead=asked.max_overhead or default.max_overhead,
+        max_bytes_per_second=asked.max_bytes_per_second,
+    )
+
+
+def contradictions(
+    strategy: Strategy, schedule: Schedule, *, copies: int, third_slot: bool, on_notice: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield the settings of a job that contradict its strategy.
+
+    Args:
+        strategy: the strategy that the job was created with; it never changes.
+        schedule: the schedule with the strategy's defaults filled in (`completed`).
+        copies: number of nodes that hold each shard.
+        third_slot: whether a third slot per shard is reserved.
+        on_notice: whether a notice of AWS makes a checkpoint due.
+
+    Yields:
+        Name of the API's field and the message, for each setting that must change.
+    """
+    rules = STRATEGIES[strategy]
+    if strategy is Strategy.EVERSTEP:
+        return
+    for attribute, name in _FIELDS.items():
+        default = getattr(rules.schedule, attribute)
+        if attribute not in rules.adjustable and getattr(schedule, attribute) != default:
+            fixed = f"always has {default:g}" if default else "does not use it"
+            yield f"CheckpointConfig.{name}", f"the strategy {strategy} {fixed}; remove the field"
+        elif default and not getattr(schedule, attribute):
+            yield f"CheckpointConfig.{name}", f"the strategy {strategy} needs it; set a value above 0"
+    if copies > 1:
+        yield "Protection.Copies", f"the strategy {strategy} keeps no copies on other nodes; remove the field or set 1"
+    if third_slot:
+        yield "CheckpointConfig.ThirdSlot", f"the strategy {strategy} does not use it; remove the field"
+    if on_notice and strategy is Strategy.NONE:
+        yield "CheckpointConfig.OnNotice", f"the strategy {strategy} makes no checkpoints; remove the field"
+
+
+def strategy_words(strategy: Strategy) -> str:
+    """Return what a comparison strategy means for the job's protection, as a sentence. Empty for Everstep's own."""
+    if strategy is Strategy.EVERSTEP:
+        return ""
+    if strategy is Strategy.NONE:
+        return "The strategy None keeps no state: after a failure, the job starts again from its beginning."
+    words = "memory protects no step: after a failure, the job restores the newest checkpoint"
+    return f"With the strategy {strategy}, {words}."

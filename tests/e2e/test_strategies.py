@@ -1,0 +1,32 @@
+"""Jobs with the checkpoint strategies of other systems survive a killed rank, without any step in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.jobs import Shape, Workplace, assert_identical
+
+ALONE = Shape(nodes=2, copies=1)
+MOMENT = "1:8"
+
+
+@pytest.mark.parametrize(("strategy", "words"), [("HighFreq", "newest checkpoint"), ("None", "from its beginning")])
+def test_a_killed_rank_costs_all_steps_since_the_newest_checkpoint(place: Workplace, strategy: str, words: str) -> None:
+    request = {"CheckpointConfig": {"Strategy": strategy}}
+    job = place.submit(f"compared-{strategy.lower()}", ALONE, steps=12, holds=(MOMENT,), request=request)
+    job.reference()
+    job.wait_standing(MOMENT)
+    stored = 0
+    if strategy == "HighFreq":
+        job.wait("a checkpoint", lambda _: job.protection().get("LastCheckpoint"))
+        stored = job.protection()["LastCheckpoint"]["Step"]
+    assert words in job.protection()["Reason"]
+    assert (job.describe()["CommittedStep"] > 0) == (strategy == "HighFreq")
+    job.kill_rank(0)
+    job.let_go(MOMENT)
+    job.wait_ended()
+    (incident,) = job.incidents()
+    assert incident.get("RestoreSource") == ("s3" if strategy == "HighFreq" else None)
+    assert stored <= incident["FromStep"] <= 8
+    assert (incident["FromStep"] == 0) == (strategy == "None")
+    assert_identical(job)

@@ -1,0 +1,69 @@
+"""Jobs with each checkpoint strategy, with the real loops of the control plane: plans and restores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from control_plane.core.states import JobState
+from control_plane.core.strategies import STRATEGIES, Schedule, Strategy, completed
+from everstep.protocol.plan import Snapshots
+from tests.unit.control_plane.loop.world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path):
+    made = World(tmp_path, nodes=2, spares=0, max_size=2)
+    yield made
+    made.close()
+
+
+async def trained(world: World, strategy: Strategy) -> None:
+    """Train a job of two nodes for 8 steps. Step 5 is stored, unless the strategy stores nothing."""
+    schedule = completed(strategy, Schedule())
+    world.submit(
+        nodes=2,
+        copies=2 if strategy is Strategy.EVERSTEP else 1,
+        checkpoint_strategy=strategy,
+        checkpoint_every_steps=schedule.every_steps,
+        checkpoint_interval_seconds=schedule.interval_seconds,
+        checkpoint_max_overhead=schedule.max_overhead,
+    )
+    await world.running()
+    await world.train(5)
+    if strategy is not Strategy.NONE:
+        await world.upload(5)
+    await world.train(3)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "base"),
+    [
+        (Strategy.EVERSTEP, 8),
+        (Strategy.NONE, 0),
+        (Strategy.STRAWMAN, 5),
+        (Strategy.HIGH_FREQ, 5),
+        (Strategy.CHECK_FREQ, 5),
+    ],
+)
+async def test_after_a_failure_only_everstep_restores_from_memory(world: World, strategy: Strategy, base: int) -> None:
+    await trained(world, strategy)
+    world.kill_rank(world.team()[0])
+    await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
+    plan = world.plan()
+    assert plan.base_step == base
+    kinds = {sources[0].kind for sources in (rank.sources for rank in plan.ranks) if sources}
+    assert kinds == {Strategy.EVERSTEP: {"local"}, Strategy.NONE: set()}.get(strategy, {"s3"})
+    (incident,) = world.incidents()
+    assert incident.from_step == base
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+async def test_the_plan_contains_the_rules_of_the_strategy(world: World, strategy: Strategy) -> None:
+    await trained(world, strategy)
+    plan, rules = world.plan(), STRATEGIES[strategy]
+    assert plan.checkpoint.snapshots is rules.snapshots
+    assert plan.checkpoint.is_blocking is rules.is_blocking
+    assert (plan.checkpoint.snapshots is Snapshots.NEVER) == (strategy is Strategy.NONE)
+    assert {len(rank.holders) for rank in plan.ranks} == {2 if strategy is Strategy.EVERSTEP else 1}
