@@ -46,13 +46,13 @@ from worker.core.slots import EMPTY, Content, SlotView
 
 Event = tuple[object, ...]
 Token = tuple[int, Content]
-"""The shard of a rank, as a part of a share's bytes."""
+"""Name of a rank's shard, as one element of a share's symbolic bytes."""
 DAMAGE: Token = (-1, Content(Generation(0), Step(0)))
 """The difference that a memory fault makes in a share."""
 SHARE = 1_000
-"""Added to the rank of a share's holder where an inventory or a keep list names the share."""
+"""Offset that marks a share. An inventory or a keep list names a share by its holder's rank plus this number."""
 REBUILT = NodeId("rebuilt")
-"""Node of the shards that survivors can rebuild, in the survey for `recovery.choose`."""
+"""Stand-in for a node in the survey for `recovery.choose`: it has the shards that the survivors can rebuild."""
 WEIGHTS = {
     "boundary": 0.3,
     "drop": 0.3,
@@ -66,15 +66,15 @@ WEIGHTS = {
 }
 """Weights of the kinds of events in a random walk; 1 for all others."""
 SLOWLY = {**dict.fromkeys(WEIGHTS, 0.0), "boundary": 0.05}
-"""Weights for walks without faults, in which contributions keep up with training."""
+"""Weights for walks without faults, in which training is slow enough for every contribution."""
 
 
 class Phase(IntEnum):
-    """State of the line on which one member contributes to another member's share.
+    """State of the connection on which one member contributes to another member's share.
 
     OFF: no connection. IDLE: connected. OPEN: the holder has granted a slot, and the chunk is in transit. SENT: the
-    holder has received the chunk. WAITING: the contribution is complete, others are not. SEALED: the acknowledgement is
-    in transit.
+    holder has received the chunk. WAITING: this contribution is complete, and another member's is not. SEALED: the
+    acknowledgement is in transit.
     """
 
     OFF = 0
@@ -86,7 +86,7 @@ class Phase(IntEnum):
 
 
 class Line(NamedTuple):
-    """The line from a contributor to the holder of a share."""
+    """The connection from a contributor to the holder of a share."""
 
     phase: Phase = Phase.OFF
     step: int = NONE
@@ -99,7 +99,7 @@ class ShareSlot(NamedTuple):
     value: frozenset[Token] = frozenset()
     """The slot's bytes: the shards that it contains an odd number of times."""
     share: Share | None = None
-    """The accumulation; None unless the slot is WRITING."""
+    """The contributions so far. None unless the slot is WRITING."""
     header: frozenset[Contribution] = frozenset()
     """The contributions that the header of a sealed slot names."""
 
@@ -110,9 +110,9 @@ class Plan(NamedTuple):
     base: int
     origin: int
     keep: tuple[tuple[frozenset[Content], frozenset[Content]], ...]
-    """Contents to keep, by seat: of the node's shard and of its share."""
+    """Contents that a node must not discard, by seat: of the node's shard and of its share."""
     rebuilt: tuple[Contribution | None, ...]
-    """By rank: the shard to rebuild; None if the node has it, or if the base is 0."""
+    """The shard to rebuild, by rank. None if the node has its shard, or if the base is step 0."""
 
 
 class Inventory(NamedTuple):
@@ -168,9 +168,9 @@ class World(NamedTuple):
     counted: tuple[int, int]
     """Generation and step of the newest commit, which a restarted coordinator may derive again."""
     stood: tuple[bool, ...]
-    """By rank: whether all other members were in view when the rank last acknowledged."""
+    """True if all other members counted when the rank last acknowledged, by rank."""
     covered: tuple[bool, ...]
-    """By group: whether one loss in the group is covered since the last commit."""
+    """True if every member of the group counted at the last commit, by group. Such a group may lose one member."""
     weak: frozenset[int]
     """Seats that lost a shard or a share of the last commit, and therefore count as lost until the next one."""
 
@@ -317,7 +317,7 @@ class Model:
         return restore.plan is None and seat not in restore.dead | restore.quiet
 
     def keeps(self, world: World, seat: int, *, told: int = NONE, is_share: bool = False) -> frozenset[Content]:
-        """Return the contents that a node may not overwrite, by the knowledge of its agent."""
+        """Return the contents that a node must not overwrite, according to its agent's own state."""
         committed = max(told, world.shards[seat].committed)
         base = Content(Generation(world.origin), Step(world.base)) if world.base else None
         return self.rules.kept(
@@ -393,7 +393,7 @@ class Model:
         return known if self._is_covered(known, frozenset()) else known._replace(best=0)
 
     def _boundary(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
-        """A rank passes its next boundary, which no rank passes before all ranks have reached the one before."""
+        """A rank passes its next boundary. All ranks must have reached the boundary before it."""
         boundary, shard = world.boundaries[rank] + 1, world.shards[rank]
         if boundary > self.shape.steps or boundary - 1 > min(world.boundaries):
             return
@@ -460,7 +460,10 @@ class Model:
         return world._replace(shares=put(world.shares, holder, put(world.shares[holder], index, slot)))
 
     def _lacks_base(self, world: World, rank: int) -> bool:
-        """Return whether an owner lost the base before its commit. It then has no lines until the next generation."""
+        """Return whether an owner lost the base before its commit.
+
+        The owner then opens no connection until the next generation.
+        """
         shard = world.shards[rank]
         return bool(world.base) and shard.committed == NONE and world.base not in shard.sealed
 
@@ -513,7 +516,7 @@ class Model:
         return None
 
     def _received(self, world: World, rank: int, holder: int) -> World:
-        """The holder receives and verifies the chunk. A chunk of a share that was given up is refused."""
+        """The holder receives and verifies the chunk. It refuses a chunk of a share that it has abandoned."""
         line, index = world.lines[rank][holder], self._accumulating(world, rank, holder)
         if index is None:
             return self._line(world, rank, holder, Line(Phase.IDLE))
@@ -525,7 +528,10 @@ class Model:
         return self._line(self._slot(world, holder, index, slot), rank, holder, line._replace(phase=Phase.SENT))
 
     def _ended(self, world: World, rank: int, holder: int) -> World:
-        """The contribution is complete. The last one seals the share, which all contributors are told."""
+        """The contribution is complete.
+
+        The last contribution seals the share, and the holder acknowledges it to all contributors.
+        """
         line, index = world.lines[rank][holder], self._accumulating(world, rank, holder)
         if index is None:
             return self._line(world, rank, holder, Line(Phase.IDLE))
@@ -570,10 +576,10 @@ class Model:
         yield from self._losses(faulty, "lose")
 
     def _damages(self, world: World, seat: int) -> Iterator[tuple[Event, World]]:
-        """Memory damages a committed shard or share, and the group can lose no other node until the next commit.
+        """A memory fault damages a committed shard or share. The group can lose no other node until the next commit.
 
-        A restarted agent finds an invalid header and treats the slot as empty. Nobody notices changed bytes of a share
-        before they are used.
+        A restarted agent finds an invalid header and treats the slot as empty. Changed bytes of a share are detected
+        only when the share is used.
         """
         weaker = world._replace(weak=world.weak | {seat})
         for index, view in enumerate(world.own[seat]):
@@ -589,7 +595,10 @@ class Model:
                 yield ("damage", seat, content.step), self._slot(weaker, seat, index, changed)
 
     def _restarted(self, world: World, seat: int) -> World:
-        """Restart the agent of a node: it finds its page and its sealed slots, and forgets unsealed shares."""
+        """Restart the agent of a node.
+
+        The new agent finds its page and its sealed slots, and discards unsealed shares.
+        """
         world = self._cut(world, {seat})
         world = world._replace(shares=put(world.shares, seat, _sealed_only(world.shares[seat])))
         shard = world.shards[seat]
@@ -622,7 +631,10 @@ class Model:
         return world._replace(lines=lines)
 
     def _is_covered(self, world: World, lost: frozenset[int]) -> bool:
-        """Return whether the last commit must survive a loss: at most one member per group, and only if covered."""
+        """Return whether the last commit must survive the loss of these seats.
+
+        A covered group may lose one member, and any other group none. Seats in `weak` already count as lost.
+        """
         return all(
             len((world.weak | lost).intersection(group)) <= is_covered
             for group, is_covered in zip(self.groups, world.covered, strict=True)
@@ -639,7 +651,7 @@ class Model:
                     yield ("lose too many" if name == "lose" else name, *seats), self._lost(beyond, lost)
 
     def _lost(self, world: World, lost: frozenset[int]) -> World:
-        """Nodes are lost with all their slots. The control plane asks all others for a promise."""
+        """Nodes are lost with all their slots. The control plane asks all other nodes for a promise."""
         world = self._cut(world, lost)
         before, dead, quiet = world.restore, lost, frozenset[int]()
         if before is not None:
@@ -816,7 +828,7 @@ class Model:
         return max(common or (), default=NONE)
 
     def _is_left(self, world: World, group: Sequence[int], content: Content, dead: frozenset[int]) -> bool:
-        """Return whether the live members of a group have all shards of a content, or what rebuilds the lost one."""
+        """Return whether the live members of a group have all shards of a content, or can rebuild the lost shard."""
         left = [seat for seat in group if seat not in dead and self.has(world, seat, content)]
         if len(left) >= len(group) - 1:
             shares = [self.share(world, seat, content) for seat in left]
@@ -881,7 +893,7 @@ def steady(nodes: int, group: int, *, committed: int = 2, seed: int = 1) -> Worl
 
 
 class AppliesTwice(Share):
-    """A chunk that arrives again is combined with the slot again."""
+    """The holder combines a repeated chunk with the slot a second time."""
 
     __slots__ = ()
 
@@ -890,7 +902,7 @@ class AppliesTwice(Share):
 
 
 class SealsEarly(Share):
-    """A share is sealed while one contribution is missing."""
+    """The holder seals a share while one contribution is missing."""
 
     __slots__ = ()
 
@@ -900,7 +912,7 @@ class SealsEarly(Share):
 
 
 class CountsBegun(Share):
-    """A contribution counts as complete before its chunk has arrived."""
+    """The holder counts a contribution as complete before its chunk has arrived."""
 
     __slots__ = ()
 
@@ -918,7 +930,7 @@ def overwrite_oldest(views: Sequence[SlotView], keep: Collection[Content]) -> in
 def place_in_oldest(
     views: Sequence[SlotView], content: Content, keep: Collection[Content], free: Callable[..., int | None]
 ) -> int | None:
-    """Accumulate a share over the share of C before C moves."""
+    """Accumulate a share over the share of the committed step, before a newer step is committed."""
     return parity_rules.place(views, content, keep, overwrite_oldest)
 
 

@@ -47,7 +47,7 @@ def test_every_interleaving_of_a_fault_during_a_step() -> None:
 
 @pytest.mark.parametrize(("nodes", "group", "count"), [(3, 3, 30), (4, 2, 30), (4, 4, 30), (5, 3, 20), (6, 3, 20)])
 def test_random_walks(nodes: int, group: int, count: int) -> None:
-    """Walks at random. Then, without further faults, every member returns to the view and later steps commit."""
+    """Walk at random, then run without faults: every member counts again, and later steps commit."""
     seen = Explored()
     for seed in range(count):
         start = steady(nodes, group, seed=seed % 5) if seed % 2 else None
@@ -61,7 +61,7 @@ def test_random_walks(nodes: int, group: int, count: int) -> None:
 
 
 def settle(shape: Shape, world: World, seed: int, rules: Rules | None = None) -> None:
-    """Continue without faults until every view is whole and training has committed a later step."""
+    """Run without faults until all members count in every view and training has committed a later step."""
     goal = later(world, 1)
 
     def is_well(world: World) -> bool:
