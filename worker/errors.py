@@ -79,7 +79,7 @@ class OtherGeneration(PeerRefused):
 
 
 class StubRefused(WorkerError):
-    """Simulated GPUs were requested outside a local cluster."""
+    """Simulated GPUs were configured outside a local cluster."""
 
 
 class SourceRefused(WorkerError):
@@ -129,7 +129,7 @@ class RequirementsRefused(WorkerError):
 
 
 class SupervisorError(WorkerError):
-    """A failure of this node's processes."""
+    """Base class for failures of the node's shim and of its ranks' processes."""
 
 
 class ShimUnavailable(SupervisorError):

@@ -38,7 +38,7 @@ RETRY_SECONDS: Final = 1.0
 
 @dataclass(slots=True)
 class _Held:
-    """The stored lines of one owner."""
+    """The log lines of one owner that this node stores."""
 
     path: Path
     limit_bytes: int

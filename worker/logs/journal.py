@@ -56,7 +56,7 @@ BEHIND_BYTES: Final = 256 * 1024 * 1024
 TAIL_BYTES: Final = 64 * 1024
 """Bytes at the end of a long stream that stay on disk, because users see them if the rank fails."""
 _PUNCH_HOLE: Final = 0x02 | 0x01
-"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE from linux/falloc.h."""
+"""Flags of fallocate(2) that free a part of a file: FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE."""
 
 StreamKey = tuple[Rank, str]
 

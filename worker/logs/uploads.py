@@ -31,7 +31,7 @@ T = TypeVar("T")
 READ_SECONDS = 0.1
 """Seconds between two checks for new output of ranks."""
 LIVE_LINES = 500
-"""Maximum lines in one message to the control plane."""
+"""Maximum number of log lines in one message to the control plane."""
 LIVE_CHARACTERS = 1024 * 1024
 """Number of characters after which a message to the control plane is complete."""
 RECENT_CHARACTERS = 256 * 1024

@@ -104,7 +104,7 @@ class RankUser:
     """Number of uids from `uid` on that are assigned to jobs in turn; with 1, all jobs share this user."""
 
     def covers(self, uid: int) -> bool:
-        """Return whether this uid belongs to these users."""
+        """Return whether `uid` is one of these users' uids."""
         return self.uid <= uid < self.uid + self.uid_count
 
     def at_turn(self, turn: int) -> RankUser:
@@ -295,7 +295,7 @@ def make_own(folder: Path, user: RankUser | None) -> None:
 
 
 def share(path: Path, user: RankUser | None) -> None:
-    """Give `user` read and write access to a file or socket that root still owns. Idempotent."""
+    """Allow `user` to read and write a file or socket, which root still owns. Idempotent."""
     if user is not None:
         os.chown(path, -1, user.gid, follow_symlinks=False)
         path.chmod(0o660)

@@ -418,7 +418,7 @@ def _end_users(user: RankUser | None) -> None:
 
 
 def _names_files(order: Order) -> bool:
-    """Return whether the requirements may name other files of the source."""
+    """Return whether the requirements may name other files of the job's source tree."""
     return _LOCAL.search(read_requirements(order).decode(errors="replace")) is not None
 
 

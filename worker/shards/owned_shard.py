@@ -84,7 +84,7 @@ class OwnedShard:
         self.arriving: Arriving | None = None
         """Message to the rank about the base that this node fetches. None until the index of the base has arrived."""
         self.refusal = ""
-        """Reason why no snapshot of this rank can be taken at the moment; empty if snapshots work."""
+        """Reason why this rank cannot capture a snapshot at present; empty if it can."""
         self.reserved: tuple[int, bytes] | None = None
         """(capacity in bytes, layout hash) of the rank's present slots; None before the rank's first request."""
         self.unready: frozenset[NodeId] = frozenset()
@@ -385,7 +385,7 @@ class OwnedShard:
         self._apply(self._core.abandon(step, reason, late=late))
 
     def forget(self, step: Step) -> None:
-        """Record that this node no longer has `step`."""
+        """Record that this node no longer holds `step`."""
         self._apply(self._core.forget(step))
 
     def forget_lost(self) -> None:

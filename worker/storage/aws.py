@@ -179,7 +179,7 @@ class SecretPlace:
     """Service, name and region of a secret."""
 
     service: str
-    """`secretsmanager` or `ssm`, boto3's names."""
+    """boto3's name of the service: `secretsmanager` or `ssm`."""
     name: str
     """Name or ARN of the secret."""
     region: str | None = None

@@ -97,7 +97,7 @@ _stub_file = msgspec.json.Decoder(_StubFile)
 
 
 class StubGpus:
-    """GPUs that a stub file describes."""
+    """Source of readings of simulated GPUs, which a stub file describes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -136,7 +136,7 @@ class _NoNvml(Exception):
 
 
 class NvmlGpus:
-    """GPUs read through NVML (`nvidia-ml-py`, which only this class imports)."""
+    """Source of GPU readings through NVML (`nvidia-ml-py`, which only this class imports)."""
 
     def __init__(self) -> None:
         """Open the library.

@@ -24,7 +24,7 @@ class MemoryFacts:
     """Size and availability of memory in bytes."""
 
     total_bytes: int
-    """Memory of the machine, or the cgroup's limit if that is lower."""
+    """Memory of the machine, or the cgroup's limit if the limit is lower."""
     available_bytes: int
     """Memory that could be allocated now without swapping."""
     limit_bytes: int | None = None
