@@ -62,46 +62,46 @@ def settings(arguments: list[str]) -> AgentSettings:
     """
     environment = os.environ
     parser = argparse.ArgumentParser(
-        prog="everstep agent", description="The agent of one node. One per instance; a systemd unit runs it."
+        prog="everstep agent", description="Runs the agent of one node. A systemd unit starts one agent per instance."
     )
     parser.add_argument(
         "--control-plane-url",
         required=True,
         action="append",
-        help="http or https URL of the control plane; once for each replica that has its own",
+        help="http or https URL of the control plane; repeat the option for each server with its own URL",
     )
     parser.add_argument(
         "--join-token",
         default=environment.get("EVERSTEP_JOIN_TOKEN", ""),
-        help="from `everstep fleets join-token`; needed once per instance. Better in EVERSTEP_JOIN_TOKEN: "
-        "options show in the list of processes",
+        help="token from `everstep fleets join-token`, needed once per instance. Prefer EVERSTEP_JOIN_TOKEN, because "
+        "the list of processes shows options",
     )
     parser.add_argument(
         "--fleet",
         default=environment.get("EVERSTEP_FLEET"),
-        help="fleet to join by the instance's role, without a token (EVERSTEP_FLEET)",
+        help="fleet that this instance joins with its role instead of a token (EVERSTEP_FLEET)",
     )
     parser.add_argument(
         "--server-id",
         default=environment.get("EVERSTEP_SERVER_ID"),
-        help="whom the signature of that role is for; the server logs its id at start (EVERSTEP_SERVER_ID)",
+        help="id of the server for which the role signs; the server logs its id at start (EVERSTEP_SERVER_ID)",
     )
     parser.add_argument(
         "--region",
         default=environment.get("AWS_REGION"),
-        help="of the control plane (AWS_REGION); for --fleet, and where no other is named for secrets and S3",
+        help="region of the control plane (AWS_REGION), for --fleet; also the default region for secrets and S3",
     )
     parser.add_argument(
         "--ca-bundle",
         type=Path,
         default=environment.get("EVERSTEP_CA_BUNDLE"),
-        help="PEM file with the authority of the control plane's certificate, where it is your own "
+        help="PEM file with the authority of the control plane's certificate, if you run your own authority "
         "(EVERSTEP_CA_BUNDLE)",
     )
     parser.add_argument(
         "--allow-non-loopback",
         action="store_true",
-        help="send tokens over plain http to another machine: the network is yours",
+        help="permit tokens over plain http to another machine; only for networks that you trust",
     )
     parser.add_argument(
         "--instance-id", default=environment.get("EVERSTEP_INSTANCE_ID"), help="EC2 instance id (EVERSTEP_INSTANCE_ID)"
@@ -109,61 +109,64 @@ def settings(arguments: list[str]) -> AgentSettings:
     parser.add_argument(
         "--address",
         default=environment.get("EVERSTEP_ADDRESS"),
-        help="address that peers reach this node at (EVERSTEP_ADDRESS)",
+        help="address at which peers reach this node (EVERSTEP_ADDRESS)",
     )
     parser.add_argument(
         "--state-dir",
         type=Path,
         default=environment.get("EVERSTEP_STATE_DIR", "/var/lib/everstep"),
-        help="promise, logs, outputs (EVERSTEP_STATE_DIR; default %(default)s)",
+        help="folder for the agent's state, logs and outputs (EVERSTEP_STATE_DIR; default %(default)s)",
     )
     parser.add_argument(
         "--memory-bytes",
         type=int,
         default=environment.get("EVERSTEP_NODE_MEMORY_BYTES"),
-        help="host memory that slots may take in all (EVERSTEP_NODE_MEMORY_BYTES; by default what /dev/shm has "
-        "room for, at most half of the memory)",
+        help="maximum host memory of all slots (EVERSTEP_NODE_MEMORY_BYTES; default: the free space of /dev/shm, "
+        "at most half of the memory)",
     )
     parser.add_argument(
         "--input-bytes",
         type=int,
         default=environment.get("EVERSTEP_INPUT_BYTES"),
-        help="disk that inputs of jobs may take, those kept for later jobs included (EVERSTEP_INPUT_BYTES; by "
-        "default all but 5 percent of it)",
+        help="maximum disk space of jobs' inputs, including inputs cached for later jobs (EVERSTEP_INPUT_BYTES; "
+        "default: 95 percent of the disk)",
     )
     parser.add_argument(
         "--rank-user",
         default=environment.get("EVERSTEP_RANK_USER") or None,
-        help="one user for the ranks of all jobs, where the agent is root: a name, uid or uid:gid "
+        help="one user for the ranks of all jobs, if the agent is root: a name, uid or uid:gid "
         "(EVERSTEP_RANK_USER; by default each job has "
-        f"a uid of its own, from {rank_user.NUMBER + 1} to {rank_user.NUMBER + rank_user.UID_COUNT}, and "
-        "everstep-ranks' groups); root: as the agent",
+        f"its own uid, from {rank_user.NUMBER + 1} to {rank_user.NUMBER + rank_user.UID_COUNT}, and "
+        "the groups of the user everstep-ranks); root: ranks run as the agent",
     )
     parser.add_argument(
         "--allow-builds",
         action="store_true",
         default=environment.get("EVERSTEP_ALLOW_BUILDS") == "1",
-        help="let pip build packages that have no wheel for jobs' requirements, which runs their code "
+        help="allow pip to build packages without a wheel for jobs' requirements; a build runs the package's code "
         "(EVERSTEP_ALLOW_BUILDS=1)",
     )
     parser.add_argument(
         "--metrics-port",
         type=int,
         default=None,
-        help="port for Prometheus, over plain http without a token; off unless given",
+        help="port for Prometheus, over plain http and without a token; no port by default",
     )
     parser.add_argument(
-        "--metrics-address", default="127.0.0.1", help="address that it listens on (default %(default)s)"
+        "--metrics-address", default="127.0.0.1", help="address of the Prometheus port (default %(default)s)"
     )
     parser.add_argument(
         "--log-format",
         choices=LOG_FORMATS,
         default=environment.get("EVERSTEP_LOG_FORMAT", "text"),
-        help="text for people, json for machines: one object a line, with job, node and generation "
-        "(EVERSTEP_LOG_FORMAT)",
+        help="text for people, or json with one object per line, with job, node and generation (EVERSTEP_LOG_FORMAT)",
     )
     parser.add_argument("--peer-port", type=int, default=0, help="port for other agents; 0: the kernel chooses")
-    parser.add_argument("--cold", action="store_true", help="do not keep a pre-imported process to fork ranks from")
+    parser.add_argument(
+        "--cold",
+        action="store_true",
+        help="start ranks without the template process, from which ranks are otherwise forked",
+    )
     given = parser.parse_args(arguments)
     if obstacle := unordered_machine(platform.machine()):
         parser.error(obstacle)
@@ -178,21 +181,21 @@ def settings(arguments: list[str]) -> AgentSettings:
     if bool(given.fleet) != bool(given.server_id) or (given.fleet and not given.region):
         parser.error("to join by the instance's role, --fleet, --server-id and --region are all needed")
     if given.server_id and re.fullmatch(SERVER_ID_PATTERN, given.server_id) is None:
-        parser.error(f"--server-id {given.server_id!r} is not one: the server logs its own at start")
+        parser.error(f"--server-id {given.server_id!r} is not a server id. The server logs its id at start.")
     try:
         tls = ssl.create_default_context(cafile=given.ca_bundle) if given.ca_bundle else None
     except OSError as error:
-        parser.error(f"--ca-bundle {given.ca_bundle} holds no certificates: {error}")
+        parser.error(f"--ca-bundle {given.ca_bundle} contains no certificates: {error}")
     if not given.instance_id:
-        parser.error("the instance id is not known: pass --instance-id or set EVERSTEP_INSTANCE_ID")
+        parser.error("the instance id is missing: pass --instance-id or set EVERSTEP_INSTANCE_ID")
     if not given.address:
-        parser.error("the address that peers reach this node at is not known: pass --address or set EVERSTEP_ADDRESS")
+        parser.error("the address of this node is missing: pass --address or set EVERSTEP_ADDRESS")
     state = given.state_dir.resolve()
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     if given.metrics_port is not None and not 0 <= given.metrics_port <= 65_535:
         parser.error(f"--metrics-port {given.metrics_port} is not a port")
     if given.log_format not in LOG_FORMATS:
-        parser.error(f"EVERSTEP_LOG_FORMAT {given.log_format!r} is none of {', '.join(LOG_FORMATS)}")
+        parser.error(f"EVERSTEP_LOG_FORMAT {given.log_format!r} is not one of {', '.join(LOG_FORMATS)}")
     try:
         user = rank_user.choose(given.rank_user, os.getuid())
     except UserRefused as error:
@@ -278,7 +281,7 @@ def confine(chosen: AgentSettings) -> str:
     return metadata_rule.exposure_of(
         metadata_rule.keep_away(user)
         if is_covered
-        else f"{endpoint} is none of EC2's own addresses, which a rule is for"
+        else f"{endpoint} is not an EC2 metadata address, so no rule covers it"
     )
 
 

@@ -182,7 +182,7 @@ def test_a_bundle_that_is_none_is_told(tmp_path, capsys) -> None:
     given = agent_arguments(tmp_path, "https://x")
     with pytest.raises(SystemExit):
         agent_settings([*given, "--ca-bundle", str(tmp_path / "none")])
-    assert "holds no certificates" in capsys.readouterr().err
+    assert "contains no certificates" in capsys.readouterr().err
 
 
 def test_the_bundle_is_kept_with_the_endpoint(tmp_path, files) -> None:
@@ -196,7 +196,7 @@ def test_the_bundle_is_kept_with_the_endpoint(tmp_path, files) -> None:
     [
         (["--fleet", "main"], "are all needed"),
         (["--server-id", "0" * 32], "are all needed"),
-        (["--fleet", "main", "--server-id", "x", "--region", "eu-west-1"], "is not one"),
+        (["--fleet", "main", "--server-id", "x", "--region", "eu-west-1"], "is not a server id"),
     ],
 )
 def test_joining_by_a_role_takes_all_that_is_signed(tmp_path, options, words, capsys, monkeypatch) -> None:

@@ -92,9 +92,9 @@ def keep_away(user: RankUser) -> str:
     try:
         tried = run_as(user, _TRY, *ADDRESSES.values())
     except (OSError, subprocess.SubprocessError) as error:
-        return f"it could not be tried: {error}"
+        return f"the rule cannot be verified: {error}"
     if tried.returncode:
-        return f"it could not be tried: {tried.stderr.strip()[-200:]}"
+        return f"the rule cannot be verified: {tried.stderr.strip()[-200:]}"
     return f"{tried.stdout}{'; '.join(told) or 'in spite of the rule'}" if tried.stdout else ""
 
 

@@ -108,7 +108,7 @@ def test_the_log_is_for_people_unless_said_otherwise(
     monkeypatch.setenv("EVERSTEP_LOG_FORMAT", "xml")
     with pytest.raises(SystemExit):
         settings(arguments(tmp_path))
-    assert "EVERSTEP_LOG_FORMAT 'xml' is none of text, json" in capsys.readouterr().err
+    assert "EVERSTEP_LOG_FORMAT 'xml' is not one of text, json" in capsys.readouterr().err
 
 
 def test_who_ranks_run_as_is_said_or_follows_from_who_the_agent_is(
@@ -149,7 +149,7 @@ def test_an_agent_that_its_ranks_could_not_use_does_not_start(tmp_path: Path, mo
             True,
             "http://127.0.0.9:80",
             "",
-            "the keys of its role: http://127.0.0.9:80 is none of EC2's own addresses, which a rule is for",
+            "the keys of its role: http://127.0.0.9:80 is not an EC2 metadata address, so no rule covers it",
         ),
         (True, None, "", ""),
     ],
