@@ -59,7 +59,7 @@ class AmbiguousName(DatabaseError):
         """Create the error for a name.
 
         Args:
-            name: the ambiguous name.
+            name: the name that jobs of several projects have.
             run_ids: run id of each job with this name, by project.
         """
         projects = " and ".join(", ".join(run_ids).rsplit(", ", 1))

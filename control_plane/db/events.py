@@ -97,7 +97,7 @@ def page(session: Session, which: EventFilter, *, limit: int, is_ascending: bool
 
     Args:
         session: from `Database.read` or `Database.write`.
-        which: conditions of the selection.
+        which: conditions that every returned row fulfils.
         limit: maximum number of rows, at least 1.
         is_ascending: whether the oldest event is first. If False, the newest event is first.
 

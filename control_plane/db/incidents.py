@@ -116,7 +116,7 @@ def open_incident(session: Session, lease: Lease, incident_id: str, incident: Ne
         session: from `Database.write`.
         lease: lease of the incident's job.
         incident_id: id of the incident. If the id is already stored, this call repeats an earlier call.
-        incident: the columns to store.
+        incident: the columns of the new row.
 
     Returns:
         The stored incident.
@@ -340,7 +340,7 @@ def page(
 
     Args:
         session: from `Database.read` or `Database.write`.
-        which: conditions of the selection.
+        which: conditions that every returned row fulfils.
         after: `(opened_at, id)` of the previous page's last incident. None means the first page.
         limit: maximum number of rows, at least 1.
         is_ascending: whether the oldest incident is first. If False, the newest incident is first.

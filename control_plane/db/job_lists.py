@@ -69,7 +69,7 @@ def page(
 
     Args:
         session: from `Database.read` or `Database.write`.
-        which: conditions of the selection.
+        which: conditions that every returned row fulfils.
         after: position of the previous page's last job. None means the first page.
         limit: maximum number of rows, at least 1.
         sort_by: sort column. Jobs with equal values are sorted by run id.

@@ -3,7 +3,7 @@
 Invariant: only the holder of a job's lease writes the job's state. Users' requests are separate columns (for example
 `stop_requested_at`), to which the job loop responds.
 
-The module has more than 500 lines, because all of its statements read or write the same rows under the same rule.
+The module has more than 500 lines. All of its statements read or write the same rows under the same rule.
 """
 
 from __future__ import annotations
@@ -616,7 +616,7 @@ def note_first_step(session: Session, lease: Lease, stepped_at: datetime) -> Non
 
     Args:
         session: from `Database.write`.
-        lease: lease of the job.
+        lease: lease of the job whose history changes.
         stepped_at: time by the ranks' clock.
 
     Raises:

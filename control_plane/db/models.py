@@ -15,7 +15,7 @@ dataclasses. The definitions work on SQLite and PostgreSQL.
 A job names its fleet without a foreign key, because jobs outlive the fleet on which they ran. A token may name a fleet
 that does not exist yet.
 
-The module has more than 500 lines, so that a reader finds the whole schema, with its foreign keys, in one place.
+The module has more than 500 lines. A reader finds the whole schema, with its foreign keys, in one place.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def page(session: Session, job: JobRecord, *, after: int, limit: int) -> tuple[R
 
     Args:
         session: from `Database.read` or `Database.write`.
-        job: the stored job.
+        job: the job whose revisions the page contains.
         after: number of the previous page's last revision. 0 means the first page.
         limit: maximum number of rows, at least 1.
 

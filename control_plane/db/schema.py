@@ -73,7 +73,7 @@ def migrate(database: Database) -> str | None:
 def require_current(database: Database) -> None:
     """Check that the database has the schema that this code needs.
 
-    Raises SchemaMismatch if the schema is older, newer or missing. The message tells the operator what to do.
+    Raises SchemaMismatch if the schema is older, newer or missing. The message describes how to resolve the problem.
     """
     found, wanted = current(database), newest()
     if found == wanted:
