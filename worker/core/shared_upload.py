@@ -13,7 +13,7 @@ lost, late or wrong costs time but no correctness.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from everstep.protocol.ids import NodeId
@@ -54,9 +54,27 @@ class SharedUpload:
     """Helpers that receive no further parts: they are lost or late, they refused, or they stored wrong parts."""
 
     @classmethod
-    def begin(cls, part_count: int) -> SharedUpload:
-        """Return the state before the first part."""
-        return cls(part_count=part_count, lowest=part_count + 1)
+    def begin(cls, part_count: int, helpers: Sequence[NodeId] = (), now: float = 0.0) -> SharedUpload:
+        """Return the state before the first part.
+
+        Each helper already has its first parts: an equal share of the object, at most `WINDOW` parts. Otherwise the
+        owner and the first helper to answer would divide a small object between them.
+
+        Args:
+            part_count: number of the last part, because numbers begin with 1.
+            helpers: nodes that hold replicas of the shard.
+            now: monotonic time in seconds.
+
+        Returns:
+            The state in which the owner has claimed no part.
+        """
+        share = min(WINDOW, part_count // (len(helpers) + 1))
+        outstanding = {
+            part_count - index * share - each: Outstanding(helper, now)
+            for index, helper in enumerate(helpers)
+            for each in range(share)
+        }
+        return cls(part_count=part_count, lowest=part_count + 1 - len(outstanding), outstanding=outstanding)
 
     def claim(self, number: int) -> tuple[SharedUpload, bool]:
         """Let the owner take the next part in ascending order.
@@ -141,6 +159,10 @@ class SharedUpload:
             return self, None
         number = min(self.missing)
         return replace(self, missing=self.missing - {number}), number
+
+    def owed(self, helper: NodeId) -> list[int]:
+        """Return the outstanding parts of a helper, in descending order."""
+        return sorted((number for number, part in self.outstanding.items() if part.helper == helper), reverse=True)
 
     @property
     def is_settled(self) -> bool:

@@ -102,7 +102,7 @@ class UploadHelpers:
         assert self._where is not None, "the upload has a name"
         where, object_bytes = self._where
         with self._changed:
-            self._state = SharedUpload.begin(part_count)
+            self._state = SharedUpload.begin(part_count, self.peers, monotonic())
             self._named = _Named(where, object_bytes, upload_id, part_bytes)
             self._begun_at = monotonic()
         self._loop.call_soon_threadsafe(self._ask_all)
@@ -169,10 +169,12 @@ class UploadHelpers:
                 self._changed.notify_all()
 
     async def _ask(self, session: Session, peer: NodeId) -> None:
+        for number in self._owed(peer):
+            await session.send(self._request(number))
         while True:
-            while (request := self._next_request(peer)) is not None:
-                await session.send(request)
-            if not self._owes(peer):
+            while (more := self._assign(peer)) is not None:
+                await session.send(self._request(more))
+            if not self._owed(peer):
                 return
             message = await session.receive()
             if isinstance(message, ShardRefused):
@@ -182,12 +184,19 @@ class UploadHelpers:
                 raise MalformedMessage(f"{type(message).__name__} where a part should be stored")
             self._store(peer, message)
 
-    def _next_request(self, peer: NodeId) -> UploadPart | None:
+    def _assign(self, peer: NodeId) -> int | None:
         with self._changed:
             self._state, number = self._state.assign(peer, monotonic())
+        return number
+
+    def _owed(self, peer: NodeId) -> list[int]:
+        with self._changed:
+            return self._state.owed(peer)
+
+    def _request(self, number: int) -> UploadPart:
+        with self._changed:
             named = self._named
-        if number is None or named is None:
-            return None
+        assert named is not None, "helpers are asked after the beginning of the upload"
         return UploadPart(
             owner_rank=self._header.owner_rank,
             origin_generation=self._header.origin_generation,
@@ -199,10 +208,6 @@ class UploadHelpers:
             part_bytes=named.part_bytes,
             number=number,
         )
-
-    def _owes(self, peer: NodeId) -> bool:
-        with self._changed:
-            return any(part.helper == peer for part in self._state.outstanding.values())
 
     def _store(self, peer: NodeId, stored: PartStored) -> None:
         with self._changed:

@@ -13,17 +13,17 @@ A = HELPERS[0]
 EVENTS = ("claim", "assign", "store", "store twice", "store another's", "lose", "late")
 
 
-def states_of(state: SharedUpload) -> list[int]:
-    """Return each part once per state that it has: claimed or unassigned, outstanding, stored or missing."""
-    own = range(1, state.lowest)
+def states_of(state: SharedUpload, sent: set[int]) -> list[int]:
+    """Return each part once per state: claimed, unassigned or sent by the owner, outstanding, stored, missing."""
+    own = {*range(1, state.lowest), *sent}
     return sorted([*own, *state.outstanding, *state.stored, *state.missing])
 
 
 @given(st.data(), st.integers(1, 12))
 def test_each_part_has_one_state_and_the_owner_sends_what_helpers_do_not(data: st.DataObject, part_count: int) -> None:
-    state = SharedUpload.begin(part_count)
+    state = SharedUpload.begin(part_count, HELPERS[: data.draw(st.integers(0, 3))], 0.0)
     walked, now, sent, wrong = 0, 0.0, set[int](), set[int]()
-    returned = set[int]()
+    asked = set(state.outstanding)
     for event in data.draw(st.lists(st.sampled_from(EVENTS), max_size=60)):
         helper = data.draw(st.sampled_from(HELPERS))
         if event == "claim" and walked < part_count:
@@ -35,8 +35,8 @@ def test_each_part_has_one_state_and_the_owner_sends_what_helpers_do_not(data: s
             state, number = state.assign(helper, now)
             if number is not None:
                 assert helper not in before.excluded
-                assert number not in sent | returned, "no part is sent by two nodes that are in time"
-                returned.add(number)
+                assert number not in sent | asked, "no part is sent by two nodes that are in time"
+                asked.add(number)
             assert sum(part.helper == helper for part in state.outstanding.values()) <= WINDOW
         elif event.startswith("store") and state.outstanding:
             number = data.draw(st.sampled_from(sorted(state.outstanding)))
@@ -57,7 +57,7 @@ def test_each_part_has_one_state_and_the_owner_sends_what_helpers_do_not(data: s
             now += LATE_SECONDS / 2
             state = state.exclude_late(now, 0.0)
             assert all(now - part.since <= LATE_SECONDS for part in state.outstanding.values())
-        assert states_of(state) == list(range(1, part_count + 1))
+        assert states_of(state, sent) == list(range(1, part_count + 1))
     for number in range(walked + 1, part_count + 1):
         state, is_own = state.claim(number)
         sent |= {number} if is_own else set()
@@ -101,3 +101,11 @@ def test_an_owner_that_is_slow_itself_waits_longer_for_its_helpers() -> None:
     assert number == 2
     assert state.exclude_late(LATE_SECONDS + 1, LATE_SECONDS).outstanding
     assert state.exclude_late(LATE_SECONDS + 1, 0.0).missing == {2}
+
+
+def test_a_small_object_is_divided_evenly() -> None:
+    state = SharedUpload.begin(8, HELPERS, 0.0)
+    assert [state.owed(helper) for helper in HELPERS] == [[8, 7], [6, 5], [4, 3]]
+    assert [state.claim(number)[1] for number in (1, 2, 3)] == [True, True, False]
+    assert SharedUpload.begin(3, HELPERS, 0.0).outstanding == {}
+    assert [len(SharedUpload.begin(100, HELPERS, 0.0).owed(helper)) for helper in HELPERS] == [WINDOW] * 3
