@@ -467,17 +467,17 @@ class Coordinator:
     def hold(self) -> Step:
         """The step for whose upload all ranks wait, or `NONE`.
 
-        The wait begins after the commit and needs nothing of the ranks, so it cannot deadlock with their collectives.
-        It ends when no agent uploads the step any more. A failed upload therefore ends it, too.
+        The wait begins after the commit and requires no message of a rank, so it cannot block collective operations.
+        The wait ends when no agent uploads the step, also after failed uploads.
         """
         is_over = self.is_recovering or self.is_finished
         return self.persist if self.is_blocking and self._is_storing and not is_over else NONE
 
     @property
     def _is_storing(self) -> bool:
-        """True from the mark of a step for upload until no agent uploads it any more.
+        """True from the time when a step is marked for upload until no agent uploads the step.
 
-        An agent pins the slot of the step before it reports that it has heard of the commit.
+        An agent pins the slot of the step before it reports that it has received the commit.
         """
         return self.persist != NONE and any(
             each.committed < self.persist or each.pinned_step == self.persist for each in self.ranks

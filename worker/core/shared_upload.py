@@ -21,12 +21,12 @@ from everstep.protocol.ids import NodeId
 WINDOW = 4
 """Maximum number of parts that one helper sends at a time, one per connection (`everstep.bulk.CONNECTIONS`)."""
 LATE_SECONDS = 10.0
-"""Least time after which a part of a helper is late. The time grows with the owner's own slowest part."""
+"""Minimum seconds after which a helper's part is late. The limit grows with the owner's own slowest part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """A part that a helper was asked to send."""
+    """A part that the owner has requested from a helper and that the helper has not stored yet."""
 
     helper: NodeId
     since: float
@@ -37,19 +37,19 @@ class Outstanding:
 class SharedUpload:
     """The parts of one upload and the nodes that send them.
 
-    The owner's agent keeps one object per attempt, and replaces it with the result of each method.
+    The owner's agent holds one object per attempt, and replaces it with the result of each method.
     """
 
     part_count: int
     claimed: int = 0
     """The owner has claimed the unassigned parts up to this number."""
     lowest: int
-    """The lowest number that was given to a helper; `part_count` + 1 before the first."""
+    """The lowest part number that a helper has received; `part_count` + 1 before the first."""
     outstanding: Mapping[int, Outstanding] = field(default_factory=dict[int, Outstanding])
     stored: Mapping[int, NodeId] = field(default_factory=dict[int, NodeId])
-    """The helper that has stored each part."""
+    """Number of each stored part, with the helper that stored the part."""
     missing: frozenset[int] = frozenset()
-    """Parts that a helper was asked for and has not stored. The owner sends them."""
+    """Parts that a helper should have sent and has not stored. The owner sends these parts."""
     excluded: frozenset[NodeId] = frozenset()
     """Helpers that receive no further parts: they are lost or late, they refused, or they stored wrong parts."""
 
@@ -77,13 +77,13 @@ class SharedUpload:
         return cls(part_count=part_count, lowest=part_count + 1 - len(outstanding), outstanding=outstanding)
 
     def claim(self, number: int) -> tuple[SharedUpload, bool]:
-        """Let the owner take the next part in ascending order.
+        """Claim the next part in ascending order for the owner.
 
         Args:
             number: 1 at the first call, then one more at each call.
 
         Returns:
-            The new state, and whether the owner must send the part now. If not, a helper was asked for the part.
+            The new state, and whether the owner must send the part now. If False, a helper is sending the part.
         """
         if number < self.lowest:
             return replace(self, claimed=number), True
@@ -92,15 +92,15 @@ class SharedUpload:
         return self, False
 
     def assign(self, helper: NodeId, now: float) -> tuple[SharedUpload, int | None]:
-        """Give a helper one more part.
+        """Assign one more part to a helper.
 
         Args:
             helper: node that holds a replica of the shard.
             now: monotonic time in seconds.
 
         Returns:
-            The new state, and the number of the part. None if no part is left, or if the helper must first store the
-            parts that it has.
+            The new state, and the number of the part. None if no part is left, or if the helper must first store its
+            assigned parts.
         """
         number = self.lowest - 1
         in_flight = sum(each.helper == helper for each in self.outstanding.values())
@@ -122,7 +122,7 @@ class SharedUpload:
         return replace(self, outstanding=outstanding, stored={**self.stored, number: helper})
 
     def exclude(self, helper: NodeId) -> SharedUpload:
-        """Take all outstanding parts from a helper, which receives no further parts. Its stored parts remain valid."""
+        """Withdraw all outstanding parts from a helper, and assign no more. Its stored parts remain valid."""
         lost = {number for number, part in self.outstanding.items() if part.helper == helper}
         return replace(
             self,
@@ -154,7 +154,7 @@ class SharedUpload:
         return replace(self, stored=stored, missing=self.missing | {number}).exclude(helper)
 
     def take_missing(self) -> tuple[SharedUpload, int | None]:
-        """Let the owner take a missing part. The result's number is None if no part is missing."""
+        """Claim a missing part for the owner. The number in the result is None if no part is missing."""
         if not self.missing:
             return self, None
         number = min(self.missing)

@@ -1,4 +1,4 @@
-"""Uploads of a shard that the owner's node and the holders of its replicas share.
+"""Shares the upload of a shard between the owner's node and the holders of the shard's replicas.
 
     owner's agent    begins the upload ──UploadPart──▶ holder's agent ──▶ S3
                      completes it      ◀─PartStored──
@@ -37,12 +37,12 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
-"""Interval at which an upload that waits for helpers checks whether it was cancelled or a helper is late."""
+"""Seconds between two checks for cancellation and late helpers, while an upload waits for helpers."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """The upload as the helpers' requests name it."""
+    """The upload's identity in the requests to helpers."""
 
     where: ObjectReference
     object_bytes: int
@@ -64,17 +64,17 @@ class UploadHelpers:
         *,
         on_stored: OnStored,
     ) -> None:
-        """Create the object; nothing is opened yet.
+        """Create the object without sessions.
 
         Args:
             header: header of the owner's slot.
             peers: nodes that have sealed the same content.
             dial: opens a session of kind upload to a peer.
-            on_stored: called on the event loop with the bytes of each part that a helper reports as stored.
+            on_stored: called on the event loop with the size in bytes of each part that a helper reports as stored.
         """
         self._header = header
         self.peers = peers
-        """Nodes that are asked to help."""
+        """Nodes that the owner asks to send parts."""
         self._dial = dial
         self._on_stored = on_stored
         self._loop = asyncio.get_running_loop()
@@ -243,7 +243,7 @@ class UploadHelper:
         """The step that each open session pins."""
 
     def hear(self, announcement: Announcement) -> None:
-        """Stop to help with uploads that occupy the slot of the final step."""
+        """Stop helping with uploads whose slots are needed for the final step."""
         for task, step in self._serving.items():
             if is_superseded(step, proposed=announcement.proposed, persist=announcement.persist_step):
                 task.cancel()
@@ -255,7 +255,7 @@ class UploadHelper:
             session: an authenticated session of kind upload, from a member of the same generation.
 
         Raises:
-            MalformedMessage: the owner sent something other than a request, or too many requests.
+            MalformedMessage: the owner sent a message that is not a request, or too many requests.
             PeerLost: the connection ended.
         """
         task = asyncio.current_task()
@@ -278,13 +278,13 @@ class UploadHelper:
                 part.add_done_callback(sending.discard)
         finally:
             self._serving.pop(task, None)
-            session.close()  # The owner then sends the parts itself, while threads of this node end.
+            session.close()  # Threads of this node may still send parts, but the owner sends these parts itself.
             await end(*sending)
             if slot is not None:
                 slot.pins -= 1
 
     def _find(self, wanted: UploadPart) -> Slot | None:
-        """Return the slot with the requested content, or None if this node does not help."""
+        """Return the slot with the requested content, or None if this node cannot help."""
         bucket, folder = self._place
         if wanted.owner_rank not in self._held or wanted.object.bucket != bucket:
             return None
@@ -294,7 +294,7 @@ class UploadHelper:
         return slot if slot is not None and slot.file.header.payload_digest == wanted.digest else None
 
     async def _serve_part(self, session: Session, slot: Slot, wanted: UploadPart) -> None:
-        """Answer one request. An unexpected error ends the session, so that the owner does not wait for the part."""
+        """Answer one request. An unexpected error ends the session, so that the owner stops waiting for the part."""
         try:
             await self._send(session, slot, wanted)
         except PeerError:

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
 PIECE_BYTES = 4 * 1024 * 1024
-"""Most bytes of a slot that are digested or sent at a time."""
+"""Maximum bytes of a slot that are digested or sent at a time."""
 _FILL_BYTES = 128 * 1024 * 1024
 """Bytes that one request to the store reads.
 
@@ -49,7 +49,7 @@ not keep several connections busy.
 
 
 class ShareOf(Protocol):
-    """Names an upload to the nodes that help with it."""
+    """Returns the helpers of an upload: nodes that also hold the shard and send parts of the object."""
 
     def of(self, where: ObjectReference, object_bytes: int, check: Callable[[], None]) -> Share:
         """Return the helpers of one upload.
@@ -58,6 +58,9 @@ class ShareOf(Protocol):
             where: bucket and key that the upload will write.
             object_bytes: size of the whole object, the safetensors header included.
             check: raises an error when the upload is cancelled; called while the upload waits for helpers.
+
+        Returns:
+            The helpers. The upload requests parts from them while it runs.
         """
 
 

@@ -1,10 +1,10 @@
 """The safetensors object of a sealed slot, as views of the slot's memory.
 
-The owner of a shard and the holders of its replicas build the same object from their slots. So each of them can send
-any part of the upload.
+The owner of a shard and the holders of its replicas build the same object from their slots. Each of these nodes can
+therefore send any part of the upload.
 
-Invariant: views point into the slot, so the caller pins the slot while a view exists. Only the object's beginning, the
-header of the safetensors format, is a copy.
+Invariant: views point into the slot, so the caller must pin the slot while a view exists. Only the object's beginning,
+the header of the safetensors format, is a copy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from worker.shm.slot_file import SlotFile
 
 
 class ShardObject:
-    """The object of one sealed and pinned slot."""
+    """The safetensors object of one sealed and pinned slot."""
 
     def __init__(self, slot: SlotFile, chunk_digests: bytes, *, piece_bytes: int) -> None:
         """Read the slot's index, and build the beginning of the object.
@@ -27,7 +27,7 @@ class ShardObject:
         Args:
             slot: mapped file of the slot, which is sealed and pinned.
             chunk_digests: digests of the slot's chunks, as computed when the slot was sealed. The object contains them.
-            piece_bytes: most bytes of one view.
+            piece_bytes: maximum bytes of one view.
 
         Raises:
             StoreRefused: the header would exceed the limit of safetensors.
@@ -49,13 +49,16 @@ class ShardObject:
                 f"step {header.step} of rank {header.owner_rank} has changed in memory since it was sealed: {error}"
             ) from error
         self.bytes = len(self._beginning) + sum(entry.bytes for entry in self._entries)
-        """Size of the object."""
+        """Size of the object in bytes."""
 
     def verified_pieces(self, check: Callable[[], None]) -> Iterator[bytes | memoryview]:
-        """Yield the whole object, and verify the slot on the way.
+        """Yield the pieces of the whole object, and verify the slot's digests during the iteration.
 
         Args:
             check: called before each view; may raise to end the iteration.
+
+        Yields:
+            The beginning, then views of the slot.
 
         Raises:
             CorruptCheckpoint: the slot does not match its digests. Raised after the last piece.
