@@ -100,10 +100,10 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         "--state-dir",
         type=Path,
         default=Path(env("EVERSTEP_STATE_DIR", ".everstep/server")),
-        help="secrets and the embedded database (default %(default)s)",
+        help="directory for secrets and the embedded database (default %(default)s)",
     )
     parser.add_argument(
-        "--migrate", action="store_true", help="bring the database to this version's schema before serving"
+        "--migrate", action="store_true", help="migrate the database to this version's schema before serving"
     )
     parser.add_argument(
         "--database-url",
@@ -117,49 +117,47 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
     parser.add_argument(
         "--tls-certificate",
         type=Path,
-        help="PEM file with the server's certificate and those up to its authority: https alone is spoken",
+        help="PEM file with the server's and the intermediate certificates; the server then accepts only https",
     )
     parser.add_argument("--tls-key", type=Path, help="PEM file with the certificate's key, without a password")
     parser.add_argument(
-        "--allow-non-loopback", action="store_true", help="listen on an address that other machines reach, without TLS"
+        "--allow-non-loopback", action="store_true", help="permit an address that other machines can reach, without TLS"
     )
     parser.add_argument(
         "--mode",
         choices=[mode.value for mode in CloudMode],
         default=env("EVERSTEP_MODE", "aws"),
-        help="aws, or the local cloud (default %(default)s)",
+        help="cloud that the server manages: aws or local (default %(default)s)",
     )
     parser.add_argument(
         "--region",
         default=env("EVERSTEP_AWS_REGION", env("AWS_REGION", LOCAL_REGION)),
         help="AWS region (default %(default)s)",
     )
-    parser.add_argument(
-        "--aws-endpoint-url", default=env("EVERSTEP_AWS_ENDPOINT_URL"), help="where the local cloud listens"
-    )
+    parser.add_argument("--aws-endpoint-url", default=env("EVERSTEP_AWS_ENDPOINT_URL"), help="URL of the local cloud")
     parser.add_argument(
         "--aws-keys-file",
         type=Path,
         default=env("EVERSTEP_AWS_KEYS_FILE"),
-        help="private file with the local cloud's access key, which `everstep local up` makes",
+        help="file with the local cloud's access key, which `everstep local up` creates",
     )
     parser.add_argument(
         "--events-queue-url",
         default=env("EVERSTEP_EVENTS_QUEUE_URL", ""),
-        help="SQS queue that EventBridge delivers AWS's events to; without one AWS is polled only",
+        help="SQS queue to which EventBridge sends AWS's events; without a queue, the server only polls AWS",
     )
     parser.add_argument(
         "--export-events",
         action="append",
         default=[],
         metavar="ARN",
-        help="EventBridge bus or SNS topic that is told what happens to jobs, from now on; may be repeated",
+        help="EventBridge bus or SNS topic that receives new events of jobs; may be repeated",
     )
     parser.add_argument(
         "--export-logs",
         default="",
         metavar="GROUP",
-        help="CloudWatch log group, which exists, that what ranks print is copied to; none unless given",
+        help="existing CloudWatch log group that receives a copy of the ranks' output; by default no copy",
     )
     parser.add_argument(
         "--bucket", default=env("EVERSTEP_BUCKET", ""), help="S3 bucket for sources, logs, outputs and checkpoints"
@@ -168,14 +166,14 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         "--detection-seconds",
         type=float,
         default=3.0,
-        help="how soon a failure is noticed; all timeouts derive from it (default %(default)s)",
+        help="target time to detect a failure; the server derives all timeouts from it (default %(default)s)",
     )
-    parser.add_argument("--print-timeouts", action="store_true", help="say what all timeouts are and why, and end")
+    parser.add_argument("--print-timeouts", action="store_true", help="print all timeouts with their reasons, and exit")
     parser.add_argument(
         "--max-source-bytes",
         type=int,
         default=256 * 1024 * 1024,
-        help="limit for source archives (default %(default)s)",
+        help="maximum size of a source archive in bytes (default %(default)s)",
     )
     limits = ", ".join(f"{limit.name}={limit.default}" for limit in fields(Retention))
     parser.add_argument(
@@ -183,19 +181,19 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         action="append",
         default=[],
         metavar="WHAT=LIMIT",
-        help=f"how long what only grows is kept, in days; may be repeated ({limits})",
+        help=f"limit of a growing table of the database, usually in days; may be repeated ({limits})",
     )
     parser.add_argument(
         "--log-format",
         choices=LOG_FORMATS,
         default=env("EVERSTEP_LOG_FORMAT", "text"),
-        help="text for people, json for machines: one object a line, with job, node and generation where it is "
-        "about one (EVERSTEP_LOG_FORMAT)",
+        help="text for people, or json for log pipelines: one object per line, with job, node and generation "
+        "of the line's subject (EVERSTEP_LOG_FORMAT)",
     )
     parser.add_argument(
         "--ready-file",
         type=Path,
-        help="written, as JSON with url, pid and admin_token_path, as soon as the server answers",
+        help="file that the server writes once it accepts requests: JSON with url, pid and admin_token_path",
     )
     given = parser.parse_args(arguments)
     settings = Settings(
@@ -244,7 +242,8 @@ def _retention(given: Sequence[str]) -> Retention:
         what, _, figure = limit.partition("=")
         if what not in known or not figure.isascii() or not figure.isdigit():
             raise InvalidSettings(
-                f"--keep {limit}: WHAT=LIMIT is meant, WHAT one of {', '.join(sorted(known))}, LIMIT a whole number"
+                f"--keep {limit} is not of the form WHAT=LIMIT with a whole number. "
+                f"WHAT is one of {', '.join(sorted(known))}."
             )
         changes[what] = int(figure)
     return replace(Retention(), **changes)
@@ -260,9 +259,9 @@ def _announce(settings: Settings) -> None:
     queue = settings.events_queue_url
     log.info(
         "AWS's events: %s",
-        f"read from {queue}, and AWS is polled"
+        f"the server reads them from {queue} and also polls AWS"
         if queue
-        else "no queue is given (--events-queue-url): AWS is polled only",
+        else "no queue is set (--events-queue-url), so the server only polls AWS",
     )
     Connection(settings.cloud).identify()
 

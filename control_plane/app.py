@@ -291,6 +291,6 @@ async def _finish(tasks: Sequence[asyncio.Task[None]]) -> None:
         return
     _, late = await asyncio.wait(tasks, timeout=STOP_SECONDS)
     for task in late:
-        log.warning("a loop did not stop within %.0f s; its leases run out by themselves", STOP_SECONDS)
+        log.warning("a loop did not stop within %.0f s; its leases expire later", STOP_SECONDS)
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -88,7 +88,7 @@ class Gate:
         [(busiest, count)] = Counter(self._strangers.values()).most_common(1)
         oldest = next(stranger for stranger, address in self._strangers.items() if address == busiest)
         log.warning(
-            "%d connections without a token, %d of them from %s: the oldest one is closed",
+            "%d connections have no token, %d of them from %s: the server closes the oldest of these",
             len(self._strangers),
             count,
             busiest,
@@ -148,7 +148,7 @@ class GuardedHttp(HttpToolsProtocol):
         if self._deadline is not None and self._is_body_whole:
             if self._header_bytes > HEADER_BYTES:
                 log.info(
-                    "a request from %s has more than %d bytes of headers: its connection is closed",
+                    "a request from %s has more than %d bytes of headers: the server closes its connection",
                     self._address(),
                     HEADER_BYTES,
                 )
@@ -203,7 +203,7 @@ class GuardedHttp(HttpToolsProtocol):
 
     def _close_slow(self) -> None:
         log.info(
-            "a request from %s did not come within %g s: its connection is closed",
+            "no complete request from %s arrived within %g s: the server closes the connection",
             self._address(),
             self._gate.header_seconds,
         )

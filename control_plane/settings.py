@@ -91,19 +91,19 @@ class Settings:
         if self.log_group and re.fullmatch(r"[A-Za-z0-9_/.#-]{1,512}", self.log_group) is None:
             raise InvalidSettings(f"--export-logs {self.log_group!r} is not the name of a log group")
         if len(set(self.event_exports)) != len(self.event_exports):
-            raise InvalidSettings("--export-events names the same place twice")
+            raise InvalidSettings("--export-events contains the same ARN twice")
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise InvalidSettings("--tls-certificate and --tls-key belong together")
+            raise InvalidSettings("--tls-certificate and --tls-key must be set together")
         if not self.has_tls and not self.is_other_host_allowed and not is_this_machine(self.host):
             raise InvalidSettings(
                 f"--host {self.host} can be reached from other machines, and bearer tokens would cross the "
                 "network unencrypted. Give it "
-                "a certificate (--tls-certificate, --tls-key), a TLS proxy in front of 127.0.0.1, or say "
-                "--allow-non-loopback if the network is yours"
+                "a certificate (--tls-certificate, --tls-key), a TLS proxy in front of 127.0.0.1, or pass "
+                "--allow-non-loopback if you trust the network"
             )
         for limit in fields(self.retention):
             if getattr(self.retention, limit.name) < 1:
-                raise InvalidSettings(f"--keep {limit.name}={getattr(self.retention, limit.name)}: the least is 1")
+                raise InvalidSettings(f"--keep {limit.name}={getattr(self.retention, limit.name)}: the minimum is 1")
         if not 0 <= self.port <= 65_535:
             raise InvalidSettings(f"--port {self.port} is not a port")
 

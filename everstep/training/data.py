@@ -762,7 +762,7 @@ class _Replayed:
         walk = Walk(self._iterable, self.generators, self._place)
         if count:
             if not isinstance(self._iterable, (list, tuple)):
-                logger.warning("%s keeps no position: replaying %d batches to return to it", self._name, count)
+                logger.warning("%s does not store its position: replaying %d batches to reach it", self._name, count)
             walk.repeat(count)
         return iter(walk)
 
@@ -794,7 +794,7 @@ def check_apart(streams: Iterable[DataStream]) -> None:
             raise CannotResume(
                 stream.name,
                 f"the loader restores its own state, and draws from the same generator as {other.name}: "
-                "the order of both after a restart is unknown. Give each loader a generator of its own",
+                "the order of both after a restart is unknown. Give each loader its own generator",
             )
 
 
@@ -820,12 +820,12 @@ def _source(name: str, loader: Iterable[object], seed: int) -> Resumable:
     if isinstance(loader, DataLoader) and loader.num_workers > 0 and loader.persistent_workers:
         raise CannotResume(
             name,
-            "an IterableDataset with persistent_workers=True: its workers carry their random generators from epoch to "
-            "epoch, where no snapshot reaches them. Leave persistent_workers out, or use a loader with state_dict",
+            "an IterableDataset with persistent_workers=True: its workers keep their random generators from epoch to "
+            "epoch, and no snapshot contains them. Omit persistent_workers, or use a loader with state_dict",
         )
     if not isinstance(loader, (list, tuple)):
         logger.warning(
-            "%s (%s) keeps no position: after a restart its epoch is replayed up to where it stood",
+            "%s (%s) does not store its position: after a restart, the session replays the epoch up to this position",
             name,
             qualified_name(type(loader)),
         )
@@ -837,7 +837,9 @@ def _unwrap(loader: Iterable[object]) -> Iterable[object]:
     if qualified_name(type(loader)) != "deepspeed.runtime.dataloader.DeepSpeedDataLoader":
         return loader
     if getattr(loader, "curriculum_learning_enabled", False):
-        raise CannotResume("data", "DeepSpeed's curriculum learning is not known to resume")
+        raise CannotResume(
+            "data", "Everstep does not know whether DeepSpeed's curriculum learning resumes bit-identically"
+        )
     # This attribute is private to DeepSpeed, which builds its loader at each `iter`.
     create = getattr(loader, "_create_dataloader")  # noqa: B009
     create()

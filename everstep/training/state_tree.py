@@ -258,7 +258,7 @@ def _encode_leaf(value: object, path: str, tensors: list[tuple[str, torch.Tensor
         return [_Tag.COMPLEX, struct.pack(">dd", value.real, value.imag)]
     raise CannotResume(
         path,
-        f"a value of type {type(value).__module__}.{type(value).__qualname__} cannot be brought back; keep "
+        f"a value of type {type(value).__module__}.{type(value).__qualname__} cannot be restored; keep "
         "plain values and tensors",
     )
 

@@ -193,7 +193,7 @@ def check_bound(companions: Mapping[str, object], optimizers: Collection[Optimiz
                 raise CannotResume(
                     name,
                     f"{qualified_name(type(scheduler))} belongs to {qualified_name(type(bound))}, "
-                    "but init() was not given that optimizer: a restart would lose its state. "
+                    "which is not registered with init(): a restart would lose its state. "
                     "Write init(..., optimizer=optimizer)",
                 )
 

@@ -43,7 +43,7 @@ def read_run(folder: Path, world_size: int) -> RunResult:
             name: entry for name, entry in json.loads(tensors[8 : 8 + header_bytes]).items() if name != "__metadata__"
         }
         if not header:
-            raise ValueError(f"rank {rank} left no tensors in {folder}")
+            raise ValueError(f"the output of rank {rank} in {folder} contains no tensors")
         for name in sorted(header):
             entry = header[name]
             begin, end = entry["data_offsets"]
@@ -51,7 +51,7 @@ def read_run(folder: Path, world_size: int) -> RunResult:
             digest.update(tensors[8 + header_bytes + begin : 8 + header_bytes + end])
         seen = json.loads((folder / f"rank={rank}" / f"losses-rank{rank}.json").read_text())["losses"]
         if not seen:
-            raise ValueError(f"rank {rank} left no losses in {folder}")
+            raise ValueError(f"the output of rank {rank} in {folder} contains no losses")
         losses.append(tuple(float(loss).hex() for loss in seen))
     return RunResult(digest.hexdigest(), tuple(losses))
 

@@ -100,7 +100,7 @@ class Demo:
                 last, moved_at = now, time.monotonic()
             if time.monotonic() - moved_at > PATIENCE_SECONDS:
                 raise DemoFailed(
-                    f"nothing has moved for {PATIENCE_SECONDS:.0f} s while waiting for {what}: {description['Reason']}"
+                    f"no progress for {PATIENCE_SECONDS:.0f} s while waiting for {what}: {description['Reason']}"
                 )
             _pause()
 

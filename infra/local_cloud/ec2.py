@@ -239,7 +239,7 @@ class Ec2:
         for backend, instance in self._all():
             if instance.id == instance_id and instance.state not in ("terminated", "shutting-down"):
                 return backend, instance, self._lives[instance_id]
-        raise FaultRefused(f"no instance {instance_id} is there to suffer it")
+        raise FaultRefused(f"the instance {instance_id} does not exist or has ended")
 
     def life(self, instance_id: str) -> Life | None:
         """Return the additional state of an instance, or None if the instance is unknown."""

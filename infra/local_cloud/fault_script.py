@@ -166,7 +166,7 @@ def read(path: Path) -> list[Moment]:
     except (OSError, msgspec.DecodeError, ValueError) as error:
         raise FaultRefused(f"{path} is no fault script: {error}") from error
     if not isinstance(content, list):
-        raise FaultRefused(f"{path} is no fault script: it is no list")
+        raise FaultRefused(f"{path} is no fault script: its content is not a list")
     return sorted(
         (_moment(path, number, line) for number, line in enumerate(content, 1)), key=lambda moment: moment.at_seconds
     )
@@ -253,7 +253,7 @@ def _flat(moment: Moment) -> dict[str, Any]:
 
 def _moment(path: Path, number: int, line: object) -> Moment:
     if not isinstance(line, dict):
-        raise FaultRefused(f"{path}, line {number} of the script: {line!r} is no fault")
+        raise FaultRefused(f"{path}, line {number} of the script: {line!r} is not a JSON object with a fault")
     fields = {str(name): value for name, value in line.items()}
     try:
         is_clear = fields.get("fault") == "clear"
@@ -265,7 +265,7 @@ def _moment(path: Path, number: int, line: object) -> Moment:
         fault = FAULT.decode(content)
         roles.check(fault)
         if timing.lasts_seconds is not None and name_of(fault) not in LASTING:
-            raise FaultRefused(f"nothing of {name_of(fault)} lasts: leave `lasts_seconds` out")
+            raise FaultRefused(f"{name_of(fault)} is not a lasting fault: remove `lasts_seconds`")
         return Moment(
             at_seconds=timing.at_seconds,
             fault=fault,

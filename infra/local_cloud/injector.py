@@ -168,7 +168,9 @@ class Injector:
         """
         if target:
             if name not in ("partition", "slow-network"):
-                raise FaultRefused(f"lines are mended one by one, {name or 'all that lasts'} is not")
+                raise FaultRefused(
+                    f"only partition and slow-network can be cleared for one instance, not {name or 'all faults'}"
+                )
             return self._mend_lines(name, target)
         undo: dict[str, Callable[[], list[str]]] = {
             **{fault: partial(self._restore_conditions, *fields) for fault, fields in CONDITIONS_OF.items()},
@@ -183,7 +185,7 @@ class Injector:
         }
         key = "warnings" if name in WARNINGS else name
         if name and name not in LASTING:
-            raise FaultRefused(f"nothing of {name} lasts; {', '.join(sorted(LASTING))} can be cleared")
+            raise FaultRefused(f"{name} is not a lasting fault; lasting faults: {', '.join(sorted(LASTING))}")
         assert not key or key in undo, f"{key} lasts and cannot be cleared"
         return [sentence for fault, work in undo.items() if key in ("", fault) for sentence in work()]
 
@@ -359,7 +361,7 @@ class Injector:
             else {group.instance_type for group in self._places.auto_scaling.groups()}
         )
         if not types:
-            raise FaultRefused("there is no group yet: name an instance type")
+            raise FaultRefused("no Auto Scaling group exists yet; pass an instance type")
         conditions = self._places.faults.conditions
         self._condition(capacity={**conditions.capacity, **dict.fromkeys(types, fault.count)})
         names = ", ".join(sorted(types))
@@ -388,7 +390,9 @@ class Injector:
     def _suspend_launch(self, fault: SuspendLaunch) -> Effect:
         groups = [group for group in self._places.auto_scaling.groups() if fault.group in ("", group.name)]
         if not groups:
-            raise FaultRefused(f"there is no group {fault.group}" if fault.group else "there is no group yet")
+            raise FaultRefused(
+                f"no Auto Scaling group {fault.group} exists" if fault.group else "no Auto Scaling group exists"
+            )
         for group in groups:
             if fault.administrative:
                 self._places.auto_scaling.suspend_administratively(group)
@@ -414,7 +418,9 @@ class Injector:
         return self._effect(fault, instance_id, f"the agent on {instance_id}, pid {facts['pid']}, was killed", facts)
 
     def _kill_control_plane(self, _: KillControlPlane) -> Effect:
-        raise FaultRefused("the control plane is no part of AWS: `everstep local fault kill-control-plane` kills it")
+        raise FaultRefused(
+            "the local AWS does not run the control plane; use `everstep local fault kill-control-plane`"
+        )
 
     def _hang(self, fault: Hang) -> Effect:
         instance_id, facts = self._where_it_can(fault.target, lambda _, init: node_faults.stop_rank(init, fault.rank))
@@ -436,7 +442,7 @@ class Injector:
         }
         for word in words:
             if word != "rest" and word not in known:
-                raise FaultRefused(f"{word!r} is not rest, aws, control-plane, peers or another instance that runs")
+                raise FaultRefused(f"{word!r} is not rest, aws, control-plane, peers or another running instance")
         addresses = None if "rest" in words else [address for word in words for address in known[word]]
         network.cut(instance_id, addresses)
         facts = {
@@ -511,9 +517,9 @@ class Injector:
         if target in running:
             return [target]
         if not running:
-            raise FaultRefused("no instance runs")
+            raise FaultRefused("no instance is running")
         if target and not (target.isascii() and target.isdigit()):
-            raise FaultRefused(f"{target} is not an instance that runs")
+            raise FaultRefused(f"{target} is not a running instance")
         first = int(target) % len(running) if target else self._places.faults.choose("target", len(running))
         return running[first:] + running[:first]
 

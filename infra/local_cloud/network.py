@@ -291,7 +291,7 @@ class Network:
     def _link(self, instance_id: str) -> Link:
         link = self._links.get(instance_id)
         if link is None:
-            raise FaultRefused(f"{instance_id} does not run: it has no line")
+            raise FaultRefused(f"{instance_id} is not running, so it has no link")
         return link
 
     def _shape(self, instance_id: str, link: Link) -> None:

@@ -150,10 +150,10 @@ def fill_memory(instance_id: str, most_bytes: int | None) -> Facts:
     """
     folder = memory_directory(instance_id)
     if not folder.is_dir():
-        raise FaultRefused(f"{instance_id} has no memory for slots yet: {folder} is not there")
+        raise FaultRefused(f"{instance_id} has no memory for slots yet: {folder} does not exist")
     if most_bytes is None and not os.path.ismount(folder):
         raise FaultRefused(
-            f"{folder} is not a tmpfs of its own: all of this machine's would be filled; say how many MiB"
+            f"{folder} is not a separate tmpfs, so the fault would fill the machine's memory; pass a limit in MiB"
         )
     balloon = folder / BALLOON
     descriptor = os.open(balloon, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -216,14 +216,16 @@ def _rank(init_pid: int, rank: int | None) -> tuple[int, Process]:
     for number, process in sorted(running, key=lambda one: one[0]):
         if rank in (None, number):
             return number, process
-    raise FaultRefused(f"no rank {rank} runs there" if rank is not None else "no rank runs there")
+    raise FaultRefused(
+        f"rank {rank} does not run on this instance" if rank is not None else "no rank runs on this instance"
+    )
 
 
 def _first(processes: Iterable[Process], test: Callable[[int], bool], what: str) -> Process:
     for process in processes:
         if test(process.pid):
             return process
-    raise FaultRefused(f"no {what} runs there")
+    raise FaultRefused(f"no {what} runs on this instance")
 
 
 def _kill(process: Process) -> int:

@@ -90,7 +90,7 @@ def parse(target: str) -> Role | None:
         return None
     found = _ROLE.fullmatch(target)
     if found is None:
-        raise FaultRefused(f"{target!r} is no target: {_FORMS}")
+        raise FaultRefused(f"{target!r} is not a target: {_FORMS}")
     return Role(
         job=None if found["job"] is None else int(found["job"]),
         part=cast("Part", found["part"]),
@@ -109,7 +109,7 @@ def check(fault: AnyFault) -> None:
     """
     role = parse(_target(fault))
     if role is not None and _takes_rank(fault, role) and getattr(fault, "rank", None) is not None:
-        raise FaultRefused(f"{str(role)!r} says which rank already: leave `rank` out")
+        raise FaultRefused(f"{str(role)!r} already selects a rank: remove `rank`")
 
 
 def training_job(described: Mapping[str, Any], protection: Mapping[str, Any]) -> TrainingJob:
@@ -155,7 +155,7 @@ def resolve(role: Role, jobs: Collection[TrainingJob], running: Collection[str],
     """
     named = with_nodes(jobs, running)
     if not named:
-        raise FaultRefused(f"{role}: no job that trains has a node that runs")
+        raise FaultRefused(f"{role}: no training job has a running node")
     job = next((job for job in named if role.job is None and job.name == last_job), named[(role.job or 0) % len(named)])
     match role.part:
         case "node":
@@ -165,7 +165,7 @@ def resolve(role: Role, jobs: Collection[TrainingJob], running: Collection[str],
             rank = role.number % (len(job.nodes) * job.ranks_per_node)
             node = job.nodes[rank // job.ranks_per_node]
             if node not in running:
-                raise FaultRefused(f"{role}: {node}, where rank {rank} of {job.name} was, does not run")
+                raise FaultRefused(f"{role}: {node}, the node of rank {rank} of {job.name}, is not running")
             return Hit(job=job.name, instances=(node,), rank=rank)
         case "shard":
             if job.committed_step <= 0:
@@ -215,7 +215,9 @@ class Aim:
             self._seen = self._jobs()
         except NotUp:
             if not self._seen:
-                raise FaultRefused(f"{role}: no control plane says who trains") from None
+                raise FaultRefused(
+                    f"{role}: the control plane does not answer, so the training jobs are unknown"
+                ) from None
         hit = resolve(role, self._seen, self._running(), self._last_job)
         self._last_job = hit.job
         named = {"rank": hit.rank} if _takes_rank(fault, role) else {}

@@ -418,7 +418,7 @@ class LocalCluster:
                     for run_id in run_ids
                 ]
         except EverstepError as error:
-            raise NotUp(f"the control plane of {self.state_dir} does not say who trains: {error}") from error
+            raise NotUp(f"the control plane of {self.state_dir} does not list the training jobs: {error}") from error
 
     def aim(self) -> roles.Aim:
         """Return an object that resolves the targets of faults in this cluster."""
@@ -761,7 +761,7 @@ class LocalCluster:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise PreflightFailed(
-                    f"another `everstep local up` or `down` is at work in {self.state_dir}"
+                    f"another `everstep local up` or `down` is running in {self.state_dir}; wait for its end"
                 ) from error
             yield
 

@@ -501,10 +501,10 @@ def test_a_throttled_service_says_so_in_its_own_words(
 
 
 def test_a_fault_that_cannot_happen_is_refused(aws: ServedAws) -> None:
-    with pytest.raises(FaultRefused, match="no instance runs"):
+    with pytest.raises(FaultRefused, match="no instance is running"):
         aws.inject(Terminate())
     _, (id,) = running(aws)
-    with pytest.raises(FaultRefused, match="i-0 is not an instance that runs"):
+    with pytest.raises(FaultRefused, match="i-0 is not a running instance"):
         aws.inject(Terminate(target="i-0"))
     with pytest.raises(FaultRefused, match="--network namespaces"):
         aws.inject(Partition(target=id))

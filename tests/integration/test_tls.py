@@ -157,7 +157,7 @@ def test_a_server_that_others_reach_needs_a_certificate(tmp_path, files) -> None
         Settings(**base)
     assert Settings(**base, tls_certificate=files[0], tls_key=files[1]).has_tls
     assert not Settings(**base, is_other_host_allowed=True).has_tls
-    with pytest.raises(InvalidSettings, match="belong together"):
+    with pytest.raises(InvalidSettings, match="must be set together"):
         Settings(**base, tls_certificate=files[0])
 
 

@@ -66,7 +66,7 @@ def test_a_script_survives_the_file(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("{", "is no fault script"),
-        ("{}", "is no list"),
+        ("{}", "is not a list"),
         ('["kill-rank"]', "line 1"),
         ('[{"fault": "kill-rank"}]', "line 1"),
         ('[{"at_seconds": 1, "fault": "clear"}, {"at_seconds": 1, "fault": "kill-all"}]', "line 2"),
@@ -77,10 +77,10 @@ def test_a_script_survives_the_file(tmp_path: Path) -> None:
             '[{"at_seconds": 1, "fault": "clear"}, {"at_seconds": 1, "fault": "hang", "target": "job 1"}]',
             'line 2 .* write an instance id.* "job 0 node 2"',
         ),
-        ('[{"at_seconds": 1, "fault": "hang", "target": "job 0 rank 1", "rank": 1}]', "line 1 .* leave `rank` out"),
+        ('[{"at_seconds": 1, "fault": "hang", "target": "job 0 rank 1", "rank": 1}]', "line 1 .* remove `rank`"),
         (
             '[{"at_seconds": 1, "fault": "kill-rank", "lasts_seconds": 3}]',
-            "line 1 .* nothing of kill-rank lasts: leave `lasts_seconds` out",
+            "line 1 .* kill-rank is not a lasting fault: remove `lasts_seconds`",
         ),
         ('[{"at_seconds": 1, "fault": "hang", "lasts_seconds": -3}]', "line 1 .*lasts_seconds"),
         ('[{"at_seconds": 1, "fault": "hang", "within_seconds": "long"}]', "line 1 .*within_seconds"),

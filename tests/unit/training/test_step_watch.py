@@ -193,7 +193,9 @@ def test_a_step_by_a_registered_scheduler_is_left_alone(init: Init, kind: str, a
 def test_a_registered_scheduler_of_another_optimizer_is_refused(init: Init, kind: str) -> None:
     model = nn.Linear(3, 1)
     scheduler = SCHEDULERS[kind](adam(model))
-    with pytest.raises(CannotResume, match=rf"^scheduler: .*{kind} belongs to torch.optim.*AdamW, but init"):
+    with pytest.raises(
+        CannotResume, match=rf"^scheduler: .*{kind} belongs to torch.optim.*AdamW, which is not registered with init"
+    ):
         init(model=model, optimizer=torch.optim.SGD(model.parameters()), scheduler=scheduler)
 
 

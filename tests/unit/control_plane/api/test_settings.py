@@ -34,11 +34,11 @@ def settings(**changes) -> Settings:
         ({"aws_endpoint_url": None}, "local mode needs --aws-endpoint-url on this machine"),
         ({"bucket": ""}, "a bucket is needed"),
         ({"port": 65536}, "--port 65536 is not a port"),
-        ({"retention": Retention(events=0)}, "--keep events=0: the least is 1"),
+        ({"retention": Retention(events=0)}, "--keep events=0: the minimum is 1"),
         ({"event_exports": ("ops",)}, "'ops' is the ARN of neither"),
         ({"event_exports": ("arn:aws:sqs:us-east-1:123456789012:q",)}, "is the ARN of neither"),
         ({"event_exports": ("arn:aws:sns:eu-west-1:123456789012:ops",)}, "is in eu-west-1, this server in us-east-1"),
-        ({"event_exports": ("arn:aws:sns:us-east-1:123456789012:ops",) * 2}, "names the same place twice"),
+        ({"event_exports": ("arn:aws:sns:us-east-1:123456789012:ops",) * 2}, "contains the same ARN twice"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_opened(changes, words):
