@@ -32,7 +32,7 @@ class Pace:
 
     since: datetime
     boundary: int
-    """The job's latest step at the time `since`, when the measurement began."""
+    """The job's latest step when the measurement began, at the time `since`."""
     steps_per_second: float | None = None
 
 

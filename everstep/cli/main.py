@@ -77,7 +77,7 @@ class _Imported(TyperGroup):
         return self.imported().get_command(ctx, cmd_name)
 
     def imported(self) -> Any:
-        """Import the command's module and return the command itself."""
+        """Import the command's module and return the typer command in it."""
         build: Any = typer.main.get_group if self._is_group else typer.main.get_command
         whole = build(import_module(f"everstep.cli.{self._module}").app)
         whole.name, whole.help = self.name, self.help

@@ -125,7 +125,8 @@ def joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> Request:
 
 
 def channels(below: Any, given: Mapping[str, str]) -> list[Any]:
-    """Return the input channels of a file and of options. An option replaces the file's channel of the same name.
+    """Return the input channels of a job's file, merged with those of the command's options. An option replaces the
+    file's channel of the same name.
 
     Args:
         below: the file's InputDataConfig, or None.

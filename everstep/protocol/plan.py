@@ -97,7 +97,7 @@ class RankPlan(Message, frozen=True):
 
     rank: Rank
     holders: tuple[NodeId, ...]
-    """The owner's node first, then the peers. One entry per copy."""
+    """Nodes that hold the shard, one per copy: first the owner's node, then its peers."""
     sources: tuple[ShardSource, ...] = ()
     """Sources of the base for this shard, in order of preference.
 

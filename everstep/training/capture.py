@@ -156,7 +156,7 @@ class SlotMemory:
         return self._views
 
     def write_values(self, plan: CapturePlan, values: bytes) -> int:
-        """Write a boundary's values to the end of the index. Return the index's size in bytes.
+        """Write the plain values of a boundary to the end of the index. Return the index's size in bytes.
 
         Call `views` with the same plan first.
         """

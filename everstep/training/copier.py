@@ -62,7 +62,8 @@ class CopyTicket:
     def wait(self) -> None:
         """Wait until the calling thread may change the sources.
 
-        On a device, the wait is enqueued on the thread's stream, so work that changes the sources runs after the copy.
+        On a device, the call only makes the thread's stream wait. Work of that stream that changes the sources then
+        runs after the copy.
         """
         self._done.wait()
 

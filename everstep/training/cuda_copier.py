@@ -233,7 +233,7 @@ class _Buffer:
 
 @dataclass(slots=True)
 class _Registered:
-    """The pages of a slot's mapping that are registered with the driver, from its beginning."""
+    """The beginning of a slot's mapping, whose pages are registered with the driver."""
 
     memory: SlotMemory
     end: int

@@ -66,7 +66,7 @@ class Restorable(Protocol):
 
     @property
     def tensors(self) -> SavedTensors:
-        """The tensors by their names in this rank's layout."""
+        """The tensors of the state by name, in this rank's layout."""
         ...
 
     def adapters(self) -> Tree:

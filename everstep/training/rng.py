@@ -180,7 +180,7 @@ def set_states(generators: Sequence[Generator], states: States) -> None:
 
 
 def set_state_at(generators: Sequence[Generator], index: int, state: Tree) -> None:
-    """Set one generator.
+    """Set one generator to a state that `states` returned.
 
     Args:
         generators: the generators that `states` was called with.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 class Guardian:
-    """The maker's object for the guardian process. The constructor starts the process.
+    """Starts the guardian process and reports the end of the cluster to it. The maker owns this object.
 
     Args:
         state_dir: state directory of the cluster that the guardian ends if the maker dies.

@@ -131,7 +131,7 @@ class InstanceRunner:
         log.info("%s runs at %s", instance.instance_id, instance.address)
 
     def _end(self, instance_id: str) -> None:
-        """End an instance as a power failure would.
+        """End an instance abruptly, as a power failure would.
 
         This method itself kills all descendants of init, so that no process has time for an orderly shutdown. Before
         that, it signals init, so that init does not report the end of the user data.

@@ -281,7 +281,7 @@ class NamedOptimizer:
     """
     listed: NamedTensors = field(default_factory=NamedTensors)
     arenas: list[Arena] = field(default_factory=list)
-    """Reserved memory for the tensors that the restore will create. Set by `expect_restore`."""
+    """Memory that `expect_restore` reserved for the tensors that `load` will create."""
 
     @property
     def prefix(self) -> str:
