@@ -19,16 +19,22 @@ from moto.server import ThreadedMotoServer
 
 from benchmarks import command
 from benchmarks.command import Begun
-from benchmarks.durable.report import PAGE, Sample
+from benchmarks.durable.peers import Operation, Outcome
+from benchmarks.durable.report import PAGE, SYSTEMS, Comparison, Sample
 from benchmarks.durable.transfer import BUCKET, CLIENTS, MIB, Task
+from benchmarks.errors import BenchmarkFailed
 from tests.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs
 
 ROUNDS = 3
-SIZES = {"SeaweedFS": (64, 256, 1024), "moto": (64,)}
+SIZES = {"SeaweedFS": (64, 256), "moto": (64,)}
 """MiB per object for each server. moto reads the whole object for each range, so its times for large objects are
 meaningless.
 """
 QUICK_SIZES = {"SeaweedFS": (64,)}
+MODEL_MIB, QUICK_MODEL_MIB = 64, 16
+"""Size of the parameters that are loaded and exported. The states of Adam add twice as much."""
+PEER_SECONDS = 120.0
+"""Longest duration of one load or export, preparation included."""
 SHARED_MEMORY = "/dev/shm"
 
 
@@ -45,7 +51,33 @@ def measure(begun: Begun) -> dict[str, Any]:
             for mib in sizes:
                 samples += _samples(server, url, Path(folder), mib * MIB, 1 if begun.is_quick else ROUNDS)
                 begun.say(f"measured {mib} MiB against {server}")
-    return {"samples": samples}
+    return {"samples": samples, "comparisons": list(_comparisons(begun))}
+
+
+def _comparisons(begun: Begun) -> Iterator[Comparison]:
+    """Measure every load and export of every system in turn, on one server and with one model."""
+    mib = QUICK_MODEL_MIB if begun.is_quick else MODEL_MIB
+    with _served("SeaweedFS") as url, TemporaryDirectory(dir=SHARED_MEMORY) as folder:
+
+        def run(name: str, system: str) -> Outcome:
+            return _outcome(Operation(name=name, system=system, url=url, folder=folder, mib=mib))
+
+        run("prepare", "all")
+        for number in range(1 if begun.is_quick else ROUNDS):
+            for name, systems in SYSTEMS.items():
+                for system in systems[number % len(systems) :] + systems[: number % len(systems)]:
+                    yield Comparison(name=name, system=system, mib=mib, **asdict(run(name, system)))
+            begun.say(f"loaded and exported a model of {mib} MiB")
+
+
+def _outcome(task: Operation) -> Outcome:
+    words = [sys.executable, "-m", "benchmarks.durable.peers", json.dumps(asdict(task))]
+    keys = {"AWS_ENDPOINT_URL": task.url, "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    environment = {**os.environ, **keys, "AWS_REGION": REGION, "AWS_DEFAULT_REGION": REGION}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment, timeout=PEER_SECONDS)
+    if done.returncode:
+        raise BenchmarkFailed(f"{task.name} of {task.system} failed:\n{done.stderr}")
+    return Outcome(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def _samples(server: str, url: str, folder: Path, size: int, rounds: int) -> Iterator[Sample]:

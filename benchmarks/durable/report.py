@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
+from benchmarks.durable.peers import Outcome
 from benchmarks.durable.transfer import CONNECTIONS, MIB, PART_BYTES, RANGE_BYTES, Figure
 from benchmarks.measures import Verdict
 from benchmarks.page import BenchmarkRun, Page
@@ -16,6 +17,28 @@ LEAST_RATIO = 0.8
 """Least throughput of Everstep's store, relative to boto3's transfer manager."""
 MOST_EXTRA_BYTES = 64 * MIB
 OWN, RAW = "everstep", "boto3"
+SYSTEMS = {
+    "load": (OWN, "dcp"),
+    "copy": (OWN, "boto3"),
+    "export": (OWN, "dcp", "zero_to_fp32"),
+}
+"""Systems of each operation of `benchmarks.durable.peers`."""
+GOALS = {
+    ("load", "dcp"): ("load from S3, time ÷ that of DCP's download and load", 1.5),
+    ("copy", "boto3"): ("export from S3 to S3, time ÷ that of a raw copy of the same bytes", 1.25),
+    ("export", "dcp"): ("export of files, time ÷ that of DCP's consolidation", 1.0),
+    ("export", "zero_to_fp32"): ("export of files, time ÷ that of zero_to_fp32", 1.0),
+}
+"""The row of each comparison, and its limit."""
+SYSTEM_NAMES = {
+    ("load", OWN): "DCP's load with Everstep's reader",
+    ("load", "dcp"): "boto3's download of DCP's directory, then DCP's load",
+    ("copy", OWN): "Everstep's export from S3 to S3",
+    ("copy", "boto3"): "boto3's download and upload of the file",
+    ("export", OWN): "Everstep's export of files",
+    ("export", "dcp"): "DCP's consolidation",
+    ("export", "zero_to_fp32"): "DeepSpeed's zero_to_fp32",
+}
 NAMES = {
     "boto3": "boto3 with s3transfer",
     "awscrt": "awscrt",
@@ -35,10 +58,22 @@ class Sample(Figure):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison(Outcome):
+    """One load or export of one system."""
+
+    name: str
+    system: str
+    mib: int
+    """Size of the model's parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
     """Measured values of one run."""
 
     samples: Sequence[Sample]
+    comparisons: Sequence[Comparison] = ()
+    """Empty in results of earlier versions, whose page has no section about loads and exports."""
 
 
 def rows(run: Run) -> list[Row]:
@@ -70,6 +105,7 @@ def rows(run: Run) -> list[Row]:
                 limit=MOST_EXTRA_BYTES / MIB,
             ).judged(),
         ]
+    found += _compared(run)
     found = without_verdicts(found) if run.is_busy else found
     broken = [sample for sample in run.samples if not sample.is_intact]
     return [
@@ -83,6 +119,27 @@ def rows(run: Run) -> list[Row]:
             verdict=Verdict.SHORT if broken else Verdict.PASS,
         ),
     ]
+
+
+def _compared(run: Run) -> list[Row]:
+    """Return one row per comparison with another system. Wrong tensors of either system are an error."""
+    rows: list[Row] = []
+    for (name, system), (what, limit) in GOALS.items() if run.comparisons else ():
+        own, other = _outcomes(run, name, OWN), _outcomes(run, name, system)
+        is_equal = all(each.is_equal for each in (*own, *other))
+        row = Row(
+            what=what,
+            value=_median(own, "seconds") / _median(other, "seconds"),
+            n=len(own),
+            limit=limit,
+            verified=is_equal,
+        )
+        rows.append(row.judged() if is_equal else replace(row, verdict=Verdict.SHORT, reason="tensors differ"))
+    return rows
+
+
+def _outcomes(run: Run, name: str, system: str) -> list[Comparison]:
+    return [each for each in run.comparisons if (each.name, each.system) == (name, system)]
 
 
 def values(run: Run) -> dict[str, str | None]:
@@ -99,6 +156,8 @@ def values(run: Run) -> dict[str, str | None]:
         "limits": limits(rows(run)),
         "uploads": _table(run, True),
         "downloads": _table(run, False),
+        "model": f"{run.comparisons[0].mib} MiB" if run.comparisons else None,
+        "comparisons": _comparisons(run) if run.comparisons else None,
     }
 
 
@@ -122,6 +181,15 @@ def _table(run: Run, is_upload: bool) -> str:
     return table(head, body)
 
 
+def _comparisons(run: Run) -> str:
+    body = [
+        [words, number(_median(found, "seconds")), ", ".join(number(each.seconds) for each in found)]
+        for (name, system), words in SYSTEM_NAMES.items()
+        if (found := _outcomes(run, name, system))
+    ]
+    return table(("operation", "seconds, median", "seconds, all"), body)
+
+
 def _groups(run: Run) -> list[tuple[tuple[str, bool, int], list[Sample]]]:
     def key(sample: Sample) -> tuple[str, bool, int]:
         return sample.server, sample.is_upload, sample.bytes
@@ -129,7 +197,7 @@ def _groups(run: Run) -> list[tuple[tuple[str, bool, int], list[Sample]]]:
     return [(place, list(group)) for place, group in groupby(sorted(run.samples, key=key), key)]
 
 
-def _median(samples: Sequence[Sample], name: str) -> float:
+def _median(samples: Sequence[Sample] | Sequence[Comparison], name: str) -> float:
     return statistics.median(getattr(sample, name) for sample in samples)
 
 

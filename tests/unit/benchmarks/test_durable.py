@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.durable.report import NAMES, RAW, Run, Sample, rows
+from benchmarks.durable.report import GOALS, NAMES, RAW, SYSTEMS, Comparison, Run, Sample, rows
 from benchmarks.durable.transfer import MIB
 from benchmarks.measures import Verdict
 from tests.unit.benchmarks.machine import MACHINE
@@ -33,7 +33,16 @@ def samples(*, round_count: int = 3) -> Sequence[Sample]:
     ]
 
 
-RUN = Run(machine=MACHINE, is_quick=False, seconds=100.0, samples=samples())
+def comparisons() -> Sequence[Comparison]:
+    """Return measurements in which Everstep takes 0.9 s and each other system 1 s."""
+    return [
+        Comparison(name=name, system=system, mib=64, seconds=0.9 if system == "everstep" else 1.0, is_equal=True)
+        for name, systems in SYSTEMS.items()
+        for system in systems
+    ]
+
+
+RUN = Run(machine=MACHINE, is_quick=False, seconds=100.0, samples=samples(), comparisons=comparisons())
 
 
 def verdicts(run: Run) -> dict[str, Verdict]:
@@ -42,7 +51,28 @@ def verdicts(run: Run) -> dict[str, Verdict]:
 
 def test_every_limit_passes_in_a_good_run() -> None:
     assert set(verdicts(RUN).values()) == {Verdict.PASS}
-    assert len(verdicts(RUN)) == 5
+    assert len(verdicts(RUN)) == 5 + len(GOALS)
+
+
+@pytest.mark.parametrize(("operation", "limit"), [("load", 1.5), ("copy", 1.25), ("export", 1.0)])
+def test_a_slow_load_or_export_falls_short_of_its_goal(operation: str, limit: float) -> None:
+    def short(seconds: float) -> set[str]:
+        changed = [
+            replace(each, seconds=seconds) if (each.name, each.system) == (operation, "everstep") else each
+            for each in RUN.comparisons
+        ]
+        found = verdicts(replace(RUN, comparisons=changed))
+        return {what for what, verdict in found.items() if verdict is Verdict.SHORT}
+
+    assert short(limit) == set()
+    assert short(limit + 0.01) == {what for (name, _), (what, _) in GOALS.items() if name == operation}
+
+
+def test_a_result_with_other_tensors_falls_short_on_a_busy_machine_too() -> None:
+    changed = [replace(each, is_equal=each.system != "zero_to_fp32") for each in RUN.comparisons]
+    busy = replace(RUN, machine=replace(RUN.machine, load_average=(99.0, 99.0, 99.0)), comparisons=changed)
+    found = {what: verdict for what, verdict in verdicts(busy).items() if verdict is Verdict.SHORT}
+    assert list(found) == [GOALS["export", "zero_to_fp32"][0]]
 
 
 @pytest.mark.parametrize(
