@@ -210,7 +210,7 @@ def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
         if incident is not None and incident.state is not IncidentState.CLOSED:
             incident = incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now)
         free = with_record(view, asked=(), exclusions=(), silences=(), no_pause_before=None, incident=incident)
-        resumes = "resumes by itself" if record.pause_requested_at is None else "ResumeTrainingJob lets it go on"
+        resumes = "resumes by itself" if record.pause_requested_at is None else "ResumeTrainingJob resumes it"
         source = (
             f"from the checkpoint of step {durable}" if durable > 0 else "from its beginning: no step was committed"
         )

@@ -65,7 +65,7 @@ def leave(view: JobView) -> Decision | None:
     decision = f"stop at an agreed step and move the ranks of {names} to other nodes; {words}"
     view = with_record(view, incident=replace(incident, reached_step=reached, decision=decision))
     if is_awaited:
-        stayed = stay(view, f"stands at step {reached}: {words}", requeue=LAUNCH_SECONDS)
+        stayed = stay(view, f"stopped at step {reached}: {words}", requeue=LAUNCH_SECONDS)
         return replace(stayed, incidents=(*closed, *stayed.incidents))
     moved = start_new_generation(_with_partners(view, leaving), found, None, decision=decision)
     return replace(moved, incidents=(*closed, *moved.incidents))
@@ -76,7 +76,7 @@ def _ask_to_leave(view: JobView, leaving: tuple[Departure, ...], ready: list[Nod
     names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
     left = {move.node_id for move in leaving}
     known = tuple(replace(move, asked_at=view.now) if move.node_id in left else move for move in view.record.moves)
-    takers = f", to go on with {', '.join(ready[: len(leaving)])}" if ready else ""
+    takers = f", to continue on {', '.join(ready[: len(leaving)])}" if ready else ""
     draft = EventDraft(
         type="NodesToBeLeft", message=f"leaves {names} at an agreed stop{takers}: {why}", node_id=leaving[0].node_id
     )

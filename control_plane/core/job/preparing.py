@@ -35,7 +35,7 @@ def prepare(view: JobView) -> Decision:
         return stopped
     seen_generation = launch.highest_seen(view.seen, view.spec.run)
     if seen_generation > view.record.issued_generation:
-        reason = f"an agent speaks of generation {seen_generation}: a higher one is issued"
+        reason = f"an agent reports generation {seen_generation}, so a higher number is issued"
         return change_state(
             with_record(view, issued_generation=Generation(seen_generation + 1), asked=()), JobEvent.FAULTED, reason
         )
@@ -70,7 +70,7 @@ def prepare(view: JobView) -> Decision:
     if roll.late:
         waits.append(f"waits for the promise of {', '.join(roll.late)}")
     if roll.unreachable:
-        waits.append(f"waits for {', '.join(roll.unreachable)}, which may still hold what was committed")
+        waits.append(f"waits for {', '.join(roll.unreachable)}, which may still hold shards of the committed step")
     aim = f"stops ({view.wants_stop}) once it trains, so that no step is lost: " if view.wants_stop else ""
     return stay(view, aim + "; ".join(waits), tuple(asks), requeue=LAUNCH_SECONDS)
 
@@ -90,7 +90,7 @@ def _stop_without_ranks(view: JobView) -> Decision | None:
     if lost and watched_seconds(view, asked_at) <= view.policy.timeouts.blind_wait_seconds:
         return None
     source = f"the newest checkpoint is step {left}" if left > 0 else "there is no checkpoint"
-    cost = f"; {lost} committed steps were in the memory of its nodes alone: {source}" if lost else ""
+    cost = f"; {lost} committed steps were only in the memory of its nodes: {source}" if lost else ""
     return end_job(view, JobEvent.HALTED, f"stopped: {view.wants_stop}; no rank was running{cost}")
 
 
@@ -112,8 +112,8 @@ def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
     ):
         return None
     source = f"from the checkpoint of step {left}" if left > 0 else "from its beginning: there is no checkpoint"
-    cost = f"; {lost} committed steps were in the memory of its nodes alone and are made again" if lost else ""
-    words = f"paused while it waited for a node, ResumeTrainingJob lets it go on {source}{cost}"
+    cost = f"; {lost} committed steps were only in the memory of its nodes and are repeated" if lost else ""
+    words = f"paused while it waited for a node, ResumeTrainingJob resumes it {source}{cost}"
     incident = record.incident
     if incident is not None:
         incident = replace(incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now), decision=words)

@@ -170,7 +170,7 @@ def without_unreachable(view: JobView) -> JobView:
         )
         silent_words, cost = (
             f"was unreachable for {silent_seconds:g} s",
-            f"; without it step {left} is left of the committed step {floor}",
+            f"; without it, only step {left} can be restored, not the committed step {floor}",
         )
     dropped = [
         (node_id, f"{node_id} did not promise within {late_seconds:g} s{cost}")
@@ -235,7 +235,9 @@ def without_departing(view: JobView) -> JobView:
             verdicts.append(verdict)
         else:
             kept.add(move.node_id)
-            event = f"{move.node_id} stays: without it step {base} is left of the committed step {floor}"
+            event = (
+                f"{move.node_id} stays: without it, only step {base} can be restored, not the committed step {floor}"
+            )
             events.append(EventDraft(type="NodeKept", message=event))
     if kept:
         if roll.late or roll.unreachable:

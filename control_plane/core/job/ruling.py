@@ -41,15 +41,14 @@ def with_ruling(view: JobView) -> tuple[JobView, str]:
             return view, ruling.why
         case Course.OTHER_NODE:
             assert last.node_id is not None  # OTHER_NODE applies only if the failure names a node
-            words = f"{last.node_id} is left once, to tell a bad node from a bad script: {ruling.why}".partition("\n")[
-                0
-            ]
+            change = f"{last.node_id} is replaced once, to find out whether the node or the script is at fault"
+            words = f"{change}: {ruling.why}".partition("\n")[0]
             exclusion = Exclusion(node_id=last.node_id, evidence=words, may_terminate=False, remedy=Remedy.RELEASE)
             trial = Trial(kind="node", failure=last, node_id=last.node_id)
             view = with_record(view, exclusions=(*record.exclusions, exclusion), trials=(*record.trials, trial))
         case Course.OLDER_STATE:
-            story = f"step {last.base_step} is left out once, to tell a bad state from a bad script: {ruling.why}"
-            words = story.partition("\n")[0]
+            change = f"step {last.base_step} is skipped once, to find out whether the state or the script is at fault"
+            words = f"{change}: {ruling.why}".partition("\n")[0]
             trial = Trial(kind="state", failure=last)
             view = with_record(
                 view, refused=tuple(dict.fromkeys([*record.refused, *refused])), trials=(*record.trials, trial)

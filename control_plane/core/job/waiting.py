@@ -33,7 +33,7 @@ def wait_for_nodes(view: JobView) -> Decision:
             return stay(view, _queue_words(view))
         # The fleet assigns all nodes of the job together, after it has removed the job's previous nodes.
         if view.seen.assigned:
-            return stay(view, "its turn has come; its former nodes go back to the fleet first")
+            return stay(view, "admitted; waits until its former nodes have returned to the fleet")
         return change_state(view, JobEvent.ADMITTED, waiting_words(view, spec.node_count))
     if view.seen.gives_way_to:
         return change_state(view, JobEvent.SENT_BACK, f"gives way to {view.seen.gives_way_to} before it started")
@@ -93,7 +93,7 @@ def _paused_words(view: JobView) -> str:
     """Return the reason text of a job that a user has paused."""
     if view.record.started_at is None:
         return "paused by a user before it started; ResumeTrainingJob puts it back into the queue"
-    return f"paused by a user; ResumeTrainingJob lets it go on: {durable_words(view)}"
+    return f"paused by a user; ResumeTrainingJob resumes it: {durable_words(view)}"
 
 
 def _queue_words(view: JobView) -> str:

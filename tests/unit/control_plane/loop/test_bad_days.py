@@ -577,7 +577,7 @@ async def test_of_two_faulty_nodes_the_one_that_holds_nothing_alone_is_left(worl
     assert (dispensable in world.team(), holder in world.team()) == (False, True)
     assert world.plan().base_step == 10
     assert [words for words in world.events() if " stays: " in words] == [
-        f"{holder.node_id} stays: without it step 0 is left of the committed step 9"
+        f"{holder.node_id} stays: without it, only step 0 can be restored, not the committed step 9"
     ]
     world.kill_rank(holder)
     await world.until(lambda: is_running(world, 3))

@@ -58,10 +58,10 @@ async def test_a_paused_job_gives_its_nodes_back_and_goes_on_only_when_it_is_res
     await small.upload(7)
     await small.until(lambda: small.job().state == JobState.QUEUED)
     small.is_stopped = False
-    assert small.job().reason == "paused by a user; ResumeTrainingJob lets it go on: the newest checkpoint is step 7"
+    assert small.job().reason == "paused by a user; ResumeTrainingJob resumes it: the newest checkpoint is step 7"
     assert (
         small.job().transitions[-1].reason
-        == "paused after step 7, ResumeTrainingJob lets it go on from the checkpoint of step 7"
+        == "paused after step 7, ResumeTrainingJob resumes it from the checkpoint of step 7"
     )
     small.submit("other", nodes=4)
     await small.running("other")
@@ -284,7 +284,7 @@ async def test_a_job_pauses_in_peace_although_one_of_its_nodes_is_impaired(small
     await small.until(lambda: small.job().state == JobState.QUEUED)
     assert (
         small.job().transitions[-1].reason
-        == "paused after step 9, ResumeTrainingJob lets it go on from the checkpoint of step 9"
+        == "paused after step 9, ResumeTrainingJob resumes it from the checkpoint of step 9"
     )
     assert not small.incidents()
 
