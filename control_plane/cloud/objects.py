@@ -59,10 +59,11 @@ class ObjectStore(Protocol):
     def get(self, reference: ObjectReference) -> bytes:
         """Return the complete content of a small object."""
 
-    def stream(self, reference: ObjectReference, *, end: int | None = None) -> Iterator[bytes]:
-        """Yield the first `end` bytes of an object, or all, in chunks of at most `STREAM_CHUNK_BYTES`.
+    def stream(self, reference: ObjectReference, *, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """Yield the bytes `begin` to `end` of an object in chunks of at most `STREAM_CHUNK_BYTES`.
 
-        The method raises errors only from the first `next` on.
+        If `end` is None or beyond the object, the stream ends with the object. The method raises errors only from the
+        first `next` on.
         """
 
     def head(self, reference: ObjectReference) -> ObjectInfo:

@@ -50,14 +50,15 @@ class S3ObjectStore:
             body: bytes = self._s3.get_object(Bucket=reference.bucket, Key=reference.key)["Body"].read()
         return body
 
-    def stream(self, reference: ObjectReference, *, end: int | None = None) -> Iterator[bytes]:
-        """Yield the beginning of an object; see `ObjectStore`."""
+    def stream(self, reference: ObjectReference, *, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """Yield a range of an object; see `ObjectStore`."""
         size = self.head(reference).size_bytes
         stop = size if end is None else min(end, size)
-        if not stop:
+        if stop <= begin:
             return  # S3 rejects a request for an empty range with status 416.
+        span = f"bytes={begin}-{stop - 1}"
         with translated():
-            body = self._s3.get_object(Bucket=reference.bucket, Key=reference.key, Range=f"bytes=0-{stop - 1}")["Body"]
+            body = self._s3.get_object(Bucket=reference.bucket, Key=reference.key, Range=span)["Body"]
             try:
                 yield from body.iter_chunks(STREAM_CHUNK_BYTES)
             finally:

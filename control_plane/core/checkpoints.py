@@ -376,8 +376,9 @@ def _key(plan: GenerationPlan, step: Step) -> ObjectReference:
 def _manifest(
     plan: GenerationPlan, step: Step, shards: Mapping[Rank, UploadedShard], lineage: tuple[GenerationRecord, ...]
 ) -> CheckpointManifest:
+    frozen = {each.sha256: each for shard in shards.values() for each in shard.frozen}
     return CheckpointManifest(
-        version=1,
+        version=2 if frozen else 1,
         job=plan.job,
         run=plan.run,
         generation=plan.generation,
@@ -398,6 +399,7 @@ def _manifest(
             )
             for rank in sorted(shards)
         ),
+        frozen=tuple(frozen[sha256] for sha256 in sorted(frozen)),
     )
 
 

@@ -3,6 +3,9 @@
 Agents upload shards to `…run=<run>/gen=<generation>/step=<step>/<upload id>/`, and the control plane writes a manifest
 for the newest generation only. A shard of an earlier generation that no manifest names is therefore an orphan.
 
+Frozen objects (`…run=<run>/frozen/`) belong to no generation. A running upload can rely on any of them, so they are
+orphans only after the end of their run.
+
 Invariant: pure. Two kinds of objects are never orphans: objects of the newest generation of a running job, whose upload
 may still run, and objects that a kept checkpoint names.
 """
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 
 from everstep.protocol.ids import Generation
 
+FROZEN = re.compile(r"frozen/[0-9a-f]{64}\.safetensors", re.ASCII)
 PLACE = re.compile(r"gen=(?P<generation>\d+)/step=(?P<step>\d+)/", re.ASCII)
 KEPT_SECONDS = 3_600.0
 """Age in seconds below which an object is never an orphan.
@@ -37,6 +41,7 @@ def orphans(
     folder: str,
     named: Mapping[tuple[int, int], Set[str] | None],
     *,
+    frozen: Set[str] | None,
     ended_before: Generation,
     now: float,
 ) -> Iterator[str]:
@@ -47,6 +52,7 @@ def orphans(
         folder: the run's key prefix. Objects with other keys are ignored.
         named: the keys of each checkpoint, by generation and step. The value is None for a checkpoint under deletion,
             because the deletion removes all of its objects.
+        frozen: keys of the frozen objects that checkpoints need. None while the run has not ended.
         ended_before: all generations with a lower number have ended.
         now: Unix seconds.
 
@@ -54,8 +60,12 @@ def orphans(
         Keys, in the order of `objects`.
     """
     for each in objects:
+        if now - each.modified_at < KEPT_SECONDS:
+            continue
+        if frozen is not None and FROZEN.fullmatch(each.key.removeprefix(folder)) and each.key not in frozen:
+            yield each.key
         place = PLACE.match(each.key.removeprefix(folder)) if each.key.startswith(folder) else None
-        if place is None or int(place["generation"]) >= ended_before or now - each.modified_at < KEPT_SECONDS:
+        if place is None or int(place["generation"]) >= ended_before:
             continue
         keys = named.get((int(place["generation"]), int(place["step"])), frozenset())
         if keys is not None and each.key not in keys:

@@ -7,6 +7,7 @@ Invariant: the row of a complete checkpoint contains an exact copy of the manife
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -100,6 +101,12 @@ def of_run(session: Session, run_id: str) -> tuple[CheckpointRecord, ...]:
         .order_by(Checkpoint.step.desc(), Checkpoint.generation.desc())
     )
     return tuple(record_of(row, CheckpointRecord) for row in session.scalars(query))
+
+
+def frozen_keys(rows: Iterable[CheckpointRecord]) -> frozenset[str]:
+    """Return the keys of the frozen objects that these checkpoints need."""
+    manifests = (each.contents() for each in rows)
+    return frozenset(frozen.key for each in manifests if each is not None for frozen in each.frozen)
 
 
 def page(

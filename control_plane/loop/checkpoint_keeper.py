@@ -152,6 +152,8 @@ def delete(
 
     Idempotent. The function deletes the manifest first, so that an incomplete checkpoint never looks complete. Then it
     deletes all other objects in the same folder, which belong to the same generation and step.
+    If the run has ended, it also deletes the frozen objects that no other checkpoint needs. An upload of a run that has
+    not ended can still rely on them.
 
     Args:
         database: receives the checkpoint's new row and the event.
@@ -172,6 +174,16 @@ def delete(
     keys = [info.reference.key for info in objects.list(ObjectReference(bucket=checkpoint.bucket, key=f"{folder}/"))]
     for first in range(0, len(keys), DELETED_AT_ONCE):
         objects.delete(checkpoint.bucket, keys[first : first + DELETED_AT_ONCE])
+    with database.read() as session:
+        has_ended = jobs.get_run(session, run_id).ended_at is not None
+        others = [
+            each
+            for each in checkpoints.of_run(session, run_id)
+            if (each.generation, each.step) != (checkpoint.generation, checkpoint.step)
+        ]
+    unneeded = sorted(checkpoints.frozen_keys([checkpoint]) - checkpoints.frozen_keys(others)) if has_ended else []
+    for first in range(0, len(unneeded), DELETED_AT_ONCE):
+        objects.delete(checkpoint.bucket, unneeded[first : first + DELETED_AT_ONCE])
     with database.write() as session:
         job = jobs.get_run(session, run_id)
         before = checkpoints.find(session, run_id, step=checkpoint.step, generation=checkpoint.generation)

@@ -84,9 +84,12 @@ class OrphanKeeper:
 
     def _collect(self, run_id: str, ended_before: Generation) -> int:
         with self._database.read() as session:
-            prefix = prefix_of(jobs.get_run(session, run_id).spec.checkpoint_uri)
+            job = jobs.get_run(session, run_id)
+            prefix = prefix_of(job.spec.checkpoint_uri)
+            rows = checkpoints.of_run(session, run_id)
+            frozen = checkpoints.frozen_keys(rows) if job.ended_at is not None else None
             named: dict[tuple[int, int], frozenset[str] | None] = {}
-            for each in checkpoints.of_run(session, run_id):
+            for each in rows:
                 manifest = each.contents()
                 if each.state == checkpoints.DELETING:
                     named[each.generation, each.step] = None
@@ -95,7 +98,7 @@ class OrphanKeeper:
                     named[each.generation, each.step] = frozenset({each.manifest_key, *shards})
         folder = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={run_id}/")
         found = (StoredObject(info.reference.key, info.modified_at.timestamp()) for info in self._objects.list(folder))
-        left = orphans(found, folder.key, named, ended_before=ended_before, now=self._now().timestamp())
+        left = orphans(found, folder.key, named, frozen=frozen, ended_before=ended_before, now=self._now().timestamp())
         count = 0
         while keys := list(islice(left, DELETED_AT_ONCE)):
             self._objects.delete(folder.bucket, keys)

@@ -1,10 +1,11 @@
 """Verifies checkpoints in S3 at a user's request, and stores the verdict.
 
-A shard is intact if its object exists, has Everstep's header, and has a payload with the manifest's digest.
+A shard is intact if its object exists, has Everstep's header, and has a payload with the manifest's digest. The payload
+consists of the bytes that a restore reads from the object and from frozen objects. A frozen object is intact if it
+hashes to its name.
 
-The payload is the part of the object that a restore reads. The loop reads one checkpoint at a time, as a stream in a
-thread. Requests are rows of the database, so a restarted server starts the verification again. If two servers verify
-the same checkpoint, both store the same verdict.
+The loop reads one checkpoint at a time, as a stream in a thread. Requests are rows of the database, so a restarted
+server starts the verification again. If two servers verify the same checkpoint, both store the same verdict.
 
 Invariant: this module writes only verdicts. It stores no verdict while S3 is unreachable.
 """
@@ -12,11 +13,14 @@ Invariant: this module writes only verdicts. It stores no verdict while S3 is un
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from datetime import datetime
 from functools import partial
+from operator import itemgetter
+from typing import Protocol
 
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.objects import ObjectStore
@@ -24,16 +28,18 @@ from control_plane.db import checkpoints
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.session import Database
 from control_plane.loop.repeating import repeat
-from everstep.protocol.errors import CorruptObject
-from everstep.protocol.manifest import ManifestShard, PartsHasher
+from everstep.protocol.errors import CorruptObject, ProtocolError
+from everstep.protocol.manifest import ManifestShard, PartsHasher, frozen_key
 from everstep.protocol.plan import ObjectReference
-from everstep.protocol.safetensors import LENGTH, MAX_HEADER_BYTES, Restore, plan_restore
+from everstep.protocol.safetensors import LENGTH, MAX_HEADER_BYTES, FrozenGroup, Restore, plan_restore
 from everstep.protocol.slot import ShardHasher
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 ZEROS = bytes(1024 * 1024)
+IDLE_BYTES = 64 * 1024 * 1024
+"""Bytes that may be read from other objects while a connection is idle. S3 ends connections that are idle too long."""
 
 
 class Verifier:
@@ -136,30 +142,72 @@ def verify_shard(
     if size != shard.object_bytes:
         raise CorruptObject(f"the object has {size:,} bytes, but the manifest states {shard.object_bytes:,}")
     hasher = PartsHasher(shard.part_bytes) if shard.sha256 else None
-    with closing(_Reader(objects.stream(where, end=size), is_stopped, hasher)) as reader:
+    with ExitStack() as readers:
+
+        def open_object(where: ObjectReference, size: int, hasher: Hasher | None) -> _Reader:
+            return readers.enter_context(closing(_Reader(partial(objects.stream, where, end=size), is_stopped, hasher)))
+
+        reader = open_object(where, size, hasher)
         (length,) = LENGTH.unpack(reader.take(LENGTH.size))
         if length > min(MAX_HEADER_BYTES, size):
             raise CorruptObject(f"the object announces a header of {length:,} bytes")
         plan = plan_restore(reader.take(length), size)
         if (plan.payload_bytes, plan.payload_digest.hex()) != (shard.payload_bytes, shard.payload_digest):
             raise CorruptObject("the object's header describes another shard than the manifest")
-        found = _digest(reader, plan)
+        spans = [(begin, end, reader) for begin, end in plan.spans]
+        frozen: list[tuple[FrozenGroup, ObjectReference, Hasher]] = []
+        for each in plan.frozen:
+            place = _frozen_place(where, each.group)
+            whole: Hasher = hashlib.sha256()
+            if (found_bytes := objects.head(place).size_bytes) != each.group.object_bytes:
+                raise CorruptObject(
+                    f"{place.key} has {found_bytes:,} bytes; the shard's object says {each.group.object_bytes:,}"
+                )
+            shared = open_object(place, found_bytes, whole)
+            shared.take(each.group.data_begin)
+            shared.close()
+            spans += [(begin, end, shared) for begin, end in each.spans]
+            frozen.append((each.group, place, whole))
+        found = _digest(plan, sorted(spans, key=itemgetter(0, 1)))
+    for group, place, whole in frozen:
+        if whole.hexdigest() != group.sha256:
+            raise CorruptObject(f"{place.key} hashes to {whole.hexdigest()}, which is not its name")
     if found != shard.payload_digest:
         raise CorruptObject(f"the object's content hashes to {found}; the manifest says {shard.payload_digest}")
     if hasher is not None and (sha256 := hasher.hexdigest()) != shard.sha256:
         raise CorruptObject(f"the object's SHA-256 is {sha256}; the manifest says {shard.sha256}")
 
 
-def _digest(reader: _Reader, plan: Restore) -> str:
-    """Return the digest of the payload that a restore would read from the object."""
+def _frozen_place(where: ObjectReference, group: FrozenGroup) -> ObjectReference:
+    try:
+        return ObjectReference(bucket=where.bucket, key=frozen_key(where.key, group.sha256))
+    except ProtocolError as error:
+        raise CorruptObject(str(error)) from error
+
+
+def _digest(plan: Restore, spans: Sequence[tuple[int, int, _Reader]]) -> str:
+    """Return the digest of the payload that a restore would read from the objects.
+
+    Args:
+        plan: the source of each byte.
+        spans: begin, end and reader of each tensor, in the order of the payload.
+
+    Returns:
+        The digest, hexadecimal.
+    """
     hasher, position = ShardHasher(plan.payload_bytes), 0
+    idle_bytes: dict[_Reader, int] = dict.fromkeys((reader for *_, reader in spans), 0)
 
     def zeros(end: int) -> None:
         for begin in range(position, end, len(ZEROS)):
             hasher.update(ZEROS[: min(len(ZEROS), end - begin)])
 
-    for begin, end in plan.spans:
+    for begin, end, reader in spans:
         zeros(begin)
+        for each in idle_bytes:
+            idle_bytes[each] = 0 if each is reader else idle_bytes[each] + end - begin
+            if idle_bytes[each] > IDLE_BYTES:
+                each.close()
         for piece in reader.pieces(end - begin):
             hasher.update(piece)
         position = max(position, end)
@@ -170,13 +218,33 @@ def _digest(reader: _Reader, plan: Restore) -> str:
     return hasher.digest().hex()
 
 
+class Hasher(Protocol):
+    """A digest over the bytes that a reader returns."""
+
+    def update(self, data: memoryview, /) -> object:
+        """Add the next bytes."""
+
+    def hexdigest(self) -> str:
+        """Return the digest of all bytes, hexadecimal. The caller adds no more bytes afterwards."""
+        ...
+
+
 class _Reader:
-    """Reads a stream of chunks by byte count."""
+    """Reads an object by byte count.
+
+    Args:
+        stream: returns the object's bytes from a position on.
+        is_stopped: function that is called before each chunk. The result True aborts the read.
+        hasher: receives all bytes that are read.
+    """
 
     def __init__(
-        self, chunks: Iterator[bytes], is_stopped: Callable[[], bool], hasher: PartsHasher | None = None
+        self, stream: Callable[..., Iterator[bytes]], is_stopped: Callable[[], bool], hasher: Hasher | None = None
     ) -> None:
-        self._chunks = chunks
+        self._stream = stream
+        self._chunks: Iterator[bytes] | None = None
+        self._received = 0
+        """End of the newest chunk within the object."""
         self._is_stopped = is_stopped
         self._hasher = hasher
         self._left = memoryview(b"")
@@ -187,9 +255,12 @@ class _Reader:
             if self._is_stopped():
                 raise _Stopped
             if not self._left.nbytes:
+                if self._chunks is None:
+                    self._chunks = self._stream(begin=self._received)
                 chunk = next(self._chunks, b"")
                 if not chunk:
                     raise CorruptObject("the object ends too early")
+                self._received += len(chunk)
                 self._left = memoryview(chunk)
             piece, self._left = self._left[:count], self._left[count:]
             count -= piece.nbytes
@@ -202,6 +273,9 @@ class _Reader:
         return b"".join(self.pieces(count))
 
     def close(self) -> None:
-        """Close the stream's connection."""
-        if hasattr(self._chunks, "close"):
-            self._chunks.close()
+        """Close the stream's connection. A later read opens another one."""
+        close = getattr(self._chunks, "close", None)
+        if close is not None:
+            close()
+        self._received -= self._left.nbytes
+        self._chunks, self._left = None, memoryview(b"")

@@ -18,11 +18,11 @@ from typing import Final
 from everstep.checkpoints.errors import CheckpointError, CorruptCheckpoint
 from everstep.checkpoints.logical import Box, LogicalTensor, join
 from everstep.checkpoints.shard_object import ChunkCache, ShardObject
-from everstep.checkpoints.stores import Store, store_of
+from everstep.checkpoints.stores import Store, StoredObject, store_of
 from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Rank
-from everstep.protocol.manifest import CheckpointManifest, ManifestShard, decode_manifest
+from everstep.protocol.manifest import CheckpointManifest, FrozenObject, ManifestShard, decode_manifest
 from everstep.protocol.slot_values import pretrained_of
 
 READS_AHEAD: Final = 2
@@ -41,22 +41,43 @@ class Checkpoint:
         manifest: lists the shards of the checkpoint, one per rank.
         store: store of the shards' objects.
         shard_keys: key of each rank's object within the store.
+        frozen_keys: key of each frozen object within the store, by SHA-256.
 
     Raises:
         CheckpointError: a shard is missing or damaged.
     """
 
-    def __init__(self, manifest: CheckpointManifest, store: Store, shard_keys: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        manifest: CheckpointManifest,
+        store: Store,
+        shard_keys: Mapping[int, str],
+        frozen_keys: Mapping[str, str],
+    ) -> None:
         self.manifest = manifest
         with ExitStack() as resources:
             self._pool = ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="everstep-read")
             resources.callback(self._pool.shutdown, cancel_futures=True)
             cache = ChunkCache()
 
-            def open_shard(shard: ManifestShard) -> ShardObject:
-                stored = store.open(shard_keys[int(shard.rank)])
+            def open_object(key: str) -> StoredObject:
+                stored = store.open(key)
                 resources.callback(stored.close)
-                return ShardObject(stored, manifest, shard, cache)
+                return stored
+
+            def open_frozen(named: FrozenObject) -> StoredObject:
+                stored = open_object(frozen_keys[named.sha256])
+                if stored.size != named.object_bytes:
+                    raise CorruptCheckpoint(
+                        f"{stored.name} has {stored.size:,} bytes; the manifest says {named.object_bytes:,}"
+                    )
+                return stored
+
+            opened = self._pool.map(open_frozen, manifest.frozen)
+            frozen = {named.sha256: stored for named, stored in zip(manifest.frozen, opened, strict=True)}
+
+            def open_shard(shard: ManifestShard) -> ShardObject:
+                return ShardObject(open_object(shard_keys[int(shard.rank)]), manifest, shard, cache, frozen)
 
             self._shards = {shard.rank: shard for shard in self._pool.map(open_shard, manifest.shards)}
             joined = join({rank: shard.index for rank, shard in self._shards.items()})
@@ -197,13 +218,16 @@ def open_checkpoint(uri: str) -> Checkpoint:
     found = _FOLDER.search(f"{base}/")
     if found is not None and found[0] != folder:
         raise CorruptCheckpoint(f"{uri} is the manifest of another checkpoint: {folder}")
+    # A copy of the checkpoint's folder alone has the frozen objects inside.
+    run_folder = f"{base}/".removesuffix(folder.partition("/")[2])
+    frozen_keys = {each.sha256: f"{run_folder}frozen/{each.sha256}.safetensors" for each in manifest.frozen}
     keys: dict[int, str] = {}
     for shard in manifest.shards:
         inside = shard.key.rpartition(folder)[2]
         if inside == shard.key or ".." in inside.split("/"):
             raise CorruptCheckpoint(f"{uri} names an object outside of its folder: {shard.key}")
         keys[int(shard.rank)] = f"{base}/{inside}" if base else inside
-    return Checkpoint(manifest, store, keys)
+    return Checkpoint(manifest, store, keys, frozen_keys)
 
 
 def _run_elements(shape: tuple[int, ...], box: Box) -> int:

@@ -2,6 +2,8 @@
 
     payload range ─▶ chunks of 4 MiB ─▶ one ranged read each ─▶ digest compared with the header ─▶ bytes
 
+Frozen tensors lie in objects of their own. A chunk with such tensors needs one ranged read per object.
+
 The header of the object holds the digest of each chunk of the payload (`everstep.protocol.safetensors`), and the
 manifest holds the digest of all chunk digests.
 
@@ -14,16 +16,17 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from everstep.checkpoints.errors import CorruptCheckpoint
 from everstep.checkpoints.stores import StoredObject
 from everstep.protocol.errors import CorruptObject, ProtocolError
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard
-from everstep.protocol.safetensors import LENGTH, MAX_HEADER_BYTES, Restore, plan_restore
+from everstep.protocol.safetensors import LENGTH, MAX_HEADER_BYTES, FrozenGroup, Restore, plan_restore
 from everstep.protocol.slot import DIGEST_BYTES, SlotIndex, chunk_bytes, chunk_range, digest, unpack_index
 
 CACHED_CHUNKS: Final = 4
@@ -60,23 +63,31 @@ class ShardObject:
         manifest: the manifest of the checkpoint.
         expected: the entry of the shard in the manifest.
         cache: the cache that all shards of the checkpoint share.
+        frozen: the frozen objects of the manifest by SHA-256, opened for reading.
 
     Raises:
-        CorruptCheckpoint: the object's header is damaged or belongs to another shard.
+        CorruptCheckpoint: the object's header is damaged, belongs to another shard, or names a frozen object that the
+            manifest does not name.
         StoreFailure: the object cannot be read.
     """
 
     def __init__(
-        self, stored: StoredObject, manifest: CheckpointManifest, expected: ManifestShard, cache: ChunkCache
+        self,
+        stored: StoredObject,
+        manifest: CheckpointManifest,
+        expected: ManifestShard,
+        cache: ChunkCache,
+        frozen: Mapping[str, StoredObject],
     ) -> None:
         self._stored = stored
         self._cache = cache
         self.rank = int(expected.rank)
-        self._plan, self._data_begin = _read_header(stored, manifest, expected)
-        self._spans = self._plan.spans
-        self._begins = [begin for begin, _ in self._spans]
-        self._places = [0, *accumulate(end - begin for begin, end in self._spans)]
-        """Offset of each span of the payload within the object's data, in bytes."""
+        self._plan, data_begin = _read_header(stored, manifest, expected)
+        spans = list(_spans_of(stored, data_begin, self._plan.spans))
+        for each in self._plan.frozen:
+            spans += _spans_of(_frozen_object(each.group, frozen, stored), each.group.data_begin, each.spans)
+        self._spans = sorted(spans, key=lambda span: (span.begin, span.end))
+        self._begins = [span.begin for span in self._spans]
         size, index_end = chunk_bytes(self._plan.payload_bytes), self._plan.index_offset + len(self._plan.index)
         for number in range(self._plan.index_offset // size, -(-index_end // size)):
             self._chunk(number)  # Verify the index before its use, because it gives the position of every tensor.
@@ -148,12 +159,15 @@ class ShardObject:
             return known
         begin, end = chunk_range(number, self._plan.payload_bytes)
         chunk = bytearray(end - begin)
-        pieces = list(self._pieces(begin, end))
-        if pieces:
-            place, stop = pieces[0][1], pieces[-1][1] + pieces[-1][2]
-            data = memoryview(self._stored.read(self._data_begin + place, self._data_begin + stop))
-            for start, at, count in pieces:
-                chunk[start - begin : start - begin + count] = data[at - place : at - place + count]
+        by_object: dict[int, list[_Span]] = {}
+        for span in self._pieces(begin, end):
+            by_object.setdefault(id(span.stored), []).append(span)
+        for pieces in by_object.values():
+            place, stop = pieces[0].place, pieces[-1].place + pieces[-1].end - pieces[-1].begin
+            data = memoryview(pieces[0].stored.read(place, stop))
+            for piece in pieces:
+                at, count = piece.place - place, piece.end - piece.begin
+                chunk[piece.begin - begin : piece.end - begin] = data[at : at + count]
         index_begin, index = self._plan.index_offset, self._plan.index
         low, high = max(begin, index_begin), min(end, index_begin + len(index))
         if low < high:
@@ -167,15 +181,41 @@ class ShardObject:
         self._cache.put((self.rank, number), chunk)
         return chunk
 
-    def _pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (offset in the payload, offset in the object's data, length) for each stored piece of a range."""
+    def _pieces(self, begin: int, end: int) -> Iterator[_Span]:
+        """Yield the pieces of data in a range of the payload."""
         number = max(0, bisect_right(self._begins, begin) - 1)
-        for (low, high), place in zip(self._spans[number:], self._places[number:], strict=False):
-            if low >= end:
+        for span in islice(self._spans, number, None):
+            if span.begin >= end:
                 return
-            first, last = max(low, begin), min(high, end)
+            first, last = max(span.begin, begin), min(span.end, end)
             if first < last:
-                yield first, place + first - low, last - first
+                yield _Span(first, last, span.stored, span.place + first - span.begin)
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A range of the payload, and the place of its bytes."""
+
+    begin: int
+    end: int
+    stored: StoredObject
+    place: int
+    """First byte of the range within the object."""
+
+
+def _spans_of(stored: StoredObject, data_begin: int, spans: Sequence[tuple[int, int]]) -> Iterator[_Span]:
+    for begin, end in spans:
+        yield _Span(begin, end, stored, data_begin)
+        data_begin += end - begin
+
+
+def _frozen_object(group: FrozenGroup, frozen: Mapping[str, StoredObject], stored: StoredObject) -> StoredObject:
+    """Return the opened frozen object of a group. Raise CorruptCheckpoint if it is another one than the group's."""
+    if (found := frozen.get(group.sha256)) is None:
+        raise CorruptCheckpoint(f"{stored.name} needs the frozen object {group.sha256}, which the manifest lacks")
+    if found.size != group.object_bytes:
+        raise CorruptCheckpoint(f"{found.name} has {found.size:,} bytes; {stored.name} says {group.object_bytes:,}")
+    return found
 
 
 def _read_header(stored: StoredObject, manifest: CheckpointManifest, expected: ManifestShard) -> tuple[Restore, int]:

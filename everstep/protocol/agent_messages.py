@@ -42,6 +42,7 @@ import msgspec
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.log_chunks import LogLine
+from everstep.protocol.manifest import FrozenObject
 from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord, SourceArchive, Timeouts
 
 NOT_YOURS = 4401
@@ -279,6 +280,8 @@ class UploadedShard(Message, frozen=True):
     """Same value as `ManifestShard.sha256`."""
     part_bytes: int = 0
     """Same value as `ManifestShard.part_bytes`."""
+    frozen: tuple[FrozenObject, ...] = ()
+    """Objects that the shard needs besides its own. All of them are complete in S3."""
 
 
 class RunningUpload(Message, frozen=True):

@@ -6,6 +6,9 @@ Keys, below the job's checkpoint prefix:
 
     run=<run>/gen=<g>/step=<k>/<upload id>/rank=<r>.safetensors
     run=<run>/gen=<g>/step=<k>/manifest.json
+    run=<run>/frozen/<sha256>.safetensors
+
+Frozen objects hold tensors that training does not change. All checkpoints of the run share them.
 
 Invariant: the manifest is written after every object that it names. Objects that no manifest names are garbage.
 """
@@ -13,6 +16,7 @@ Invariant: the manifest is written after every object that it names. Objects tha
 from __future__ import annotations
 
 import hashlib
+import re
 
 import msgspec
 
@@ -75,10 +79,21 @@ class ManifestShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Size of the parts that `sha256` covers; the last part may be smaller."""
 
 
-class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FrozenObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An object of tensors that several shards and several checkpoints of a run share."""
+
+    key: str
+    """Ends with `frozen/<sha256>.safetensors`. The bucket is the manifest's."""
+    object_bytes: int
+    sha256: str
+    """SHA-256 of the whole object, hexadecimal."""
+
+
+class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The complete set of shards of one step."""
 
     version: int
+    """1, or 2 for a manifest with frozen objects."""
     job: JobName
     run: RunId
     generation: Generation
@@ -86,8 +101,36 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """(generation, base step) pairs, from this generation back to the first."""
     step: Step
     shards: tuple[ManifestShard, ...]
+    frozen: tuple[FrozenObject, ...] = ()
+    """The objects outside of the checkpoint's folder that its shards need, by SHA-256."""
 
 
+def frozen_key(shard_key: str, sha256: str) -> str:
+    """Return the key of a frozen object.
+
+    Args:
+        shard_key: key of a shard of the same run.
+        sha256: SHA-256 of the frozen object, hexadecimal.
+
+    Returns:
+        The key, in the bucket of the shard.
+
+    Raises:
+        MalformedMessage: the shard's key has another form than the keys of Everstep.
+    """
+    return f"{_run_of(shard_key)}frozen/{sha256}.safetensors"
+
+
+def _run_of(shard_key: str) -> str:
+    """Return the prefix of a shard's run. Raise MalformedMessage if the key has another form than Everstep's."""
+    found = _SHARD_KEY.fullmatch(shard_key)
+    if found is None:
+        raise MalformedMessage(f"{shard_key} is not the key of a shard, so its frozen objects cannot be found")
+    return found["run"]
+
+
+_SHA256 = re.compile("[0-9a-f]{64}", re.ASCII)
+_SHARD_KEY = re.compile(r"(?P<run>.*)gen=\d+/step=\d+/[^/]+/rank=\d+\.safetensors", re.ASCII | re.DOTALL)
 _MANIFEST = msgspec.json.Decoder(CheckpointManifest)
 
 
@@ -118,8 +161,18 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
     ) as error:
         # msgspec raises UnicodeDecodeError for a key that is not UTF-8.
         raise MalformedMessage(f"not a checkpoint manifest: {error}") from error
-    if manifest.version != 1:
+    if manifest.version not in (1, 2):
         raise UnknownVersion(f"a checkpoint manifest has the unsupported version {manifest.version}")
+    if bool(manifest.frozen) != (manifest.version == 2):
+        raise MalformedMessage("a checkpoint manifest must have version 2 if it names frozen objects, and else 1")
+    named = [frozen.sha256 for frozen in manifest.frozen]
+    if named != sorted(set(named)):
+        raise MalformedMessage("a checkpoint manifest must list its frozen objects by SHA-256, each once")
+    if any(_SHA256.fullmatch(sha256) is None for sha256 in named):
+        raise MalformedMessage("a checkpoint manifest has a frozen object whose SHA-256 is not 64 hexadecimal digits")
+    runs = {_run_of(shard.key) for shard in manifest.shards} if manifest.frozen else ()
+    if any(frozen.key != f"{run}frozen/{frozen.sha256}.safetensors" for run in runs for frozen in manifest.frozen):
+        raise MalformedMessage("a checkpoint manifest names a frozen object of another run than its shards")
     if [shard.rank for shard in manifest.shards] != list(range(len(manifest.shards))):
         raise MalformedMessage("a checkpoint manifest must list ranks 0 to n-1")
     if any(shard.sha256 and shard.part_bytes <= 0 for shard in manifest.shards):

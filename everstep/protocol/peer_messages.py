@@ -43,6 +43,7 @@ from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import ObjectReference
 from everstep.protocol.rounds import Announcement, RoundReport
+from everstep.protocol.safetensors import FrozenGroup
 
 CHUNK_HEADER = struct.Struct(">III52x")
 """Layout of a chunk's header on a stream. The header has the size of a cache line.
@@ -266,6 +267,8 @@ class UploadPart(Message, frozen=True):
     """Size of all parts but the last, which may be smaller."""
     number: int
     """Number of the part, from 1."""
+    frozen: tuple[FrozenGroup, ...] = ()
+    """The tensors whose data the object does not contain."""
 
 
 class PartStored(Message, frozen=True):

@@ -10,6 +10,7 @@
 - the slot's index, which contains the plain values of the step
 - the payload's size, index offset, digest and the digests of its chunks
 - the rank, the step and the generation of the shard
+- the frozen groups: tensors whose data another object holds, which several checkpoints share
 
 Any safetensors reader can read the tensors. Restoring training from the file needs Everstep. Source: the format's
 description, https://github.com/huggingface/safetensors#format
@@ -22,8 +23,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
+import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -46,6 +49,7 @@ MAX_HEADER_BYTES = 100_000_000
 MAX_EXTRA_GAPS = 4
 """Maximum total size of gaps in a payload besides the gap after each tensor, in units of the alignment."""
 _FORMAT = "everstep-2"
+_FORMAT_WITH_FROZEN = "everstep-3"
 _METADATA = "__metadata__"
 DTYPE_NAMES = {
     "float64": "F64",
@@ -76,7 +80,19 @@ class _Tensor(msgspec.Struct, frozen=True):
     data_offsets: tuple[int, int]
 
 
-class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FrozenGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tensors of a shard whose data lies in a frozen object."""
+
+    sha256: str
+    """SHA-256 of the whole frozen object, hexadecimal. Its key contains it (`everstep.protocol.manifest`)."""
+    object_bytes: int
+    data_begin: int
+    """Position of the first tensor's data in the frozen object. The other tensors follow without gaps."""
+    tensors: tuple[int, ...]
+    """Positions of the tensors in `tensors_in_order`, increasing."""
+
+
+class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The `__metadata__` object. The format requires that all values are strings."""
 
     everstep: str
@@ -93,16 +109,29 @@ class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout_hash: str
     index: str
     """The index as packed in the slot, encoded in base64."""
+    frozen: str = ""
+    """The frozen groups as JSON; absent in objects that hold all tensors of their shard."""
 
 
 _HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _HEADER_METADATA = msgspec.json.Decoder(_Metadata)
 _HEADER_TENSOR = msgspec.json.Decoder(_Tensor)
+_FROZEN_GROUPS = msgspec.json.Decoder(tuple[FrozenGroup, ...])
+_SHA256 = re.compile("[0-9a-f]{64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenSpans:
+    """A frozen object, and the ranges of the payload that its data fills."""
+
+    group: FrozenGroup
+    spans: tuple[tuple[int, int], ...]
+    """Begin and end of each tensor within the payload, in the order of the frozen object's data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The source of each byte of a payload: the object's data in order, zeros, or the index."""
+    """The source of each byte of a payload: the object's data in order, frozen objects, zeros, or the index."""
 
     payload_bytes: int
     index_offset: int
@@ -122,6 +151,7 @@ class Restore:
     """Digests of the payload's chunks. They hash to `payload_digest`, so a reader can verify single chunks."""
     spans: tuple[tuple[int, int], ...]
     """Begin and end of each tensor within the payload, in the order of the object's data."""
+    frozen: tuple[FrozenSpans, ...] = ()
 
     @property
     def data_bytes(self) -> int:
@@ -132,7 +162,7 @@ class Restore:
         """Yield begin and end of each range of the payload that must be zero."""
         end = 0
         for begin, next_end in (
-            *self.spans,
+            *sorted([*self.spans, *(span for each in self.frozen for span in each.spans)]),
             (self.index_offset, self.index_offset + len(self.index)),
             (self.payload_bytes, self.payload_bytes),
         ):
@@ -146,13 +176,16 @@ def tensors_in_order(index: SlotIndex) -> list[TensorEntry]:
     return sorted(index.tensors, key=lambda entry: (entry.offset, entry.bytes))
 
 
-def encode_header(header: SlotHeader, packed_index: bytes, chunk_digests: bytes) -> bytes:
+def encode_header(
+    header: SlotHeader, packed_index: bytes, chunk_digests: bytes, frozen: Sequence[FrozenGroup] = ()
+) -> bytes:
     """Return the beginning of the object, up to the first byte of data.
 
     Args:
         header: the header of a sealed slot.
         packed_index: the index as stored in the payload.
         chunk_digests: digests of the payload's chunks. They must hash to the header's digest.
+        frozen: the tensors whose data the object does not contain. No two groups share a tensor.
 
     Returns:
         The length field and the JSON header.
@@ -161,27 +194,51 @@ def encode_header(header: SlotHeader, packed_index: bytes, chunk_digests: bytes)
         CorruptSlot: the index is invalid.
         OversizedMessage: the header would exceed the limit of safetensors.
     """
-    described: dict[str, _Tensor | _Metadata] = {
-        _METADATA: _Metadata(
-            everstep=_FORMAT,
-            job=header.job,
-            run=header.run,
-            rank=str(header.owner_rank),
-            step=str(header.step),
-            origin_generation=str(header.origin_generation),
-            payload_bytes=str(header.payload_bytes),
-            index_offset=str(header.index_offset),
-            payload_digest=header.payload_digest.hex(),
-            chunk_digests=base64.b64encode(chunk_digests).decode(),
-            layout_hash=header.layout_hash.hex(),
-            index=base64.b64encode(packed_index).decode(),
-        )
-    }
+    metadata = _Metadata(
+        everstep=_FORMAT_WITH_FROZEN if frozen else _FORMAT,
+        job=header.job,
+        run=header.run,
+        rank=str(header.owner_rank),
+        step=str(header.step),
+        origin_generation=str(header.origin_generation),
+        payload_bytes=str(header.payload_bytes),
+        index_offset=str(header.index_offset),
+        payload_digest=header.payload_digest.hex(),
+        chunk_digests=base64.b64encode(chunk_digests).decode(),
+        layout_hash=header.layout_hash.hex(),
+        index=base64.b64encode(packed_index).decode(),
+        frozen=msgspec.json.encode(frozen).decode() if frozen else "",
+    )
+    elsewhere = {number for group in frozen for number in group.tensors}
+    entries = tensors_in_order(unpack_index(packed_index, header.index_offset))
+    return _header([entry for number, entry in enumerate(entries) if number not in elsewhere], metadata)
+
+
+def encode_frozen_header(entries: Sequence[TensorEntry]) -> bytes:
+    """Return the beginning of a frozen object, up to the first byte of data.
+
+    Equal tensors give equal headers, whatever shard or step they come from.
+
+    Args:
+        entries: the tensors of the object, in the order of their data.
+
+    Returns:
+        The length field and the JSON header.
+
+    Raises:
+        OversizedMessage: the header would exceed the limit of safetensors.
+    """
+    return _header(entries, None)
+
+
+def _header(entries: Sequence[TensorEntry], metadata: _Metadata | None) -> bytes:
+    """Return the length field and the JSON header of an object with the data of these tensors."""
+    described: dict[str, _Tensor | _Metadata] = {} if metadata is None else {_METADATA: metadata}
     position = 0
-    for entry in tensors_in_order(unpack_index(packed_index, header.index_offset)):
+    for entry in entries:
         name = entry.name
         # The index may contain duplicate names and the name "__metadata__". A JSON object must not.
-        while name in described:
+        while name in described or name == _METADATA:
             name += "'"
         offsets = (position, position + entry.bytes)
         described[name] = (
@@ -215,7 +272,7 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
     try:
         described = _HEADER.decode(header)
         metadata = _HEADER_METADATA.decode(described.pop(_METADATA))
-        if metadata.everstep != _FORMAT:
+        if metadata.everstep != (_FORMAT_WITH_FROZEN if metadata.frozen else _FORMAT):
             raise CorruptObject(f"a checkpoint has the unsupported format {metadata.everstep!r}")
         payload_bytes, index_offset = int(metadata.payload_bytes), int(metadata.index_offset)
         if not 0 <= index_offset <= payload_bytes < 2**63:
@@ -224,9 +281,15 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
         digests = bytes.fromhex(metadata.layout_hash), bytes.fromhex(metadata.payload_digest)
         chunk_digests = base64.b64decode(metadata.chunk_digests, validate=True)
         entries = tensors_in_order(unpack_index(packed, index_offset))
+        groups = _FROZEN_GROUPS.decode(metadata.frozen) if metadata.frozen else ()
         tensors = sorted(_HEADER_TENSOR.decode(raw).data_offsets for raw in described.values())
     except (KeyError, ValueError, binascii.Error, msgspec.DecodeError, ProtocolError) as error:
         raise CorruptObject(f"the object's header is not a checkpoint header: {error}") from error
+    frozen = tuple(_frozen_spans(group, entries) for group in groups)
+    elsewhere = [number for group in groups for number in group.tensors]
+    if len(set(elsewhere)) != len(elsewhere):
+        raise CorruptObject("two frozen groups of the object have the same tensor")
+    own = [entry for number, entry in enumerate(entries) if number not in set(elsewhere)]
     found = Restore(
         payload_bytes,
         index_offset,
@@ -238,14 +301,15 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
         metadata.step,
         metadata.origin_generation,
         chunk_digests,
-        tuple((entry.offset, entry.offset + entry.bytes) for entry in entries),
+        tuple((entry.offset, entry.offset + entry.bytes) for entry in own),
+        frozen,
     )
-    gaps = payload_bytes - found.data_bytes - len(packed)
+    gaps = payload_bytes - sum(entry.bytes for entry in entries) - len(packed)
     if gaps > ALIGNMENT * (len(entries) + MAX_EXTRA_GAPS):
         raise CorruptObject(f"a payload of {payload_bytes} bytes contains {gaps} bytes of zeros between tensors")
     position = 0
     expected: list[tuple[int, int]] = []
-    for entry in entries:
+    for entry in own:
         expected.append((position, position + entry.bytes))
         position += entry.bytes
     if tensors != sorted(expected) or any(len(value) != DIGEST_BYTES for value in digests):
@@ -264,3 +328,28 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
             f"the object has {object_bytes} bytes; its header says {LENGTH.size + len(header) + found.data_bytes}"
         )
     return found
+
+
+def _frozen_spans(group: FrozenGroup, entries: Sequence[TensorEntry]) -> FrozenSpans:
+    """Return the ranges of the payload that a frozen group fills.
+
+    Args:
+        group: the group as decoded from a header; not yet checked.
+        entries: all tensors of the shard, in order.
+
+    Returns:
+        The group with its ranges.
+
+    Raises:
+        CorruptObject: the group names tensors that do not exist, or contradicts the size of its object.
+    """
+    numbers = group.tensors
+    is_ordered = all(first < second for first, second in itertools.pairwise(numbers))
+    if not numbers or not is_ordered or numbers[0] < 0 or numbers[-1] >= len(entries):
+        raise CorruptObject("a frozen group of the object names tensors that the index does not have")
+    spans = tuple((entries[number].offset, entries[number].offset + entries[number].bytes) for number in numbers)
+    data_bytes = sum(end - begin for begin, end in spans)
+    is_sized = LENGTH.size < group.data_begin and group.object_bytes == group.data_begin + data_bytes
+    if not is_sized or _SHA256.fullmatch(group.sha256) is None:
+        raise CorruptObject("a frozen group of the object contradicts the size or the digest of its object")
+    return FrozenSpans(group, spans)

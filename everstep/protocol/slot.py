@@ -304,6 +304,11 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     """The boxes of logical tensors that the tensor holds. None: the tensor is the whole logical tensor of the same
     name.
     """
+    is_frozen: bool = False
+    """True if the script declares that training does not change the tensor (`requires_grad=False`).
+
+    The script can be wrong: averaged weights are often declared so. Readers must not rely on the value.
+    """
 
     @property
     def logical_parts(self) -> tuple[TensorPart, ...]:

@@ -45,6 +45,8 @@ class StateTensor:
 
     Torch counts changes only in the wrapper's version.
     """
+    is_frozen: bool = False
+    """As `TensorEntry.is_frozen`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +89,10 @@ class CapturePlan:
             held = named.get(state.name)
             if held is not None and not are_disjoint(held, tensor.numel()):
                 held = ()  # An invalid box would make the slot unreadable. A missing box only prevents relayouts.
-            entries.append(TensorEntry(state.name, dtype_name(tensor.dtype), tuple(tensor.shape), offset, size, held))
+            shape = tuple(tensor.shape)
+            entries.append(
+                TensorEntry(state.name, dtype_name(tensor.dtype), shape, offset, size, held, state.is_frozen)
+            )
             end = align(offset + size)
             if end != offset + size:
                 gaps.append((offset + size, end))
@@ -95,7 +100,7 @@ class CapturePlan:
         return cls(tuple(entries), tuple(gaps), offset, IndexWriter(tuple(entries)))
 
     def fits(self, tensors: Sequence[StateTensor]) -> bool:
-        """Return whether these tensors match the plan by name, dtype and shape."""
+        """Return whether these tensors match the plan by name, dtype, shape and declared change."""
         return len(tensors) == len(self.entries) and self.fits_at(0, tensors)
 
     def fits_at(self, first: int, tensors: Sequence[StateTensor]) -> bool:
@@ -105,6 +110,7 @@ class CapturePlan:
             entry.name == state.name
             and entry.shape == state.tensor.shape
             and entry.dtype == dtype_name(state.tensor.dtype)
+            and entry.is_frozen == state.is_frozen
             for entry, state in zip(entries, tensors, strict=True)
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,11 @@ from everstep.checkpoints.errors import StoreFailure
 from everstep.checkpoints.export import Exported, export_safetensors
 from everstep.checkpoints.stores import S3
 from everstep.checkpoints.universal import export_universal
+from everstep.protocol.manifest import encode_manifest
 from tests.seaweedfs import SeaweedFs
 from tests.unit.everstep.checkpoints.stored import FOLDER, Stored, store
+from tests.unit.worker.storage.frozen_nodes import BASES, Node, manifest_of
+from worker.storage.s3 import s3_store
 
 BUCKET = "bucket"
 WEIGHT = np.arange(20, dtype=np.float32).reshape(4, 5)
@@ -96,6 +101,38 @@ def test_an_export_to_s3_has_the_files_of_an_export_to_a_folder(
         if file.endswith((".distcp", ".pt")):
             (tmp_path / "found").write_bytes(found)
             torch.load(tmp_path / "found", weights_only=True)
+
+
+async def test_boto3_and_safetensors_alone_read_two_checkpoints_that_share_frozen_objects(
+    s3: Any, service: dict[str, str], tmp_path: Path
+) -> None:
+    """Two ranks upload two steps. The bucket holds each frozen tensor once, and the manifests name its object."""
+    objects = s3_store(service)
+    nodes = [Node.of(tmp_path / str(rank), rank) for rank in range(2)]
+    try:
+        manifests = [manifest_of([await node.upload(objects, step) for node in nodes], step) for step in (1, 2)]
+    finally:
+        objects.client.close()
+        for node in nodes:
+            node.store.close()
+    for manifest in manifests:
+        s3.put_object(Bucket=BUCKET, Key=f"manifest{manifest.step}.json", Body=encode_manifest(manifest))
+
+    def read(key: str) -> dict[str, bytes]:
+        body = s3.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        return {name: tensor.tobytes() for name, tensor in load(body).items()}
+
+    keys = {entry["Key"] for entry in s3.list_objects_v2(Bucket=BUCKET)["Contents"]}
+    assert len([key for key in keys if "/frozen/" in key]) == 2
+    for step in (1, 2):
+        facts = json.loads(s3.get_object(Bucket=BUCKET, Key=f"manifest{step}.json")["Body"].read())
+        shared = {name: data for named in facts["frozen"] for name, data in read(named["key"]).items()}
+        assert shared == BASES
+        for named in facts["frozen"]:
+            body = s3.get_object(Bucket=BUCKET, Key=named["key"])["Body"].read()
+            assert (hashlib.sha256(body).hexdigest(), len(body)) == (named["sha256"], named["object_bytes"])
+        for rank, shard in enumerate(facts["shards"]):
+            assert read(shard["key"]) == {"lora": bytes([rank, step]) * 50, "head": b"abc"}
 
 
 def test_an_object_of_several_parts_is_written_whole_or_not_at_all(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,8 @@ def test_the_beginning_of_an_object_is_streamed(store: ObjectStore, prefix: Obje
     assert max(map(len, chunks)) <= STREAM_CHUNK_BYTES
     assert b"".join(store.stream(reference, end=20)) == body[:20]
     assert b"".join(store.stream(reference, end=10**9)) == body
+    assert b"".join(store.stream(reference, begin=3, end=20)) == body[3:20]
+    assert list(store.stream(reference, begin=len(body))) == []
     assert list(store.stream(reference, end=0)) == []
 
 

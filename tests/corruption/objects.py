@@ -7,6 +7,7 @@ A folder in place of S3 contains the objects of two steps and two ranks, for `op
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.manifest import decode_manifest, encode_manifest
 from everstep.protocol.parts import parts_of_range
 from everstep.protocol.plan import ObjectReference, ShardSource
+from everstep.protocol.safetensors import LENGTH, FrozenGroup, plan_restore
 from tests.corruption.outcomes import Counts, Outcome, flipped, truncated, without_part
 from tests.fakes.storage import MemoryObjectStore
 from tests.unit.everstep.checkpoints.stored import Stored, payload_of, store
@@ -44,6 +46,7 @@ def tensors(seed: int) -> dict[int, list[Stored]]:
             ),
             Stored(f"model/b{rank}", draw.standard_normal(70).astype(np.float32)),
             Stored("optimizer/w/step", np.float32(seed)),
+            Stored("model/frozen", draw.standard_normal(90).astype(np.float32), is_frozen=True),
         ]
         for rank in range(RANKS)
     }
@@ -72,6 +75,12 @@ class Objects:
         self._paths = {path.name: path for path in (folder / "new").rglob("*") if path.is_file()}
         self._sound = {name: path.read_bytes() for name, path in self._paths.items()}
         self._expected = self._read()
+        self._keys = {name: str(path.relative_to(folder / "new")) for name, path in self._paths.items()}
+        """Key of each object, by the name of its file."""
+        self._frozen = {rank: f"{group.sha256}.safetensors" for rank in range(RANKS) for group in self._groups_of(rank)}
+        """Name of each rank's frozen object."""
+        older_frozen = [data for name, data in self._older.items() if name not in self._sound]
+        self._older |= dict(zip(self._frozen.values(), older_frozen, strict=True))
         self._shards = {int(shard.rank): shard for shard in decode_manifest(self._sound["manifest.json"]).shards}
         self._payloads = {rank: payload_of(stored)[0] for rank, stored in tensors(7).items()}
         self._objects = MemoryObjectStore(BUCKET)
@@ -81,6 +90,12 @@ class Objects:
     def close(self) -> None:
         """Close the slots."""
         self._slots.close()
+
+    def _groups_of(self, rank: int) -> Sequence[FrozenGroup]:
+        data = self._sound[f"rank={rank}.safetensors"]
+        (length,) = LENGTH.unpack_from(data)
+        plan = plan_restore(data[LENGTH.size : LENGTH.size + length], len(data))
+        return [each.group for each in plan.frozen]
 
     def _read(self) -> Found:
         with open_checkpoint(str(self._manifest)) as checkpoint:
@@ -106,6 +121,8 @@ class Objects:
                     for one, other in ((names[0], "x"), (names[1], names[0]), ("x", names[1])):
                         changed = changed.replace(one.encode(), other.encode())
                     return {name: changed}
+                if name not in names:
+                    names = [self._frozen[rank] for rank in range(RANKS)]
                 return {names[0]: self._sound[names[1]], names[1]: self._sound[names[0]]}
             case "stale generation":
                 several = [each for each in self._sound if self._draw.random() < 0.5 or each == name]
@@ -132,10 +149,13 @@ class Objects:
     async def restore(self, kind: str, counts: Counts) -> None:
         """Plant a corruption in an object, and restore the shard as an agent does."""
         rank = Rank(self._draw.randrange(RANKS))
-        name = f"rank={rank}.safetensors"
-        data = self._changed(kind, name)[name]
-        where = ObjectReference(bucket=BUCKET, key=name)
-        self._objects.put_bytes(where, data)
+        own, keys = f"rank={rank}.safetensors", self._keys
+        name = self._draw.choice([own, self._frozen[rank]])
+        files = {each: self._sound[each] for each in (own, self._frozen[rank])}
+        files |= {each: data for each, data in self._changed(kind, name).items() if each in files}
+        for each, content in files.items():
+            self._objects.put_bytes(ObjectReference(bucket=BUCKET, key=keys[each]), content)
+        where = ObjectReference(bucket=BUCKET, key=keys[own])
         shard, content = self._shards[rank], Content(Generation(2), Step(7))
         source = ShardSource(
             kind="s3",
@@ -157,7 +177,7 @@ class Objects:
                 if outcome is Outcome.REFUSED or bytes(view) != self._payloads[rank]:
                     outcome = Outcome.LOADED
             found.file.empty()
-        counts.add("S3 object, restore", kind, outcome, _difference({name: data}, self._sound))
+        counts.add("S3 object, restore", kind, outcome, _difference(files, self._sound))
 
 
 def _difference(files: dict[str, bytes], sound: dict[str, bytes]) -> str:

@@ -436,9 +436,9 @@ class MemoryObjectStore:
         with self._lock:
             return self._object(reference)[0]
 
-    def stream(self, reference: ObjectReference, *, end: int | None = None) -> Iterator[bytes]:
-        """Yield the beginning of an object; see `ObjectStore`."""
-        body = self.get(reference)[:end]
+    def stream(self, reference: ObjectReference, *, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """Yield a range of an object; see `ObjectStore`."""
+        body = self.get(reference)[begin:end]
         for offset in range(0, len(body), STREAM_CHUNK_BYTES):
             yield body[offset : offset + STREAM_CHUNK_BYTES]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 
 from everstep.protocol.agent_messages import NodeFault, RunningUpload, UploadedShard
@@ -28,6 +29,7 @@ from worker.shards.owned_shard import OwnedShard
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import Slot, SlotStore, in_thread
 from worker.storage.checkpoints import is_abandoned, upload_shard
+from worker.storage.frozen import FrozenTensors
 from worker.storage.object_store import ObjectStore
 from worker.tasks import Background, end
 
@@ -78,6 +80,7 @@ class CheckpointUploads:
         self._on_change = on_change
         self.pause = pause
         self._persist: Step = NONE
+        self._frozen = defaultdict[Rank, FrozenTensors](FrozenTensors)
         self._background = Background()
         self._cleaned = asyncio.Event()
         self._progress: dict[Rank, UploadProgress] = {}
@@ -237,6 +240,7 @@ class CheckpointUploads:
                 digests,
                 self._plan,
                 rank=rank,
+                frozen=self._frozen[rank],
                 on_begun=on_begun,
                 on_stored=on_stored,
                 share=helpers if helpers.peers and with_helpers else None,

@@ -24,6 +24,7 @@ from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.peer_messages import PartStored, ShardRefused, UploadPart
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 from everstep.protocol.rounds import Announcement
+from everstep.protocol.safetensors import FrozenGroup
 from everstep.protocol.slot import SlotHeader
 from worker.core.shared_upload import WINDOW, SharedUpload
 from worker.core.slots import Content, is_superseded
@@ -46,6 +47,7 @@ class _Named:
 
     where: ObjectReference
     object_bytes: int
+    frozen: tuple[FrozenGroup, ...]
     upload_id: str
     part_bytes: int
 
@@ -87,23 +89,25 @@ class UploadHelpers:
         self._verified: set[int] = set()
         self._named: _Named | None = None
         self._begun_at = 0.0
-        self._where: tuple[ObjectReference, int] | None = None
+        self._where: tuple[ObjectReference, int, tuple[FrozenGroup, ...]] | None = None
         self._check: Callable[[], None] = lambda: None
 
     # -- calls of the upload's thread
 
-    def of(self, where: ObjectReference, object_bytes: int, check: Callable[[], None]) -> UploadHelpers:
+    def of(
+        self, where: ObjectReference, object_bytes: int, frozen: tuple[FrozenGroup, ...], check: Callable[[], None]
+    ) -> UploadHelpers:
         """See `ShareOf.of`."""
-        self._where, self._check = (where, object_bytes), check
+        self._where, self._check = (where, object_bytes, frozen), check
         return self
 
     def begin(self, upload_id: str, part_bytes: int, part_count: int) -> None:
         """See `Share.begin`."""
         assert self._where is not None, "the upload has a name"
-        where, object_bytes = self._where
+        where, object_bytes, frozen = self._where
         with self._changed:
             self._state = SharedUpload.begin(part_count, self.peers, monotonic())
-            self._named = _Named(where, object_bytes, upload_id, part_bytes)
+            self._named = _Named(where, object_bytes, frozen, upload_id, part_bytes)
             self._begun_at = monotonic()
         self._loop.call_soon_threadsafe(self._ask_all)
 
@@ -204,6 +208,7 @@ class UploadHelpers:
             digest=self._header.payload_digest,
             object=named.where,
             object_bytes=named.object_bytes,
+            frozen=named.frozen,
             upload_id=named.upload_id,
             part_bytes=named.part_bytes,
             number=number,
@@ -312,7 +317,7 @@ class UploadHelper:
             return
 
         def work(cancelled: threading.Event) -> StoredPart | None:
-            content = ShardObject(slot.file, digests.known, piece_bytes=PIECE_BYTES)
+            content = ShardObject(slot.file, digests.known, piece_bytes=PIECE_BYTES, frozen=wanted.frozen)
             begin = (wanted.number - 1) * wanted.part_bytes
             stop = min(wanted.object_bytes, begin + wanted.part_bytes)
             if content.bytes != wanted.object_bytes or not 0 <= begin < stop:

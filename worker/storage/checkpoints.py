@@ -1,7 +1,7 @@
 """Uploads shards from slots to the object store, and downloads shards into slots.
 
-    upload      slot ─▶ one safetensors object, streamed and digested on the way
-    download    object ─▶ granted slot ─▶ sealed only if it matches the digest in the plan
+    upload      slot ─▶ frozen objects that S3 lacks, then one safetensors object, streamed and digested on the way
+    download    objects ─▶ granted slot ─▶ sealed only if it matches the digest in the plan
 
 Invariant: an object named by an `UploadedShard` is complete, and its content matches its slot's digest. A slot is
 sealed only if the object has exactly the requested content.
@@ -15,7 +15,7 @@ import random
 import re
 import secrets
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import msgspec
@@ -23,17 +23,19 @@ import msgspec
 from everstep.bulk import full_jitter
 from everstep.protocol import safetensors
 from everstep.protocol.agent_messages import UploadedShard
-from everstep.protocol.errors import CorruptObject
+from everstep.protocol.errors import CorruptObject, OversizedMessage, ProtocolError
 from everstep.protocol.ids import Rank
+from everstep.protocol.manifest import FrozenObject, frozen_key
 from everstep.protocol.plan import GenerationPlan, ObjectReference, ShardSource
-from everstep.protocol.safetensors import Restore
+from everstep.protocol.safetensors import FrozenGroup, Restore
 from everstep.protocol.slot import SlotHeader, SlotState
 from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint, NoRoom, StorageError, StoreRefused
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore, in_thread
-from worker.storage.object_store import ObjectReader, ObjectStore, OnStored, Share, cut
-from worker.storage.shard_object import ShardObject
+from worker.storage.frozen import FrozenTensors
+from worker.storage.object_store import ObjectReader, ObjectStore, OnStored, Share, Span, cut
+from worker.storage.shard_object import ShardObject, tensors_of
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +53,15 @@ not keep several connections busy.
 class ShareOf(Protocol):
     """Returns the helpers of an upload: nodes that also hold the shard and send parts of the object."""
 
-    def of(self, where: ObjectReference, object_bytes: int, check: Callable[[], None]) -> Share:
+    def of(
+        self, where: ObjectReference, object_bytes: int, frozen: tuple[FrozenGroup, ...], check: Callable[[], None]
+    ) -> Share:
         """Return the helpers of one upload.
 
         Args:
             where: bucket and key that the upload will write.
             object_bytes: size of the whole object, the safetensors header included.
+            frozen: the tensors whose data the object does not contain.
             check: raises an error when the upload is cancelled; called while the upload waits for helpers.
 
         Returns:
@@ -118,6 +123,7 @@ async def upload_shard(
     plan: GenerationPlan,
     *,
     rank: Rank,
+    frozen: FrozenTensors | None = None,
     on_begun: Callable[[str, int], None] = lambda _name, _bytes: None,
     on_stored: OnStored = lambda _: None,
     share: ShareOf | None = None,
@@ -133,7 +139,8 @@ async def upload_shard(
         chunk_digests: digests of the slot's chunks, as computed when the slot was sealed. The object contains them.
         plan: plan of the generation that uploads.
         rank: the rank that owns the shard.
-        on_begun: called with the object's name and size at the start of each attempt, in a thread.
+        frozen: the frozen tensors of the shard's earlier uploads. None: the shard's object contains all tensors.
+        on_begun: called with an object's name and size before the object is sent, in a thread.
         on_stored: called in a thread with the size in bytes of each part that S3 has stored.
         share: the holders that help with the first attempt; None without helpers. Later attempts use no helpers, so
             that a misbehaving helper cannot fail an upload.
@@ -158,6 +165,8 @@ async def upload_shard(
                 header,
                 chunk_digests,
                 shard_key(plan, header, secrets.token_hex(8)),
+                plan.world_size,
+                frozen,
                 cancelled,
                 on_begun,
                 on_stored,
@@ -189,23 +198,34 @@ def _upload(
     header: SlotHeader,
     chunk_digests: bytes,
     where: ObjectReference,
+    world_size: int,
+    frozen: FrozenTensors | None,
     cancelled: threading.Event,
     on_begun: Callable[[str, int], None],
     on_stored: OnStored,
     share: ShareOf | None,
 ) -> UploadedShard:
-    content = ShardObject(slot, chunk_digests, piece_bytes=PIECE_BYTES)
-    on_begun(f"s3://{where.bucket}/{where.key}", content.bytes)
-
     def check() -> None:
         if cancelled.is_set():
             raise _Cancelled
+
+    groups: tuple[FrozenGroup, ...] = ()
+    if frozen is not None:
+        tensors = tensors_of(slot)
+        try:
+            groups = frozen.store(
+                objects, slot, tensors, where, world_size, on_begun=on_begun, on_stored=on_stored, check=check
+            )
+        except OversizedMessage as error:
+            raise StoreRefused(str(error)) from error
+    content = ShardObject(slot, chunk_digests, piece_bytes=PIECE_BYTES, frozen=groups)
+    on_begun(f"s3://{where.bucket}/{where.key}", content.bytes)
 
     pieces = content.verified_pieces(check)
     if share is None:
         stored = objects.put_stream(where, pieces, content.bytes, on_stored=on_stored)
     else:
-        named = share.of(where, content.bytes, check)
+        named = share.of(where, content.bytes, groups, check)
         stored = objects.put_shared(where, pieces, content.bytes, read=content.pieces, share=named, on_stored=on_stored)
     return UploadedShard(
         rank=header.owner_rank,
@@ -219,6 +239,10 @@ def _upload(
         layout_hash=header.layout_hash,
         sha256=stored.sha256,
         part_bytes=stored.part_bytes,
+        frozen=tuple(
+            FrozenObject(key=frozen_key(where.key, group.sha256), object_bytes=group.object_bytes, sha256=group.sha256)
+            for group in groups
+        ),
     )
 
 
@@ -311,7 +335,7 @@ async def _download(
             raise NoRoom(needed_bytes=plan.payload_bytes, available_bytes=0)
         slot = store.shards[rank][index].file
         try:
-            await in_thread(lambda cancelled: _fill(reader, plan, slot, cancelled))
+            await in_thread(lambda cancelled: _fill(objects, reader, where, plan, slot, cancelled))
         except BaseException:
             slot.empty()
             raise
@@ -362,12 +386,36 @@ def _check(plan: Restore, source: ShardSource, where: ObjectReference) -> None:
         )
 
 
-def _fill(reader: ObjectReader, plan: Restore, slot: SlotFile, cancelled: threading.Event) -> None:
-    with slot.payload(0, plan.payload_bytes) as payload:
-        for spans in cut(plan.spans, _FILL_BYTES):
-            if cancelled.is_set():
+def _fill(
+    objects: ObjectStore,
+    reader: ObjectReader,
+    where: ObjectReference,
+    plan: Restore,
+    slot: SlotFile,
+    cancelled: threading.Event,
+) -> None:
+    def read(reader: ObjectReader, spans: Sequence[Span]) -> bool:
+        """Read the next bytes into ranges of the payload. Return False if the task was cancelled."""
+        with slot.payload(0, plan.payload_bytes) as payload:
+            for some in cut(spans, _FILL_BYTES):
+                if cancelled.is_set():
+                    return False
+                reader.read_into(payload, some)
+        return True
+
+    if not read(reader, plan.spans):
+        return
+    for group, spans in ((each.group, each.spans) for each in plan.frozen):
+        place = ObjectReference(bucket=where.bucket, key=_frozen_key(where, group))
+        with objects.open(place) as frozen:
+            if frozen.bytes != group.object_bytes:
+                raise CorruptCheckpoint(
+                    f"s3://{place.bucket}/{place.key} has {frozen.bytes} bytes; the shard says {group.object_bytes}"
+                )
+            # No digest of the shard covers this header, and the restore does not need it.
+            frozen.read_into(memoryview(bytearray(group.data_begin)))
+            if not read(frozen, spans):
                 return
-            reader.read_into(payload, spans)
     for begin, end in plan.gaps():
         for start in range(begin, end, PIECE_BYTES):
             stop = min(end, start + PIECE_BYTES)
@@ -375,3 +423,10 @@ def _fill(reader: ObjectReader, plan: Restore, slot: SlotFile, cancelled: thread
                 view[:] = bytes(stop - start)
     with slot.payload(plan.index_offset, plan.index_offset + len(plan.index)) as view:
         view[:] = plan.index
+
+
+def _frozen_key(where: ObjectReference, group: FrozenGroup) -> str:
+    try:
+        return frozen_key(where.key, group.sha256)
+    except ProtocolError as error:
+        raise CorruptCheckpoint(str(error)) from error

@@ -9,11 +9,12 @@ the header of the safetensors format, is a copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from everstep.protocol import safetensors
 from everstep.protocol.errors import OversizedMessage, ProtocolError
-from everstep.protocol.slot import ShardHasher, unpack_index
+from everstep.protocol.safetensors import FrozenGroup
+from everstep.protocol.slot import ShardHasher, TensorEntry, unpack_index
 from worker.errors import CorruptCheckpoint, StoreRefused
 from worker.shm.slot_file import SlotFile
 
@@ -21,13 +22,16 @@ from worker.shm.slot_file import SlotFile
 class ShardObject:
     """The safetensors object of one sealed and pinned slot."""
 
-    def __init__(self, slot: SlotFile, chunk_digests: bytes, *, piece_bytes: int) -> None:
+    def __init__(
+        self, slot: SlotFile, chunk_digests: bytes, *, piece_bytes: int, frozen: Sequence[FrozenGroup] = ()
+    ) -> None:
         """Read the slot's index, and build the beginning of the object.
 
         Args:
             slot: mapped file of the slot, which is sealed and pinned.
             chunk_digests: digests of the slot's chunks, as computed when the slot was sealed. The object contains them.
             piece_bytes: maximum bytes of one view.
+            frozen: the tensors whose data lies in frozen objects, as the owner's upload has divided them.
 
         Raises:
             StoreRefused: the header would exceed the limit of safetensors.
@@ -37,18 +41,22 @@ class ShardObject:
         self._header = header = slot.header
         self._chunk_digests = chunk_digests
         self._piece_bytes = piece_bytes
-        with slot.payload(header.index_offset, header.index_offset + header.index_bytes) as view:
-            packed = bytes(view)
+        packed = _packed_index(slot)
+        self._entries = tensors_of(slot)
+        elsewhere = {number for group in frozen for number in group.tensors}
+        self._own = [entry for number, entry in enumerate(self._entries) if number not in elsewhere]
+        """The tensors whose data the object contains."""
+        self._frozen = [number in elsewhere for number in range(len(self._entries))]
+        """Whether another object contains the data, for each tensor."""
         try:
-            self._entries = safetensors.tensors_in_order(unpack_index(packed, header.index_offset))
-            self._beginning = safetensors.encode_header(header, packed, chunk_digests)
+            self._beginning = safetensors.encode_header(header, packed, chunk_digests, frozen)
         except OversizedMessage as error:
             raise StoreRefused(str(error)) from error
         except ProtocolError as error:
             raise CorruptCheckpoint(
                 f"step {header.step} of rank {header.owner_rank} has changed in memory since it was sealed: {error}"
             ) from error
-        self.bytes = len(self._beginning) + sum(entry.bytes for entry in self._entries)
+        self.bytes = len(self._beginning) + sum(entry.bytes for entry in self._own)
         """Size of the object in bytes."""
 
     def verified_pieces(self, check: Callable[[], None]) -> Iterator[bytes | memoryview]:
@@ -66,14 +74,15 @@ class ShardObject:
         yield self._beginning
         hasher = ShardHasher(self._header.payload_bytes)
         position = 0
-        for entry in self._entries:
+        for entry, is_elsewhere in zip(self._entries, self._frozen, strict=True):
             self._digest(hasher, position, entry.offset)
             position = entry.offset + entry.bytes
             for start in range(entry.offset, position, self._piece_bytes):
                 check()
                 view = self._slot.payload(start, min(position, start + self._piece_bytes))
                 hasher.update(view)
-                yield view
+                if not is_elsewhere:
+                    yield view
         self._digest(hasher, position, self._header.payload_bytes)
         if hasher.digests() != self._chunk_digests:
             raise CorruptCheckpoint(
@@ -85,7 +94,7 @@ class ShardObject:
         if begin < len(self._beginning):
             yield self._beginning[begin:end]
         position = len(self._beginning)
-        for entry in self._entries:
+        for entry in self._own:
             first, last = max(begin, position) - position, min(end, position + entry.bytes) - position
             for start in range(first, last, self._piece_bytes):
                 yield self._slot.payload(entry.offset + start, entry.offset + min(last, start + self._piece_bytes))
@@ -95,3 +104,23 @@ class ShardObject:
         for start in range(begin, end, self._piece_bytes):
             with self._slot.payload(start, min(end, start + self._piece_bytes)) as view:
                 hasher.update(view)
+
+
+def tensors_of(slot: SlotFile) -> list[TensorEntry]:
+    """Return the tensors of a sealed and pinned slot, in the order of their data.
+
+    Raises CorruptCheckpoint if the slot's index is damaged.
+    """
+    header = slot.header
+    try:
+        return safetensors.tensors_in_order(unpack_index(_packed_index(slot), header.index_offset))
+    except ProtocolError as error:
+        raise CorruptCheckpoint(
+            f"step {header.step} of rank {header.owner_rank} has changed in memory since it was sealed: {error}"
+        ) from error
+
+
+def _packed_index(slot: SlotFile) -> bytes:
+    header = slot.header
+    with slot.payload(header.index_offset, header.index_offset + header.index_bytes) as view:
+        return bytes(view)

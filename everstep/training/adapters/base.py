@@ -699,11 +699,16 @@ def plain_local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def state_tensor(
-    name: str, tensor: torch.Tensor, local: Callable[[torch.Tensor], torch.Tensor], *, is_deferred: bool
+    name: str,
+    tensor: torch.Tensor,
+    local: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    is_deferred: bool,
+    is_frozen: bool = False,
 ) -> StateTensor:
     """Return a `StateTensor` for this rank's local memory of a tensor."""
     memory = local(tensor)
-    return StateTensor(name, memory, is_deferred, None if memory is tensor else tensor)
+    return StateTensor(name, memory, is_deferred, None if memory is tensor else tensor, is_frozen)
 
 
 def local_tensors(tensors: list[torch.Tensor], local: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:

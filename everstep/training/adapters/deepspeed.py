@@ -156,11 +156,15 @@ class DeepSpeedAdapter:
         return AdapterState([listed, of_optimizer], fresh, {**plain, **self._counters()})
 
     def _named_weights(self) -> list[StateTensor]:
-        weights = [(name, master, True) for name, master in self._masters]
+        weights = [(name, master, True, False) for name, master in self._masters]
         # A trainable parameter without a master weight may change at any time.
-        weights += [(name, _partition(parameter), not parameter.requires_grad) for name, parameter in self._others]
+        weights += [
+            (name, _partition(parameter), not parameter.requires_grad, not parameter.requires_grad)
+            for name, parameter in self._others
+        ]
         return [
-            StateTensor(f"model/{self._prefix}{name}", tensor, is_deferred) for name, tensor, is_deferred in weights
+            StateTensor(f"model/{self._prefix}{name}", tensor, is_deferred, is_frozen=is_frozen)
+            for name, tensor, is_deferred, is_frozen in weights
         ]
 
     def parts(self, states: Sequence[StateTensor]) -> Mapping[str, tuple[TensorPart, ...]]:

@@ -157,7 +157,9 @@ class PlainAdapter:
 
     def _named_parameters(self) -> list[StateTensor]:
         return [
-            state_tensor(f"model/{name}", p, self.local, is_deferred=self._is_deferred(p))
+            state_tensor(
+                f"model/{name}", p, self.local, is_deferred=self._is_deferred(p), is_frozen=not p.requires_grad
+            )
             for name, p in self._parameters.items()
         ]
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
 from everstep.protocol.errors import MalformedMessage, UnknownVersion
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
-from everstep.protocol.manifest import CheckpointManifest, ManifestShard, decode_manifest, encode_manifest
+from everstep.protocol.manifest import (
+    CheckpointManifest,
+    FrozenObject,
+    ManifestShard,
+    decode_manifest,
+    encode_manifest,
+    frozen_key,
+)
 
 
 def shard(rank: int) -> ManifestShard:
@@ -47,7 +56,7 @@ def test_missing_doubled_and_disordered_ranks_are_refused(ranks: tuple[int, ...]
 
 def test_another_version_is_refused() -> None:
     with pytest.raises(UnknownVersion):
-        decode_manifest(encode_manifest(manifest(0, version=2)))
+        decode_manifest(encode_manifest(manifest(0, version=3)))
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff"])
@@ -60,3 +69,50 @@ def test_an_unknown_field_is_refused() -> None:
     fields = msgspec.json.decode(encode_manifest(manifest(0)))
     with pytest.raises(MalformedMessage, match="surprise"):
         decode_manifest(msgspec.json.encode({**fields, "surprise": 1}))
+
+
+RUN = "jobs/gpt/checkpoints/run=1/"
+DIGESTS = ("a" * 64, "b" * 64)
+
+
+def with_frozen() -> CheckpointManifest:
+    """Return a manifest of two ranks whose shards need two frozen objects."""
+    plain = manifest(0, 1, version=2)
+    keys = [f"{RUN}gen=2/step=9/u{number}/rank={number}.safetensors" for number in range(2)]
+    return msgspec.structs.replace(
+        plain,
+        shards=tuple(msgspec.structs.replace(each, key=key) for each, key in zip(plain.shards, keys, strict=True)),
+        frozen=tuple(FrozenObject(key=frozen_key(keys[0], each), object_bytes=7, sha256=each) for each in DIGESTS),
+    )
+
+
+def test_a_manifest_with_frozen_objects_comes_back() -> None:
+    assert decode_manifest(encode_manifest(with_frozen())) == with_frozen()
+    assert [each.key for each in with_frozen().frozen] == [f"{RUN}frozen/{each}.safetensors" for each in DIGESTS]
+
+
+def test_a_manifest_without_frozen_objects_has_no_field_for_them() -> None:
+    """Readers of version 1 refuse unknown fields."""
+    assert b"frozen" not in encode_manifest(manifest(0))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda whole: {"version": 1},
+        lambda whole: {"frozen": ()},
+        lambda whole: {"frozen": whole.frozen[::-1]},
+        lambda whole: {"frozen": whole.frozen[:1] * 2},
+        lambda whole: {"frozen": (msgspec.structs.replace(whole.frozen[0], key=f"other/{whole.frozen[0].key}"),)},
+        lambda whole: {"frozen": (FrozenObject(key=f"{RUN}frozen/../x.safetensors", object_bytes=7, sha256="../x"),)},
+        lambda whole: {"shards": (msgspec.structs.replace(whole.shards[0], key="rank=0.safetensors"),)},
+        lambda whole: {"shards": (msgspec.structs.replace(whole.shards[0], key=f"x{whole.shards[0].key}"),)},
+    ],
+    ids=["version 1", "version 2 without any", "order", "doubled", "key", "no digest", "foreign shard", "other run"],
+)
+def test_a_manifest_with_wrong_frozen_objects_is_refused(
+    change: Callable[[CheckpointManifest], dict[str, object]],
+) -> None:
+    whole = with_frozen()
+    with pytest.raises(MalformedMessage):
+        decode_manifest(encode_manifest(msgspec.structs.replace(whole, **change(whole))))

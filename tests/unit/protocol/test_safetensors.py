@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,14 @@ from hypothesis import strategies as st
 
 from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.errors import CorruptObject, OversizedMessage
-from everstep.protocol.safetensors import LENGTH, encode_header, plan_restore, tensors_in_order
+from everstep.protocol.safetensors import (
+    LENGTH,
+    FrozenGroup,
+    encode_frozen_header,
+    encode_header,
+    plan_restore,
+    tensors_in_order,
+)
 from everstep.protocol.slot import (
     SlotIndex,
     TensorEntry,
@@ -165,3 +174,82 @@ def test_a_header_of_a_payload_of_impossible_size_is_refused(changes: dict[str, 
     text = json.dumps(header).encode()
     with pytest.raises(CorruptObject):
         plan_restore(text, LENGTH.size + len(text) + 4)
+
+
+FROZEN: Tensors = [
+    ("base", "float32", (4,), bytes(range(16))),
+    ("lora", "float32", (2,), bytes(8)),
+    ("head", "uint8", (3,), b"abc"),
+]
+
+
+def frozen_objects() -> tuple[bytes, bytes, bytes]:
+    """Return a payload, the shard's object without the tensors base and head, and their frozen object."""
+    payload, offset, size = payload_of(FROZEN, frozen=("base", "head"))
+    entries = tensors_in_order(unpack_index(payload[offset:], offset))
+    beginning = encode_frozen_header([entries[0], entries[2]])
+    shared = beginning + FROZEN[0][3] + FROZEN[2][3]
+    group = FrozenGroup(
+        sha256=hashlib.sha256(shared).hexdigest(),
+        object_bytes=len(shared),
+        data_begin=len(beginning),
+        tensors=(0, 2),
+    )
+    header = encode_header(header_of(payload, offset, size), payload[offset:], payload_chunk_digests(payload), [group])
+    return payload, header + FROZEN[1][3], shared
+
+
+def test_a_payload_comes_back_from_its_object_and_a_frozen_object() -> None:
+    payload, own, shared = frozen_objects()
+    (length,) = LENGTH.unpack_from(own)
+    plan = plan_restore(own[LENGTH.size : LENGTH.size + length], len(own))
+    target = bytearray(b"\xaa" * plan.payload_bytes)
+    (frozen,) = plan.frozen
+    for data, position, spans in (
+        (own, LENGTH.size + length, plan.spans),
+        (shared, frozen.group.data_begin, frozen.spans),
+    ):
+        for begin, end in spans:
+            target[begin:end] = data[position : position + end - begin]
+            position += end - begin
+    for begin, end in plan.gaps():
+        target[begin:end] = bytes(end - begin)
+    target[plan.index_offset : plan.index_offset + len(plan.index)] = plan.index
+    assert target == payload
+
+
+def test_a_frozen_object_is_a_safetensors_file_that_names_its_tensors_only() -> None:
+    _, _, shared = frozen_objects()
+    (length,) = LENGTH.unpack_from(shared)
+    assert json.loads(shared[8 : 8 + length]) == {
+        "base": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]},
+        "head": {"dtype": "U8", "shape": [3], "data_offsets": [16, 19]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [
+        ("everstep", lambda _: "everstep-2"),
+        ("frozen", lambda _: ""),
+        ("frozen", lambda _: "{}"),
+        ("frozen", lambda text: text.replace("[0,2]", "[2,0]")),
+        ("frozen", lambda text: text.replace("[0,2]", "[0,3]")),
+        ("frozen", lambda text: text.replace("[0,2]", "[-1,2]")),
+        ("frozen", lambda text: text.replace("[0,2]", "[0,1]")),
+        ("frozen", lambda text: text.replace("[0,2]", "[]")),
+        ("frozen", lambda text: text.replace('"data_begin":', '"data_begin":1')),
+        ("frozen", lambda text: text.replace('"sha256":"', '"sha256":"../')),
+        ("frozen", lambda text: f"[{text[1:-1]},{text[1:-1]}]"),
+    ],
+)
+def test_a_header_with_wrong_frozen_groups_is_refused(place: str, change: Callable[[str], str]) -> None:
+    _, own, _ = frozen_objects()
+    (length,) = LENGTH.unpack_from(own)
+    header = json.loads(own[LENGTH.size : LENGTH.size + length])
+    before = header["__metadata__"][place]
+    header["__metadata__"][place] = change(before)
+    assert header["__metadata__"][place] != before
+    text = json.dumps(header, separators=(",", ":")).encode()
+    with pytest.raises(CorruptObject):
+        plan_restore(text, LENGTH.size + len(text) + 8)

@@ -380,6 +380,20 @@ def test_who_is_deferred() -> None:
     }
 
 
+def test_parameters_without_gradients_are_declared_frozen_until_they_require_gradients() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2))
+    model[0].requires_grad_(False)
+    adapter = PlainAdapter({"": model}, {"": torch.optim.SGD(model.parameters(), lr=1)})
+
+    def frozen() -> list[str]:
+        return [item.name for item in adapter.observe().tensors if item.is_frozen]
+
+    assert frozen() == ["model/0.weight"]
+    model[0].requires_grad_(True)
+    model[1].requires_grad_(False)
+    assert frozen() == ["model/1.weight"]
+
+
 def test_ties_and_parameters_without_a_module_have_names() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     model[1].weight = model[0].weight

@@ -39,6 +39,7 @@ def test_a_plan_is_aligned_and_its_gaps_are_known() -> None:
         states(torch.arange(6.0), *(item.tensor for item in TENSORS[1:])),
         states(torch.arange(5), *(item.tensor for item in TENSORS[1:])),
         [StateTensor("renamed", TENSORS[0].tensor, True), *TENSORS[1:]],
+        [StateTensor("t0", TENSORS[0].tensor, True, is_frozen=True), *TENSORS[1:]],
     ],
 )
 def test_a_plan_fits_the_same_tensors_only(other: list[StateTensor]) -> None:
@@ -110,3 +111,9 @@ def test_a_failed_copy_is_told_and_the_copier_lives_on() -> None:
     copier.close()
     assert isinstance(ticket.error, RuntimeError)
     assert errors == [ticket.error, None]
+
+
+def test_the_index_names_frozen_tensors() -> None:
+    plan = CapturePlan.make([StateTensor("base", torch.ones(2), True, is_frozen=True), *TENSORS])
+    index = unpack_index(plan.index.prefix + plan.index.suffix(b"values"), plan.index_offset)
+    assert [entry.name for entry in index.tensors if entry.is_frozen] == ["base"]

@@ -110,12 +110,12 @@ def test_a_trainable_parameter_that_the_optimizer_does_not_hold_is_kept_at_the_b
     (one, parts), (other, twins) = partly_held(stage, 3.0), partly_held(stage, 0.0)
     (adapter,), (twin,) = _adapters({}, {}, {"": one}, ()), _adapters({}, {}, {"": other}, ())
     assert {
-        item.name: (item.tensor is parts.get(item.name.removeprefix("model/")), item.is_deferred)
+        item.name: (item.tensor is parts.get(item.name.removeprefix("model/")), item.is_deferred, item.is_frozen)
         for item in adapter.observe().tensors
     } == {
-        "model/master0": (False, True),
-        "model/left": (True, False),
-        "model/frozen": (True, True),
+        "model/master0": (False, True, False),
+        "model/left": (True, False, False),
+        "model/frozen": (True, True, True),
     }
     assert adapter.facts()["tensor model/left"] == f"float32[{len(parts['left'])}]"
     carry(RankState([adapter], {}, {}, Environment.read({})), RankState([twin], {}, {}, Environment.read({})))

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,16 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.rank_messages import read_agent_half
-from everstep.protocol.slot import HEADER_BYTES, SlotState, pack_header, unpack_header
+from everstep.protocol.slot import (
+    HEADER_BYTES,
+    SlotIndex,
+    SlotState,
+    TensorEntry,
+    pack_header,
+    pack_index,
+    unpack_header,
+)
+from tests.integration.worker.agent import fleet as agent_fleet
 from tests.integration.worker.agent.fleet import (
     CAPACITY_BYTES,
     JOB,
@@ -60,6 +70,7 @@ from worker.ranks.shim.messages import RankRecord
 from worker.replication.transfers import ShardRejected
 from worker.replication.transport import Dialler
 from worker.shm.store import Slot, SlotStore
+from worker.storage.frozen import FrozenTensors
 
 pytestmark = pytest.mark.integration
 
@@ -719,6 +730,34 @@ async def test_a_failed_upload_is_tried_again_for_the_same_step(
     assert tried == pinned == [step] * tries
     assert [each.step for each in member.uploads.uploaded] == ([step] if tries == 3 else [])
     assert (shard.pinned, shard.stored) == (NONE, step if tries == 3 else NONE)
+
+
+async def test_the_checkpoints_of_all_ranks_share_one_object_of_frozen_tensors(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = bytes(range(256)) * 64
+    entry = TensorEntry("model/base", "uint8", (len(base),), 0, len(base), is_frozen=True)
+
+    def partly_frozen(rank: int, step: int) -> tuple[bytes, int]:
+        data = base + agent_fleet.state(rank, step)[len(base) :]
+        return data + pack_index(SlotIndex(tensors=(entry,), values=b"")), len(data)
+
+    monkeypatch.setattr(worker.member.checkpoint_uploads, "FrozenTensors", partial(FrozenTensors, least_bytes=1))
+    monkeypatch.setattr(agent_fleet, "payload", partly_frozen)
+    await fleet.launch()
+    members = [member for node in fleet.nodes if (member := node.agent.lifecycle.member) is not None]
+    for step in (3, 6):
+        await fleet.train(step)
+        for member in members:
+            await until("a commit", lambda contents=member.contents, step=step: contents.committed >= step)
+            member.uploads.begin(member.contents.committed)
+            await member.uploads.idle()
+    uploads = [upload for member in members for upload in member.uploads.uploaded]
+    assert len(uploads) == 2 * len(members)
+    (frozen,) = {upload.frozen for upload in uploads}
+    objects = fleet.objects.objects[uploads[0].object.bucket]
+    assert [key for key in objects if "/frozen/" in key] == [each.key for each in frozen]
+    assert [base in objects[upload.object.key] for upload in uploads] == [False] * len(uploads)
 
 
 class RecordedPauses:

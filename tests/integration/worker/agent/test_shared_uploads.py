@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
+from safetensors.numpy import load
 
+import worker.member.checkpoint_uploads
 from everstep.bulk import StoredPart
 from everstep.protocol.ids import Rank, Step
 from everstep.protocol.manifest import PartsHasher
 from everstep.protocol.plan import ObjectReference
 from everstep.protocol.rounds import Announcement
 from everstep.protocol.safetensors import encode_header
-from everstep.protocol.slot import payload_chunk_digests
+from everstep.protocol.slot import SlotIndex, TensorEntry, pack_index, payload_chunk_digests
 from tests.fakes.storage import MemoryObjectStore
+from tests.integration.worker.agent import fleet as agent_fleet
 from tests.integration.worker.agent.fleet import Fleet, Node, payload, until
 from worker.core import shared_upload
 from worker.core.slots import Content
 from worker.errors import StoreDenied
 from worker.member.member import Member
 from worker.member.shared_uploads import UploadHelpers
+from worker.storage.frozen import FrozenTensors
 from worker.storage.object_store import Piece
 
 pytestmark = pytest.mark.integration
@@ -105,6 +110,36 @@ async def test_a_holder_sends_parts_of_the_owners_upload(fleet: Fleet, monkeypat
     assert len(set(upload.helped)) == len(upload.helped)
     assert 1 not in upload.helped
     assert upload.pins == [1] * len(upload.helped)
+
+
+async def test_a_holder_builds_the_same_object_without_the_frozen_tensors(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the owner looks for frozen objects. Its requests tell the holder which tensors the object lacks."""
+
+    def partly_frozen(rank: int, step: int) -> tuple[bytes, int]:
+        data = agent_fleet.state(rank, step)
+        edge = len(data) - 2048
+        entries = (
+            TensorEntry("base", "uint8", (edge,), 0, edge, is_frozen=True),
+            TensorEntry("own", "uint8", (2048,), edge, 2048),
+        )
+        return data + pack_index(SlotIndex(tensors=entries, values=b"")), len(data)
+
+    monkeypatch.setattr(worker.member.checkpoint_uploads, "FrozenTensors", partial(FrozenTensors, least_bytes=1))
+    monkeypatch.setattr(agent_fleet, "payload", partly_frozen)
+    upload = HelpedUpload(fleet, monkeypatch, MemoryObjectStore.put_part)
+    await upload.begin()
+    await upload.owner.uploads.idle()
+    (uploaded,) = upload.owner.uploads.uploaded
+    assert upload.helped
+    own = load(fleet.objects.get_bytes(uploaded.object))
+    assert {name: tensor.tobytes() for name, tensor in own.items()} == {
+        "own": agent_fleet.state(0, uploaded.step)[-2048:]
+    }
+    (frozen,) = uploaded.frozen
+    shared = load(fleet.objects.get_bytes(ObjectReference(bucket=uploaded.object.bucket, key=frozen.key)))
+    assert shared["base"].tobytes() == agent_fleet.state(0, uploaded.step)[:-2048]
 
 
 def refused_part(*_: object, **__: object) -> StoredPart:

@@ -12,9 +12,11 @@ from datetime import timedelta
 import pytest
 
 from control_plane.cloud.errors import CloudUnavailable
+from control_plane.core.orphans import KEPT_SECONDS
 from control_plane.db import checkpoints, jobs
 from control_plane.db.leases import Leaser
 from control_plane.loop.checkpoint_keeper import CheckpointKeeper
+from control_plane.loop.orphan_keeper import OrphanKeeper
 from control_plane.loop.verifier import Verifier
 from everstep.protocol.plan import ObjectReference
 from tests.postgresql import BOTH_ENGINES
@@ -243,3 +245,41 @@ def test_checkpoints_at_multiples_are_kept_until_that_is_taken_back(service, cli
     client.update_training_job(TrainingJobName="gpt", CheckpointConfig={"KeepEverySteps": 0})
     collect(service)
     assert steps(client) == [50]
+
+
+def frozen_contents(service, job: Job) -> set[bytes]:
+    """Return the last six bytes of each frozen object in S3."""
+    place = ObjectReference(bucket=BUCKET, key=f"jobs/gpt/run={job.run}/checkpoints/run={job.run}/frozen/")
+    return {service.objects.get(info.reference)[-6:] for info in service.objects.list(place)}
+
+
+def test_frozen_objects_stay_while_a_checkpoint_or_a_running_upload_can_need_them(service, client, make):
+    job = make()
+    for step, content in ((10, b"before"), (20, b"before"), (30, b"after!"), (40, b"after!")):
+        job.checkpoint(step, frozen=content)
+    for step in (10, 20):
+        client.delete_checkpoint(TrainingJobName="gpt", Step=step)
+    collect(service)
+    assert keys(service, job) - {""} == {"30", "40"}
+    assert frozen_contents(service, job) == {b"before", b"after!"}, "an upload can have found the object already"
+    job.write(jobs.change, ended_at=START, reason="done")
+    client.delete_checkpoint(TrainingJobName="gpt", Step=30)
+    collect(service)
+    assert frozen_contents(service, job) == {b"before", b"after!"}, "step 40 needs one, and no pass has seen the other"
+    orphans = OrphanKeeper(service.database, service.objects, service.clock)
+    service.clock.advance(2 * KEPT_SECONDS + 1)
+    orphans.look()
+    assert frozen_contents(service, job) == {b"after!"}
+    client.delete_checkpoint(TrainingJobName="gpt", Step=40)
+    collect(service)
+    assert frozen_contents(service, job) == set()
+
+
+def test_orphans_of_a_running_job_are_no_frozen_objects(service, make):
+    job = make()
+    job.checkpoint(10, frozen=b"before")
+    job.put("checkpoints", f"run={job.run}/frozen/{'0' * 64}.safetensors", b"unused")
+    job.launch(2, base=10)
+    service.clock.advance(2 * KEPT_SECONDS + 1)
+    OrphanKeeper(service.database, service.objects, service.clock).look()
+    assert frozen_contents(service, job) == {b"before", b"unused"}

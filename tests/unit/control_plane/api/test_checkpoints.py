@@ -12,6 +12,7 @@ from control_plane.api.routes.checkpoints import PATIENCE
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.db import checkpoints, jobs
 from control_plane.db.tokens import Role
+from control_plane.loop import verifier as verifier_module
 from control_plane.loop.verifier import Verifier
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.api.conftest import BUCKET, START, refused
@@ -209,6 +210,37 @@ def test_a_cloud_that_does_not_answer_is_no_verdict(service, client, job, verifi
     assert listed(client)[8]["Verification"] == "Verifying"
     verifier.verify_next()
     assert listed(client)[8]["Verification"] == "Intact"
+
+
+@pytest.mark.parametrize("idle_bytes", [0, verifier_module.IDLE_BYTES])
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda body: body, ""),
+        (lambda body: body[:-1] + b"?", "rank 0: jobs/"),
+        (lambda body: body.replace(b"base", b"BASE"), "rank 0: jobs/"),
+        (lambda body: body[:-1], "rank 0: jobs/"),
+        (None, "rank 0: s3://"),
+    ],
+    ids=["intact", "data", "header", "cut", "missing"],
+)
+def test_frozen_objects_are_verified_with_each_shard(
+    service, client, job, verifier, monkeypatch, idle_bytes, damage, said
+):
+    """With 0 idle bytes, the connections to the objects are closed between tensors."""
+    monkeypatch.setattr(verifier_module, "IDLE_BYTES", idle_bytes)
+    manifest = job.checkpoint(8, frozen=b"frozen" * 40)
+    place = ObjectReference(bucket=BUCKET, key=manifest.frozen[0].key)
+    if damage is None:
+        service.objects.delete(BUCKET, [place.key])
+    else:
+        service.objects.put(place, damage(service.objects.get(place)))
+    client.verify_checkpoint(**GPT, Step=8)
+    verifier.verify_next()
+    found = listed(client)[8]
+    assert found["Verification"] == ("Damaged" if said else "Intact")
+    assert found.get("VerificationMessage", "").startswith(said)
+    assert not said or "; rank 1: " in found["VerificationMessage"]
 
 
 # Pinning and deletion

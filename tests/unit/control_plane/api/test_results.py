@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
 from contextlib import closing
 from datetime import timedelta
 
@@ -33,10 +34,10 @@ from control_plane.errors import TooManyCases
 from everstep.errors import NothingToDownload, TransferFailed
 from everstep.protocol.agent_messages import AgentReport, Hello, NodeFault, RunningUpload
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
-from everstep.protocol.manifest import CheckpointManifest, ManifestShard, PartsHasher, encode_manifest
+from everstep.protocol.manifest import CheckpointManifest, FrozenObject, ManifestShard, PartsHasher, encode_manifest
 from everstep.protocol.plan import ObjectReference, PlanNode, RankPlan
-from everstep.protocol.safetensors import encode_header
-from everstep.protocol.slot import SlotHeader, payload_chunk_digests
+from everstep.protocol.safetensors import FrozenGroup, encode_frozen_header, encode_header
+from everstep.protocol.slot import SlotHeader, TensorEntry, payload_chunk_digests
 from tests.unit.control_plane.api.conftest import BUCKET, START, USERS_BUCKET, all_pages, refused
 from tests.unit.control_plane.db.test_jobs import plan as any_plan
 from tests.unit.worker.storage.slots import header_of, payload_of
@@ -103,12 +104,22 @@ class Job:
     def put(self, kind: str, path: str, body: bytes = b"x") -> None:
         self.service.objects.put(ObjectReference(bucket=BUCKET, key=f"jobs/gpt/run={self.run}/{kind}/{path}"), body)
 
-    def checkpoint(self, step: int, *, generation: int = 1) -> CheckpointManifest:
-        """Store a complete checkpoint of two ranks. Its objects match the manifest."""
+    def checkpoint(self, step: int, *, generation: int = 1, frozen: bytes = b"") -> CheckpointManifest:
+        """Store a complete checkpoint of two ranks. Its objects match the manifest.
+
+        If `frozen` is not empty, each rank has a frozen tensor with this content.
+        """
         folder = f"checkpoints/run={self.run}/gen={generation}/step={step}"
-        shards = []
+        shards, shared = [], []
+        if frozen:
+            entry = TensorEntry("base", "uint8", (len(frozen),), 0, len(frozen))
+            whole = encode_frozen_header([entry]) + frozen
+            sha256 = hashlib.sha256(whole).hexdigest()
+            self.put("checkpoints", f"run={self.run}/frozen/{sha256}.safetensors", whole)
+            key = f"jobs/gpt/run={self.run}/checkpoints/run={self.run}/frozen/{sha256}.safetensors"
+            shared.append(FrozenObject(key=key, object_bytes=len(whole), sha256=sha256))
         for rank in range(2):
-            header, body = tiny_shard(rank, step, generation)
+            header, body = tiny_shard(rank, step, generation, frozen)
             hasher = PartsHasher(1000)
             hasher.update(body)
             self.put("checkpoints", f"run={self.run}/gen={generation}/step={step}/u/rank={rank}.safetensors", body)
@@ -127,13 +138,14 @@ class Job:
                 )
             )
         manifest = CheckpointManifest(
-            version=1,
+            version=2 if shared else 1,
             job=JobName("gpt"),
             run=RunId(self.run),
             generation=Generation(generation),
             parent_chain=((Generation(generation), Step(0)),),
             step=Step(step),
             shards=tuple(shards),
+            frozen=tuple(shared),
         )
         body = encode_manifest(manifest)
         self.put("checkpoints", f"run={self.run}/gen={generation}/step={step}/manifest.json", body)
@@ -176,16 +188,29 @@ class Job:
         )
 
 
-def tiny_shard(rank: int, step: int, generation: int) -> tuple[SlotHeader, bytes]:
+def tiny_shard(rank: int, step: int, generation: int, frozen: bytes = b"") -> tuple[SlotHeader, bytes]:
     """Return the slot header and the object of a shard with two tensors.
 
-    The slot has a gap between the tensors and another gap before the index.
+    The slot has a gap between the tensors and another gap before the index. If `frozen` is not empty, a third tensor
+    with this content lies between the two, and its data in a frozen object.
     """
-    tensors = [("w", "uint8", (3,), bytes((rank, step % 256, generation))), ("b", "uint8", (65,), b"x" * 65)]
+    own = [("w", "uint8", (3,), bytes((rank, step % 256, generation))), ("b", "uint8", (65,), b"x" * 65)]
+    tensors, groups = own, []
+    if frozen:
+        tensors = [own[0], ("base", "uint8", (len(frozen),), frozen), own[1]]
+        beginning = encode_frozen_header([TensorEntry("base", "uint8", (len(frozen),), 0, len(frozen))])
+        groups.append(
+            FrozenGroup(
+                sha256=hashlib.sha256(beginning + frozen).hexdigest(),
+                object_bytes=len(beginning) + len(frozen),
+                data_begin=len(beginning),
+                tensors=(1,),
+            )
+        )
     payload, offset, size = payload_of(tensors, slack=128)
     header = header_of(payload, offset, size, rank=rank, step=step, origin=generation)
-    return header, encode_header(header, payload[offset:], payload_chunk_digests(payload)) + b"".join(
-        content for *_, content in tensors
+    return header, encode_header(header, payload[offset:], payload_chunk_digests(payload), groups) + b"".join(
+        content for *_, content in own
     )
 
 

@@ -11,6 +11,7 @@ from control_plane.core.checkpoints import KeptCheckpoint, Retention
 from control_plane.core.evidence import current_reports
 from everstep.protocol.agent_messages import RunningUpload
 from everstep.protocol.ids import Generation, Step
+from everstep.protocol.manifest import FrozenObject
 from tests.properties.control_plane.simulated import SimulatedJob, Simulation, fresh
 
 
@@ -34,9 +35,22 @@ def test_a_complete_set_is_put_once_under_its_generation_and_step() -> None:
     assert put.at.key == f"k/run={job.spec.run}/gen=1/step=3/manifest.json"
     assert (put.manifest.step, put.manifest.parent_chain) == (3, ((1, 0),))
     assert [shard.rank for shard in put.manifest.shards] == [0, 1, 2, 3]
+    assert (put.manifest.version, put.manifest.frozen) == (1, ())
     simulation.step()
     assert [checkpoint.step for checkpoint in job.checkpoints] == [3]
     assert due(simulation, job) == ()
+
+
+def test_the_manifest_names_each_frozen_object_once() -> None:
+    simulation, job = uploaded()
+    objects = [FrozenObject(key=f"frozen/{digit}", object_bytes=1, sha256=digit) for digit in "cba"]
+    for agent in simulation.running(job):
+        agent.uploads = tuple(
+            msgspec.structs.replace(upload, frozen=(objects[upload.rank % 2], objects[2])) for upload in agent.uploads
+        )
+    (put,) = due(simulation, job)
+    assert [each.sha256 for each in put.manifest.frozen] == ["a", "b", "c"]
+    assert put.manifest.version == 2
 
 
 def test_one_that_a_person_has_deleted_is_not_put_again() -> None:

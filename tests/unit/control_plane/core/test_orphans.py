@@ -30,8 +30,22 @@ def test_only_old_unnamed_shards_of_ended_generations_are_orphans() -> None:
         StoredObject(f"{FOLDER}notes.txt", 0.0),
         StoredObject("jobs/gpt/checkpoints/run=10/gen=1/step=4/u/rank=0.safetensors", 0.0),
     ]
-    found = list(orphans(stored, FOLDER, named, ended_before=Generation(2), now=NOW))
+    found = list(orphans(stored, FOLDER, named, frozen=None, ended_before=Generation(2), now=NOW))
     assert found == [key(1, 4), key(1, 5, "again/rank=0.safetensors")]
+
+
+def test_a_frozen_object_is_an_orphan_only_after_the_end_of_its_run() -> None:
+    needed, unneeded, young = (f"{FOLDER}frozen/{digit * 64}.safetensors" for digit in "abc")
+    stored = [
+        StoredObject(needed, 0.0),
+        StoredObject(unneeded, 0.0),
+        StoredObject(young, NOW - KEPT_SECONDS + 1),
+        StoredObject(f"{FOLDER}frozen/notes.txt", 0.0),
+    ]
+    running = orphans(stored, FOLDER, {}, frozen=None, ended_before=Generation(9), now=NOW)
+    ended = orphans(stored, FOLDER, {}, frozen=frozenset({needed}), ended_before=Generation(9), now=NOW)
+    assert list(running) == []
+    assert list(ended) == [unneeded]
 
 
 PLACES = st.tuples(st.integers(1, 4), st.integers(1, 5))
@@ -50,7 +64,7 @@ def test_no_object_of_a_checkpoint_or_of_a_running_generation_is_an_orphan(
         for place, names in kept.items()
     }
     objects = [StoredObject(key(*place, name), at) for place, name, at in stored]
-    found = {*orphans(objects, FOLDER, named, ended_before=Generation(newest), now=NOW)}
+    found = {*orphans(objects, FOLDER, named, frozen=None, ended_before=Generation(newest), now=NOW)}
     for place, name, _ in stored:
         is_used = place in named and (named[place] is None or key(*place, name) in (named[place] or ()))
         if is_used or place[0] >= newest:

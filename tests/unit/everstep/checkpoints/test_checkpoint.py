@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 
 from everstep.checkpoints import open_checkpoint
 from everstep.checkpoints.errors import CheckpointError, CorruptCheckpoint, StoreFailure
+from everstep.protocol.manifest import decode_manifest, encode_manifest
 from everstep.protocol.parts import TensorPart, parts_of_range
 from everstep.protocol.safetensors import LENGTH
 from everstep.protocol.slot import CHUNK_BYTES
@@ -223,3 +227,104 @@ def test_an_older_checkpoint_in_the_folder_of_a_newer_one_is_refused(tmp_path: P
     renamed = copied.parent.rename(copied.parent.with_name("mine")) / manifest.name
     with open_checkpoint(str(renamed)) as checkpoint:
         assert list(checkpoint.tensors) == ["model/w"]
+
+
+def frozen_ranks() -> dict[int, list[Stored]]:
+    """Return the tensors of two ranks: a shared frozen tensor between others, and a frozen part per rank."""
+    shared, divided = array(40, 3), array(8, 5)
+    return {
+        rank: [
+            Stored(f"model/first{rank}", array(7)),
+            Stored("model/shared", shared, is_frozen=True),
+            Stored("model/lora", np.float32(rank)),
+            Stored(
+                "model/divided",
+                divided[4 * rank : 4 * rank + 4],
+                (TensorPart("model/divided", (8, 5), (4 * rank, 0), (4, 5), 0),),
+                is_frozen=True,
+            ),
+        ]
+        for rank in range(2)
+    }
+
+
+def test_frozen_tensors_are_read_from_their_objects(tmp_path: Path) -> None:
+    ranks = frozen_ranks()
+    manifest = store(tmp_path, ranks)
+    assert len(list(tmp_path.glob("**/frozen/*.safetensors"))) == 2
+    assert np.array_equal(read(manifest, "model/shared"), ranks[0][1].data)
+    assert np.array_equal(read(manifest, "model/divided"), np.concatenate([ranks[0][3].data, ranks[1][3].data]))
+    assert np.array_equal(read(manifest, "model/first1"), ranks[1][0].data)
+
+
+def test_frozen_tensors_of_many_chunks_are_read_and_streamed_whole(tmp_path: Path) -> None:
+    large = array(3 * CHUNK_BYTES // 4 + 77)
+    tensors = [Stored("model/a", array(5)), Stored("model/large", large, is_frozen=True), Stored("model/b", array(9))]
+    manifest = store(tmp_path, {0: tensors})
+    assert np.array_equal(read(manifest, "model/large"), large)
+    with open_checkpoint(str(manifest)) as checkpoint:
+        streamed = b"".join(piece for _, piece in checkpoint.stream(checkpoint.tensors.values()))
+    assert streamed == b"".join(stored.data.tobytes() for stored in tensors)
+
+
+def test_every_flipped_byte_of_a_frozen_object_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+    ranks = frozen_ranks()
+    manifest = store(tmp_path, ranks)
+    path = min(tmp_path.glob("**/frozen/*.safetensors"))
+    whole, refused = path.read_bytes(), 0
+    (length,) = LENGTH.unpack_from(whole)
+    for position in range(0, len(whole), 5):
+        changed = bytearray(whole)
+        changed[position] ^= 4
+        path.write_bytes(changed)
+        try:
+            assert np.array_equal(read(manifest, "model/shared"), ranks[0][1].data)
+            assert np.array_equal(read(manifest, "model/divided")[:4], ranks[0][3].data)
+            assert np.array_equal(read(manifest, "model/divided")[4:], ranks[1][3].data)
+        except CorruptCheckpoint:
+            refused += 1
+        else:
+            assert position < LENGTH.size + length, "a reader does not need the header of a frozen object"
+    assert refused >= (len(whole) - LENGTH.size - length) // 5
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-1], lambda data: data + b"x", None], ids=["cut", "long", "none"]
+)
+def test_a_frozen_object_of_another_size_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes] | None) -> None:
+    manifest = store(tmp_path, frozen_ranks())
+    path = min(tmp_path.glob("**/frozen/*.safetensors"))
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(CheckpointError, match=path.name):
+        open_checkpoint(str(manifest))
+
+
+def test_a_shard_whose_frozen_object_the_manifest_lacks_is_refused(tmp_path: Path) -> None:
+    manifest = store(tmp_path, frozen_ranks())
+    whole = decode_manifest(manifest.read_bytes())
+    manifest.write_bytes(encode_manifest(msgspec.structs.replace(whole, frozen=whole.frozen[:1])))
+    with pytest.raises(CorruptCheckpoint, match="which the manifest lacks"):
+        open_checkpoint(str(manifest))
+
+
+def test_a_copy_of_a_checkpoint_alone_has_its_frozen_objects_inside(tmp_path: Path) -> None:
+    manifest = store(tmp_path, ranks := frozen_ranks())
+    copied = tmp_path / "copied"
+    shutil.copytree(manifest.parent, copied)
+    shutil.copytree(manifest.parents[2] / "frozen", copied / "frozen")
+    assert np.array_equal(read(copied / "manifest.json", "model/shared"), ranks[0][1].data)
+
+
+def test_safetensors_alone_can_read_the_tensors_of_all_objects_of_a_manifest(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.numpy")
+    manifest = store(tmp_path, ranks := frozen_ranks())
+    facts = json.loads(manifest.read_text())
+    assert facts["version"] == 2
+    shared = [safetensors.load_file(tmp_path / each["key"]) for each in facts["frozen"]]
+    for rank, shard in enumerate(facts["shards"]):
+        own = safetensors.load_file(tmp_path / shard["key"])
+        assert {*own} == {f"model/first{rank}", "model/lora"}
+        assert any(np.array_equal(each["model/divided"], ranks[rank][3].data) for each in shared)

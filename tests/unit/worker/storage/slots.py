@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.slot import SlotHeader, SlotIndex, SlotState, TensorEntry, align, pack_index, payload_digest
 
@@ -11,12 +13,17 @@ Tensors = list[tuple[str, str, tuple[int, ...], bytes]]
 """Name, dtype, shape and bytes of each tensor."""
 
 
-def payload_of(tensors: Tensors, values: bytes = b"values", slack: int = 0) -> tuple[bytes, int, int]:
-    """Return a payload, the offset of its index, and the length of its index."""
+def payload_of(
+    tensors: Tensors, values: bytes = b"values", slack: int = 0, frozen: Collection[str] = ()
+) -> tuple[bytes, int, int]:
+    """Return a payload, the offset of its index, and the length of its index.
+
+    The tensors with the names in `frozen` are declared frozen.
+    """
     entries, data = [], bytearray()
     for name, dtype, shape, content in tensors:
         data += bytes(align(len(data)) - len(data))
-        entries.append(TensorEntry(name, dtype, shape, len(data), len(content)))
+        entries.append(TensorEntry(name, dtype, shape, len(data), len(content), is_frozen=name in frozen))
         data += content
     data += bytes(align(len(data)) - len(data) + slack)
     index = pack_index(SlotIndex(tensors=tuple(entries), values=values))
