@@ -1,4 +1,4 @@
-"""Searches of a model: all interleavings breadth first, long random walks, and fair schedules to the end."""
+"""Searches the states of a model: all interleavings breadth first, random walks, and scenarios that run to an end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Event = tuple[object, ...]
 
 
 class Searchable(Protocol[W]):
-    """The methods of a model that the searches call."""
+    """The methods that a model must have for the searches."""
 
     def first(self) -> W: ...
     def moves(self, world: W) -> Iterator[tuple[Event, W]]: ...
@@ -21,7 +21,7 @@ class Searchable(Protocol[W]):
 
 
 class Found(AssertionError):
-    """Error of a search: a violated invariant, with the events that lead to the violation."""
+    """A search found a violated invariant. The message lists the events that lead to the violation."""
 
     def __init__(self, what: str, story: Iterable[Event], world: object) -> None:
         lines = "\n  ".join(" ".join(map(str, event)) for event in story)

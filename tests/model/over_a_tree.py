@@ -31,13 +31,13 @@ Word = tuple[Any, ...]
 
 
 class Rounds(Searchable[W], Protocol[W]):
-    """The interface of a model whose reports and announcements travel over the tree."""
+    """The methods of a protocol model that `TreeModel` calls to send reports and announcements over the tree."""
 
     @property
     def seats(self) -> range: ...
     def acts(self, world: W, seat: int, /) -> bool: ...
     def round(self, world: W, seat: int, /) -> RankRound: ...
-    def word(self, world: W) -> Word | None: ...  # None while the coordinator recovers
+    def word(self, world: W) -> Word | None: ...  # None while the coordinator recovers after a restart
     def heard(self, world: W, seat: int) -> Word: ...
     def taken(self, world: W, rounds: Sequence[RankRound]) -> W: ...
     def told(self, world: W, seat: int, word: Word) -> W: ...
@@ -46,7 +46,7 @@ class Rounds(Searchable[W], Protocol[W]):
 
 
 class StepRounds(step_protocol.Model):
-    """The model of the step protocol, with the methods of `Rounds`."""
+    """The model of the step protocol with the methods of `Rounds`. `TreeModel` transports its messages."""
 
     def word(self, world: World) -> Word | None:
         core = world.coordinator
@@ -75,12 +75,12 @@ class StepRounds(step_protocol.Model):
 
 
 class StopRounds(stop_agreement.Model):
-    """The rounds of the agreed stop, in the form of the model with single messages (`is_fine`). Only the coordinator's
-    agent restarts.
+    """The model of the agreed stop with the methods of `Rounds`. `TreeModel` transports its messages.
 
-    A relay forwards an announcement only after its own rank's agent has received it. After a restart, the tree can
-    therefore deliver only stops that some agent has received and reports. A stop that `_restarted` discards because no
-    agent received it cannot return through the tree.
+    Messages are sent and received in separate events (`is_fine`), and only the coordinator's agent restarts. A relay
+    forwards an announcement only after its own rank's agent has received it. After a restart, the tree can therefore
+    deliver only stops that some agent has received and reports. A stop that `_restarted` discards because no agent
+    received it cannot return through the tree.
     """
 
     @property
@@ -113,7 +113,7 @@ class StopRounds(stop_agreement.Model):
 
 
 class Announced(NamedTuple):
-    """A node's announcement: the fields of `Announcement` that this model uses."""
+    """The newest announcement of the coordinator that a node has received: the fields that this model uses."""
 
     term: int = NO_TERM
     sequence: int = 0
@@ -133,19 +133,20 @@ class Relay(NamedTuple):
 
 
 class TreeWorld(NamedTuple, Generic[W]):
-    """A state of the rounds with one relay per seat. The coordinator's relay holds the reports that `RoundServer`
-    received.
+    """One state of the model: the protocol's state, and one relay per node.
+
+    The coordinator's relay holds the reports that the real `RoundServer` would have received.
     """
 
     world: W
     relays: tuple[Relay, ...]
     term: int
     sequence: int = 0
-    """Number of the coordinator's newest announcement in this term."""
+    """Number of the newest announcement since the coordinator's last restart."""
 
 
 class AnyTerm(Reports):
-    """A planted bug: the coordinator counts reports that were sent to it before its restart."""
+    """A planted bug: a restarted coordinator still counts reports that nodes sent before its restart."""
 
     def begin_term(self, term: int) -> Reports:
         kept = {
@@ -167,19 +168,19 @@ OF_THE_TREE = {
     "restart": 0.4,
     "drop": 0.1,
 }
-"""Weights of the kinds of events in a random walk. Frequent restarts and abandoned steps stress the tree."""
+"""Weights of the kinds of events in a random walk. Restarts and abandoned steps are frequent, to stress the tree."""
 BUGS = ("any-term", "hears-all")
 
 
 @dataclass(frozen=True)
 class TreeModel(Generic[W]):
-    """The model of the rounds together with the tree that transports their messages."""
+    """Combines a model of a protocol with the tree of agents that transports the protocol's messages."""
 
     model: Rounds[W]
     tree: RoundTree
     reports: type[Reports] = Reports
     hears_all: bool = False
-    """A planted bug: True makes nodes accept outdated announcements."""
+    """A planted bug: if True, nodes accept announcements that are older than the newest one that they received."""
 
     @classmethod
     def of(cls, model: Rounds[W], *, arity: int = 1, bug: str | None = None) -> TreeModel[W]:
@@ -200,7 +201,7 @@ class TreeModel(Generic[W]):
         self.model.check(world.world)
 
     def is_done(self, world: TreeWorld[W]) -> bool:
-        """Return whether the underlying model is done."""
+        """Return whether the underlying model has reached its end."""
         return self.model.is_done(world.world)
 
     def moves(self, world: TreeWorld[W]) -> Iterator[tuple[Event, TreeWorld[W]]]:
@@ -224,7 +225,7 @@ class TreeModel(Generic[W]):
     # -- relays
 
     def _with(self, world: TreeWorld[W], after: W) -> TreeWorld[W]:
-        """Return the tree around the next state of the rounds.
+        """Return the tree's state after an event of the underlying model.
 
         The coordinator numbers each new announcement, as `RoundServer._apply` does.
         """
@@ -233,7 +234,7 @@ class TreeModel(Generic[W]):
         )
 
     def _anew(self, world: W, *, term: int) -> TreeWorld[W]:
-        """Return empty relays for a new generation."""
+        """Return the state at the start of a generation: every relay is empty."""
         return self._at_root(TreeWorld(world, (Relay(self.reports()),) * len(self.model.seats), term))
 
     def _at_root(self, world: TreeWorld[W]) -> TreeWorld[W]:
@@ -269,7 +270,7 @@ class TreeModel(Generic[W]):
     # -- moves
 
     def _at_the_root(self, world: TreeWorld[W]) -> Iterator[tuple[Event, TreeWorld[W]]]:
-        """Return the moves in which the coordinator's own rank reports and receives announcements."""
+        """Yield the moves in which the coordinator's own rank reports to it and receives its announcements."""
         relay = self._newest(world, 0)
         if relay != world.relays[0]:
             yield ("report", 0), self._taken(world, 0, tuple(relay.known.newest.values()), relay.sequence)

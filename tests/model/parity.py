@@ -46,13 +46,13 @@ from worker.core.slots import EMPTY, Content, SlotView
 
 Event = tuple[object, ...]
 Token = tuple[int, Content]
-"""Name of a rank's shard, as one element of a share's symbolic bytes."""
+"""The name of one rank's shard. A set of tokens stands for the bytes of a share."""
 DAMAGE: Token = (-1, Content(Generation(0), Step(0)))
-"""The difference that a memory fault makes in a share."""
+"""A token that stands for changed bits. A share that a memory fault has damaged contains it."""
 SHARE = 1_000
 """Offset that marks a share. An inventory or a keep list names a share by its holder's rank plus this number."""
 REBUILT = NodeId("rebuilt")
-"""Stand-in for a node in the survey for `recovery.choose`: it has the shards that the survivors can rebuild."""
+"""A fictitious node in the survey for `recovery.choose`. It holds the shards that the survivors can rebuild."""
 WEIGHTS = {
     "boundary": 0.3,
     "drop": 0.3,
@@ -66,7 +66,7 @@ WEIGHTS = {
 }
 """Weights of the kinds of events in a random walk; 1 for all others."""
 SLOWLY = {**dict.fromkeys(WEIGHTS, 0.0), "boundary": 0.05}
-"""Weights for walks without faults, in which training is slow enough for every contribution."""
+"""Weights for walks without faults. Training is so slow that every contribution to a share can end in time."""
 
 
 class Phase(IntEnum):
@@ -93,7 +93,7 @@ class Line(NamedTuple):
 
 
 class ShareSlot(NamedTuple):
-    """One slot of a share."""
+    """One of the two memory slots in which a node stores a share."""
 
     view: SlotView = EMPTY
     value: frozenset[Token] = frozenset()
@@ -105,7 +105,7 @@ class ShareSlot(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The base of a new generation, which its nodes are loading."""
+    """The step from which a new generation starts, and what each node keeps or rebuilds before the start."""
 
     base: int
     origin: int
@@ -131,7 +131,7 @@ class Restore(NamedTuple):
     inventories: tuple[Inventory | None, ...]
     """Inventory of each node; None until the node promises."""
     quiet: frozenset[int] = frozenset()
-    """Seats that have promised since the last start. Their nodes no longer act for the old generation."""
+    """Seats that have promised since the last start to stop all work for the old generation."""
     plan: Plan | None = None
     loaded: tuple[bool, ...] = ()
 
@@ -146,7 +146,7 @@ class World(NamedTuple):
     """Every started generation as (generation, parent, base)."""
     base: int
     origin: int
-    """The generation that captured the base."""
+    """The generation whose ranks captured the step `base`."""
     keep: tuple[tuple[frozenset[Content], frozenset[Content]], ...]
     coordinator: Coordinator
     shards: tuple[Shard, ...]
@@ -154,25 +154,31 @@ class World(NamedTuple):
     own: tuple[Pair, ...]
     """The slots of each node's own shard."""
     shares: tuple[tuple[ShareSlot, ...], ...]
-    """The slots of each node's share."""
+    """The slots in which each node stores shares of the other members' shards."""
     lines: tuple[tuple[Line, ...], ...]
-    """Lines by contributor and holder."""
+    """Connections, by contributor and by holder of the share."""
     restore: Restore | None
     new: frozenset[int]
-    """Seats whose page lacks the started generation's C, because a load cleared the page or the node is new."""
+    """Seats whose shared-memory page lacks the started generation's committed step C.
+
+    A load cleared the page, or the node is new.
+    """
     refused: frozenset[tuple[int, int, int]]
     faults: int
     # facts that only the checker uses
     best: int
-    """The newest committed step that must survive; 0 if there is none, or after more losses than parity covers."""
+    """The newest committed step that must survive.
+
+    0 before the first commit, and after more losses than parity can repair.
+    """
     counted: tuple[int, int]
-    """Generation and step of the newest commit, which a restarted coordinator may derive again."""
+    """Generation and step of the newest commit. A restarted coordinator may derive the same commit again."""
     stood: tuple[bool, ...]
-    """True if all other members counted when the rank last acknowledged, by rank."""
+    """By rank: True if all other members of the group counted as holders when the rank last acknowledged a step."""
     covered: tuple[bool, ...]
-    """True if every member of the group counted at the last commit, by group. Such a group may lose one member."""
+    """By group: True if every member counted as a holder at the last commit. The group may then lose one member."""
     weak: frozenset[int]
-    """Seats that lost a shard or a share of the last commit, and therefore count as lost until the next one."""
+    """Seats that have lost a shard or a share of the last commit. They count as lost nodes until the next commit."""
 
 
 @dataclass(frozen=True)
@@ -197,18 +203,18 @@ class Shape:
 
     nodes: int
     group: int
-    """Nodes per group; the last group also has the remainder."""
+    """Nodes per group. Nodes that do not fill another group join the last one."""
     steps: int
     faults: int
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Return the groups of seats, by the control plane's own placement."""
+        """Return the seats of each group, as the control plane's placement code chooses them."""
         planned = placement.plan([NodeId(f"{seat}") for seat in range(self.nodes)], self.group, {})
         return tuple(tuple(int(node) for node in group) for group in planned.groups)
 
 
 class Model:
-    """The protocol as a model: every event that is possible in a state, and the state after it."""
+    """Parity protection as a model: every possible event in a state, and the state after the event."""
 
     def __init__(
         self, shape: Shape, rules: Rules | None = None, *, is_fine: bool = False, start: World | None = None
@@ -293,12 +299,12 @@ class Model:
         return tuple(NodeId(f"{seat}") for seat in self.group_of[rank] if seat != rank)
 
     def content(self, world: World, step: int) -> Content:
-        """Return the name of the content of `step` in the running generation."""
+        """Return the generation and step by which slots name `step` in the running generation."""
         return Content(Generation(world.origin if step == world.base and step else world.generation), Step(step))
 
     @staticmethod
     def has(world: World, rank: int, content: Content) -> bool:
-        """Return whether a node has its own shard of `content`, sealed."""
+        """Return whether a node has a sealed slot with its own rank's shard of `content`."""
         return slots.find_sealed(world.own[rank], content) is not None
 
     @staticmethod
@@ -393,7 +399,10 @@ class Model:
         return known if self._is_covered(known, frozenset()) else known._replace(best=0)
 
     def _boundary(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
-        """A rank passes its next boundary. All ranks must have reached the boundary before it."""
+        """Yield the event in which a rank finishes its next step.
+
+        All other ranks must have finished the step before.
+        """
         boundary, shard = world.boundaries[rank] + 1, world.shards[rank]
         if boundary > self.shape.steps or boundary - 1 > min(world.boundaries):
             return
@@ -460,7 +469,8 @@ class Model:
         return world._replace(shares=put(world.shares, holder, put(world.shares[holder], index, slot)))
 
     def _lacks_base(self, world: World, rank: int) -> bool:
-        """Return whether an owner lost the base before its commit.
+        """Return whether an owner lacks the step from which the generation started, and that step is not committed
+        again.
 
         The owner then opens no connection until the next generation.
         """
@@ -468,7 +478,10 @@ class Model:
         return bool(world.base) and shard.committed == NONE and world.base not in shard.sealed
 
     def _connected(self, world: World, rank: int, holder: int) -> World:
-        """The holder sends the inventory of its share. A share counts if its header names the contributor's shard."""
+        """The contributor learns which sealed shares the holder has.
+
+        A share counts if its header names the contributor's shard.
+        """
         listed = {
             slot.view.content.step
             for slot in world.shares[holder]
@@ -483,7 +496,10 @@ class Model:
         return self._apply(world, rank, world.shards[rank].answer(peer).inventory(peer, frozenset(listed)))
 
     def _begun(self, world: World, rank: int, holder: int) -> World | None:
-        """The member offers the step that the holder lacks. Return None if it offers none or the holder refuses."""
+        """The contributor offers the step that the holder's share lacks.
+
+        Return None if there is no such step, or if the holder has no slot for it.
+        """
         step = world.shards[rank].wanted(NodeId(f"{holder}"))
         content = self.content(world, step)
         if step == NONE or not self.has(world, rank, content):
@@ -508,7 +524,7 @@ class Model:
         return self._line(world, rank, holder, Line(Phase.OPEN, step))
 
     def _accumulating(self, world: World, rank: int, holder: int) -> int | None:
-        """Return the index of the slot that accumulates the line's step and knows the member's contribution."""
+        """Return the index of the holder's slot that still collects this contribution, or None."""
         content = self.content(world, world.lines[rank][holder].step)
         for index, slot in enumerate(world.shares[holder]):
             if slot.share is not None and slot.view.content == content:
@@ -516,7 +532,10 @@ class Model:
         return None
 
     def _received(self, world: World, rank: int, holder: int) -> World:
-        """The holder receives and verifies the chunk. It refuses a chunk of a share that it has abandoned."""
+        """The holder receives and verifies the chunk.
+
+        It rejects the chunk if it no longer collects this contribution.
+        """
         line, index = world.lines[rank][holder], self._accumulating(world, rank, holder)
         if index is None:
             return self._line(world, rank, holder, Line(Phase.IDLE))
@@ -528,9 +547,9 @@ class Model:
         return self._line(self._slot(world, holder, index, slot), rank, holder, line._replace(phase=Phase.SENT))
 
     def _ended(self, world: World, rank: int, holder: int) -> World:
-        """The contribution is complete.
+        """The contributor's last chunk has arrived.
 
-        The last contribution seals the share, and the holder acknowledges it to all contributors.
+        If the contributions of all members are complete, the holder seals the share and acknowledges it to all of them.
         """
         line, index = world.lines[rank][holder], self._accumulating(world, rank, holder)
         if index is None:
@@ -576,7 +595,8 @@ class Model:
         yield from self._losses(faulty, "lose")
 
     def _damages(self, world: World, seat: int) -> Iterator[tuple[Event, World]]:
-        """A memory fault damages a committed shard or share. The group can lose no other node until the next commit.
+        """A memory fault damages a committed shard or share. The group must then lose no other node until the next
+        commit.
 
         A restarted agent finds an invalid header and treats the slot as empty. Changed bytes of a share are detected
         only when the share is used.
@@ -631,9 +651,10 @@ class Model:
         return world._replace(lines=lines)
 
     def _is_covered(self, world: World, lost: frozenset[int]) -> bool:
-        """Return whether the last commit must survive the loss of these seats.
+        """Return whether the last commit must survive the loss of the nodes in these seats.
 
-        A covered group may lose one member, and any other group none. Seats in `weak` already count as lost.
+        A group may lose one member if all its members counted at the commit, and otherwise none. Seats in `weak`
+        already count as lost.
         """
         return all(
             len((world.weak | lost).intersection(group)) <= is_covered
@@ -651,7 +672,10 @@ class Model:
                     yield ("lose too many" if name == "lose" else name, *seats), self._lost(beyond, lost)
 
     def _lost(self, world: World, lost: frozenset[int]) -> World:
-        """Nodes are lost with all their slots. The control plane asks all other nodes for a promise."""
+        """Nodes are lost with all their slots.
+
+        The control plane asks every other node to promise to stop its old work.
+        """
         world = self._cut(world, lost)
         before, dead, quiet = world.restore, lost, frozenset[int]()
         if before is not None:
@@ -698,7 +722,9 @@ class Model:
         return world._replace(restore=restore._replace(inventories=inventories, quiet=restore.quiet | {seat}))
 
     def _planned(self, world: World, restore: Restore) -> World:
-        """The control plane chooses the base: the newest step that every node has or that its group can rebuild."""
+        """The control plane chooses the newest step that every rank has or whose lost shard the rank's group can
+        rebuild.
+        """
         path = self.path(world)
         present = {seat: listed for seat, listed in enumerate(restore.inventories) if listed is not None}
         inventories = {
@@ -752,7 +778,10 @@ class Model:
         return world._replace(restore=restore._replace(dead=frozenset(), plan=plan, loaded=(False,) * self.shape.nodes))
 
     def _loaded(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
-        """A node discards what it need not keep, and rebuilds its shard of the base if it lacks the shard."""
+        """A node empties the slots that the plan does not keep.
+
+        If it lacks its shard of the planned step, it rebuilds the shard.
+        """
         base = Content(Generation(plan.origin), Step(plan.base)) if plan.base else None
         keep, keep_shares = (self.rules.kept(None, planned, base) for planned in plan.keep[seat])
         world = self._own(world, seat, tuple(EMPTY if view.content not in keep else view for view in world.own[seat]))
@@ -773,7 +802,7 @@ class Model:
         return world._replace(restore=restore._replace(loaded=put(restore.loaded, seat, True)), new=world.new | {seat})
 
     def _is_rebuilt_right(self, world: World, lost: int, base: Content) -> bool:
-        """Combine the survivors' shards with each survivor's share, and return whether the lost shard results."""
+        """Return whether the lost shard results from every survivor's share and the other survivors' shards."""
         others = [seat for seat in self.group_of[lost] if seat != lost]
         for holder in others:
             share = self.share(world, holder, base)
@@ -785,7 +814,7 @@ class Model:
         return True
 
     def _mismatched(self, world: World, rank: int, base: Content) -> World:
-        """A rebuilt shard does not match its digest, so a new generation continues from an older base."""
+        """A rebuilt shard does not match its digest, so a new generation starts from an older step."""
         if not any(DAMAGE in slot.value for pair in world.shares for slot in pair):
             raise Violation(f"rank {rank} of step {base.step} is rebuilt wrongly although no share was damaged")
         beyond = world._replace(
@@ -799,10 +828,10 @@ class Model:
     # -- invariants
 
     def check(self, world: World) -> None:
-        """Check that a further covered loss cannot lose a commit: at most one loss per group since the commit.
+        """Check that no loss that parity must survive destroys the newest commit: at most one node per group.
 
         Raises:
-            Violation: the remaining nodes neither have nor can rebuild a common step at least as new.
+            Violation: the remaining nodes do not have, and cannot rebuild, any common step at least as new.
         """
         if not world.best:
             return
@@ -828,7 +857,7 @@ class Model:
         return max(common or (), default=NONE)
 
     def _is_left(self, world: World, group: Sequence[int], content: Content, dead: frozenset[int]) -> bool:
-        """Return whether the live members of a group have all shards of a content, or can rebuild the lost shard."""
+        """Return whether live members of a group have the shards of all its ranks, or can rebuild the only lost shard."""
         left = [seat for seat in group if seat not in dead and self.has(world, seat, content)]
         if len(left) >= len(group) - 1:
             shares = [self.share(world, seat, content) for seat in left]
@@ -841,7 +870,7 @@ class Model:
 
 
 def contribution(rank: int, content: Content) -> Contribution:
-    """Return the contribution of a rank's shard. Equal contents have equal digests."""
+    """Return the contribution that a rank's shard makes to a share. Equal contents have equal digests."""
     return Contribution(Rank(rank), 1, bytes([rank, content.origin, content.step]))
 
 
@@ -877,7 +906,10 @@ def _path(lineage: tuple[tuple[int, int, int], ...], generation: int) -> recover
 
 
 def steady(nodes: int, group: int, *, committed: int = 2, seed: int = 1) -> World:
-    """Return a state in the middle of training, with a covered commit that every agent has received."""
+    """Return a state in the middle of training.
+
+    Every agent has received the commit, which survives one loss per group.
+    """
     driver = Driver(Model(Shape(nodes, group, 99, 0)), seed=seed, weights=SLOWLY)
     driver.until(
         lambda world: (
@@ -893,7 +925,7 @@ def steady(nodes: int, group: int, *, committed: int = 2, seed: int = 1) -> Worl
 
 
 class AppliesTwice(Share):
-    """The holder combines a repeated chunk with the slot a second time."""
+    """Planted bug: the holder applies a repeated chunk to the slot a second time, which removes the chunk."""
 
     __slots__ = ()
 
@@ -902,7 +934,7 @@ class AppliesTwice(Share):
 
 
 class SealsEarly(Share):
-    """The holder seals a share while one contribution is missing."""
+    """Planted bug: the holder seals a share while one contribution is missing."""
 
     __slots__ = ()
 
@@ -912,7 +944,7 @@ class SealsEarly(Share):
 
 
 class CountsBegun(Share):
-    """The holder counts a contribution as complete before its chunk has arrived."""
+    """Planted bug: the holder counts a contribution as complete before its chunk has arrived."""
 
     __slots__ = ()
 
@@ -922,7 +954,7 @@ class CountsBegun(Share):
 
 
 def overwrite_oldest(views: Sequence[SlotView], keep: Collection[Content]) -> int | None:
-    """Overwrite the slot with the oldest step, even if that step is committed."""
+    """Planted bug: overwrite the slot with the oldest step, even if that step is committed."""
     steps = [-1 if view.content is None else view.content.step for view in views]
     return steps.index(min(steps))
 
@@ -930,14 +962,14 @@ def overwrite_oldest(views: Sequence[SlotView], keep: Collection[Content]) -> in
 def place_in_oldest(
     views: Sequence[SlotView], content: Content, keep: Collection[Content], free: Callable[..., int | None]
 ) -> int | None:
-    """Accumulate a share over the share of the committed step, before a newer step is committed."""
+    """Planted bug: accumulate a new share over the share of the committed step, before a newer step is committed."""
     return parity_rules.place(views, content, keep, overwrite_oldest)
 
 
 def place_any(
     views: Sequence[SlotView], content: Content, keep: Collection[Content], free: Callable[..., int | None]
 ) -> int | None:
-    """Let an outdated offer displace the share of a newer step."""
+    """Planted bug: let the offer of an older step overwrite the share of a newer step."""
     index = slots.being_written(views, content)
     return free(views, keep) if index is None else index
 
@@ -947,7 +979,7 @@ def rebuild_from_some(
     shards: Mapping[Rank, Mapping[Content, bytes]],
     shares: Mapping[Rank, Mapping[Content, Collection[Contribution]]],
 ) -> dict[Content, Contribution]:
-    """Count a lost shard as rebuildable from any one share."""
+    """Planted bug: treat a lost shard as rebuildable as soon as any one share contains it."""
     named = {(content, each) for listed in shares.values() for content, all_of in listed.items() for each in all_of}
     return {content: each for content, each in named if content not in shards.get(each.rank, {})}
 
@@ -957,14 +989,14 @@ def rebuild_without_shares(
     shards: Mapping[Rank, Mapping[Content, bytes]],
     shares: Mapping[Rank, Mapping[Content, Collection[Contribution]]],
 ) -> dict[Content, Contribution]:
-    """Count a lost shard as rebuildable although a survivor's share was never sealed."""
+    """Planted bug: treat a lost shard as rebuildable although a survivor never sealed its share."""
     contents = {content for listed in shards.values() for content in listed}
     lost = {content: [rank for rank in group if content not in shards.get(rank, {})] for content in contents}
     return {content: contribution(ranks[0], content) for content, ranks in lost.items() if len(ranks) == 1}
 
 
 class AcksAlone(Shard):
-    """A member acknowledges a step when its own shard is sealed, without the shares."""
+    """Planted bug: a member acknowledges a step when its own shard is sealed, before any share is."""
 
     __slots__ = ()
 

@@ -22,17 +22,20 @@ from worker.core.slots import Content, SlotView, being_written, writable
 
 @dataclass(frozen=True, slots=True, order=True)
 class Contribution:
-    """The shard that a member contributes to a share, as the share's header names it."""
+    """A member's shard as one input of a share. The header of the share names it in this form."""
 
     rank: Rank
     payload_bytes: int
     digest: bytes
-    """Digest of the whole shard, of which the share contains every chunk that belongs to its holder."""
+    """Digest of the whole shard.
+
+    The share contains only those chunks of the shard that belong to the share's holder.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """State of a share between its grant and its seal, kept by the holder's agent.
+    """The share that a holder's agent is accumulating: its slot is granted and not sealed yet.
 
     The agent changes the bytes of the slot only for a chunk that `accepts` admits, and records the chunk with `apply`
     in the same call. A restarted agent does not know which chunks a slot contains. It empties the slot, and every
@@ -59,7 +62,10 @@ class Share:
         return replace(share, announced=share.announced | {contribution})
 
     def accepts(self, rank: Rank, chunk: int) -> bool:
-        """Return whether a verified chunk must be combined with the slot's bytes. A repeated chunk must not."""
+        """Return whether the agent must combine a verified chunk with the slot's bytes.
+
+        A chunk must be combined only once.
+        """
         return (rank, chunk) not in self.applied
 
     def apply(self, rank: Rank, chunk: int) -> Share:

@@ -18,7 +18,7 @@ from worker.core.slots import Content, SlotView, kept, writable
 
 
 class OwnerAcks(Shard):
-    """The owner acknowledges a step before its other holders have the step: as soon as its own slot is sealed."""
+    """The owner acknowledges a step as soon as its own slot is sealed, before the other holders have the step."""
 
     __slots__ = ()
 
@@ -37,7 +37,7 @@ class CountsCaptures(Shard):
 
 
 class OwnersOnly(Shard):
-    """A new generation starts with views that contain only the owner of each shard."""
+    """At the start of a new generation, votes wait for the owner of each shard only, not for its other holders."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ class OwnersOnly(Shard):
 
 
 class ReturnsUnconfirmed(Shard):
-    """A dropped holder counts again after its first acknowledgement of any step."""
+    """A holder that the owner has dropped counts again after acknowledging any step, without having the committed one."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ class NeverRevokes(Shard):
 
 
 class ForgetsPage(Shard):
-    """A restarted agent ignores the content of its page."""
+    """A restarted agent ignores the committed step, the proposal and the vote on its shared-memory page."""
 
     __slots__ = ()
 
@@ -87,7 +87,10 @@ class CommitsMajority(Coordinator):
 
 
 class Forgets(Coordinator):
-    """A restarted coordinator adopts the newest committed step of any agent, and reuses step numbers."""
+    """A restarted coordinator continues after the newest committed step of any agent.
+
+    It may reuse the number of a step that was proposed.
+    """
 
     __slots__ = ()
 
@@ -115,12 +118,12 @@ def recycle_oldest(slots: Sequence[SlotView], keep: Collection[Content]) -> int 
 
 
 def overwrite_pinned(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None:
-    """Overwrite a slot whose content need not be kept, although an upload still reads the slot."""
+    """Overwrite a slot that an upload still reads, if the slot's content need not be kept."""
     return writable([replace(slot, is_pinned=False) for slot in slots], keep)
 
 
 def keep_base_only(committed: Content | None, planned: Collection[Content], base: Content | None) -> frozenset[Content]:
-    """Keep only the base and the committed step, although the plan lists more contents to keep."""
+    """Keep only the start step of the generation and the committed step, although the plan lists more contents to keep."""
     return kept(committed, frozenset(), base)
 
 
@@ -131,7 +134,7 @@ def choose_newest_per_rank(survey: recovery.Survey) -> recovery.Restore:
 
 
 def believe_the_record(path: recovery.Path, recorded: Step, reported: Iterable[tuple[Generation, Step]]) -> Step:
-    """Plan with the committed step in the control plane's own record, however old the record is."""
+    """Make a plan with the committed step that the control plane recorded, although the nodes report a newer one."""
     return recorded
 
 

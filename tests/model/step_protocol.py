@@ -81,7 +81,7 @@ WEIGHTS = {
 Training is slow and faults are rare, because otherwise no step is ever committed.
 """
 SLOWLY = {**dict.fromkeys(WEIGHTS, 0.0), "boundary": 0.05}
-"""Weights for walks without spontaneous faults, in which replication keeps up with training."""
+"""Weights for walks without spontaneous faults. Training is so slow that replication keeps up."""
 
 
 class Violation(Exception):
@@ -98,24 +98,25 @@ class Rules:
     kept: Callable[..., frozenset[Content]] = slots.kept
     choose: Callable[[recovery.Survey], recovery.Restore] = recovery.choose
     has_promises: bool = True
-    """True if a promise to a new generation ends the node's work for the old generation."""
+    """True if a node that has promised to join a new generation stops all work for the old one."""
     starts_committed: bool = False
-    """True if a new generation treats its base as committed."""
+    """True if a new generation treats its start step as committed before all holders have it."""
     tells_committed: bool = True
-    """True if the first message of a stream contains the committed step C.
+    """True if the first message of a transfer contains the committed step C.
 
     Otherwise, a holder uses the C that the coordinator sent to the holder, which may be older.
     """
     ends_sealed: bool = True
-    """True if the owner ends a transfer when it has sealed the slot, False if after the rank's last write."""
+    """When the owner ends a transfer. True: after it has sealed the slot. False: after the rank's last write."""
     committed: Callable[[recovery.Path, Step, Iterable[tuple[Generation, Step]]], Step] = recovery.newest_committed
-    """Determines the committed step C of a plan from the control plane's record and the pages of the promised nodes.
+    """Chooses the committed step for a plan, from the control plane's record and the pages of the promised nodes.
+
     The record may be older than the pages.
     """
 
 
 class Model:
-    """The protocol as a model: every event that is possible in a state, and the state after it."""
+    """The step protocol as a model: every possible event in a state, and the state after the event."""
 
     def __init__(
         self, shape: Shape, rules: Rules | None = None, *, is_fine: bool = False, start: World | None = None
@@ -215,7 +216,7 @@ class Model:
     # -- reading the state
 
     def content(self, world: World, step: int) -> Content:
-        """Return the content of `step` in the running generation, as slots name it."""
+        """Return the generation and step by which slots name `step` in the running generation."""
         return Content(Generation(world.origin if step == world.base and step else world.generation), Step(step))
 
     def has(self, world: World, rank: int, holder: int, content: Content) -> bool:
@@ -231,8 +232,9 @@ class Model:
         return seat not in world.restore.quiet or not self.rules.has_promises
 
     def keeps(self, world: World, rank: int, seat: int, told: int = NONE) -> frozenset[Content]:
-        """Return the contents of a shard that the agent in `seat` must not overwrite, according to the agent's own
-        state.
+        """Return the contents of a shard that the agent in `seat` must not overwrite.
+
+        The agent uses only the facts that it has itself.
         """
         committed = max(told, *(world.shards[mine].committed for mine in self.ranks_of(seat)))
         base = Content(Generation(world.origin), Step(world.base)) if world.base else None
@@ -245,7 +247,7 @@ class Model:
         return _path(world.lineage, world.generation)
 
     def half(self, world: World, rank: int) -> AgentHalf:
-        """Return the agent's half of a rank's page, with the content that `OwnedShard` writes."""
+        """Return the half of a rank's shared-memory page that the agent writes, as `OwnedShard` would write it."""
         shard = world.shards[rank]
         voted = shard.proposed if shard.vote is not Vote.NONE else NONE
         return AgentHalf(
@@ -253,7 +255,7 @@ class Model:
         )
 
     def round(self, world: World, rank: int) -> RankRound:
-        """Return a rank's part of its node's report."""
+        """Return the entry for one rank in the report that the rank's node sends to the coordinator."""
         shard = world.shards[rank]
         return RankRound(
             rank=Rank(rank),
@@ -268,7 +270,7 @@ class Model:
 
     @staticmethod
     def pinned(world: World, rank: int) -> Step:
-        """Return the step that an owner uploads, or -1."""
+        """Return the step of a rank's shard that the owner is uploading, or -1."""
         return next(
             (view.content.step for view in world.slots[rank][0] if view.is_pinned and view.content is not None),
             Step(NONE),
@@ -314,7 +316,7 @@ class Model:
                     yield ("hear", seat, coordinator.committed, coordinator.proposed), heard
 
     def _released(self, world: World, rank: int) -> World:
-        """Clear the report of a closing rank.
+        """Clear the outcome that a closing rank reported, once the coordinator no longer proposes that step.
 
         The rank reads its page before the coordinator answers the agent's next report. If the coordinator proposes the
         step again, the rank treats this as a new proposal.
@@ -331,7 +333,7 @@ class Model:
         return self._process(world, rank, process._replace(outcome=None))
 
     def _marked(self, world: World, seat: int) -> World:
-        """Pin the step to upload before any other part of the announcement takes effect, as `Member._hear` does."""
+        """Pin the slot to upload before the agent applies the rest of an announcement, as `Member._hear` does."""
         coordinator = world.coordinator
         if not self.shape.every_steps:
             return world
@@ -351,7 +353,7 @@ class Model:
         return pinned._replace(begun=put(world.begun, rank, step))
 
     def _upload_moves(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
-        """Yield the ends of uploads: success, failure, or cancellation for the final step.
+        """Yield the possible ends of a rank's upload: success, failure, or cancellation in favour of the final step.
 
         A failed upload is not retried for the same step.
         """
@@ -374,7 +376,7 @@ class Model:
             yield ("upload fails", rank, step), unpinned._replace(faults=world.faults + 1)
 
     def _apply(self, world: World, rank: int, shard: Shard) -> World:
-        """Store a shard's new state, as `OwnedShard` does, and record facts for the checker."""
+        """Store the new state of a rank's shard, as `OwnedShard` does, and record facts for the invariants."""
         before = world.shards[rank]
         if shard == before:
             return world
@@ -400,7 +402,7 @@ class Model:
         return world.restore.dead if world.restore is not None else frozenset()
 
     def _coordinated(self, world: World, coordinator: Coordinator) -> World:
-        """Store the coordinator's new state and check its actions."""
+        """Store the coordinator's new state. Check that C never falls and that no step is proposed twice."""
         before = world.coordinator
         world = world._replace(coordinator=coordinator)
         if coordinator.is_recovering:
@@ -440,7 +442,7 @@ class Model:
         return world._replace(best=step if all(counted) else world.best, owed=counted)
 
     def _spoilt_at(self, world: World, rank: int, step: int) -> set[int]:
-        """Return the seats that truthfully acknowledged a step and lost it later. A memory fault counts as a loss."""
+        """Return the seats that correctly acknowledged a step and lost it later, for example by a memory fault."""
         content = self.content(world, step)
         return {
             seat
@@ -482,7 +484,9 @@ class Model:
         )
 
     def _regain(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
-        """A restarted owner without the base fetches it from a holder, as `Member._regain_base` does."""
+        """A restarted owner that lost the generation's start step fetches it from a holder, as `Member._regain_base`
+        does.
+        """
         shard, base = world.shards[rank], Content(Generation(world.origin), Step(world.base))
         if not self._lacks_base(world, rank):
             return
@@ -498,7 +502,7 @@ class Model:
 
     @staticmethod
     def _lacks_base(world: World, rank: int) -> bool:
-        """Return whether an owner must fetch the base again.
+        """Return whether an owner must fetch the generation's start step again.
 
         Until then, the owner has no connections to its holders (`Member._supply_regained`).
         """
@@ -552,7 +556,7 @@ class Model:
             yield ("hello", rank), self._hello(world, rank)
 
     def _capture_moves(self, world: World, rank: int, step: int, slot: int) -> Iterator[tuple[Event, World]]:
-        """Yield progress reports of a copier to the agent, and guards that detect a change during the copy."""
+        """Yield two events during a copy: the agent receives a progress report, or a guard finds a changed tensor."""
         capturing = world.shards[rank].capture(Step(step))
         if (
             world.processes[rank].is_connected
@@ -585,7 +589,7 @@ class Model:
         return is_written and (is_coming or (process.copying is not None and process.copying[0] == step))
 
     def _boundary(self, world: World, rank: int, obstacle: str) -> World:
-        """Pass the next boundary and apply the rank's rules."""
+        """A rank finishes its next step. If it is connected to its agent, it reads its page and acts."""
         process = world.processes[rank]
         process = process._replace(boundary=process.boundary + 1)
         return (
@@ -593,7 +597,7 @@ class Model:
         )
 
     def _look(self, world: World, rank: int, process: Process, obstacle: str) -> World:
-        """Apply the rank's rules to its page at the current boundary."""
+        """A rank reads its page and decides whether to capture or abandon the proposed step."""
         view = step_rules.RankView(process.boundary, world.base, process.settled, has_slots=True, obstacle=obstacle)
         decision = step_rules.decide(view, self.half(world, rank))
         if decision.capture_slot is not None:
@@ -606,7 +610,11 @@ class Model:
         return self._process(world, rank, process)
 
     def _heard(self, world: World, rank: int) -> World:
-        """The agent receives its rank's message, digests the snapshot and seals the slot (`RankLines.message`)."""
+        """The agent receives its rank's report. It seals the captured slot, or records that the rank abandoned the
+        step.
+
+        `RankLines.message` is the code that this models.
+        """
         process = world.processes[rank]
         outcome = process.outcome
         if outcome is None or not process.is_connected:
@@ -631,7 +639,7 @@ class Model:
         return world._replace(slots=put(world.slots, rank, put(world.slots[rank], 0, pair)))
 
     def _hello(self, world: World, rank: int) -> World:
-        """The rank reconnects to the restarted agent, as `RankLines.hello` and the rank's link do."""
+        """The rank reconnects to its restarted agent, as `RankLines.hello` and the rank's own code do."""
         process = world.processes[rank]._replace(is_connected=True)
         world = self._process(world, rank, process)
         shard = world.shards[rank]
@@ -752,7 +760,7 @@ class Model:
     def _cut(self, world: World, rank: int, holder: int, *, is_drained: bool) -> World:
         """The connection breaks.
 
-        Incomplete transfers are discarded. The holder may still seal data that is already in its socket.
+        Incomplete transfers are discarded. The holder may still seal a shard that is already in its socket.
         """
         stream = world.streams[rank][holder]
         if is_drained and stream.phase is Phase.SENT:
@@ -781,7 +789,7 @@ class Model:
         yield from self._losses(faulty, "lose")
 
     def _losses(self, world: World, name: str) -> Iterator[tuple[Event, World]]:
-        """Yield the loss of any set of nodes that leaves a live node with the committed step of every shard.
+        """Yield the loss of every set of nodes after which each shard's newest commit still exists on a live node.
 
         The empty set means that only ranks crashed.
         """
@@ -793,7 +801,7 @@ class Model:
                         yield ("part", *lost), self._lost(world, frozenset(lost), is_unreachable=True)
 
     def _spoiled(self, world: World, seat: int) -> Iterator[tuple[Event, World]]:
-        """A restarted agent finds a slot with an invalid header.
+        """A restarted agent finds a slot with an invalid header, and treats the slot as empty.
 
         Another node still has the committed step of the shard.
         """
@@ -805,8 +813,8 @@ class Model:
                         continue
                     is_voted = self._is_voted(world, rank, view.content)
                     if is_voted and world.stood[rank] - self._spoilt_at(world, rank, view.content.step) == {seat}:
-                        # A node that loses the only copy behind a vote counts as lost. The model excludes the loss of
-                        # the last such node.
+                        # The owner voted because this node alone counted as a holder. Its fault would be the loss of
+                        # the last copy, which the model excludes.
                         continue
                     spoiled = self._slot(world, rank, holder, index, EMPTY)
                     if holder or is_voted:
@@ -876,8 +884,9 @@ class Model:
         return world
 
     def _lost(self, world: World, lost: frozenset[int], *, is_unreachable: bool = False) -> World:
-        """Nodes are lost, or they are unreachable and keep their slots. The control plane asks all other nodes for a
-        promise.
+        """Nodes are lost, or become unreachable and keep their slots.
+
+        The control plane asks every other node for a promise.
         """
         for rank in self.ranks:
             for holder, seat in enumerate(self.holders[rank]):
@@ -920,7 +929,7 @@ class Model:
             if all(restore.loaded):
                 yield ("start",), self._started(world, restore.plan, world.issued)
         elif not missing:
-            # The control plane's record is any number of commits old.
+            # The committed step in the control plane's record may be any number of commits old.
             for step in range(max(world.recorded, 0) + 1, world.best + 1):
                 yield ("record", step), world._replace(recorded=step)
             for seats in _subsets([seat for seat in restore.dead if world.limbo[seat] is not None]):
@@ -934,7 +943,7 @@ class Model:
                         yield ("mismatch", seat), self._mismatched(faulty, restore, restore.plan, seat)
 
     def _promised(self, world: World, restore: Restore, seat: int) -> World:
-        """A node promises: it ends its ranks, closes its streams, and then reports its inventory."""
+        """A node promises to stop its old work: it ends its ranks, closes its streams, and then lists its sealed slots."""
         if self.rules.has_promises:
             for rank in self.ranks:
                 for holder, at in enumerate(self.holders[rank]):
@@ -957,7 +966,7 @@ class Model:
         )
 
     def _planned(self, world: World, restore: Restore, returning: tuple[int, ...]) -> World:
-        """The control plane chooses the base.
+        """The control plane chooses the step from which the new generation starts.
 
         Each lost seat gets a new node. A node that was only unreachable may return to its seat.
         """
@@ -1025,7 +1034,7 @@ class Model:
         return world.generation, NONE if seat in world.cleared else committed
 
     def _origin(self, world: World, chosen: recovery.Restore) -> int:
-        """Return the generation that captured the base.
+        """Return the generation whose ranks captured the chosen start step.
 
         All ranks have the same origin, which is on the path of the newest started generation.
         """
@@ -1038,7 +1047,9 @@ class Model:
         return max(origins, default=0)
 
     def _loaded(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
-        """A node discards contents that the plan does not keep, and fetches the base if its own slots lack it."""
+        """A node empties the slots that the plan does not keep, and fetches its shards of the start step if it lacks
+        them.
+        """
         base = Content(Generation(plan.origin), Step(plan.base)) if plan.base else None
         for rank, row in enumerate(self.holders):
             if seat in row:
@@ -1065,8 +1076,9 @@ class Model:
         )
 
     def _mismatched(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
-        """A source in the plan fails verification because its memory failed. No commit is guaranteed after such a
-        fault. A new generation continues from an older base.
+        """A source in the plan fails verification because its memory failed.
+
+        No commit is guaranteed after such a fault. A new generation starts from an older step.
         """
         refused = world.refused | {(self.ranks_of(seat)[0], plan.origin, plan.base)}
         owed = tuple(frozenset(row) for row in self.holders)
@@ -1075,10 +1087,10 @@ class Model:
     # -- invariants
 
     def check(self, world: World) -> None:
-        """Check that a later loss of nodes cannot lose a commit.
+        """Check that no allowed loss of nodes destroys the newest commit.
 
-        As long as each shard keeps a node that must have the commit, the remaining nodes hold a common step at least as
-        new.
+        A loss is allowed if each shard keeps a node that must have the commit (`World.owed`). The remaining nodes must
+        then hold a common step that is at least as new.
 
         Raises:
             Violation: the remaining nodes hold no such step.
@@ -1117,7 +1129,7 @@ class Model:
         return [lost for size in range(self.shape.nodes) for lost in combinations(self.seats, size)]
 
     def is_done(self, world: World) -> bool:
-        """Return whether every rank is at the last step and, where ranks close, the final round is over."""
+        """Return whether every rank is at the last step. With uploads, the final round must also be over."""
         if self.shape.every_steps and not (
             world.coordinator.is_finished and all(process.is_closing for process in world.processes)
         ):

@@ -60,7 +60,7 @@ STANDING = {Mode.STOPPED: Standing.STOPPED, Mode.CLOSING: Standing.CLOSING, Mode
 
 
 class Process(NamedTuple):
-    """A rank and its half of the page."""
+    """A rank, with the half of its shared-memory page that the rank writes."""
 
     mode: Mode = Mode.AT
     boundary: int = 0
@@ -90,7 +90,7 @@ NOTHING = Word(NONE, NONE, NONE, NONE, StopState.NONE, False)
 
 
 class Agent(NamedTuple):
-    """An agent with its page and slots."""
+    """A rank's agent, with the half of the shared-memory page that the agent writes, and its slots."""
 
     shard: Shard
     word: Word = NOTHING
@@ -102,7 +102,7 @@ class Agent(NamedTuple):
     uploaded: int = NONE
     """The newest step in S3."""
     cancelled: int = NONE
-    """The newest step whose upload was cancelled for the final step."""
+    """The newest step whose upload was cancelled so that the final step could be uploaded."""
     down: Word | None = None
     """An announcement in transit."""
     up: RankRound | None = None
@@ -116,10 +116,10 @@ class World(NamedTuple):
     agents: tuple[Agent, ...]
     processes: tuple[Process, ...]
     is_asked: bool = False
-    """True after the control plane has requested a stop."""
+    """True after a person or the control plane has requested a stop."""
     restarts: int = 0
     is_hurried: bool = False
-    """True after a final round was abandoned or a rank ended by itself."""
+    """True if a final round was abandoned, or if a rank closed without waiting for its end."""
     confirmed: int = NONE
     """Step of the stop that the coordinator has confirmed in this job, if any."""
 
@@ -137,11 +137,14 @@ class Options:
     may_hurry: bool = False
     """True if final rounds can be abandoned and ranks can end by themselves."""
     may_hang: bool = False
-    """True if the control plane may wait in vain for its requested stop, and then has the ranks killed."""
+    """True if a requested stop may never be reached because ranks hang. The control plane then kills the ranks."""
     has_slow_uploads: bool = False
     """True if no upload ends before all ranks have closed."""
     has_uploads: bool = False
-    """True if the agents upload marked steps. Jobs with periodic checkpoints always do."""
+    """True if agents upload the steps that the coordinator marks for a checkpoint in S3.
+
+    Jobs with periodic checkpoints always do.
+    """
     is_fine: bool = False
     """True if a message is sent and received in two separate events, also between a rank and its agent.
 
@@ -151,7 +154,7 @@ class Options:
     echo_of: Callable[[RankHalf, Step, StopState], tuple[Step, int]] = echo_of
     decide: Callable[[step_rules.RankView, AgentHalf], step_rules.Decision] = step_rules.decide
     begins_again: bool = True
-    """True if an agent that finishes an upload then uploads a step that was marked meanwhile."""
+    """True if an agent that finishes an upload then starts the upload that the coordinator marked meanwhile."""
 
     @property
     def uploads(self) -> bool:
@@ -159,7 +162,7 @@ class Options:
 
 
 class Model:
-    """The agreed stop as a model: every event that is possible in a state, and the state after it."""
+    """The agreed stop as a model: every possible event in a state, and the state after the event."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -189,9 +192,9 @@ class Model:
         yield from self._around(world)
 
     def _at_once(self, world: World) -> World:
-        """Apply events of a single node immediately, unless the model is fine.
+        """Unless the model is fine, let every agent grant its slot and every waiting rank read its page immediately.
 
-        Such events are grants, and a waiting rank's reads of its page.
+        Other processes do not observe these events.
         """
         while True:
             stepped = world
@@ -265,7 +268,10 @@ class Model:
         return world._replace(coordinator=coordinator, confirmed=max(world.confirmed, confirmed))
 
     def _heard(self, world: World, rank: int, word: Word) -> World:
-        """Pin the step to upload, then update the shard, then the page, as `Member._hear` and `RankLines.hear` do."""
+        """An agent receives an announcement. It starts a due upload, then updates its shard and its page.
+
+        `Member._hear` and `RankLines.hear` are the code that this models.
+        """
         agent = self._upload_if_due(world.agents[rank]._replace(word=word))
         shard = agent.shard.hear(Step(word.committed), Step(word.proposed))
         granted = NONE if shard.proposed != agent.shard.proposed else agent.granted
@@ -447,20 +453,20 @@ class Model:
         own = agents[0]._replace(
             pinned=NONE, begun=NONE, word=word, slots=tuple(replace(view, is_pinned=False) for view in agents[0].slots)
         )
-        # A stop that no agent received is discarded.
+        # A stop that no agent has received as confirmed is forgotten.
         heard = max(agent.word.stop if agent.word.stop_state is StopState.CONFIRMED else NONE for agent in agents)
         return world._replace(coordinator=core, agents=(own, *agents[1:]), restarts=world.restarts + 1, confirmed=heard)
 
     # -- invariants
 
     def check(self, world: World) -> None:
-        """Check the agreed stop and the end.
+        """Check where the ranks stop, and that the last step is committed and uploaded.
 
-        All stopping ranks stop at one step that no rank has passed. A rank that closed undisturbed has every step
-        committed.
+        All ranks stop after the same step, and no rank has passed a confirmed stop. If all ranks close without a fault,
+        the last step is committed. Where a final upload is due, that step is in S3.
 
         Raises:
-            Violation: one of the two conditions does not hold.
+            Violation: one of these conditions does not hold.
         """
         stopped = {process.boundary for process in world.processes if process.mode is Mode.STOPPED}
         if len(stopped) > 1:
@@ -499,7 +505,7 @@ def _last(moves: Iterator[tuple[Event, World]], world: World) -> World:
 
 
 class OnePhase(Coordinator):
-    """A coordinator that confirms a stop when it announces it, although ranks may have passed the stop."""
+    """Planted bug: the coordinator confirms a stop when it announces it, although a rank may have passed that step."""
 
     __slots__ = ()
 
@@ -513,7 +519,7 @@ class OnePhase(Coordinator):
 
 
 class NeverWithdraws(Coordinator):
-    """A coordinator that keeps waiting for a rank that has passed the announced stop."""
+    """Planted bug: after a rank has passed the announced stop, the coordinator waits forever for that rank's agreement."""
 
     __slots__ = ()
 
@@ -526,7 +532,7 @@ class NeverWithdraws(Coordinator):
 
 
 class ForgetsConfirmed(Coordinator):
-    """A coordinator that restarts without asking which agents received a confirmed stop."""
+    """Planted bug: a restarted coordinator forgets a stop that agents have received as confirmed."""
 
     __slots__ = ()
 
@@ -536,7 +542,7 @@ class ForgetsConfirmed(Coordinator):
 
 
 class ReusesNumber(Coordinator):
-    """A coordinator that restarts without asking for earlier announced stops, which ranks may already have accepted."""
+    """Planted bug: a restarted coordinator forgets an announced stop to which ranks may already have agreed."""
 
     __slots__ = ()
 
@@ -550,7 +556,10 @@ class ReusesNumber(Coordinator):
 
 
 class LeavesNothing(Coordinator):
-    """Agents keep the committed step in memory only if ranks are halted or their wait times out."""
+    """Planted bug: after an agreed stop, agents do not upload the committed step.
+
+    They upload it only if ranks are halted or their wait times out.
+    """
 
     __slots__ = ()
 
@@ -559,7 +568,7 @@ class LeavesNothing(Coordinator):
 
 
 class UploadsFirst(Coordinator):
-    """A coordinator that delays the final step while an upload pins the only slot that the step could use."""
+    """Planted bug: the coordinator delays the final step while an upload uses the only slot that is free for the step."""
 
     __slots__ = ()
 
@@ -569,8 +578,8 @@ class UploadsFirst(Coordinator):
 
 
 class ForgetsCancelled(Coordinator):
-    """An agent that cancels an upload for the final step, and then uploads the final step only at a multiple of the
-    interval.
+    """Planted bug: an agent cancels an upload in favour of the final step, but uploads the final step only if it is a
+    multiple of the interval.
     """
 
     __slots__ = ()
@@ -580,7 +589,7 @@ class ForgetsCancelled(Coordinator):
 
 
 class MostEchoes(Coordinator):
-    """A coordinator that confirms a stop when one answer is still missing."""
+    """Planted bug: the coordinator confirms a stop while the answer of one rank is missing."""
 
     __slots__ = ()
 
@@ -596,7 +605,7 @@ class MostEchoes(Coordinator):
 
 
 def _walks_on(view: step_rules.RankView, half: AgentHalf) -> step_rules.Decision:
-    """Return a rule for ranks that pass an announced stop without waiting."""
+    """Planted bug: a rank that agreed to an announced stop does not wait there."""
     return replace(step_rules.decide(view, half), must_wait=False)
 
 

@@ -1,4 +1,4 @@
-"""The step protocol and the agreed stop hold if messages travel over a tree of agents.
+"""The step protocol and the agreed stop stay correct if their messages travel over a tree of agents.
 
 The agents remember messages, restart, and bypass their parents. The model also finds bugs that only a tree can cause.
 """

@@ -1,4 +1,4 @@
-"""Parity protection holds in every interleaving of small groups and in long random walks.
+"""No allowed loss destroys a commit under parity protection, in all interleavings of small groups and in long walks.
 
 The model finds every planted bug.
 """
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def later(world: World, steps: int) -> int:
-    """Return the boundary `steps` after the furthest rank's boundary."""
+    """Return a step that is `steps` after the newest step that any rank has finished."""
     return max(world.boundaries) + steps
 
 
@@ -47,7 +47,10 @@ def test_every_interleaving_of_a_fault_during_a_step() -> None:
 
 @pytest.mark.parametrize(("nodes", "group", "count"), [(3, 3, 30), (4, 2, 30), (4, 4, 30), (5, 3, 20), (6, 3, 20)])
 def test_random_walks(nodes: int, group: int, count: int) -> None:
-    """Walk at random, then run without faults: every member counts again, and later steps commit."""
+    """Walk at random, then run without faults.
+
+    At the end, every member counts as a holder again and later steps commit.
+    """
     seen = Explored()
     for seed in range(count):
         start = steady(nodes, group, seed=seed % 5) if seed % 2 else None
@@ -61,7 +64,7 @@ def test_random_walks(nodes: int, group: int, count: int) -> None:
 
 
 def settle(shape: Shape, world: World, seed: int, rules: Rules | None = None) -> None:
-    """Run without faults until all members count in every view and training has committed a later step."""
+    """Run without faults until every owner counts all members as holders, and a later step is committed."""
     goal = later(world, 1)
 
     def is_well(world: World) -> bool:

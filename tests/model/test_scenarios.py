@@ -1,6 +1,6 @@
-"""Scenarios that the step protocol must survive.
+"""Scenarios of several faults in a fixed order that the step protocol must survive.
 
-Events outside a scenario occur in a fair random order between its events.
+All other events occur in a fair random order between the events of a scenario.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Drive = Callable[..., Driver[World]]
 def drive(
     nodes: int, copies: int, *, seed: int = 0, faults: int = 9, rules: Rules | None = None, start: World | None = None
 ) -> Driver[World]:
-    """Start a scenario in the middle of training."""
+    """Return a driver for a scenario that starts in the middle of training."""
     start = start or steady(nodes, copies, seed=seed)
     return Driver(
         Model(Shape(nodes, copies, 10_000, faults), rules, is_fine=True, start=start), seed=seed, weights=SLOWLY
@@ -37,7 +37,7 @@ def drive(
 def commits(
     driver: Driver[World], count: int, *, without: Callable[[Event], bool] = lambda event: False, limit: int = 40_000
 ) -> None:
-    """Train until C has advanced `count` more times and every agent has received the last C."""
+    """Train until `count` more steps are committed and every agent has received the newest committed step."""
     for _ in range(count):
         goal = driver.world.best + 1
         driver.until(
@@ -92,7 +92,10 @@ def test_a_holder_returns_however_many_steps_are_made_while_it_is_sent_one(seed:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_stale_stream_arrives_late(seed: int) -> None:
-    """A complete replica is in the holder's socket when its owner dies. The holder may seal it without harm."""
+    """A complete replica is in the holder's socket when its owner's node dies.
+
+    Whether or not the holder seals the replica, the next generation starts from the newest commit or later.
+    """
     story = drive(2, 2, seed=seed)
     story.until(lambda world: world.streams[0][1].phase is Phase.SENT)
     stale = story.world.streams[0][1].step
@@ -107,7 +110,10 @@ def test_a_stale_stream_arrives_late(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_stale_stream_meets_a_promise(seed: int) -> None:
-    """A holder that has promised discards the data of the old generation in its socket."""
+    """A holder has unread data of the old generation in its socket when it promises to join a new one.
+
+    It discards the data.
+    """
     story = drive(2, 2, seed=seed)
     story.until(lambda world: world.streams[0][1].phase is Phase.SENT)
     story.do("lose", 0)
@@ -144,8 +150,9 @@ def test_a_second_failure_between_prepare_and_start(moment: str, second: tuple[i
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_mismatch_walks_back(seed: int) -> None:
-    """The base fails verification on one node. A new generation continues from the previous step, which the plan made
-    all nodes keep.
+    """One node's copy of the start step fails verification.
+
+    A new generation starts from the previous step, which the plan made all nodes keep.
     """
     story = drive(2, 2, seed=seed)
     commits(story, 2)
@@ -172,7 +179,10 @@ def steps_at_owner(world: World, rank: int) -> set[int]:
 
 
 def states(nodes: int, copies: int) -> list[World]:
-    """Return states from a few rounds, chosen so that agents and coordinator differ as much as possible."""
+    """Return states of a few rounds of training.
+
+    In them, the facts of agents and coordinator differ as much as possible.
+    """
     story = drive(nodes, copies)
     found: dict[object, World] = {}
     for _ in range(250):
@@ -223,9 +233,9 @@ def test_a_node_is_lost_in_every_state(seat: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_inventories_of_a_node_that_was_only_unreachable(seed: int) -> None:
-    """A node that was unreachable returns, and lists slots of an abandoned history.
+    """A node that was unreachable returns, and its inventory lists steps of an abandoned history.
 
-    The plan uses none of these slots.
+    The plan uses none of them.
     """
     story = drive(2, 2, seed=seed)
     story.until(lambda world: len(steps_at_owner(world, 1)) == 2)
@@ -266,10 +276,11 @@ def test_a_late_announcement_makes_a_rank_abandon(seed: int) -> None:
 
 
 def test_a_plan_that_does_not_know_the_highest_c_loses_it() -> None:
-    """The control plane needs the highest C of the promises, because its own record can be a second old.
+    """The control plane must use the highest committed step C that nodes report, because its own record can be older.
 
-    Node 1 holds steps 8 and 9 of rank 0's shard, C is 9, and rank 0 has step 10. With C=8, a plan for base 10 keeps
-    step 8 on node 1 and discards step 9. If node 0 is lost before step 10 is committed again, step 9 is lost for good.
+    Node 1 holds steps 8 and 9 of rank 0's shard, C is 9, and rank 0 has step 10. With C=8, a plan to start from step 10
+    keeps step 8 on node 1 and discards step 9. If node 0 is lost before step 10 is committed again, step 9 is lost for
+    good.
     """
     told = _second_loss(Rules())
     told.until(lambda world: world.restore is None)
@@ -278,7 +289,7 @@ def test_a_plan_that_does_not_know_the_highest_c_loses_it() -> None:
 
 
 def _second_loss(rules: Rules) -> Driver[World]:
-    """Lose the owner of the newest step while a node loads the base of the next generation."""
+    """Lose the owner of the newest step while the other node loads the start step of the next generation."""
     begun = drive(2, 2)
     begun.do("lose")
     begun.until(lambda world: world.restore is None)
@@ -309,8 +320,9 @@ def _second_loss(rules: Rules) -> Driver[World]:
 
 
 def test_a_holder_that_is_not_told_c_overwrites_it() -> None:
-    """The first message of a stream must contain the committed step C. The coordinator's message with C can reach the
-    holder later than the stream.
+    """A holder that learns C only from the coordinator may overwrite the committed step.
+
+    The coordinator's message can arrive later than a transfer. The transfer's first message must therefore contain C.
     """
 
     def tell(rules: Rules) -> None:
@@ -330,7 +342,7 @@ def test_a_holder_that_is_not_told_c_overwrites_it() -> None:
 
 
 def _lay(world: World, rows: tuple[tuple[tuple[int, ...], ...], ...]) -> World:
-    """Fill the slots with exactly these sealed steps of the running generation, without connections."""
+    """Replace all slots by sealed slots with exactly these steps of the running generation, and close all connections."""
 
     def pair(steps: tuple[int, ...]) -> tuple[SlotView, ...]:
         full = [SlotView(SlotState.SEALED, Content(Generation(world.generation), Step(step))) for step in steps]
@@ -343,9 +355,9 @@ def _lay(world: World, rows: tuple[tuple[tuple[int, ...], ...], ...]) -> World:
 
 
 def _crashed_with_an_uncommitted_step(rules: Rules) -> Driver[World]:
-    """Return a state in which all ranks crashed while both owners and one of two holders had sealed step n.
+    """Return a driver after a crash of all ranks, at which one of two holders lacked the newest step c + 1.
 
-    C is c. Step n is the base of the next generation, and is not committed.
+    The committed step is c. The next generation starts from step c + 1, which is not committed yet.
     """
     world = steady(2, 2)
     c = world.best
@@ -414,10 +426,10 @@ def test_a_holder_that_lost_a_slot_revokes_its_acknowledgement(bug: str | None) 
 
 
 def _returns_with_a_history_given_up(seed: int, rules: Rules) -> None:
-    """Return a state in which node 1 returns with the abandoned step w.
+    """Let node 1 return with a step that only it had when it became unreachable, and check the next commit.
 
-    Only node 1 had w when it became unreachable. Training resumed from an earlier step and made w again before node 1
-    returned.
+    Meanwhile, training has resumed from an earlier step and has made that step again. The plan must not mix the two
+    histories.
     """
     story = drive(2, 2, seed=seed, rules=rules)
     story.until(lambda world: world.streams[1][1].phase is Phase.BEGUN and world.streams[1][1].step > world.best)

@@ -1,4 +1,4 @@
-"""The step protocol holds in every interleaving of small clusters and in long random walks.
+"""No allowed loss destroys a commit under the step protocol, in all interleavings of small clusters and in long walks.
 
 The model finds every planted bug.
 """
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def later(world: World, steps: int) -> int:
-    """Return the boundary `steps` after the furthest rank's boundary."""
+    """Return a step that is `steps` after the newest step that any rank has finished."""
     return max(process.boundary for process in world.processes) + steps
 
 
@@ -54,9 +54,9 @@ def test_every_interleaving_of_more_in_mid_training(nodes: int, copies: int, ste
 
 
 def follow(shape: Shape, seeds: range, *, is_steady: bool, length: int = 250) -> Explored:
-    """Walk at random, then run without faults until the cluster is stable.
+    """Walk at random, then run without faults.
 
-    Every dropped holder must count again, and the committed step must pass the step that training had reached.
+    Every dropped holder must count again, and a newer step must be committed.
     """
     seen = Explored()
     for seed in seeds:
@@ -74,9 +74,9 @@ def follow(shape: Shape, seeds: range, *, is_steady: bool, length: int = 250) ->
 
 
 def has_lost_its_base(shape: Shape, world: World) -> bool:
-    """Return whether all holders of a shard lost the base before its commit.
+    """Return whether all holders of a shard lost the start step before it was committed again.
 
-    Then no step is kept until the next generation.
+    In this case, no step is committed until the next generation.
     """
     model, base = Model(shape), Step(world.base)
     is_at_stake = world.restore is None and world.base and world.coordinator.committed == NONE
@@ -199,7 +199,7 @@ def test_many_random_walks(nodes: int, copies: int, is_steady: bool) -> None:
 
 
 class UntilStarted(Model):
-    """Explores only a restore. The exploration ends when the next generation starts."""
+    """A model of a restore that ends when the next generation starts."""
 
     def moves(self, world: World) -> Iterator[tuple[Event, World]]:
         return super().moves(world) if world.restore is not None else iter(())
@@ -209,9 +209,9 @@ class UntilStarted(Model):
 
 
 def partly_sealed(nodes: int) -> World:
-    """Return a state in which all ranks have just crashed.
+    """Return a state in which all ranks have just crashed, while one holder still lacks the proposed step.
 
-    Every owner holds the proposed step. One holder still holds only the committed step and the step before it.
+    Every owner has sealed the proposed step. That holder has only the committed step and the step before it.
     """
 
     def is_partly_sealed(world: World) -> bool:
@@ -234,9 +234,9 @@ def partly_sealed(nodes: int) -> World:
 
 
 def test_a_loss_during_a_restore_with_a_control_plane_that_lags() -> None:
-    """The control plane's record of C lags by every possible number of commits.
+    """Nodes are lost at every moment of a restore, while the control plane's record of C is any number of commits old.
 
-    The next loss occurs at every moment of the restore.
+    No loss destroys the newest commit.
     """
     start = partly_sealed(2)
     shape = Shape(2, 2, later(start, 0), start.faults + 1)
@@ -250,7 +250,7 @@ BREADTH_FIRST = {"early-recycle", "coordinator-forgets"}
 RESTORING = {"stale-floor"}
 OF_UPLOADS = {"uploads-first", "overwrites-pinned"}
 BY_STORY = {"owners-only", "base-committed", "keep-base-only", "never-revokes", "no-lineage", "untold"}
-"""Planted bugs that only `test_scenarios` finds, because they need several faults in sequence."""
+"""Planted bugs that only `test_scenarios` finds, because they show only after several faults in a fixed order."""
 
 
 @pytest.mark.parametrize("bug", sorted(BREADTH_FIRST))

@@ -99,7 +99,7 @@ def test_random_walks_find_planted(bug: str) -> None:
 
 
 def test_an_answer_to_an_older_stop_is_not_taken_for_one_to_a_newer_of_the_same_number() -> None:
-    """An answer to an earlier stop cannot confirm a later stop, because the stops are at different steps.
+    """A rank's answer to an earlier stop must not confirm a later stop. The two stops are at different steps.
 
     The coordinator's agent restarts while a stop at step 1 is announced. Both ranks have accepted that stop. They learn
     that it no longer exists, and continue. Then the control plane requests a stop again, and the coordinator announces

@@ -1,7 +1,7 @@
-"""The state of the step-protocol model. Every part is a value, so that states can be compared, hashed and stored.
+"""The state of the step-protocol model. Every part is an immutable value, so that states can be compared and stored.
 
-The decisions are real: `Shard`, `Coordinator` and the slots of the pure core. Processes, pages, streams and promises
-are modeled with only the fields that decisions and invariants read. C is the newest committed step.
+The decisions are real: `Shard`, `Coordinator` and the slot rules of the product. Processes, pages, streams and promises
+have only the fields that decisions and invariants read. C is the newest committed step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from worker.core.slots import EMPTY, Content, SlotView
 T = TypeVar("T")
 NONE = -1
 Pair = tuple[SlotView, ...]
-"""The slots of one shard at one holder."""
+"""The slots in which one holder stores one shard."""
 
 
 class Outcome(NamedTuple):
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 
 
 class Process(NamedTuple):
-    """A rank process and the half of the page that the process writes."""
+    """A rank process, with the half of its shared-memory page that the process writes."""
 
     boundary: int
     copying: tuple[int, int] | None = None
@@ -47,7 +47,7 @@ class Process(NamedTuple):
 
     @property
     def settled(self) -> int:
-        """The newest step that the process has captured, is capturing or has abandoned."""
+        """The newest step that the process has captured, is capturing, or has abandoned."""
         if self.copying is not None:
             return self.copying[0]
         return self.outcome.step if self.outcome is not None else NONE
@@ -82,7 +82,7 @@ class Stream(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The base of a new generation, which its nodes are loading."""
+    """The step from which a new generation starts, and the contents that its nodes keep."""
 
     base: int
     origin: int
@@ -91,9 +91,7 @@ class Plan(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """Progress of a new generation until training starts: which nodes have promised, the plan, and which nodes have
-    loaded.
-    """
+    """Progress of a new generation until its ranks start: who has promised, the plan, and who has loaded it."""
 
     dead: frozenset[int]
     """Seats whose lost node has no replacement yet."""
@@ -102,10 +100,7 @@ class Restore(NamedTuple):
 
     None until the node promises the newest generation."""
     quiet: frozenset[int] = frozenset()
-    """Seats that have promised any generation since the last start.
-
-    Their nodes no longer act for the old generation.
-    """
+    """Seats that have promised any generation since the last start, and so stopped all work for the old generation."""
     plan: Plan | None = None
     loaded: tuple[bool, ...] = ()
 
@@ -120,7 +115,7 @@ class World(NamedTuple):
     """Every started generation as (generation, parent, base)."""
     base: int
     origin: int
-    """The generation that captured the base."""
+    """The generation whose ranks captured the step `base`."""
     keep: tuple[tuple[frozenset[Content], ...], ...]
     coordinator: Coordinator
     shards: tuple[Shard, ...]
@@ -138,27 +133,30 @@ class World(NamedTuple):
     limbo_commits: tuple[tuple[int, int], ...]
     """Generation and committed step on the page of an unreachable node, by seat."""
     recorded: int
-    """The committed step in the control plane's record when it plans: any commit since the last plan, or -1."""
+    """The committed step that the control plane has recorded when it makes a plan.
+
+    It may be older than the newest commit. -1: none.
+    """
     cleared: frozenset[int]
-    """Seats whose page lacks the started generation's C, because Load cleared the page or the node is new."""
+    """Seats whose shared-memory page lacks the started generation's C. A load cleared the page, or the node is new."""
     refused: frozenset[tuple[int, int, int]]
     faults: int
     # facts that only the checker of the invariants uses
     best: int
     """The newest step ever committed in this generation or its ancestors."""
     owed: tuple[frozenset[int], ...]
-    """Seats that must have the newest commit, by rank.
+    """By rank: seats that must still have the newest commit of the rank's shard.
 
-    Their holders counted at that commit, or were confirmed later.
+    Each counted as a holder at that commit, or was confirmed as a holder later.
     """
     stood: tuple[frozenset[int], ...]
-    """Seats whose holders counted when the owner last acknowledged, by rank."""
+    """By rank: the seats that counted as holders when the owner last acknowledged a step."""
     dropped: frozenset[tuple[int, int]]
     """Each (rank, seat) whose holder the owner no longer counts."""
     spoiled: frozenset[tuple[int, int, Content]]
-    """Each (rank, seat, content) that a seat acknowledged and then lost.
+    """Each (rank, seat, content) that a node acknowledged and then lost, while the owner counts the acknowledgement.
 
-    The owner voted without knowledge of the loss, or still lacks this knowledge until the next connection.
+    The owner learns of the loss at the next connection.
     """
     heard: frozenset[int]
     """Steps whose proposal has reached any rank's agent in this generation."""
@@ -214,5 +212,5 @@ def empty_pair(count: int = 2) -> Pair:
 
 
 def on_path(path: Path, content: Content | None) -> bool:
-    """Return whether a content belongs to the history of the newest started generation."""
+    """Return whether the newest started generation descends from the generation and step that made a content."""
     return content is not None and content.step <= path.get(content.origin, NONE)
