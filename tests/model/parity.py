@@ -857,7 +857,9 @@ class Model:
         return max(common or (), default=NONE)
 
     def _is_left(self, world: World, group: Sequence[int], content: Content, dead: frozenset[int]) -> bool:
-        """Return whether live members of a group have the shards of all its ranks, or can rebuild the only lost shard."""
+        """Return whether live members of a group have the shards of all its ranks, or can rebuild the only lost
+        shard.
+        """
         left = [seat for seat in group if seat not in dead and self.has(world, seat, content)]
         if len(left) >= len(group) - 1:
             shares = [self.share(world, seat, content) for seat in left]

@@ -47,7 +47,9 @@ class OwnersOnly(Shard):
 
 
 class ReturnsUnconfirmed(Shard):
-    """A holder that the owner has dropped counts again after acknowledging any step, without having the committed one."""
+    """A holder that the owner has dropped counts again after acknowledging any step, without having the
+    committed one.
+    """
 
     __slots__ = ()
 
@@ -123,7 +125,9 @@ def overwrite_pinned(slots: Sequence[SlotView], keep: Collection[Content]) -> in
 
 
 def keep_base_only(committed: Content | None, planned: Collection[Content], base: Content | None) -> frozenset[Content]:
-    """Keep only the start step of the generation and the committed step, although the plan lists more contents to keep."""
+    """Keep only the start step of the generation and the committed step, although the plan lists more contents
+    to keep.
+    """
     return kept(committed, frozenset(), base)
 
 

@@ -943,7 +943,9 @@ class Model:
                         yield ("mismatch", seat), self._mismatched(faulty, restore, restore.plan, seat)
 
     def _promised(self, world: World, restore: Restore, seat: int) -> World:
-        """A node promises to stop its old work: it ends its ranks, closes its streams, and then lists its sealed slots."""
+        """A node promises to stop its old work: it ends its ranks, closes its streams, and then lists its
+        sealed slots.
+        """
         if self.rules.has_promises:
             for rank in self.ranks:
                 for holder, at in enumerate(self.holders[rank]):

@@ -519,7 +519,9 @@ class OnePhase(Coordinator):
 
 
 class NeverWithdraws(Coordinator):
-    """Planted bug: after a rank has passed the announced stop, the coordinator waits forever for that rank's agreement."""
+    """Planted bug: after a rank has passed the announced stop, the coordinator waits forever for that rank's
+    agreement.
+    """
 
     __slots__ = ()
 
@@ -568,7 +570,9 @@ class LeavesNothing(Coordinator):
 
 
 class UploadsFirst(Coordinator):
-    """Planted bug: the coordinator delays the final step while an upload uses the only slot that is free for the step."""
+    """Planted bug: the coordinator delays the final step while an upload uses the only slot that is free for
+    the step.
+    """
 
     __slots__ = ()
 

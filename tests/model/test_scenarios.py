@@ -342,7 +342,9 @@ def test_a_holder_that_is_not_told_c_overwrites_it() -> None:
 
 
 def _lay(world: World, rows: tuple[tuple[tuple[int, ...], ...], ...]) -> World:
-    """Replace all slots by sealed slots with exactly these steps of the running generation, and close all connections."""
+    """Replace all slots by sealed slots with exactly these steps of the running generation, and close all
+    connections.
+    """
 
     def pair(steps: tuple[int, ...]) -> tuple[SlotView, ...]:
         full = [SlotView(SlotState.SEALED, Content(Generation(world.generation), Step(step))) for step in steps]
