@@ -205,7 +205,10 @@ class PartSink(Protocol):
 
 
 class Helpers(Protocol):
-    """Other processes that send parts of the same upload. Each call comes from the thread of `put_parts`."""
+    """Other processes that send parts of the same upload.
+
+    Each call but `sent` comes from the thread of `put_parts`.
+    """
 
     def claim(self, number: int) -> bool:
         """Return whether the caller must send a part itself, because no helper sends the part.
@@ -213,6 +216,9 @@ class Helpers(Protocol):
         Args:
             number: number of the part; ascending from 1 over all calls.
         """
+
+    def sent(self, number: int) -> None:
+        """Record that S3 has stored a part that the caller sent. Called in the part's thread."""
 
     def next_missing(self, expected: Mapping[int, tuple[int, int]]) -> int | None:
         """Wait for the helpers, and return a part that the caller must send after all.
@@ -459,6 +465,8 @@ def put_parts(
     def send(number: int, part: Part) -> None:
         sent[number] = upload.put(number, part)
         on_part(sent[number])
+        if helpers is not None:
+            helpers.sent(number)
 
     with side_by_side("s3-put", connections) as (begin, errors):
 

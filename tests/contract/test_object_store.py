@@ -165,6 +165,7 @@ class ScriptedShare:
         self.data = data
         self.parts: list[StoredPart] = []
         self.upload_id = ""
+        self.own: list[int] = []
         self._missing: list[int] = []
 
     def begin(self, upload_id: str, part_bytes: int, part_count: int) -> None:
@@ -178,6 +179,9 @@ class ScriptedShare:
 
     def claim(self, number: int) -> bool:
         return bool(number % 2)
+
+    def sent(self, number: int) -> None:
+        self.own.append(number)
 
     def next_missing(self, expected: Mapping[int, tuple[int, int]]) -> int | None:
         assert {part.number: (part.size, part.crc) for part in self.parts}.items() <= expected.items()
@@ -204,6 +208,8 @@ def test_a_helper_sends_parts_of_an_upload(store: ObjectStore, size: int) -> Non
     hasher.update(data)
     assert (stored.bytes, stored.sha256) == (size, hasher.hexdigest())
     assert share.parts
+    count = -(-size // PART_BYTES)
+    assert sorted(share.own) == sorted({*range(1, count + 1)} - {part.number for part in share.parts})
     assert sum(own) + sum(part.size for part in share.parts) == size
     with pytest.raises(StorageError):
         store.put_part(reference("shared"), share.upload_id, 2, [data[: 5 * MIB]])

@@ -136,7 +136,7 @@ class SharedUpload:
 
         Args:
             now: monotonic time in seconds.
-            slowest_seconds: longest time that the owner needed for one of its own parts; 0 if it has sent none.
+            slowest_seconds: longest time that one of the owner's own parts took, or has taken so far; 0 without parts.
 
         Returns:
             The new state.

@@ -88,7 +88,10 @@ class UploadHelpers:
         self._parts: dict[int, StoredPart] = {}
         self._verified: set[int] = set()
         self._named: _Named | None = None
-        self._begun_at = 0.0
+        self._claimed_at: dict[int, float] = {}
+        """Monotonic time at which the owner took each of its parts that S3 has not stored yet."""
+        self._own_seconds = 0.0
+        """Longest time from the claim to the end of one of the owner's parts."""
         self._where: tuple[ObjectReference, int, tuple[FrozenGroup, ...]] | None = None
         self._check: Callable[[], None] = lambda: None
 
@@ -108,24 +111,32 @@ class UploadHelpers:
         with self._changed:
             self._state = SharedUpload.begin(part_count, self.peers, monotonic())
             self._named = _Named(where, object_bytes, frozen, upload_id, part_bytes)
-            self._begun_at = monotonic()
         self._loop.call_soon_threadsafe(self._ask_all)
 
     def claim(self, number: int) -> bool:
         """See `Helpers.claim`."""
         with self._changed:
             self._state, is_own = self._state.claim(number)
+            if is_own:
+                self._claimed_at[number] = monotonic()
         return is_own
+
+    def sent(self, number: int) -> None:
+        """See `Helpers.sent`."""
+        with self._changed:
+            claimed_at = self._claimed_at.pop(number, None)
+            if claimed_at is not None:
+                self._own_seconds = max(self._own_seconds, monotonic() - claimed_at)
 
     def next_missing(self, expected: Mapping[int, tuple[int, int]]) -> int | None:
         """See `Helpers.next_missing`."""
         with self._changed:
-            own_count = max(self._state.claimed, 1)
-            part_seconds = WINDOW * (monotonic() - self._begun_at) / own_count
             while True:
                 self._check()
                 self._verify(expected)
-                self._state = self._state.exclude_late(monotonic(), part_seconds)
+                now = monotonic()
+                slowest = max([self._own_seconds, *(now - since for since in self._claimed_at.values())])
+                self._state = self._state.exclude_late(now, slowest)
                 self._state, number = self._state.take_missing()
                 if number is not None or self._state.is_settled:
                     return number

@@ -183,7 +183,9 @@ async def upload_shard(
             assert uploaded is not None, "a cancelled thread returned to somebody"
             return msgspec.structs.replace(uploaded, upload_seconds=clock() - begun)
         except StorageError as error:
-            if not error.retryable or attempt == MAX_ATTEMPTS:
+            # A helper may have replaced a part after the owner sent it, so that S3 refuses to complete the upload.
+            may_be_helper = share is not None and attempt == 1 and not isinstance(error, CorruptCheckpoint)
+            if not (error.retryable or may_be_helper) or attempt == MAX_ATTEMPTS:
                 raise
             log.warning(
                 "upload of step %d of rank %d: attempt %d failed and is retried: %s", header.step, rank, attempt, error

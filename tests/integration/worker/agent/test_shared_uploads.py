@@ -42,6 +42,8 @@ class HelpedUpload:
         """The numbers of the parts that holders have begun to send."""
         self.pins: list[int] = []
         """Pins of the holder's slot while it sends each part."""
+        self.step = Step(-1)
+        """The step that `begin` uploads."""
         self._begun = threading.Event()
         self._put_part = put_part
         fleet.objects.part_bytes = 50
@@ -82,19 +84,20 @@ class HelpedUpload:
         await self.fleet.launch()
         await self.fleet.train(3)
         await until("a commit", lambda: self.owner.contents.committed > 0)
-        self.owner.uploads.begin(self.owner.contents.committed)
+        self.step = self.owner.contents.committed
+        self.owner.uploads.begin(self.step)
 
     async def check(self) -> None:
-        """Assert that the first attempt stores the whole shard, and that the holder's slot becomes free."""
+        """Assert that the upload stores the whole shard, and that the holder's slot becomes free."""
         await self.owner.uploads.idle()
         (uploaded,) = self.owner.uploads.uploaded
         assert self.owner.status.faults() == ()
         (key,) = [key for key in self.fleet.objects.objects[uploaded.object.bucket] if key.endswith(".safetensors")]
         assert key == uploaded.object.key
         data = self.fleet.objects.get_bytes(uploaded.object)
-        hasher = PartsHasher(50)
+        hasher = PartsHasher(uploaded.part_bytes)
         hasher.update(data)
-        assert (uploaded.object_bytes, uploaded.sha256, uploaded.part_bytes) == (len(data), hasher.hexdigest(), 50)
+        assert (uploaded.object_bytes, uploaded.sha256) == (len(data), hasher.hexdigest())
         slot = self.fleet.nodes[0].agent.store.sealed(Rank(0), Content(uploaded.origin_generation, uploaded.step))
         assert slot is not None
         sealed, offset = payload(0, uploaded.step)
@@ -184,14 +187,18 @@ async def test_the_owner_sends_the_parts_of_a_holder_that_does_not_answer(
     try:
         await upload.begin()
         await until("the holder to begin", lambda: upload.helped)
-        step = upload.owner.uploads.running()[0].step
         if how == "superseded":
             member = upload.holder.agent.lifecycle.member
             assert member is not None
-            final = Step(step + 1)
+            final = Step(upload.step + 1)
             member.upload_helper.hear(
                 Announcement(
-                    generation=fleet.generation, term=1, sequence=1, committed=step, proposed=final, persist_step=final
+                    generation=fleet.generation,
+                    term=1,
+                    sequence=1,
+                    committed=upload.step,
+                    proposed=final,
+                    persist_step=final,
                 )
             )
         if how == "lost":
