@@ -45,7 +45,10 @@ from worker.storage.s3 import s3_store
 
 TMPFS = Path("/dev/shm")
 PAGES_BYTES = 64 * 1024 * 1024
-"""Bytes of the tmpfs that are reserved for the headers of slots, the ranks' pages, and rounding to huge pages."""
+"""Bytes of the tmpfs that the contents of slots must not use.
+
+They are for slot headers, for the memory page that each rank shares with the agent, and for rounding to huge pages.
+"""
 
 
 def settings(arguments: list[str]) -> AgentSettings:
@@ -232,11 +235,12 @@ def aws_environment(chosen: AgentSettings, environment: Mapping[str, str]) -> Ma
     """Return the environment for AWS clients, with the region of --region as the default region.
 
     Args:
-        chosen: settings from the command line; their claim names the region.
-        environment: the agent's environment; a region that it names takes precedence.
+        chosen: settings from the command line. The region is in `chosen.claim`, which is None if the agent joins with a
+            token.
+        environment: the agent's environment. If it names a region, this region takes precedence.
 
     Returns:
-        `environment` itself if the agent joins with a token.
+        A copy with the default region; `environment` itself if the agent joins with a token.
     """
     return environment if chosen.claim is None else {"AWS_DEFAULT_REGION": chosen.claim.region, **environment}
 
@@ -288,7 +292,7 @@ def confine(chosen: AgentSettings) -> str:
 async def serve(agent: Agent) -> None:
     """Run the agent until SIGTERM or SIGINT.
 
-    Ranks continue to run and slots stay in memory, so that the next agent process adopts them.
+    The ranks continue to run, and the snapshots stay in shared memory. The node's next agent process takes over both.
     """
     task = asyncio.create_task(agent.run(), name="agent")
     loop = asyncio.get_running_loop()

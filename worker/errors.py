@@ -44,9 +44,9 @@ class AttestationFailed(WorkerError):
 
 
 class NoRoom(WorkerError):
-    """The node's memory for slots does not suffice.
+    """The node has too little memory for a slot that a shard needs.
 
-    `is_passing` is True if the memory may become free later.
+    `is_passing` is True if other files occupy the memory and may be removed.
     """
 
     def __init__(self, *, needed_bytes: int, available_bytes: int, is_passing: bool = False) -> None:
@@ -72,7 +72,7 @@ class PeerRefused(PeerError):
 
 
 class OtherGeneration(PeerRefused):
-    """A session of this node's run, but of a generation that the node has ended or not loaded yet.
+    """The session belongs to this node's run, but to a generation that the node has ended or not loaded yet.
 
     Such sessions are normal around every restart.
     """
@@ -98,8 +98,8 @@ class LoadFailed(WorkerError):
     def lacking(cls, parent: int, code: str, message: str, *, is_passing: bool) -> LoadFailed:
         """Return the error for an input that a job needs and that this node cannot provide.
 
-        At the first launch, the job's request is probably wrong, so the error is permanent unless `is_passing`. A job
-        that has trained before may find the input on another node, so the error is not permanent.
+        When the job starts for the first time, its request is probably wrong, so the error is permanent unless
+        `is_passing`. A job that has trained before may find the input on another node, so the error is not permanent.
 
         Args:
             parent: parent of the generation; 0 at the first launch.

@@ -248,7 +248,7 @@ class Agent:
     def _listen(self) -> None:
         """Listen for peers at the port that this node's earlier agent process used.
 
-        Peers of a running generation connect to this port, because their plan contains it.
+        The plan of a running generation contains this port, so its nodes connect to it.
         """
         address, kept = self.settings.address, KeptPort(self.settings.state / "peer_port")
         _, *more_cards = network_cards(address)
@@ -276,7 +276,10 @@ class Agent:
         self.supervisor.gone_seconds = timeouts.gone_seconds
 
     async def _report_warm(self) -> None:
-        """Send a report as soon as ranks can start warm, because the control plane prefers nodes with warm starts."""
+        """Send a report as soon as ranks can be forked from the shim's template process.
+
+        Such a warm start is faster than a new interpreter, so the control plane prefers nodes that offer it.
+        """
         while not self.supervisor.is_warm:
             await self.supervisor.changed.wait(self.supervisor.changed.version)
         self.control.changed.notify()

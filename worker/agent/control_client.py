@@ -151,8 +151,8 @@ class ControlClient:
                     log.warning("no connection to the control plane: %s", error)
                 if _is_unauthorized(error):
                     # Try both tokens in turn. The stored session may belong to another node while the join token is
-                    # valid, or a proxy may have refused a valid session. The session stays on disk until a welcome
-                    # replaces it.
+                    # valid, or a proxy may have refused a valid session. The stored session token stays on disk until
+                    # the control plane accepts a connection and sends a new token.
                     self._session = "" if self._session else None
                 failures = 0 if self.is_connected else failures + 1
             finally:

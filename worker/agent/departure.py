@@ -37,7 +37,10 @@ LOOK_SECONDS = 1.0
 
 
 class Departure:
-    """Ends a run on this node when the control plane releases the node or assigns another run."""
+    """Ends a run on this node, and then frees the node for another run.
+
+    A run ends here when the control plane releases the node, or assigns the node to another run.
+    """
 
     def __init__(
         self,
@@ -58,8 +61,8 @@ class Departure:
             settings: names the folders of this node.
             lifecycle: ends the work of the running generation.
             promise: the node's promise, which a release deletes.
-            outputs: uploads of ended generations, for which a departure waits.
-            store: slots, which a release removes.
+            outputs: uploads of ended generations. A departure waits for them before it removes files.
+            store: this node's slots; a release removes the run's slots.
             supervisor: owns the files and records of the run's ranks.
             supplies: owns the inputs and packages of the run.
             rank_outputs: deletes the files of the run's ranks.
@@ -78,7 +81,7 @@ class Departure:
 
     @property
     def has_begun(self) -> bool:
-        """True after `begin` until the wait for the run's outputs is over."""
+        """True from `begin` until the uploads of the run's outputs have ended or stalled."""
         return self._waiting is not None and not self._waiting.done()
 
     async def begin(self, run: RunId, *, then: Callable[[Membership], None]) -> None:
@@ -159,5 +162,8 @@ class Departure:
             clear(self._settings.rank_user)
 
     async def close(self) -> None:
-        """Stop waiting. The control plane sends Release again to the next agent process."""
+        """Stop waiting for uploads, because this agent process ends.
+
+        The control plane sends Release again to the next agent process.
+        """
         await end(self._waiting)

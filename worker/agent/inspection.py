@@ -42,7 +42,7 @@ class RankInspection:
         Args:
             settings: names the node's folders and users.
             supervisor: lists the processes of the ranks.
-            usage: returns the load of a rank's GPU.
+            usage: returns the present load of a rank's GPU, shown beside the rank's stack.
             answer: called with the result of each command.
             on_change: called when a sample is finished.
         """

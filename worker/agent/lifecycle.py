@@ -59,7 +59,7 @@ class Remains:
     inventory: tuple[SlotRecord, ...] = ()
     ended: EndedRanks | None = None
     commits: tuple[PageCommit, ...] = ()
-    """Newest committed step on the ranks' pages, per generation."""
+    """Newest committed step of each older generation, read from the memory pages that ranks share with the agent."""
 
     @classmethod
     def of(cls, store: SlotStore) -> Remains:
@@ -104,9 +104,12 @@ class Lifecycle:
         """
         self.promise = promise
         self.member: Member | None = None
-        """The generation that this node works for; None between generations."""
+        """This node's part in the generation whose ranks it runs; None between generations."""
         self.is_unsettled = False
-        """True from the end of the old membership until the new promise is fulfilled; no membership is reported."""
+        """True from the end of the old membership until the new promise is fulfilled.
+
+        Meanwhile, the agent reports no membership to the control plane.
+        """
         self.remains = Remains()
         self.exits: dict[Rank, RankExit] = {}
         self.faults: tuple[NodeFault, ...] = ()
@@ -165,7 +168,10 @@ class Lifecycle:
         return answer is Answer.PROMISE
 
     async def prepare(self, command: Prepare) -> None:
-        """Promise a generation. The disk must first accept the promise and the user of the run's ranks."""
+        """Promise a generation.
+
+        If the disk refuses to store the promise or the user of the run's ranks, nothing is promised.
+        """
         log.info("promise generation %d of job %s", command.generation, command.job)
         promise = Promise(job=command.job, run=command.run, generation=command.generation, phase=MemberPhase.PROMISED)
         self.is_unsettled = True
@@ -185,7 +191,10 @@ class Lifecycle:
         return True
 
     async def _fulfil(self, membership: Membership) -> None:
-        """Fulfil a promise: end all ranks and streams of older generations, then list the remaining slots."""
+        """Fulfil a promise: end all ranks and streams of older generations.
+
+        Then list the sealed slots and the committed steps that the older generations left on this node.
+        """
         self.is_unsettled = True
         await self.end_member()
         self.faults = ()
@@ -369,7 +378,7 @@ class Lifecycle:
             self._outputs.store(member, self._lines.hand_over(), is_stored=is_stored)
 
     def forget(self) -> None:
-        """Reset the facts about a run from which this node was released."""
+        """Reset the facts about a run after the control plane has released this node from the run."""
         self.remains, self.exits, self.faults = Remains(), {}, ()
         self.is_unsettled = False
 
@@ -385,7 +394,7 @@ class Lifecycle:
     # -- faults and background work
 
     def fault(self, code: str, message: str) -> None:
-        """Report a fault of this node that is not permanent."""
+        """Report a fault of this node. A retry on this node may succeed, so the fault is not permanent."""
         self.faults = (*self.faults, NodeFault(code=code, message=message, is_permanent=False))
         self._on_change()
 
@@ -401,7 +410,7 @@ class Lifecycle:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Report an unexpected exception in a member's background work as a fault.
 
-        Without the report, the control plane would mistake the failed node for a slow one.
+        Otherwise, the control plane would wait for this node as if it were only slow.
         """
         if task.cancelled() or task.exception() is None:
             return

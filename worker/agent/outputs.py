@@ -39,7 +39,7 @@ class EndedOutputs:
         Args:
             member: the generation whose ranks have ended.
             shipper: uploads the generation's last log lines; None if its ranks were never started.
-            is_stored: whether the outputs are already in the store.
+            is_stored: True if the outputs were uploaded when the ranks exited, so that only log lines remain.
         """
 
         async def work() -> None:

@@ -165,9 +165,10 @@ class CurrentPromise:
         return msgspec.structs.replace(self.value, phase=self.value.membership.on(event).phase)
 
     def lapse(self) -> None:
-        """Remove the plan and key from the file, so that no later agent can resume the run.
+        """Remove the plan and key from the file, so that no later agent process can resume the run.
 
-        Without this write, the agent that follows an agent killed during the release would start the ranks again.
+        The caller releases the run. If the agent is killed during the release, its successor finds no plan and starts
+        no ranks.
         """
         if self.value is None:
             return

@@ -57,18 +57,18 @@ class Reports:
             lifecycle: the node's part in the promised generation.
             listener: counts the peers that this node refused.
             ranks: counts the ranks that this node refused.
-            supervisor: shows whether ranks start warm.
+            supervisor: shows whether ranks can be forked from the template process (a warm start).
             supplies: counts refused requests for credentials.
             sources: archives that were fetched ahead.
-            evidence: names the place of the stored logs.
+            evidence: names the key in S3 under which this agent's logs are stored.
             inspection: holds the newest stack samples of ranks.
             usage: reads the use of memory and devices.
             full_disks: reports the faults of this node's disks.
-            outbox: holds metrics until they are confirmed.
+            outbox: holds logged values until the control plane has stored them.
             metadata: AWS's notices; None outside of EC2.
         """
         self.exposure = settings.exposure
-        """Sentence that names what a job's code can reach beyond its own job; empty if it can reach nothing."""
+        """Sentence that names what a job's code can reach beyond its own job; empty if such code is confined."""
         self._settings = settings
         self._agent_id = agent_id
         self._lifecycle = lifecycle

@@ -42,7 +42,7 @@ class AgentSettings:
     allows_builds: bool = False
     """True if pip may build packages for which no wheel exists. A build executes the package's code."""
     exposure: str = ""
-    """Sentence that names what a job's code can reach on this node beyond its own job; empty if it can reach nothing.
+    """Sentence that names what a job's code can reach on this node beyond its own job; empty if such code is confined.
 
     The agent determines it when it starts.
     """

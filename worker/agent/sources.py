@@ -44,7 +44,7 @@ class SourcePrefetch:
     async def run(self) -> None:
         """Fetch the requested archives until cancelled.
 
-        A failed fetch is retried at the control plane's next request.
+        After a failed fetch, the agent retries when the control plane sends its next request.
         """
         while True:
             version = self._asked.version
@@ -57,7 +57,8 @@ class SourcePrefetch:
                     self._full_disks.note(error)
                     log.info("source archive %s cannot be fetched yet: %s", source.sha256[:12], error)
                 except SourceRefused as error:
-                    # An unusable archive matters only if the present request still names it.
+                    # The request may have changed during the fetch. A damaged archive is reported only if the present
+                    # request names it.
                     if source in self._wanted:
                         log.warning("a requested source archive is unusable: %s", error)
                         self._unsound.add(source.sha256)

@@ -14,7 +14,7 @@ from worker.ranks.supervisor import Supervisor
 
 
 class Usage:
-    """Reads the health watch and the memory of the ranks."""
+    """Returns measured values: the use of devices from the health watch, and of memory from the supervisor."""
 
     def __init__(self, health: HealthWatch | None, supervisor: Supervisor, promise: CurrentPromise) -> None:
         """Create the reader.
@@ -22,7 +22,7 @@ class Usage:
         Args:
             health: the watch over the node's devices; None if devices are not watched.
             supervisor: reads the memory of the ranks.
-            promise: names the generation whose ranks count.
+            promise: names the generation whose ranks' memory is reported.
         """
         self._health = health
         self._supervisor = supervisor
@@ -34,7 +34,7 @@ class Usage:
         return replace(self._devices(), rank_memory_bytes=largest)
 
     def memory(self) -> NodeMemory | None:
-        """Return the memory of the node and its ranks; None if it is unknown."""
+        """Return the memory of the node and of its ranks; None if the node's memory cannot be read."""
         usage = self._devices()
         if usage.memory_total_bytes is None or usage.memory_available_bytes is None:
             return None

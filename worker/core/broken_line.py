@@ -3,8 +3,8 @@
     sound ── `CUTS` breaks without a complete step in between ──▶ breaking ── a step arrives in one transfer ──▶ sound
 
 When a connection breaks, the holder stores the received chunks, and the next transfer sends only the missing chunks. A
-single break therefore delays a step only briefly. After a series of breaks, steps arrive late or not at all. The holder
-stays in the owner's view, because it answers.
+single break therefore delays a step only briefly. After a series of breaks, steps arrive late or not at all. The owner
+does not drop the holder, because the holder answers.
 
 Only a step that arrived in a single transfer proves a sound connection. In a test, a connection was reset ten times per
 second, with a step of 64 MiB every 160 ms. No step took more than three transfers, but a third to a half of the steps
@@ -23,8 +23,8 @@ CUTS = 3
 """Number of interrupted transfers after which the owner reports the connection.
 
 A restart of the holder's agent interrupts one transfer, and another transfer may break for an unrelated reason. If
-every connection breaks at once, three breaks take a few tenths of a second. The owner therefore reports the connection
-long before it drops the holder from its view (`holder_deadline`).
+every connection breaks at once, three breaks take a few tenths of a second. The owner drops a silent holder only after
+`holder_deadline`, so it reports the connection long before.
 """
 
 
@@ -41,7 +41,7 @@ class BrokenLine:
     step: Step | None = None
     """Step of the last interrupted transfer."""
     words: str = ""
-    """Cause of the last interruption."""
+    """Text that describes why the last interrupted transfer broke."""
 
     def cut_short(self, step: Step, words: str) -> BrokenLine:
         """Record that the connection broke while the holder lacked a step that the owner could send."""
@@ -50,7 +50,8 @@ class BrokenLine:
     def arrived(self, step: Step) -> BrokenLine:
         """Record that the holder has received all of `step`.
 
-        If the transfer of this step was interrupted before, the arrival does not prove a sound connection.
+        If this step needed several transfers, the count of breaks stays unchanged. Otherwise the connection counts as
+        sound again.
         """
         return self if step == self.step else BrokenLine()
 

@@ -54,7 +54,7 @@ class Load:
     """Cost measurements of one snapshot, from its capture to the newest iteration."""
 
     iterations: int
-    """Iterations in which a part of the snapshot was captured or sent."""
+    """Number of iterations in which a part of the snapshot was captured or sent."""
     seconds: float
     """Total duration of the iterations that the snapshot loaded."""
     blocked_seconds: float
@@ -85,13 +85,13 @@ class Budget:
     iterations_per_snapshot: float = 1.0
     """Mean number of iterations that one snapshot loads, smoothed."""
     since_rest: int = 0
-    """Number of loaded iterations since the last quiet iteration."""
+    """Number of loaded iterations since the last quiet iteration. From `REST_EVERY` on, a rest is due."""
 
     def iteration(self, seconds: float, *, blocked_seconds: float, is_loaded: bool, has_begun: bool) -> Budget:
         """Add one iteration.
 
         Args:
-            seconds: duration from boundary to boundary.
+            seconds: duration of the iteration, from the end of one optimizer step to the end of the next.
             blocked_seconds: part of `seconds` for which the snapshot blocked the rank.
             is_loaded: True if a part of a snapshot was captured or sent in the iteration.
             has_begun: True if the capture of a snapshot began in the iteration.
@@ -161,9 +161,11 @@ class Budget:
     def _cost(self, errors: float) -> float:
         """Return the cost per snapshot in seconds: the measured cost plus `errors` standard errors.
 
-        The cost is at least the time for which snapshots blocked the rank; this time is measured exactly.
+        The result is at least the time for which snapshots blocked the rank. This time has no error, because it is
+        measured directly.
         """
-        # Snapshots with an audit are slower. The trimmed mean ignores such outliers.
+        # Audited snapshots (copied completely at once, then compared) block the rank longer. The trimmed mean ignores
+        # them.
         held = trimmed_mean([load.blocked_seconds for load in self.snapshots])
         if len(self.quiet) < ENOUGH_QUIET:
             return held

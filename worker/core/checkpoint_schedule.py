@@ -68,12 +68,12 @@ class Pace:
         return Pace(self.steps + steps, self.seconds + seconds)
 
     def aged(self) -> Pace:
-        """Return the pace with less weight, so that later observations count more."""
+        """Return the pace with the weight `KEPT_SHARE`, so that later observations count more."""
         return Pace(KEPT_SHARE * self.steps, KEPT_SHARE * self.seconds)
 
     @property
     def steps_per_second(self) -> float:
-        """Training steps per second; 0 without an observation."""
+        """Training steps per second; 0 if no step was observed yet."""
         return self.steps / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -93,7 +93,7 @@ class CheckpointSchedule:
     begun_at: float = 0.0
     """Time at which the newest checkpoint began. Before the first checkpoint, it is the beginning of the job."""
     marked: Step = NONE
-    """Step of the newest checkpoint that this generation began."""
+    """Step of the newest checkpoint that this generation has begun to upload; `NONE` before the first."""
     is_uploading: bool = False
     """True while any node uploads a shard."""
     is_measured: bool = True

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from everstep.protocol.rank_messages import IdleSpan
 
 MU_RATIO = 0.85
-"""Share of a span's mean length in which chunks may be sent.
+"""Fraction of an idle span's mean length in which chunks may be sent.
 
 GEMINI's paper does not state its share; its published code uses 0.8 of the shortest span.
 """
@@ -34,7 +34,7 @@ The end of a span stays unused if it is shorter than a chunk. Small chunks keep 
 UNIFORM_SHARE = 0.8
 """Share of the iteration in which uniform pacing sends all copies of the snapshot.
 
-The rest of the iteration remains for digests, votes and the commit.
+The rest of the iteration remains for computing digests and for the messages that commit the step.
 """
 
 
@@ -72,8 +72,8 @@ class ScheduledChunk:
 def usable(span: IdleSpan, mu: float = MU_RATIO) -> IdleSpan:
     """Return the middle part of a span in which chunks may be sent.
 
-    The part is `mu` times the mean length of the span. It is shorter if the start and end of the span vary by more than
-    this margin.
+    At each end, a margin of (1 - `mu`) / 2 of the mean length stays unused. If the start or end of the span varies
+    more, its standard deviation is the margin.
     """
     margin = min(max(span.seconds * (1 - mu) / 2, span.deviation_seconds), span.seconds / 2)
     return IdleSpan(span.begin_seconds + margin, span.seconds - 2 * margin)

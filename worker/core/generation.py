@@ -55,7 +55,7 @@ class InvalidTransition(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """This node's part in the highest generation that the node has promised."""
+    """The run, number and phase of the highest generation that this node has promised."""
 
     job: JobName
     run: RunId
@@ -98,7 +98,7 @@ class Answer(StrEnum):
 
 
 def answer_prepare(member: Membership | None, run: RunId, generation: Generation) -> Answer:
-    """Return how a node with this membership reacts to a Prepare.
+    """Return how a node with this membership answers a Prepare: promise, repeat the promise, or refuse.
 
     A Prepare for another run is accepted with any generation. Only the fleet table of the control plane assigns nodes
     to runs, so the node's previous run has ended on this node.

@@ -15,7 +15,10 @@ from typing import Final
 TAIL_BYTES: Final = 256 * 1024
 """Maximum encoded bytes of a node's newest lines that its peers store, per rank."""
 MESSAGE_BYTES: Final = 256 * 1024
-"""Size in bytes from which a message with lines for a peer is complete, including the line that reaches this size."""
+"""Size in bytes at which a message with lines for a peer is complete.
+
+The line that reaches this size still belongs to the message.
+"""
 
 
 @dataclass(frozen=True, slots=True)

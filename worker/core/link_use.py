@@ -28,14 +28,17 @@ class LinkUse:
     at_seconds: float = 0.0
     """Time of this measurement in monotonic seconds.
 
-    While no transfer has data to send, it is the time at which the last transfer stopped sending.
+    While no transfer has data to send, this value does not advance: it is the time at which the last transfer ended.
     """
     sender_count: int = 0
     """Number of transfers that have data to send."""
     busy_seconds: float = 0.0
     """Total time in which at least one transfer had data to send."""
     part_seconds: float = 0.0
-    """Total time per transfer at equal shares: a second in which three transfers send counts as 1/3 s."""
+    """Accumulated sending time per transfer, in seconds.
+
+    A second in which three transfers have data to send adds 1/3 s, because each transfer has a third of the link.
+    """
 
     def until(self, now: float) -> LinkUse:
         """Return the measurement at `now`, without the time in which the process was stopped.

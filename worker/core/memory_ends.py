@@ -93,7 +93,7 @@ def end_of_killed(
     """Return the strongest evidence that the kernel ended a process with SIGKILL for lack of memory, or None.
 
     Args:
-        before: kill counters at some time before the rank ended.
+        before: kill counters that were read before the rank ended.
         after: kill counters after the rank ended. A counter that is higher than in `before` is evidence.
         use: the newest measurements before the rank ended.
         logged_bytes: the process's resident memory in the kernel's log (`logged_kill`); None without a log record.

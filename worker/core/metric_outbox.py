@@ -60,9 +60,9 @@ class MetricOutbox:
         return len(self._waiting)
 
     def connected(self) -> None:
-        """Record a new connection to the control plane. All queued values become due again.
+        """Record a new connection to the control plane.
 
-        A confirmation on the old connection can no longer arrive.
+        The next message begins with the oldest queued value, because no confirmation can arrive on the old connection.
         """
         self._sent_at = None
 
@@ -73,8 +73,8 @@ class MetricOutbox:
             now: monotonic seconds.
 
         Returns:
-            Values of one run with consecutive numbers, oldest first. None if the queue is empty or the last message may
-            still be confirmed.
+            Values of one run with consecutive numbers, oldest first. None if the queue is empty, or for `AGAIN_SECONDS`
+            after a message that is not confirmed yet.
         """
         if not self._waiting or (self._sent_at is not None and now - self._sent_at < AGAIN_SECONDS):
             return None

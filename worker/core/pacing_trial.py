@@ -27,18 +27,24 @@ from worker.core.averages import median_error
 RUN_STEPS = 4
 """Number of consecutive steps in the same mode.
 
-Work of one iteration may continue in the next iteration. With several steps per mode, most of this work counts for its
-own mode.
+The sending of a snapshot may continue in the next iteration. With several steps per mode, most of this sending falls
+into steps of the same mode.
 """
 LEAST, LEAST_TO_PACE, ENOUGH = 8, 16, 32
-"""Measured iterations per mode after which the trial may end or must end.
+"""Numbers of measured iterations per mode that decide when the trial ends.
 
-`LEAST` is the minimum for the verdict "unpaced", `LEAST_TO_PACE` the minimum for the verdict "paced". After `ENOUGH`
-iterations the trial always ends with a verdict. Late snapshots are rare and cost whole steps. Eight paced iterations
-may contain no late snapshot, so the verdict "paced" requires more iterations.
+- `LEAST`: minimum before the verdict "unpaced".
+- `LEAST_TO_PACE`: minimum before the verdict "paced".
+- `ENOUGH`: number at which the trial always ends with a verdict.
+
+Late snapshots are rare and cost whole steps. Eight paced iterations may contain no late snapshot, so the verdict
+"paced" requires more iterations.
 """
 MOST_LOST = 4
-"""Maximum number of lost steps attributed to one snapshot. A higher number of lost steps indicates a lost holder."""
+"""Maximum number of lost steps that the trial attributes to one snapshot.
+
+If more steps are lost in a row, the cause is probably a lost holder and not the snapshot.
+"""
 BEYOND_DOUBT = 2.0
 """A verdict before `ENOUGH` iterations needs a difference of this number of standard errors."""
 WORTH_RATIO = 0.01

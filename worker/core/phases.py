@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from everstep.protocol.rank_messages import Phase, RankHalf
 
 FIRST_STEP = "first_step"
-"""Name of the phase TRAIN before the first boundary of a launch.
+"""Name of the phase TRAIN until the rank has finished its first step after a start.
 
 The job compiles kernels and fills caches in this time, so its duration is recorded separately.
 """
@@ -23,10 +23,13 @@ The job compiles kernels and fills caches in this time, so its duration is recor
 
 @dataclass(frozen=True, slots=True)
 class PhaseClock:
-    """Observations of one rank's stays in one generation."""
+    """Measures how long one rank stays in its phase, within one generation.
+
+    `MemberStatus` holds one clock per rank and replaces it at every reading of the rank's page.
+    """
 
     base: int
-    """The step with which the rank's generation begins."""
+    """The step from which the rank's generation continues training."""
     phase: str = ""
     boundary: int = -2
     since: float = 0.0

@@ -36,24 +36,30 @@ Reports of up to 1,024 ranks share one message, and an exception text of a scrip
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """State of one owned shard in the rounds. The agent on the owner's node holds the object."""
+    """State of one owned shard in the rounds: its holders, sealed steps and vote.
+
+    The agent on the owner's node holds the object.
+    """
 
     base: Step
-    """The step from which the generation was restored; 0 if the generation starts without a base."""
+    """The step from which the generation was restored; 0 if training starts at the first step."""
     peers: tuple[NodeId, ...]
     """The planned holders except the owner's own node."""
     view: frozenset[NodeId]
-    """Peers whose acknowledgement the vote ACKED requires."""
+    """The holders that currently count for this shard ("in view").
+
+    The vote ACKED on a step requires that each of these peers has acknowledged the step.
+    """
     returning: frozenset[NodeId] = frozenset()
     """Peers outside the view that answer again, or that have lost the committed step.
 
-    A vote also waits for these peers. Otherwise, the next step would overwrite the step that the owner is sending to
-    them.
+    A vote also waits for these peers. Otherwise, the capture of the next step would overwrite the slot that the owner
+    is sending to them.
     """
     unheard: frozenset[NodeId] = frozenset()
-    """Dropped peers that have not answered since the owner dropped them.
+    """Dropped peers from which no message has arrived since the owner dropped them.
 
-    An acknowledgement that a peer sent before the drop does not return the peer to the view.
+    An acknowledgement that such a peer sent before it was dropped does not return the peer to the view.
     """
     committed: Step = NONE
     proposed: Step = NONE
@@ -72,7 +78,10 @@ class Shard:
 
     @classmethod
     def begin(cls, base: Step, peers: tuple[NodeId, ...]) -> Shard:
-        """Return the shard at the start of a generation: all planned holders are in view, and the base is sealed."""
+        """Return the shard at the start of a generation.
+
+        All planned holders are in view, and the step from which the generation starts (the base) is sealed.
+        """
         return cls(base=base, peers=peers, view=frozenset(peers), sealed=frozenset({base} if base else ()))
 
     @classmethod
@@ -106,7 +115,7 @@ class Shard:
     def hear(self, committed: Step, proposed: Step) -> Shard:
         """Apply the coordinator's newest committed and proposed step.
 
-        An announcement with a lower committed step is outdated and is ignored.
+        An announcement with a lower committed step arrived late and is ignored.
         """
         if committed < self.committed:
             return self
@@ -211,7 +220,7 @@ class Shard:
         return is_before or (half.boundary == self.proposed and half.standing is not Standing.MOVING)
 
     def _confirmed(self, peer: NodeId) -> Shard:
-        """Return `peer` to the view if it holds the foundation and this owner has not voted yet in this round."""
+        """Return `peer` to the view if it holds the foundation and this owner has not voted on the proposed step."""
         if peer in self.view or peer not in self.peers or self.vote is not Vote.NONE or self.foundation == NONE:
             return self
         is_there = (peer, self.foundation) in self.held
@@ -277,7 +286,10 @@ class Coordinator:
     world_size: int
     base: Step
     every_steps: int
-    """Steps between two checkpoints in S3; 0 for checkpoints only at an agreed stop."""
+    """Steps between two checkpoints in S3; 0 for no interval in steps.
+
+    Checkpoints by time, on a user's request, and at a stop do not depend on this value.
+    """
     slot_count: int = 2
     stored: Step = FIRST_STEP
     """Step of the newest complete checkpoint in S3 at the start of the generation; 0 without one."""
@@ -293,7 +305,7 @@ class Coordinator:
     No node has a slot of the base in the new layout, so the base is neither proposed nor uploaded.
     """
     snapshots: Snapshots = Snapshots.EVERY_STEP
-    """The steps that are proposed. The base is proposed with every value."""
+    """Selects which steps the coordinator proposes. The base is proposed in any case."""
     is_blocking: bool = False
     """Whether ranks wait for the upload of each checkpoint."""
     distance: int = 1
@@ -307,7 +319,7 @@ class Coordinator:
     """The newest report of each rank that has reported, in order of rank."""
     lead: Lead = field(default_factory=Lead)
     cadence: int = 1
-    """Steps between the last two commits."""
+    """Steps between the last two commits, with limited growth after an outage."""
     persist: Step = NONE
     """The newest step to upload to S3, or `NONE`.
 
@@ -428,7 +440,10 @@ class Coordinator:
 
     @property
     def highest_boundary(self) -> Step:
-        """The highest boundary that any rank has reported. Before the first report, it is the base."""
+        """The highest boundary that any rank has reported.
+
+        Before the first report, it is the step from which the generation started (the base).
+        """
         return max((each.boundary for each in self.ranks), default=self.base)
 
     @property
@@ -457,7 +472,10 @@ class Coordinator:
 
     @property
     def due_step(self) -> Step:
-        """The lowest step whose commit is uploaded by the interval in steps; `NONE` without such an interval."""
+        """The lowest step that is due as a checkpoint by the interval in steps (`every_steps`).
+
+        The first commit at or above this step is uploaded. The value is `NONE` without such an interval.
+        """
         if not self.every_steps:
             return NONE
         floor = self.persist if self.persist != NONE else self.stored
@@ -592,10 +610,10 @@ class Coordinator:
         return self
 
     def _left_behind(self) -> Coordinator:
-        """Mark the foundation (the committed step, or else the base) for upload when a stopped job has finished.
+        """Mark the newest complete step for upload when a stopped job has finished.
 
-        The foundation is also marked if the final step was marked but not committed. In that case, the upload of an
-        older step was cancelled to free a slot for the final step.
+        This is the committed step, or else the base. It is also marked if the final step was marked but not committed.
+        In that case, the upload of an older step was cancelled to free a slot for the final step.
         """
         foundation = self.committed if self.committed != NONE else (self._held_base or NONE)
         is_due = self._is_stopping or self.persist > foundation
@@ -603,12 +621,15 @@ class Coordinator:
 
     @property
     def _held_base(self) -> Step:
-        """The base if its slots have the present layout; 0 after a relayout."""
+        """The base, if nodes hold slots of it that the present ranks can use; 0 after a relayout.
+
+        A relayout is a change of the number of ranks, which changes how the state is divided into shards.
+        """
         return FIRST_STEP if self.is_relayout else self.base
 
     @property
     def _is_stopping(self) -> bool:
-        # After a restart of the coordinator, only one of these two values may be set.
+        # After a restart of the coordinator, only the request or only the confirmed stop may be known.
         return self.stop_requested or self.stop_state is StopState.CONFIRMED
 
     def _propose(self) -> Coordinator:

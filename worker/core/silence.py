@@ -27,20 +27,23 @@ LATE_RATIO = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """The silence of one holder, measured by an owner. Times are seconds of any monotonic clock."""
+    """Measures how long one holder has been silent or failing, on the node that owns the shard.
+
+    Times are seconds of any monotonic clock.
+    """
 
     period_seconds: float
     """Seconds between two checks."""
     looked_at: float = -math.inf
     owed_since: float | None = None
-    """Time since which the holder lacks data and makes no progress; None if the holder is not silent.
+    """Time since which the holder has made no progress although it lacks data; None if the holder is not silent.
 
-    Time that does not count as silence shifts this value forward.
+    Time in which the owner was busy or did not run shifts this value forward, so that it does not count.
     """
     failing_since: float | None = None
     """Time at which the present series of failed attempts, each with some progress, began. None without a series.
 
-    Time that does not count as silence shifts this value forward.
+    Time in which the owner was busy or did not run shifts this value forward, so that it does not count.
     """
     has_progressed: bool = False
     """True if the holder has made progress since the last failed attempt."""
@@ -56,12 +59,14 @@ class Silence:
 
         Args:
             now: present time in seconds.
-            is_owed: True if the holder lacks data that could be sent.
-            is_asked: True if no work on the owner's side delays this data.
-            is_occupied: True if the owner must first finish other work of its own.
+            is_owed: True if the holder lacks data that the owner can send.
+            is_asked: False while the owner itself delays this data, for example until the network is idle.
+            is_occupied: True while the owner must first finish other work, such as a digest of its own slot.
 
         Returns:
-            The state in which the time since the last check counts as silence, or does not count.
+            The new state. If `is_owed` and `is_asked`, the time since the last check counts as silence, with two
+            exceptions: the owner `is_occupied`, or this check is late (`LATE_RATIO`). If either is False, the silence
+            ends. If `is_owed` is False, a series of failed attempts ends too.
         """
         elapsed = now - self.looked_at
         left_out = elapsed if is_occupied or elapsed > LATE_RATIO * self.period_seconds else 0.0
@@ -79,7 +84,11 @@ class Silence:
         )
 
     def failed(self, now: float) -> Silence:
-        """Record a failed attempt. Progress within a series of failed attempts does not end the series."""
+        """Record a failed attempt to send to the holder.
+
+        An attempt without progress changes nothing: its time counts as silence. The second failed attempt with progress
+        starts a series, which further progress does not end.
+        """
         if self.failing_since is not None or not self.has_progressed:
             return self
         return replace(self, failing_since=now if self.has_failed else None, has_progressed=False, has_failed=True)
@@ -95,8 +104,8 @@ class Silence:
     def given_up(self) -> Silence:
         """Record that the owner dropped the holder, so that commits continue without it.
 
-        A call before the end of the holder's wait changes nothing. In this case, the holder was in view only because it
-        already held the step.
+        The call changes nothing while the holder must still stay out of view (`may_return` is False). In this case, the
+        holder was in view only because it already held the step.
         """
         if not self.may_return:
             return self
@@ -106,7 +115,7 @@ class Silence:
 
     @property
     def may_return(self) -> bool:
-        """True if the holder's wait was over at the last check.
+        """True if, at the last check, the dropped holder had stayed out of view for long enough.
 
         A vote may then wait for the holder again.
         """

@@ -51,7 +51,7 @@ class SlowLink:
     limit: float | None = None
     """Limit in force, in bytes per second; None if the link is not limited."""
     begun: tuple[int, float] = (0, 0.0)
-    """(bytes sent, seconds of sending) of the running transfer when the limit was last set or lifted."""
+    """(bytes sent, seconds of sending) of the running transfer at the moment when the limit was last set or lifted."""
     retry_seconds: float = FIRST_RETRY_SECONDS
     """Duration of the present or last limit, in seconds of sending."""
     is_faster: bool = False

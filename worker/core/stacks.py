@@ -48,7 +48,7 @@ def describe(threads: Sequence[ThreadStack]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The first of a series of stack samples of a process with equal stacks."""
+    """The first sample of a series in which the stacks of a process did not change."""
 
     text: str
     at: float

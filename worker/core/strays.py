@@ -60,14 +60,19 @@ class Strays:
     The value is the set of the owner's ranks whose base no other node holds yet.
     """
     needed: frozenset[Step] = frozenset()
-    """Steps before the base to which the job would return after the loss of some node (`_needed`)."""
+    """Steps before the base to which the job would return if one more node were lost (`_needed`)."""
     is_loaded: bool = False
-    """True once every node has verified its ranks' base. Before, a node may have to fetch the base from a stray.
+    """True once every node has verified its ranks' base.
+
+    Until then, a node may have to fetch the base from a stray on this node.
     """
     committed: Step = NONE
     """The newest committed step of the generation that the coordinator has announced to this node; set by `heard`."""
     sole: frozenset[tuple[Rank, Content]] | None = None
-    """After a relayout: contents that this node must keep and no earlier node in the plan. None without a relayout."""
+    """Contents that this node must keep and that no node before it in the plan keeps.
+
+    None unless the number of ranks has changed (a relayout).
+    """
     held: frozenset[Rank] = frozenset()
     """Shards with a stray whose planned holders all have the base or a later step; set by `heard`."""
 
@@ -87,7 +92,7 @@ class Strays:
         return cls(placed=placed, base=plan.base_step or NONE, doubled=MappingProxyType(doubled), needed=_needed(plan))
 
     def loaded(self) -> Strays:
-        """Record that every node has reported LOADED, and that the ranks start."""
+        """Record that every node has loaded and verified the base, so that the ranks start to train."""
         return replace(self, is_loaded=True)
 
     def heard(self, committed: Step, held: Iterable[Rank]) -> Strays:
@@ -117,7 +122,10 @@ class Strays:
         return not is_needed or (alone is not None and alone <= self.held)
 
     def is_over(self, rank: Rank) -> bool:
-        """Return whether all nodes can do without the stray of `rank`, so that this node may drop it in any case."""
+        """Return whether no node needs the stray of `rank` any more.
+
+        This node may then drop the stray even if no new slot lacks room.
+        """
         if rank in self.placed or self.committed == NONE:
             return False
         return rank in self.held or self.committed > self.base
@@ -155,8 +163,8 @@ def _alone(plan: GenerationPlan) -> frozenset[Rank]:
 def _needed(plan: GenerationPlan) -> frozenset[Step]:
     """Return the older steps to which the job would return after the loss of some node.
 
-    This node is the only holder of one shard's base. Without it the base is incomplete, but the returned step is
-    complete on the other nodes.
+    The lost node would be the only holder of one shard's base. Without it, no complete base exists, but the older step
+    is complete on the other nodes.
     """
     keepers = defaultdict[Step, dict[Rank, set[NodeId]]](dict)
     for node in plan.nodes:
@@ -175,7 +183,7 @@ def _needed(plan: GenerationPlan) -> frozenset[Step]:
 
 
 def _sole(plan: GenerationPlan, node_id: NodeId) -> frozenset[tuple[Rank, Content]]:
-    """Return the contents that the plan requires this node to keep and no earlier node in the plan."""
+    """Return the contents that this node must keep and that no node before it in the plan keeps."""
     kept_before: set[tuple[Rank, Content]] = set()
     for node in plan.nodes:
         kept = {(each.owner_rank, Content(each.origin_generation, each.step)) for each in node.keep}

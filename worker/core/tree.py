@@ -119,8 +119,8 @@ class Reports:
     def is_pressing(self, sent: Reports, members: frozenset[NodeId]) -> bool:
         """Return whether the unsent reports must be sent to the coordinator immediately.
 
-        Passed boundaries and single votes can wait for a joint message, because the coordinator acts only after all
-        votes. Three changes are urgent: the last vote of a subtree, an abandoned step, and a rare change (`_rare`).
+        Reports of finished steps and single votes can wait for a joint message, because the coordinator acts only after
+        all votes. Three changes are urgent: the last vote of a subtree, an abandoned step, and a rare change (`_rare`).
 
         Args:
             sent: the reports that were already sent to the coordinator.
@@ -189,5 +189,5 @@ def _is_progress(now: RankRound, before: RankRound) -> bool:
 
 
 def _rare(rank: RankRound) -> tuple[object, ...]:
-    """Return the fields that change rarely, and to whose change the coordinator reacts immediately."""
+    """Return the fields of a report that change rarely. The coordinator acts immediately when one of them changes."""
     return rank.standing, rank.echo_step, rank.echo, rank.pinned_step, rank.stored_step

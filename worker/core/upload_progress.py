@@ -42,7 +42,7 @@ class UploadProgress:
 
     @property
     def report(self) -> RunningUpload:
-        """The progress in the form that the agent reports."""
+        """The progress as the message type that the agent includes in its report."""
         return RunningUpload(
             rank=self.rank,
             step=self.step,
