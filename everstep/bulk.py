@@ -156,6 +156,9 @@ class Part:
 
         The method ignores the requested length. The HTTP client sends a longer result in full.
 
+        Returns:
+            The bytes; empty at the end of the part.
+
         Raises:
             SendCancelled: the sender was cancelled.
         """
@@ -215,6 +218,9 @@ class Helpers(Protocol):
 
         Args:
             number: number of the part; ascending from 1 over all calls.
+
+        Returns:
+            False if a helper sends the part.
         """
 
     def sent(self, number: int) -> None:
