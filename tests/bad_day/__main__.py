@@ -1,6 +1,7 @@
 """Run a bad day and judge it: `python -m tests.bad_day --minutes 10 [--seed N]`.
 
-A bad day injects faults into one fleet. The exit code is 1 if a rule is violated.
+A bad day is a test run of many minutes in which faults hit a fleet of training jobs. The exit code is 1 if the observed
+facts violate a rule.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def tell(words: str) -> None:
 
 
 def main() -> int:
-    """Run one day, or judge the stored facts of an earlier day."""
+    """Run a bad day and judge it, or judge the facts that an earlier day stored."""
     parser = argparse.ArgumentParser(prog="python -m tests.bad_day", description=__doc__)
     parser.add_argument("--seed", type=int, help="repeats a day's plan [default: a fresh one, printed]")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long things die")

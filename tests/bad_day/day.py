@@ -1,7 +1,8 @@
-"""A bad day: a fleet, three jobs, and a plan of strikes. `rules` judges the collected facts.
+"""A bad day: a local fleet, three training jobs, and a plan of faults. `rules` then judges the collected facts.
 
 A *strike* is a fault that the day injects. Two jobs fill the fleet. A third job of higher priority waits until one of
-them has ended. All jobs train the same small script. Undisturbed runs of the script precede the day, outside Everstep.
+them has ended. All jobs train the same small script. The day compares their results with runs of the script outside
+Everstep, which take place before the day.
 """
 
 from __future__ import annotations
@@ -38,16 +39,20 @@ SABOTAGE_VARIABLE: Final = "BAD_DAY_WITHOUT"
 NODE_MEMORY_BYTES: Final = 64 * 1024**2
 CONNECT_SECONDS: Final = 300.0
 BEGIN_SECONDS: Final = 240.0
-"""Timeout for the nodes of a job that fills the fleet, and then for its first committed step."""
-STEP_SECONDS: Final = 0.11
-"""Minimum duration of a step, which is about its duration on a busy machine with two cores.
+"""Longest wait for the nodes of one of the first two jobs.
 
-On a faster machine, the jobs therefore end no earlier.
+Afterwards, the longest wait for its first committed step.
+"""
+STEP_SECONDS: Final = 0.11
+"""Minimum duration of a training step.
+
+Without a minimum, the jobs would end too early on a fast machine. On a busy machine with two cores, a step takes about
+this time anyway.
 """
 SHARES: Final = (("early", 0.4, 0), ("long", 1.0, 0), ("urgent", 0.6, 10))
-"""Each job's name, the share of the day that its steps take at least, and its priority.
+"""Each job's name, the part of the day that its steps take at least, and its priority.
 
-The third job begins when the first has ended, so two jobs train until the end of the day.
+The third job begins when the first has ended, so that two jobs train until the end of the day.
 """
 if TYPE_CHECKING:
     from everstep.service import EverstepClient
@@ -59,7 +64,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class DayOptions:
-    """Length, load and safeguards of a bad day."""
+    """Settings of a bad day: its length, its jobs, and the safeguards that are missing or tested."""
 
     seed: int
     minutes: float
@@ -67,11 +72,14 @@ class DayOptions:
     """Nodes of each job. Two jobs fill the fleet."""
     checkpoint_every: int = 50
     without: str = ""
-    """Safeguard to remove from the control plane: lease, contract or evidence (`sabotage`). Empty: none."""
+    """Safeguard that the control plane lacks on this day: lease, contract or evidence (`sabotage`).
+
+    Empty: it lacks none.
+    """
     has_standby: bool = False
     """True to start a second control plane as a standby."""
     temptation: str = ""
-    """Safeguard that a short plan of one minute tests alone (`plan.temptation`). Empty: the full plan."""
+    """Safeguard against which the day runs a short plan of one minute (`plan.temptation`). Empty: the full plan."""
     keeps: Path | None = None
     """Folder in which the day leaves all logs and facts. None: they are deleted."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -306,7 +314,7 @@ def _arrives(is_there: Callable[[], Any], patience_seconds: float) -> bool:
 
 
 class _Teller(threading.Thread):
-    """Reports when an incident opens or closes, and when a job's status changes."""
+    """Prints a line when an incident opens or closes, and when a job's status changes."""
 
     def __init__(self, client: EverstepClient, names: list[str], tell: Tell) -> None:
         super().__init__(name="teller", daemon=True)

@@ -11,7 +11,7 @@ import msgspec
 
 
 class Boundary(msgspec.Struct, frozen=True, kw_only=True):
-    """A boundary that a rank passed, from the rank's trace."""
+    """A finished step of a rank, read from the rank's trace file."""
 
     job: str
     generation: int
@@ -19,7 +19,7 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     node: str
     step: int
-    """Number of finished steps. In the first line of a rank, the step from which it resumed."""
+    """Number of steps that the job has finished. In a rank's first line: the step from which the rank resumed."""
     at: float
     monotonic: float
 
@@ -60,7 +60,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """An event in which Everstep takes a node out of use."""
+    """An event in which Everstep decides to take a node out of use."""
 
     at: float
     instance: str
@@ -86,13 +86,13 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     closed_at: float | None
     phase_seconds: tuple[float, ...]
     faulted: tuple[str, ...] = ()
-    """Instances on which the failure occurred, including instances that the job continued to use."""
+    """Instances on which the failure occurred. The job may have continued to use some of them."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's state at the end of the wait for its start.
+    """A job's state when the wait for its first committed step ended, successfully or not.
 
-    The jobs that fill the fleet must start before the first strike.
+    The first two jobs must start before the first strike.
     """
 
     job: str
@@ -126,7 +126,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Day(msgspec.Struct, frozen=True, kw_only=True):
-    """All facts of a day."""
+    """All facts of a bad day."""
 
     seed: int
     minutes: float
@@ -138,13 +138,13 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
     incidents: list[Incident]
     jobs: list[Job]
     has_links: bool
-    """True if links could be cut."""
+    """True if this machine can cut network links of its instances."""
     starts: list[Start] = []
-    """Starts of the jobs that fill the fleet."""
+    """How each of the first two jobs started."""
     is_temptation: bool = False
-    """True for a short day that tests a single safeguard. The number of its strikes is not judged."""
+    """True for a short day whose plan tests a single safeguard. The rules do not count its strikes."""
     refused: int = 0
-    """Number of strikes that found no possible target."""
+    """Number of strikes that found no instance or rank to hit."""
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
-"""The plan of a bad day: kinds, times and targets of strikes, all from a seed.
+"""The plan of a bad day: the kind, time and target of each fault, all derived from one seed.
 
-Targets are roles. A role is resolved to an instance when the strike is due. `script` converts a plan to a fault script,
-which `everstep local fault play` plays.
+A target is a role, such as "job 0 node 3". The role becomes an instance when the fault is due. `script` converts a plan
+to a fault script, which `everstep local fault play` plays.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ ROUND: Final = (
     "links",
     "checks",
 )
-"""Strikes of one round, in random order. A round takes two minutes."""
+"""Kinds of the faults in each period of two minutes. Their order is random."""
 ROUND_SECONDS: Final = 120.0
 FOLLOWERS: Final = ("ranks", "agents", "control plane", "ranks")
-"""Strikes on a recovery that has just begun. Each occurs once per round."""
+"""Kinds of faults that hit a recovery that has just begun. Each entry occurs once in each period of two minutes."""
 FOLLOWS_AFTER: Final = (0.4, 2.5)
 LASTS: Final = {"links": (2.0, 9.0), "checks": (5.0, 12.0), "throttle": (8.0, 15.0), "control plane": (0.0, 3.0)}
-"""Minimum and maximum duration in seconds, by kind."""
+"""Minimum and maximum duration in seconds of a lasting fault, by kind."""
 THROTTLED_SHARE: Final = 0.4
 HIT_SECONDS: Final = 12.0
-"""Maximum time that a strike waits for a target."""
+"""How long a strike waits until an instance or rank that it may hit exists."""
 FOLLOW_SECONDS: Final = 2.0
-"""Maximum time that a strike on a recovery waits for a target, because recoveries are short."""
+"""How long a strike on a recovery waits for its target. Recoveries are short."""
 LINES_CUT: Final = ("rest", "rest", "control-plane", "peers")
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One planned fault, or a planned pair of faults."""
+    """One planned fault, or two planned faults at the same time."""
 
     at_seconds: float
     """Planned time, in seconds after the start of the day."""
     kind: str
     """A kind of `facts.Strike`, or `pair`, which terminates one instance of each of two jobs at the same time."""
     pick: int
-    """Index of the target among the possible targets, modulo their number."""
+    """Chooses the target: the index among the possible targets, modulo their number."""
     lasts_seconds: float = 0.0
     cut_from: str = "rest"
     follows: bool = False
@@ -133,7 +133,7 @@ def faults(line: Line) -> tuple[AnyFault, ...]:
 
 
 def patience_seconds(line: Line) -> float:
-    """Return the maximum seconds that a line waits until an instance or rank that it may hit exists."""
+    """Return for how many seconds a strike waits until an instance or rank that it may hit exists."""
     return FOLLOW_SECONDS if line.follows else HIT_SECONDS
 
 
@@ -161,9 +161,9 @@ def script(lines: Iterable[Line]) -> list[Moment]:
 
 
 def temptation(what: str, *, seed: int) -> list[Line]:
-    """Make a plan of one minute against a single safeguard.
+    """Make a plan of one minute that tests a single safeguard of the control plane.
 
-    The plan harms only a control plane that lacks the safeguard.
+    The faults of the plan do harm only if the control plane lacks the safeguard.
 
     Args:
         what: the safeguard: lease, contract or evidence.

@@ -22,7 +22,9 @@ from typing import Final
 from tests.bad_day.facts import Boundary, Call, Day, Incident, Start, Strike, Violation
 
 KINDS: Final = ("ranks", "agents", "instances", "groups", "control plane", "links")
-"""Kinds of strikes that must take effect often enough in a day. Strikes of other kinds test only a missing safeguard.
+"""Kinds of strikes that must take effect often enough in a day.
+
+Strikes of other kinds only tempt a control plane that lacks a safeguard.
 """
 OBEYED: Final = 200
 ENDS_BY_NAME: Final = "TerminateInstanceInAutoScalingGroup"
@@ -32,25 +34,26 @@ STRIKES_PER_MINUTE: Final = 4.0
 STRIKES_PER_KIND_PER_MINUTE: Final = 0.4
 RECOVERIES_HIT_PER_MINUTE: Final = 0.5
 CAUSE_REACH_SECONDS: Final = 45.0
-"""Maximum time between a change of desired capacity and its cause, such as a node that was taken out of use.
+"""Longest time from an event such as a lost node until Everstep changes desired capacity because of it.
 
 The limit allows for throttling by AWS.
 """
 CONTROL_PLANE_AWAY_SECONDS: Final = 15.0
-"""Maximum time after a kill of the control plane during which a due checkpoint may be missing.
+"""For how long after a kill of the control plane a due checkpoint may be missing.
 
 The control plane starts in three seconds, or five on a busy machine. Then it waits for reports of its agents.
 """
 FLAP_SECONDS: Final = 120.0
-"""Maximum time between two changes of desired capacity that count as flapping."""
+"""Two opposite changes of desired capacity within this time count as flapping, unless an event explains the second."""
 SILENT_STEPS: Final = 2
-"""Number of steps that a silent node's rank may still make: steps that were in progress when the node's link broke.
+"""How many steps the rank on a node may still finish after the node counts as silent.
 
-A rank that makes more steps than these was not silent (docs/design.md#failures).
+These steps were in progress when the node's link broke. If the rank finishes more steps, Everstep was wrong to give the
+node up (docs/design.md#failures).
 """
 MEMORY_STEPS: Final = 3
 LEDGER_SECONDS: Final = 2e-6
-"""Tolerance for sums of buckets. Buckets are exact microseconds, and a sum of floats is not."""
+"""Tolerance for the sum of a ledger's entries: they are exact microseconds, but a sum of floats is not exact."""
 COST_SECONDS: Final = {
     "ranks": 4.0,
     "agents": 2.0,
@@ -61,10 +64,10 @@ COST_SECONDS: Final = {
     "checks": 1.0,
     "throttle": 1.0,
 }
-"""Maximum mean time for which a strike of each kind keeps one job from training.
+"""Seconds for which one strike of a kind keeps a job from training, as the highest mean that the rules accept.
 
-The times are four times those on a quiet machine with two cores, and twice those on a busy one. The bound for ETTR
-follows from these times.
+The times are four times those on a quiet machine with two cores, and twice those on a busy one. The bound for ETTR, the
+fraction of time spent on training, follows from them.
 """
 
 _Rule = Callable[[Day], list[str]]
@@ -76,7 +79,7 @@ def judge(day: Day) -> list[Violation]:
 
 
 def has_begun(starts: Iterable[Start]) -> bool:
-    """Return True if every job has committed a step. Faults are injected only after that."""
+    """Return True if every given job has committed a step. The day injects faults only after that."""
     return all(start.committed_step > 0 for start in starts)
 
 
@@ -128,7 +131,7 @@ def evidence(day: Day) -> list[str]:
     # then prove that the node was alive when Everstep gave it up.
     killed = _kills_of_ranks(day)
     for incident in day.incidents:
-        # A faulted node remains usable if its agent reports again during the recovery.
+        # A node that was part of a failure stays usable if its agent reports again during the recovery.
         silent = incident.faulted if incident.cause == UNREACHABLE else ()
         for instance in sorted({*incident.instances, *silent}):
             if ended.get(instance, float("inf")) <= incident.opened_at or struck.get(instance, float("inf")) <= (
@@ -150,7 +153,7 @@ def evidence(day: Day) -> list[str]:
 
 
 def _kills_of_ranks(day: Day) -> dict[tuple[str, int], list[float]]:
-    """Return the times of killed ranks, by the job and generation of the newest step on the rank's node."""
+    """Return the times at which strikes killed ranks, by the job and generation that the struck node trained last."""
     killed = defaultdict[tuple[str, int], list[float]](list)
     for strike in day.strikes:
         if strike.kind == "ranks" and strike.seen:
@@ -162,7 +165,7 @@ def _kills_of_ranks(day: Day) -> dict[tuple[str, int], list[float]]:
 
 
 def steady_capacity(day: Day) -> list[str]:
-    # A surplus of nodes does not explain a change of desired capacity.
+    # If Everstep drains a node because the fleet has too many, this decision explains no change of desired capacity.
     causes = sorted(decision.at for decision in day.decisions if "surplus" not in decision.words)
     moves = _moves(day.calls)
     wrong, used = [], set[int]()
@@ -237,8 +240,8 @@ def ledgers(day: Day) -> list[str]:
         if incident.from_step is None or incident.generation_after is None:
             continue
         traced = _traced_lost_steps(incident, day.boundaries)
-        # A lost node may never report its rank's last step. A rank may also be stopped after a boundary but before it
-        # writes the boundary to its trace.
+        # The trace of a lost node may lack its rank's last step. A rank may also be stopped between a step and the line
+        # in its trace.
         known = _traced_lost_steps(incident, [line for line in day.boundaries if line.node not in incident.instances])
         if incident.lost_steps is None or not known <= incident.lost_steps <= traced + 1:
             wrong.append(
@@ -278,7 +281,7 @@ def enough(day: Day) -> list[str]:
 
 
 def _jobs_on(strike: Strike, lines: Iterable[Boundary]) -> set[str]:
-    """Return the jobs whose ranks made the newest steps on the struck nodes."""
+    """Return the jobs that trained on the struck nodes: those whose ranks finished the newest step there."""
     latest: dict[str, Boundary] = {}
     for line in lines:
         if (
@@ -311,9 +314,9 @@ def lost_steps(day: Day) -> list[str]:
 
 
 def _has_missed_a_checkpoint(incident: Incident, strikes: Iterable[Strike]) -> bool:
-    """Return True if the control plane may have been down when a checkpoint was due.
+    """Return True if a checkpoint may be missing because the control plane was down shortly before the incident.
 
-    The control plane starts every checkpoint.
+    Only the control plane starts checkpoints.
     """
     return any(
         0 <= incident.failed_at - strike.at < CONTROL_PLANE_AWAY_SECONDS
@@ -370,7 +373,8 @@ RULES: Final[dict[str, _Rule]] = {
 
 
 def expected_ettr(strikes: Iterable[Strike], wall_seconds: float) -> float:
-    """Return the lower bound of ETTR for a day with these strikes.
+    """Return the lowest ETTR (fraction of wall time spent on training) that the rules accept for a day with these
+    strikes.
 
     The bound is 1 − Σ cost of each strike ÷ Σ wall seconds of all jobs, without time in the queue. A strike costs at
     most one job. A strike that lasts longer costs no more, because a node without a link is replaced. Each job may also
@@ -400,7 +404,7 @@ def _lines_by_place(lines: Iterable[Boundary]) -> dict[tuple[str, int, str], lis
 
 
 def _traced_lost_steps(incident: Incident, lines: Iterable[Boundary]) -> int:
-    """Return the number of steps beyond the base that any rank made in the incident's generations.
+    """Return how many steps above the incident's restored step the incident's generations had finished before.
 
     Steps of earlier generations belong to earlier incidents.
     """

@@ -1,4 +1,4 @@
-"""Carries out each line of a plan and checks its effect.
+"""Carries out the strikes of a plan and checks that each one takes effect.
 
 Effects are an ended process, an instance state that AWS reports, or packets that a link dropped.
 """
@@ -24,14 +24,15 @@ from tests.bad_day.plan import Line, faults, patience_seconds
 from tests.bad_day.watch import GONE, Watch
 
 SEE_SECONDS: Final = 20.0
-"""Timeout for the effect of a strike. A busy machine polls late."""
+"""How long a strike waits for its effect. A busy machine polls late."""
 LOOK_SECONDS: Final = 0.1
 MOST_AT_ONCE: Final = 16
 Tell = Callable[[str], None]
 
 
 class Strikes:
-    """Carries out the plan's strikes, each in a thread, so that a lasting strike does not delay the next one.
+    """Carries out the strikes of a plan. Each strike has its own thread, so that a lasting strike does not delay the
+    next one.
 
     Args:
         cluster: the cluster under test.
@@ -52,7 +53,7 @@ class Strikes:
         """Lock that a strike holds while it kills the control plane."""
 
     def play(self, lines: Iterable[Line], goes_on: Callable[[], bool]) -> None:
-        """Carry out each line's strike at the line's time, while `goes_on` returns True.
+        """Carry out the strike of each line of the plan at its time. Stop early when `goes_on` returns False.
 
         Return after the effect of every strike has been checked. Clear all lasting faults at the end.
         """
@@ -83,13 +84,13 @@ class Strikes:
             else:
                 return
 
-    # Strikes
+    # Strikes, one method per kind
 
     def _aimed(self, line: Line) -> list[list[AnyFault]]:
         return [self._aim(fault) for fault in faults(line)]
 
     def _injected(self, line: Line) -> tuple[float, Effect]:
-        """Inject the fault of a line that has a single fault. Return the time and the effect."""
+        """Inject the fault of a plan line that has a single fault. Return the time and the effect of the injection."""
         ((fault,),) = self._aimed(line)
         return time.time(), self._cluster.inject(fault)
 
@@ -137,7 +138,7 @@ class Strikes:
                     break  # the link ended together with the instance
                 most = max(most, counters["dropped_to"] + counters["dropped_from"])
         with suppress(LocalCloudError, httpx.HTTPError):
-            # another strike may hold another link cut at the same time
+            # another strike may still keep another link cut
             self._cluster.clear_faults("partition", target=node)
         seen = f"its line has dropped {most - before} packets" if most > before else ""
         if not seen and self._is_gone(node):
@@ -193,7 +194,7 @@ class Strikes:
             )
             self._note(at, kind, hit, did, seen)
 
-    # Effects
+    # Checks of effects
 
     def _is_gone(self, node: str) -> bool:
         return self._watch.states.get(node) in GONE or node in self._watch.ended

@@ -1,7 +1,4 @@
-"""A short bad day violates no rule.
-
-The full matrix adds a long day, and days on which the control plane lacks one safeguard.
-"""
+"""A short bad day violates no rule. The full matrix adds a long day, and days whose control plane lacks a safeguard."""
 
 from __future__ import annotations
 
@@ -19,7 +16,10 @@ pytestmark = pytest.mark.e2e
 SHORT_MINUTES = 1.2
 LONG_MINUTES = 10.0
 CAUGHT_BY = {"lease": "ended well", "contract": "decided before it ended", "evidence": "evidence"}
-"""For each missing safeguard, the rule that must report a violation. Other rules may report violations too."""
+"""The rule that must report a violation if the control plane lacks a safeguard, by safeguard.
+
+Other rules may report violations too.
+"""
 
 
 def fresh_seed() -> int:

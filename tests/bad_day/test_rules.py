@@ -1,4 +1,4 @@
-"""Each rule reports its violation, and no rule reports a violation on a correct day."""
+"""Each rule reports the violation that its test builds, and no rule reports a violation on a correct day."""
 
 from __future__ import annotations
 
@@ -61,14 +61,17 @@ def start(name: str, node_count: int = 2, committed_step: int = 3, status: str =
 
 
 def never_begun(waits: Start) -> Day:
-    """Return a day without strikes. Job "early" trains; `waits` is the start of job "long"."""
+    """Return a day without strikes, because job "long" did not start.
+
+    Job "early" trains. `waits` is the start of "long".
+    """
     unfinished = {"status": "InProgress", "ended_at": None, "result": []}
     jobs = [job("early", **unfinished), job("long", **unfinished, accounting_seconds={}, accounted_until=None)]
     return replace(well(), is_temptation=True, strikes=[], jobs=jobs, starts=[start("early"), waits])
 
 
 def well() -> Day:
-    """Return a day of one minute with enough strikes and without violations."""
+    """Return a correct day of one minute, which has enough strikes and violates no rule."""
     strikes = [
         Strike(
             at=100.0 + place, kind=kind, targets=(A,) if kind == "instances" else (), did=f"{kind} struck", seen="gone"
@@ -250,7 +253,7 @@ def test_a_day_on_which_a_job_never_began_is_judged_by_what_was_seen() -> None:
         == "long never began: 241 s after it was submitted it had no nodes (Pending, Starting: 2 nodes are to come)"
     )
     assert words[1:] == ["early did not end: it was InProgress", "long did not end: it was InProgress"]
-    assert not RULES["enough"](no_nodes)  # no job trained, so no strike was possible
+    assert not RULES["enough"](no_nodes)  # no strike was possible, because the day injects none before both jobs train
     assert "long has no ledger" in RULES["ledgers"](no_nodes)
     assert "ended well" in {violation.rule for violation in judge(no_nodes)}
     (words_of_nodes, *_) = RULES["ended well"](never_begun(start("long", committed_step=0)))
@@ -272,15 +275,15 @@ def test_a_node_that_falls_silent_may_be_given_up_once_another_rank_was_killed()
     assert RULES["evidence"](day)
     assert not RULES["evidence"](replace(day, strikes=[*day.strikes, killed]))
     assert RULES["evidence"](replace(day, strikes=[*day.strikes, replace(killed, seen="")]))
-    # The node continued to make steps after the kill.
+    # The silent node finished more steps after the kill, so the kill does not explain that training stopped.
     assert RULES["evidence"](replace(day, strikes=[*day.strikes, replace(killed, at=101.15)]))
-    # The killed rank belongs to another job.
+    # The killed rank belongs to another job, so its end does not explain the silence.
     assert RULES["evidence"](replace(day, strikes=[*day.strikes, replace(killed, targets=(C,))]))
 
 
 def test_a_rank_may_end_before_it_has_written_its_last_step_down() -> None:
     told = [with_incident(lost_steps=steps)(well()) for steps in range(4)]
-    # The traces show one repeated step. A second one may be missing from them.
+    # The traces show that one step was repeated. A second step may be missing from the traces.
     assert [bool(RULES["ledgers"](day)) for day in told] == [
         True,
         False,
@@ -291,7 +294,7 @@ def test_a_rank_may_end_before_it_has_written_its_last_step_down() -> None:
 
 def test_desired_capacity_may_turn_round_once_for_each_node_that_was_taken_out_of_use() -> None:
     assert not RULES["steady capacity"](with_orders((190, 3), (200, 4), (210, 3))(well()))
-    # These changes are minutes apart.
+    # These changes are minutes apart and do not count as flapping.
     assert not RULES["steady capacity"](with_orders((1090, 3), (1403, 4), (1610, 3))(well()))
     ended = Call(at=204.0, action="TerminateInstanceInAutoScalingGroup", instance=C, is_decrement=True)
     surplus = Decision(at=199.0, instance=C, words="spare → draining: surplus: the fleet needs 3 nodes")

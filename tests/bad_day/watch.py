@@ -1,6 +1,6 @@
 """Observes the cluster from outside during a bad day: instance states, and the nodes of each job.
 
-Invariant: the watch only reads, and uses only AWS's answers and the public API. It repeats failed reads.
+Invariant: the watch changes nothing. It uses only AWS's answers and the public API, and repeats failed requests.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Watch(threading.Thread):
                     else:
                         self._training.pop(name, None)
 
-    # Queries of strikes
+    # Methods that strikes call
 
     def training_jobs(self) -> list[roles.TrainingJob]:
         """Return the jobs that were training at the last poll, as targets for faults."""

@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.e2e)
-            item.add_marker(pytest.mark.timeout(E2E_SECONDS))  # includes the start of the cluster
+            item.add_marker(pytest.mark.timeout(E2E_SECONDS))  # this time includes the start of the cluster
 
 
 @pytest.fixture(scope="session")
@@ -109,9 +109,9 @@ def reader(place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(autouse=True)
 def settled(place: Workplace) -> Iterator[None]:
-    """Before a test, wait until all nodes are connected.
+    """Wait until all nodes are connected. After the test, check that nothing of its jobs remains.
 
-    After the test, stop its jobs, and check that no rank runs, no slot exists, and no node has a job.
+    The fixture stops the test's jobs. Then no rank may run, no slot may exist, and no node may have a job.
     """
     place.cluster.wait_for_nodes(place.node_count, timeout_seconds=CONNECT_SECONDS)
     yield
@@ -126,7 +126,7 @@ def settled(place: Workplace) -> Iterator[None]:
 
 
 def left_over(place: Workplace) -> list[str]:
-    """Return the rank processes, the slots, and the nodes with a job."""
+    """Return the rank processes, the slots, and the nodes with a job that still exist."""
     left = [f"process {process.pid}" for process in place.rank_processes()]
     for instance_id in place.cluster.instances():
         left += [f"slot {path}" for path in memory_directory(instance_id).glob("*/*")]

@@ -39,7 +39,7 @@ def wait_until(
     tell: Callable[[], object] = lambda: "",
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> Any:
-    """Poll `arrived` until its result is true, and return the result. Fail after a timeout."""
+    """Poll `arrived` until its result is true, and return the result. Fail after the timeout for tests."""
     deadline = time.monotonic() + patience_seconds
     while not (answer := arrived()):
         if time.monotonic() > deadline:
@@ -50,7 +50,7 @@ def wait_until(
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Number of nodes, ranks per node and copies of a job."""
+    """The size of a job: nodes, ranks per node, and copies of each shard."""
 
     nodes: int
     ranks_per_node: int = 1
@@ -65,9 +65,12 @@ SHAPES = {
     2: Shape(nodes=2),
     3: Shape(nodes=3, copies=3),
     4: Shape(nodes=2, ranks_per_node=2),
-    5: Shape(nodes=5),  # one group of two nodes and one of three
+    5: Shape(nodes=5),  # the control plane forms a group of two nodes and a group of three
 }
-"""Shapes by world size: one pair, one group of three, two ranks per node, and groups of different sizes."""
+"""Job sizes, by number of ranks: a pair of nodes, a group of three, two ranks per node, and groups of different sizes.
+
+The nodes of a group hold copies of each other's shards.
+"""
 MAX_WORLD = 10
 
 
@@ -279,12 +282,12 @@ class Job:
         )
 
     def protection(self) -> Json:
-        """Return the present protection of the job, with the holders of each shard."""
+        """Return the job's protection as the API describes it, with the holders of each shard."""
         seen: Json = self.place.client.describe_protection(TrainingJobName=self.name)
         return seen
 
     def groups(self) -> list[set[str]]:
-        """Return the holders of each shard."""
+        """Return the nodes that hold copies of each rank's shard."""
         return [{holder["NodeId"] for holder in shard["Holders"]} for shard in self.protection()["Shards"]]
 
     def results(self) -> list[Json]:
@@ -341,7 +344,7 @@ def room_for(place: Workplace, instances: int) -> Iterator[None]:
 
 
 def assert_identical(job: Job) -> None:
-    """Compare every tensor, loss and random draw of every rank with the undisturbed run."""
+    """Check that every tensor, loss and random draw of every rank equals that of the undisturbed run."""
     for rank, (found, expected) in enumerate(zip(job.results(), job.reference(), strict=True)):
         assert found["steps"] == expected["steps"]
         assert found["losses"] == expected["losses"], f"rank {rank}"
@@ -352,7 +355,7 @@ def assert_identical(job: Job) -> None:
 
 
 def assert_incident(incident: Json, *, cause: str, source: str, lost_steps: int = 3, base: int = 1) -> None:
-    """Check the cause, the restore source and the lost steps of an incident."""
+    """Check an incident's cause, from where the job restored its state, and how many steps it lost."""
     assert incident["Cause"] == cause, incident
     assert incident["RestoreSource"] == source, incident
     assert incident["FromStep"] >= base, incident

@@ -13,8 +13,8 @@ from tests.e2e.jobs import SHAPES, Shape, Workplace, assert_identical, assert_in
 STEPS = 16
 """Number of steps.
 
-All ranks wait after step 6 until a step is committed, and after step 14 until the generation ends. The kill occurs
-between these two waits, while the ranks train.
+All ranks wait after step 6 until a step is committed, and after step 14 until the job recovers from the kill. The kill
+occurs between these two waits, while the ranks train.
 """
 FIRST, LAST = "1:6", "1:14"
 PACE_SECONDS = 0.1

@@ -16,13 +16,13 @@ from tests.e2e.jobs import PATIENCE_SECONDS, SCRIPTS, SHAPES, Job, Workplace, wa
 
 NAME = "from-the-dashboard"
 FIRST, SECOND = "1:6", "1:14"
-"""Moments at which all ranks wait: for the pages to be checked, and for the end of the first launch."""
+"""Moments at which all ranks wait: at the first, the test checks the pages; at the second, the first launch ends."""
 PATIENCE_MS = PATIENCE_SECONDS * 1000
 
 
 @pytest.fixture
 def drills(place: Workplace) -> Iterator[None]:
-    """Allow drills on the shared fleet during this test."""
+    """Allow drills (faults that a person injects from the dashboard) on the shared fleet during this test."""
     place.client.update_fleet(FleetName="local", AllowDrills=True)
     yield
     place.client.update_fleet(FleetName="local", AllowDrills=False)
@@ -89,7 +89,7 @@ def restart(page: Page, place: Workplace) -> None:
 
 
 def strike(page: Page, job: Job) -> None:
-    """Terminate an instance of the job on the page of drills, while its ranks train towards the second moment."""
+    """On the page of drills, terminate an instance of the job. The job's ranks train towards the second moment."""
     job.place.wait_all_connected(job.describe()["NodeIds"])
     page.goto("/drills")
     page.get_by_label("Job").select_option(NAME)

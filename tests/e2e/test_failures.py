@@ -30,11 +30,15 @@ from tests.e2e.jobs import (
 
 STEPS = 18
 FIRST, LAST = "1:6", "1:14"
-"""Moments at which all ranks wait. A fault occurs between the two, so the ranks train at that time."""
+"""Steps after which all ranks wait, as `generation:step`.
+
+The test releases the ranks from the first wait and injects its fault before the second, so the ranks train at that
+time.
+"""
 PACE_SECONDS = 0.1
 """Minimum duration of a step.
 
-A slow machine commits a step in half this time, so several commits precede FIRST.
+A slow machine commits a step in half this time, so several steps are committed before the ranks wait at FIRST.
 """
 MOST_LOST = 3
 """Maximum number of steps that an incident may cost (`assert_incident`)."""
@@ -54,7 +58,7 @@ def start(place: Workplace, request: pytest.FixtureRequest) -> Callable[..., Job
 
 
 def in_mid_training(job: Job, moment: str = FIRST) -> None:
-    """Wait until all ranks wait at the moment `generation:step` and one of the latest steps is committed."""
+    """Wait until all ranks wait at the moment `generation:step`, and a step shortly before it is committed."""
     job.reference()  # the undisturbed run ends before the fault, so that it does not slow the recovery
     job.wait_standing(moment)
     job.wait_committed(int(moment.split(":")[1]) - MOST_LOST)  # waiting ranks commit no later step
@@ -178,7 +182,10 @@ def test_all_survivors_are_stopped_although_none_of_them_notices(place: Workplac
 
 
 def test_a_flipped_bit_in_memory(start: Callable[..., Job]) -> None:
-    """The digests of a rank's own slots do not match, so the rank restores its shard from the other holder."""
+    """A bit of a rank's newest slots flips.
+
+    The rank's node rejects these slots and restores the shard from the other holder.
+    """
     victim = 1
     job = start(PAIRS)
     in_mid_training(job)

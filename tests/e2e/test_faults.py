@@ -1,8 +1,8 @@
-"""Faults that people inject with `everstep local fault`, in jobs during training.
+"""Faults that people inject with `everstep local fault`, in jobs that are training.
 
-Each test checks Everstep's messages, and that the result equals the undisturbed run. The faults are those that other
-modules do not cover: warnings of AWS, a host that dies while EC2 reports it as running, missing launches, and occupied
-or corrupt memory. Harmless faults share one job.
+Each test checks Everstep's messages, and that the result equals the undisturbed run. Other modules do not cover these
+faults: warnings of AWS, a host that dies while EC2 reports it as running, missing launches, and occupied or corrupt
+memory. Faults that interrupt no training share one job.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FIRST, SECOND = "1:6", "2:12"
 WIDTH = 680
 """Width of the layers. Each rank has 6 MB of parameters and optimizer state."""
 MEMORY_MIB, LEFT_MIB = 128, 4
-"""Size of a node's tmpfs, and the free part that the fault leaves.
+"""MiB of a node's tmpfs, and MiB of it that stay free during the fault.
 
-The tmpfs has room for the slots (`NODE_MEMORY_BYTES`) and 64 MiB of rank pages. The free part holds the pages but no
-slot.
+The tmpfs has room for the slots (`NODE_MEMORY_BYTES`) and 64 MiB of shared-memory pages of ranks. The part that stays
+free has room for the pages but for no slot.
 """
 
 
@@ -36,7 +36,7 @@ def cleared(place: Workplace) -> Iterator[None]:
 
 
 def in_training(place: Workplace, name: str, *holds: str, steps: int = STEPS, **more: Any) -> Job:
-    """Return a job of four nodes whose ranks wait at FIRST, with a committed step."""
+    """Submit a job of four nodes. Return it when its ranks wait at FIRST and a step is committed."""
     job = place.submit(
         name, PAIRS, holds=(FIRST, *holds), steps=steps, pace_seconds=PACE_SECONDS, adapter="plain", **more
     )
@@ -60,10 +60,10 @@ def spares_of(place: Workplace, job: Job) -> set[str]:
 
 
 def test_launches_that_do_not_come_and_advice_that_comes_twice(place: Workplace) -> None:
-    """AWS launches no instance, and training continues on the spare.
+    """AWS launches no instance, so the job continues on the spare, and the fleet's reason quotes AWS.
 
-    The fleet's reason quotes AWS. Everstep resumes launches that AWS suspended, but not launches that a person
-    suspended. A repeated recommendation of AWS becomes one event.
+    Everstep resumes launches that AWS suspended, but not launches that a person suspended. A repeated recommendation of
+    AWS becomes one event.
     """
     job = in_training(place, "held-up", SECOND)
     nodes = job.describe()["NodeIds"]

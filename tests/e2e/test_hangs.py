@@ -1,6 +1,6 @@
-"""Ranks that neither advance nor end, so that only their silence shows the hang.
+"""Ranks that neither advance nor end. Everstep must detect the hang from their silence and restart them.
 
-A slow link looks similar, but must not restart any rank.
+A slow link looks similar, but Everstep must restart no rank because of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.e2e.jobs import SHAPES, Json, Workplace, assert_identical, assert_inc
 from tests.e2e.reference import References
 
 DETECTION_SECONDS = 0.5
-"""Settings that make Everstep suspect a hang after 5 s and declare a fault after 15 s."""
+"""With this setting, Everstep suspects a hang after 5 s and declares a fault after 15 s."""
 STEPS, PACE_SECONDS = 80, 0.3
 OBSTACLE = network.obstacle()
 MEGABITS, WIDTH = 40, 680
@@ -24,7 +24,7 @@ MEGABITS, WIDTH = 40, 680
 
 @pytest.fixture(scope="module")
 def place(request: pytest.FixtureRequest, references: References) -> Iterator[Workplace]:
-    """Start a cluster that detects hangs after seconds."""
+    """Start a cluster whose control plane declares a hang within 15 s instead of minutes."""
     with workplace(
         request.session,
         references,
@@ -37,7 +37,8 @@ def place(request: pytest.FixtureRequest, references: References) -> Iterator[Wo
 
 
 def test_a_stopped_rank_is_found_and_all_restart_in_place(place: Workplace) -> None:
-    # The undisturbed run ends first: beside the job, it could make the job's ranks so slow that they look stuck.
+    # The undisturbed run ends before the job starts. If both ran together, the job's ranks could become so slow that
+    # they look stuck.
     place.reference(SHAPES[2], {"steps": str(STEPS)})
     job = place.submit("frozen", SHAPES[2], steps=STEPS, pace_seconds=PACE_SECONDS)
     job.wait_committed(10)
@@ -59,9 +60,9 @@ def test_a_stopped_rank_is_found_and_all_restart_in_place(place: Workplace) -> N
 
 
 def test_a_rank_that_waits_for_ever_is_found_by_stacks_that_do_not_change(place: Workplace) -> None:
-    """One rank waits forever, and the other ranks wait for it in a collective.
+    """One rank waits forever, and the other ranks wait for it in a collective. Everstep detects the hang.
 
-    No process is stopped by a signal, so only the unchanged stacks show the hang.
+    No process is stopped by a signal. The evidence is that the stacks of all ranks stay the same.
     """
     shape, steps = SHAPES[4], 20
     place.reference(shape, {"steps": str(steps)})

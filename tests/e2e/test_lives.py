@@ -59,7 +59,10 @@ def test_a_script_that_always_ends_at_the_same_step(place: Workplace) -> None:
 
 
 def attempts_at(place: str, seen: dict[str, Any]) -> int:
-    """Return the number of launches of a job. The job's reason and its generation must both show this number."""
+    """Return how often a job was launched, according to its failure reason.
+
+    The job's generation must be the same number.
+    """
     told = re.search(rf"the same failure occurred (\d+) times {place}", seen["FailureReason"])
     assert told is not None, seen["FailureReason"]
     assert seen["Generation"] == int(told[1])
@@ -97,9 +100,10 @@ def test_what_is_refused_creates_nothing(place: Workplace, field: str, wrong: di
 
 
 def test_jobs_wait_for_each_other_in_order(place: Workplace) -> None:
-    """The group has room for six instances, and a running job uses five.
+    """Jobs start in the order of their submission. The group has room for six instances, and a running job uses five.
 
-    Of three waiting jobs, the second is stopped. The third job waits for the first, because both do not fit together.
+    Three more jobs wait in the queue. The second of them is stopped. The third waits until the first has ended, because
+    both do not fit together.
     """
     with room_for(place, 6):
         first = place.submit("queue-first", SHAPES[5], adapter="plain", steps=10, holds=("1:4",))
@@ -121,7 +125,10 @@ def test_jobs_wait_for_each_other_in_order(place: Workplace) -> None:
 
 
 def test_a_paused_job_lends_its_nodes_and_ends_where_an_undisturbed_one_does(place: Workplace) -> None:
-    """The group has room for six instances. A second job of four nodes runs only while the first is paused."""
+    """A job is paused, its nodes train another job, and it then resumes with the same result as an undisturbed run.
+
+    The group has room for six instances, and each of the two jobs needs four.
+    """
     with room_for(place, 6):
         job = place.submit("paused", PAIRS, steps=18, holds=("1:6",), pace_seconds=0.05)
         job.reference()

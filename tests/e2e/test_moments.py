@@ -25,11 +25,14 @@ from tests.e2e.reference import References
 FAULT_POINTS = Path(__file__).parent / "fault_points"
 SHAPE = Shape(nodes=2, ranks_per_node=2)
 FIRST = "1:10"
-"""Moment at which ranks wait while the test arms a fault point. Audited snapshots and a committed step precede it."""
+"""The ranks wait after step 10 of generation 1 while the test arms a fault point.
+
+By then, the snapshots with audits are over and a step is committed.
+"""
 STEPS, PACE_SECONDS, WIDTH = 50, 0.05, 680
 """Settings of the training script. WIDTH gives each rank 6 MB of parameters and optimizer state."""
 LONG_STEPS, LONG_PACE_SECONDS = 200, 0.1
-"""Steps and pace of a training that lasts nearly twice as long as the detection of a stopped agent."""
+"""Steps and pace of a training that lasts nearly twice as long as Everstep takes to detect a stopped agent."""
 DETECTION_SECONDS = 10.0
 
 
@@ -109,7 +112,10 @@ def test_a_rank_dies_in_the_middle_of_a_capture(job: Job, dies: Callable[..., Pa
 def test_an_agent_dies_while_steps_are_kept(
     place: Workplace, dies: Callable[..., Path], request: pytest.FixtureRequest, moment: Moment
 ) -> None:
-    """The ranks continue to train. The new agent takes over the slots, the ranks and the rounds."""
+    """An agent is killed at one moment of a snapshot or commit, and its ranks continue to train.
+
+    The new agent takes over the slots, the ranks and the agreement on steps. No incident opens.
+    """
     job = in_mid_training(place, request.node.name, SHAPE, steps=2 * STEPS, pace_seconds=PACE_SECONDS, width=WIDTH)
     seen = job.describe()
     coordinator = seen["CoordinatorNodeId"]

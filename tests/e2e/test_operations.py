@@ -1,6 +1,6 @@
-"""Requests of people and policies that affect nodes and jobs during training.
+"""Requests of people, and policies, that take nodes from jobs in training.
 
-A request costs the job no step; only a failure may cost steps.
+A request costs the job no step. Only a failure may cost steps.
 """
 
 from __future__ import annotations
@@ -76,7 +76,11 @@ def test_a_node_is_rebooted_and_a_failed_one_is_kept_with_its_evidence(place: Wo
 
 
 def test_a_job_of_higher_priority_takes_the_nodes_of_a_preemptible_one(place: Workplace) -> None:
-    """The group has room for six instances, and each of the two jobs needs four."""
+    """A job of higher priority takes the nodes of a running job that may be preempted. The group has room for six
+    instances.
+
+    Each of the two jobs needs four nodes, so the preempted job waits, and continues later.
+    """
     with room_for(place, 6):
         humble = place.submit(
             "humble", PAIRS, steps=40, holds=("1:6",), pace_seconds=0.05, request={"Preemptible": True}
@@ -98,7 +102,10 @@ def test_a_job_of_higher_priority_takes_the_nodes_of_a_preemptible_one(place: Wo
 
 
 def test_ranks_have_the_data_packages_secrets_and_role_that_were_asked_for(place: Workplace, tmp_path: Path) -> None:
-    """A rank on each node writes the data, package, secret and role that it received. Unit tests cover the details."""
+    """A rank on each node receives the data, package, secret and role that the job requested.
+
+    Unit tests cover the details.
+    """
     source = tmp_path / "source"
     make_wheel(source / "wheels", "everstep_example", "1.5")
     (source / "requirements.txt").write_text("--no-index\n--find-links ./wheels\neverstep_example\n")

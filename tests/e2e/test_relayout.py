@@ -1,4 +1,7 @@
-"""Jobs that continue from the shards of another number of ranks, with real agents, ranks and uploads to S3."""
+"""Jobs that continue with another number of ranks, from the shards of the earlier ranks.
+
+Agents, ranks and uploads to S3 are real.
+"""
 
 from __future__ import annotations
 

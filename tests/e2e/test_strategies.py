@@ -1,4 +1,4 @@
-"""Jobs with the checkpoint strategies of other systems survive a killed rank, without any step in memory."""
+"""Jobs that use checkpoint strategies of other systems survive a killed rank, although no step is kept in memory."""
 
 from __future__ import annotations
 

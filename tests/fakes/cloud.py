@@ -38,7 +38,9 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 class _Member:
     state: MemberState
     due_at: datetime
-    """Time at which a pending member becomes InService, or an instance that a hook holds ends."""
+    """When a pending member becomes InService, or when the hook's hold on an instance ends and the instance
+    terminates.
+    """
 
 
 @dataclass(slots=True)
@@ -58,14 +60,14 @@ class FakeOperator:
     def __init__(self, *, boot_delay: timedelta = timedelta(0), now: datetime = EPOCH) -> None:
         self.boot_delay = boot_delay
         self.capacity: int | None = None
-        """Limit for existing instances. None: no limit."""
+        """Maximum number of instances that exist at the same time. None: no limit."""
         self.exhausted_zones: set[str] = set()
         """Availability zones without capacity for more instances."""
         self.launch_retry = timedelta(0)
         """Time that a group waits after a failed launch before it retries. A caller's new request ends the wait."""
         self.now = now
         self.calls: list[tuple[object, ...]] = []
-        """The changes that callers requested, in order, for assertions of tests."""
+        """The changes that callers requested, in order. Tests compare them with the expected ones."""
         self._lock = threading.RLock()
         self._groups: dict[str, _Group] = {}
         self._instances: dict[NodeId, InstanceState] = {}
@@ -75,10 +77,13 @@ class FakeOperator:
         self.failed_checks: dict[NodeId, tuple[str, ...]] = {}
         """Names of failed status checks, by instance."""
         self.topology: dict[NodeId, tuple[str, ...]] = {}
-        """Network nodes by instance, the nearest last. The fake returns none for an instance without an entry."""
+        """Network nodes of the EC2 topology API above each instance, the nearest last.
+
+        An instance without an entry has none.
+        """
         self._launched = 0
 
-    # Controls for tests
+    # Methods by which tests control the cloud
 
     def create_group(
         self,
@@ -91,9 +96,9 @@ class FakeOperator:
         availability_zones: tuple[str, ...] = ("us-east-1a",),
         instance_type: str = "p5.48xlarge",
     ) -> None:
-        """Create a group that does not satisfy Everstep's contract yet, and launch its desired capacity.
+        """Create a group as the owner of a fleet would, and launch its desired capacity.
 
-        A group's owner creates it in the same way.
+        The group does not satisfy Everstep's contract yet: for example, AWS may still replace its unhealthy instances.
         """
         state = GroupState(
             name=name,
@@ -115,7 +120,7 @@ class FakeOperator:
             self._reconcile()
 
     def change_group(self, name: str, change: Callable[[GroupState], GroupState]) -> None:
-        """Change a group against Everstep's contract, as a person might."""
+        """Change a group's settings behind Everstep's back, as a person might."""
         with self._lock:
             group = self._group(name)
             group.state = change(group.state)
@@ -148,7 +153,7 @@ class FakeOperator:
             self._instances[instance_id] = replace(self._instances[instance_id], capacity_reservation_id=reservation)
 
     def fail_next(self, error: CloudError) -> None:
-        """Make the next call of the operator raise this error."""
+        """Make the next call of a `CloudOperator` method raise this error."""
         with self._lock:
             self._next_error.append(error)
 
@@ -412,7 +417,7 @@ class FakeOperator:
 
 
 class MemoryObjectStore:
-    """`ObjectStore` in memory. The constructor receives the names of its buckets."""
+    """`ObjectStore` in memory. The constructor takes the names of the buckets that exist."""
 
     def __init__(self, *buckets: str) -> None:
         self._lock = threading.Lock()

@@ -21,16 +21,16 @@ from worker.storage.object_store import ObjectReader, ObjectStore, OnStored, Pie
 
 
 class MemoryObjectStore:
-    """`ObjectStore` in memory. The constructor determines its buckets."""
+    """`ObjectStore` in memory. The constructor takes the names of the buckets that exist."""
 
     def __init__(self, *buckets: str, part_bytes: int = PART_BYTES) -> None:
         self.part_bytes = part_bytes
         """Size of the parts of shared uploads."""
         self.parts: dict[str, dict[int, bytes]] = {}
-        """The stored parts of each running shared upload, by number."""
+        """Parts that are stored so far, by upload and part number. A completed upload has no entry."""
         self.objects: dict[str, dict[str, bytes]] = {bucket: {} for bucket in buckets}
         self.unfinished: dict[str, set[str]] = {bucket: set() for bucket in buckets}
-        """Keys of uploads that were started but not ended. Only tests add keys."""
+        """Keys of uploads that were started and neither completed nor aborted, by bucket. Only tests add keys."""
 
     def put_bytes(self, reference: ObjectReference, data: bytes) -> StoredObject:
         """Implement `ObjectStore.put_bytes`."""
@@ -176,7 +176,7 @@ class _Sink:
 
 
 class MemoryAws:
-    """`Aws` in memory with the secrets and roles of its attributes.
+    """`Aws` in memory. Tests set its secrets and roles through the attributes.
 
     Args:
         objects: the object store of every role.

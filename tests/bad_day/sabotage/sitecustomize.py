@@ -1,4 +1,4 @@
-"""Removes one safeguard from a control plane, to show that the checker detects its absence.
+"""Removes one safeguard from a control plane, to show that the rules of a bad day detect its absence.
 
 Python imports this module at its start if PYTHONPATH contains this folder.
 

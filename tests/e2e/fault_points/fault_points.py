@@ -1,4 +1,4 @@
-"""Moments at which an agent or a rank of the cluster under test kills or stops itself.
+"""Lets an agent or a rank of the cluster under test kill or stop itself at a chosen moment of its work.
 
 A test arms a moment for one process. The moment fires once.
 
@@ -40,7 +40,7 @@ class Moment(StrEnum):
     """
 
     CAPTURE = "capture"
-    """A rank has copied half of its tensors in the background."""
+    """A rank has copied half of its tensors to its slot in the background."""
     SEAL_OWN = "seal own"
     """The digest of a snapshot of this node's rank is computed, and the header of its slot still says WRITING."""
     SEAL_REPLICA = "seal replica"
@@ -50,17 +50,20 @@ class Moment(StrEnum):
     REPLICA_RECEIVED = "replica received"
     """The holder has received the first chunk of a shard."""
     VOTE = "vote"
-    """All holders have acknowledged the step. The agent has not yet sent the vote to the coordinator."""
+    """All holders of a shard have acknowledged the step.
+
+    The owner's agent has not yet sent its vote to the coordinator.
+    """
     COMMIT = "commit"
     """The coordinator has received the last vote, and has not yet announced the commit."""
     PROMISED = "promised"
-    """The promise is on disk, and the agent has not acted on it yet."""
+    """The promise to join a new generation is on disk. The agent has not acted on it yet."""
     VERIFIED = "verified"
-    """The agent has verified one slot of its ranks' base, and has not started to verify the next slot."""
+    """The agent has verified one slot of the step to restore, and has not started to verify the next slot."""
     BASE_SENT = "fetch sent"
-    """A node has sent the first chunk of a base to the node that lacks it."""
+    """A node has sent the first chunk of a restored shard to the node that lacks it."""
     BASE_RECEIVED = "fetch received"
-    """The node that lacks the base has received its first chunk."""
+    """The node that lacks a shard of the step to restore has received the shard's first chunk."""
     LOADED = "loaded"
     """The phase "loaded" is on disk, and the agent has not reported it yet."""
     RUNNING = "running"
@@ -121,7 +124,10 @@ def _slots(module: Any) -> None:
 
 
 def _is_ours(slot: Path) -> bool:
-    """Return True if the slot belongs to a rank of this node: only its slots have the rank's page beside them."""
+    """Return True if the slot belongs to a rank of this node.
+
+    Only then is the rank's shared-memory page in the same folder.
+    """
     return slot.with_suffix(".word").exists()
 
 
@@ -146,7 +152,8 @@ def _transfers(module: Any) -> None:
         return await receive_shard(session, *rest, **named)
 
     async def chunks_sent(streams: Any, source: Any, transfer: Any, queue: Any, **named: Any) -> None:
-        moment = sent[kind.get()]  # read the kind here: `one_has_left` runs later in a thread with another context
+        # read the session's kind here, because `one_has_left` runs later in a thread with another context
+        moment = sent[kind.get()]
         taken = queue.taken
 
         def one_has_left(size: int) -> bool:

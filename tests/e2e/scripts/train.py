@@ -1,7 +1,7 @@
 """A small deterministic training run.
 
 It contains the state that a resume must restore: batch norm, dropout, an embedding, a schedule, and a position in the
-middle of an epoch. Its results are the same with and without Everstep.
+middle of an epoch. The script gives the same results with and without Everstep.
 
 A test can make all ranks wait at a *moment*. While the file `<gate>/hold 1:8` exists, the ranks of generation 1 wait
 between steps 8 and 9. Each rank writes the digest of every tensor, every loss as hexadecimal, and its next random draw.
@@ -76,7 +76,7 @@ class Losses:
 
 
 class Ballast(nn.Module):
-    """A parameter that makes the state too large for the node. Its memory is never touched."""
+    """A parameter that makes the state larger than a node's memory for slots. Its own memory is never touched."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ def of_deepspeed() -> tuple[dict[str, Any], Callable[[Any], float]]:
 
 
 def stand(finished: int) -> None:
-    """Wait while the file of the present moment exists."""
+    """Wait as long as the file that holds ranks at the present moment exists."""
     gate, moment = Path(settings.gate), f"{GENERATION}:{finished}"
     while settings.gate and (gate / f"hold {moment}").exists():
         (gate / f"reached {moment} {dist.get_rank()}").touch()
