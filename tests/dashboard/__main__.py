@@ -1,4 +1,4 @@
-"""Serves the dashboard over a seeded fleet, for people.
+"""Serves the dashboard over a simulated fleet, so that people can look at it.
 
     python -m tests.dashboard [--seed N] [--port N] [--recorded] [--pictures DIRECTORY]
 

@@ -62,9 +62,9 @@ def watched(
         url: address of the server.
         size: width and height of the window.
         scheme: light or dark.
-        motion: `reduce`, or `no-preference`. With `no-preference`, tests have to wait for animations.
-        is_cut: True allows messages about an unreachable server, because the test stops the server.
-        refusals: substrings of other messages that the test expects.
+        motion: `reduce`, or `no-preference`, with which pages have animations that tests must wait for.
+        is_cut: True if the test stops the server. The browser may then log that the server is unreachable.
+        refusals: substrings of further errors and warnings that the browser may log without failing the test.
 
     Yields:
         The page. It is closed at the end of the block.
@@ -85,7 +85,7 @@ def watched(
     )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     yield page
-    # A response of a test's route may be in progress, and after a failure the test never sends it.
+    # The test may have left a request of the page unanswered. After a failure, it never answers the request.
     page.unroute_all(behavior="ignoreErrors")
     context.close()
     expected = (*refusals, *(CUT_OFF if is_cut else ()))
@@ -122,7 +122,7 @@ def sign_in(page: Page, token: str) -> None:
         page.goto("/sign-in")
     page.get_by_label("Token").first.fill(token)
     page.get_by_role("button", name="Sign in").click()
-    # wait for the next page, because the sign-in page has a heading too
+    # Wait for the next page's own heading, because the sign-in page has a heading too.
     expect(page).not_to_have_url(re.compile("/sign-in"))
     expect(page.get_by_role("main").get_by_role("heading", level=1)).to_be_visible()
 
@@ -143,7 +143,7 @@ def confirm(page: Page, name: str, verb: str) -> None:
 
 
 def sentence(text: str) -> str:
-    """Return a sentence of an API response without its first letter and full stop.
+    """Return a sentence of an API response without its first letter and without its full stop.
 
     A page may change these two characters, but shows the text between them unchanged.
     """

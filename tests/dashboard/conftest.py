@@ -1,9 +1,9 @@
 """Fixtures of the dashboard's tests.
 
-- `seeded`: one simulated fleet for all tests that change something, because it takes long to make.
-- `replayed`: the recorded incidents, with a fresh seed in each run.
-- `browser`: one Chromium for each module. Playwright holds the thread's event loop while a browser is open, and tests
-of other packages need the loop in between.
+- `seeded`: a simulated fleet, which all tests that change something share, because it takes long to make.
+- `replayed`: the recorded incidents with other names and numbers, from a fresh seed in each run.
+- `browser`: one Chromium for each module. While a browser is open, Playwright uses the thread's event loop, which tests
+of other packages need between the modules.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AXE = Path(__file__).resolve().parents[2] / "web" / "node_modules" / "axe-core" 
 
 @pytest.fixture(scope="session")
 def built() -> None:
-    """Fail if the dashboard or axe is not built."""
+    """Fail if the dashboard is not built, or if the accessibility checker axe is not installed."""
     if not (STATIC / "index.html").is_file() or not AXE.is_file():
         pytest.fail("the dashboard is not built: make web")
 

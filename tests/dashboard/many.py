@@ -48,7 +48,7 @@ class Many:
         self.random = random.Random(seed)
         self.nodes = [f"i-{self.random.getrandbits(68):017x}" for _ in range(NODES)]
         self.spare = self.nodes[0]
-        """A node that the job on 256 nodes released early, without an incident."""
+        """A node that the large job used at first and then released, without an incident."""
 
     def write(self) -> None:
         """Write all rows in a few transactions."""
@@ -247,7 +247,7 @@ class Many:
 
 @contextmanager
 def served(directory: Path) -> Iterator[tuple[Living, Many]]:
-    """Start a server over a week of history, as `Many` writes it."""
+    """Start a server over a week of history. `Many` writes the history into the server's database."""
     with Living(directory, World(directory, nodes=NODES, max_size=NODES + 8)) as made:
         many = Many(made.world)
         many.write()

@@ -23,7 +23,7 @@ FIRST_SCREENS = {
     "crash-loop": "crash-loop",
     "control-plane-asleep": "frozen-control-plane",
 }
-"""Name of the recorded story that each picture shows, by the picture's name."""
+"""The recorded incident that a picture shows, by the name of the picture."""
 TABS = ("metrics", "logs", "protection", "checkpoints", "events", "spec")
 
 
@@ -38,7 +38,7 @@ class Shot:
 
 
 def first_screens(replayed: Replayed) -> Iterator[Shot]:
-    """Yield the first screen of each story in both color schemes, and one on a phone."""
+    """Yield a job's page for each recorded incident in both color schemes, and one page in the size of a phone."""
     for name, story in FIRST_SCREENS.items():
         yield Shot(name, f"/jobs/{replayed.jobs[story]}")
         yield Shot(f"{name}-dark", f"/jobs/{replayed.jobs[story]}", "dark")
@@ -46,7 +46,7 @@ def first_screens(replayed: Replayed) -> Iterator[Shot]:
 
 
 def pages(made: Seeded) -> Iterator[Shot]:
-    """Yield a picture of every page."""
+    """Yield one screenshot of every kind of page."""
     story = made.story
     for tab in TABS:
         yield Shot(f"job-{tab}", f"/jobs/{story.gpu}/{tab}")

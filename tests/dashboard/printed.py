@@ -1,9 +1,8 @@
-"""Printed lines of the story's ranks, in the form in which agents store them.
+"""Writes log lines of simulated ranks in the form in which agents store them.
 
-Each node has chunks of lines.
-
-The times are invented: the lines of a launch are spread evenly from its start to its end, and a failed rank's last
-lines follow. A lost node stores neither its newest lines nor the mark that ends its log.
+Each node has chunks of lines. The times are invented: the lines of a launch are spread evenly from its start to its
+end, and the last lines of a failed rank follow. A lost node stores neither its newest lines nor the mark that ends its
+log.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tests.unit.control_plane.loop.world import BUCKET, World
 
 EVERY_STEPS: Final = 10
 LOST_LINES: Final = 2
-"""Number of newest lines that a lost node had not stored yet."""
+"""How many of its newest lines a lost node had not stored when it was lost."""
 
 
 def print_run(world: World, name: str, last_words: Mapping[int, str]) -> None:
@@ -63,14 +62,14 @@ def print_run(world: World, name: str, last_words: Mapping[int, str]) -> None:
 
 
 def put_chunk(world: World, name: str, generation: int, node_id: NodeId, first: int, lines: list[LogLine]) -> None:
-    """Store lines of a node. `first` is the number of the first line."""
+    """Store a chunk of printed lines of one node. `first` is the number of the chunk's first line on the node."""
     chunk = ChunkName(node_id, first, lines[0].at_ms)
     data = encode_head(ChunkHead(first=first, positions={})) + encode_lines(lines)
     world.objects.put(_place(world, name, f"gen={generation}/{chunk.path}"), data)
 
 
 def say(world: World, name: str, texts: list[str], first: int) -> None:
-    """Print lines on rank 0 of the current launch. `first` is the number of the first line on its node."""
+    """Store new lines of rank 0 for the current launch. `first` is the number of the first line on its node."""
     plan = world.plan(name)
     node = next(node for node in plan.nodes if 0 in node.ranks)
     at_ms = int(world.now.timestamp() * 1000)

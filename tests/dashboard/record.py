@@ -1,8 +1,8 @@
-"""Records the five incidents from real runs: `python -m tests.dashboard.record [STORY …]`.
+"""Records the five incidents of the dashboard's tests from real runs: `python -m tests.dashboard.record [STORY …]`.
 
-Each story has its own local cloud, a job that trains, and real `everstep local fault` commands. A story is recorded
-after its end, except for the capacity shortage: it is recorded while the job waits. The job must still complete
-afterwards. A story takes about a minute. The partition needs root.
+Each story is one incident. It has its own local cloud, a training job, and real `everstep local fault` commands. The
+recording is made when the incident has ended, or for the capacity shortage while the job still waits. Afterwards, the
+job must complete. A story takes about a minute. The story of the network partition needs root.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ NODE_MEMORY_BYTES: Final = 64 * 1024**2
 PRICE_USD_PER_HOUR: Final = 55.04
 CHECKPOINT_STEPS: Final = 20
 STEPS_BEFORE: Final = 45
-"""Number of committed steps before the first fault."""
+"""Number of steps that must be committed before the first fault."""
 STEPS_AFTER: Final = 25
-"""Number of steps between the end of the incident and the recording."""
+"""Number of steps that the job commits after the incident's end, before the recording is made."""
 WAIT_SECONDS: Final = 10.0
 """Seconds that a job waits for capacity before the story is recorded."""
 BROKEN_STEP: Final = 33
@@ -54,7 +54,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Stage:
-    """The local cloud of one story, with a client."""
+    """The local cloud of one recorded story, with a client of its control plane."""
 
     cluster: LocalCluster
     client: Any
@@ -84,7 +84,7 @@ class Stage:
         return str(next(node for node in seen["NodeIds"][1:] if node != seen["CoordinatorNodeId"]))
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
-        """Start the command `everstep local fault WORDS`."""
+        """Start the command `everstep local fault WORDS` in the background."""
         command = [str(Path(sys.executable).with_name("everstep")), "local", "fault", *words, "--output", "json"]
         environment = {
             **self.cluster.environment(),
@@ -94,14 +94,14 @@ class Stage:
         return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE)
 
     def end(self, running: subprocess.Popen[str], *words: str) -> None:
-        """Wait until the command exits, and store its effect."""
+        """Wait until a started fault command exits, and store the effect that it printed."""
         said, _ = running.communicate(timeout=120)
         assert running.returncode == 0, said
         did = EFFECT.decode(said).did if words[0] != "clear" else "; ".join(json.loads(said)["Cleared"])
         self.strikes.append(Strike(command=" ".join(("everstep", "local", "fault", *words)), did=did))
 
     def strike(self, *words: str) -> None:
-        """Run the command `everstep local fault WORDS`, and store its effect."""
+        """Run the command `everstep local fault WORDS`, and store the effect that it printed."""
         self.end(self.begin(*words), *words)
 
     def describe(self) -> Json:
@@ -114,7 +114,7 @@ class Stage:
         return list(self.client.get_paginator("list_incidents").paginate(TrainingJobName=JOB).search("Incidents[]"))
 
     def is_protected(self) -> bool:
-        """Return True if every shard has its copies."""
+        """Return True if every shard has as many copies as the job requests."""
         return bool(self.client.describe_protection(TrainingJobName=JOB)["ProtectionState"] == "Protected")
 
     def wait(self, what: str, arrived: Callable[[Json], Any]) -> Json:
@@ -193,10 +193,13 @@ def frozen_control_plane(stage: Stage) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """A recorded incident: the function that causes it, and the size of the cluster."""
+    """One story: the function that causes the incident, and the size of the cluster."""
 
     happens: Callable[[Stage], Iterator[None]]
-    """Generator that runs the story, and yields at the moment of the recording."""
+    """Generator that causes the incident.
+
+    It yields when the recording must be made, and is then continued to the job's end.
+    """
     spares: int = 1
     has_namespaces: bool = False
 
@@ -264,7 +267,7 @@ def _taken(name: str, stage: Stage) -> Recording:
 
 
 def _anonymous(recording: Recording, directory: Path) -> Recording:
-    """Return a recording without names and folders of this machine.
+    """Return a recording in which names and folders of this machine are replaced.
 
     Args:
         recording: the original recording.

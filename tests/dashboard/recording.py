@@ -6,7 +6,8 @@ Rows have the columns of the tables (`control_plane/db/models.py`), without toke
 and manifests are written as JSON. A value of a metric is `[step, Unix seconds, value]`. If several nodes measured it,
 `count, least, most, node of the least, node of the most` follow.
 
-Invariant: loading restores exactly the stored rows. A recording that does not fit the tables is rejected as a whole.
+Invariant: loading restores exactly the rows that the control plane had stored. A recording that does not fit the tables
+    is rejected as a whole.
 """
 
 from __future__ import annotations
@@ -58,15 +59,15 @@ Row = dict[str, Any]
 
 
 class Strike(msgspec.Struct, frozen=True, kw_only=True):
-    """One `everstep local fault` command of the run."""
+    """One `everstep local fault` command that caused a part of the incident."""
 
     command: str
     did: str
-    """Effect in the command's output."""
+    """The command's output, which describes the fault's effect."""
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """The database rows and log objects that one story has left."""
+    """The rows and log objects that a real control plane had stored when one story was recorded."""
 
     story: str
     ended_at: datetime
@@ -74,7 +75,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     strikes: tuple[Strike, ...]
     tables: dict[str, list[Row]]
     objects: dict[str, str]
-    """Text of each object of the job's logs, by key."""
+    """Text of each stored object with log lines, by its key."""
 
     @property
     def job(self) -> Row:
@@ -84,9 +85,9 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordingStale(Exception):
-    """A recording was made with other tables or messages.
+    """A recording does not fit the present tables or messages.
 
-    The message names the difference and the command that records the story again.
+    The error names the difference and the command that records the story again.
     """
 
 
@@ -118,14 +119,14 @@ def write(recording: Recording, path: Path) -> None:
 
 
 def stale(story: str, why: str) -> RecordingStale:
-    """Return the error with the command that records the story again."""
+    """Return the error that says how to record the story again."""
     return RecordingStale(
         f"the recording of {story} does not fit this version: {why}; record it anew: python -m "
         f"tests.dashboard.record {story}"
     )
 
 
-# From a database
+# Reading a recording from a database
 
 
 def rows_of(database: Database) -> dict[str, list[Row]]:
@@ -153,7 +154,7 @@ def _spelled(table: str, column: str, value: Any) -> Any:
 
 
 def _joined(chunks: Sequence[Mapping[Any, Any]]) -> list[Row]:
-    """Return the chunks of each metric as one row of values."""
+    """Return the stored chunks of each metric as a single row with all values."""
     found: defaultdict[tuple[str, str], list[tuple[Any, ...]]] = defaultdict(list)
     for chunk in chunks:
         assert chunk["width"] == 1, "a story is not so long that its values are folded"
@@ -171,7 +172,7 @@ def _plain(row: Mapping[str, Any]) -> Row:
     return plain
 
 
-# Into a database
+# Loading recordings into a database
 
 
 def load(recordings: Iterable[Recording], database: Database, objects: ObjectStore) -> None:
@@ -240,7 +241,7 @@ def _packed(table: str, column: Column[Any], value: Any) -> Any:
 
 
 def _chunks(row: Row) -> list[Row]:
-    """Return a metric's values as stored chunks."""
+    """Return a metric's values as chunks, in the form of the database."""
     by_number: defaultdict[int, list[Any]] = defaultdict(list)
     for point in row["points"]:
         by_number[metrics.chunk_of(point[0], 1)].append(point)

@@ -1,6 +1,6 @@
-"""The recorded incidents in a database, with other names, times and numbers.
+"""A database with the recorded incidents under other names, times and numbers.
 
-The clock stands still at the end of the recordings.
+Its clock stands still at the end of the recordings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A control plane with five incidents and a queue, made by the real loops over the simulated fleet.
+"""A simulated fleet with five incidents and a queue. The real loops of the control plane handle each incident.
 
 This module writes no incident, event or message itself. It makes agents misbehave, AWS run out of capacity, and the
 control plane pause. The real loops then store the rows that the pages show. Names and numbers depend on a seed, so that
@@ -28,7 +28,7 @@ FINE_SECONDS = 0.5
 MOST_SECONDS = 6.0
 COARSE_SECONDS = 20.0
 MAX_SIZE = 18
-"""Maximum size of the group. The job that waits in the queue needs more nodes."""
+"""Maximum size of the Auto Scaling group. One job waits in the queue because it needs more nodes than this."""
 _NAMES = ("atlas", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "islet", "juniper", "krill", "larch")
 _TRACEBACK = """Traceback (most recent call last):
   File "/job/source/train.py", line {line}, in <module>
@@ -40,7 +40,7 @@ KeyError: {key!r}"""
 
 @dataclass
 class Job:
-    """A job in the simulated history, and the duration of its steps."""
+    """A job of the simulated fleet, and how long its steps take."""
 
     name: str
     step_seconds: float
@@ -48,12 +48,12 @@ class Job:
 
     @property
     def target(self) -> int:
-        """Number of steps that the script announces: two days of training."""
+        """Number of steps that the script reports as its goal: two days of training."""
         return 100 * round(2 * 864 / self.step_seconds)
 
 
 def _measured(job: Job, step: int, place: int) -> dict[str, float]:
-    """Return an agent's measurements, which vary over time with a delay per node.
+    """Return an agent's measurements. They vary over time, and each node's curve lags by another delay.
 
     The third node has an idle GPU.
     """
@@ -70,7 +70,7 @@ def _measured(job: Job, step: int, place: int) -> dict[str, float]:
 
 
 class Story:
-    """The incidents of a fleet during one morning.
+    """Makes a simulated fleet live through one morning with five incidents.
 
     Args:
         directory: folder for the database.
@@ -89,7 +89,7 @@ class Story:
         )
         self.jobs: dict[str, Job] = {}
         self.logged_counts: Counter[int] = Counter()
-        """Number of logged points by agent."""
+        """Number of logged metric values so far, by agent."""
         self._last_words: dict[int, str] = {}
         """Last printed lines of the failing script, by launch."""
 
@@ -280,7 +280,7 @@ class Story:
         await self.go(120)
 
     async def _frozen_control_plane(self) -> None:
-        """An instance ends while the control plane is down for minutes."""
+        """An instance is terminated while the control plane is down for minutes."""
         victim = self._victim(self.frozen)
         self.world.terminate(victim)
         asleep = timedelta(seconds=self.random.uniform(240, 420))
@@ -298,7 +298,7 @@ class Story:
         await self.go(60, MOST_SECONDS)
 
     async def _shortage(self) -> None:
-        """AWS has no capacity, and the fleet loses more nodes than it has spares."""
+        """The fleet loses more nodes than it has spares, while AWS has no capacity for new ones."""
         world = self.world
         world.wish(spare_count=0)
         await self.go(30, FINE_SECONDS * 2)
@@ -316,10 +316,10 @@ class Story:
         await self.go(self.random.uniform(60, 90), FINE_SECONDS * 4)
 
     def queue(self, name: str) -> None:
-        """Submit a job of low priority that needs more nodes than the fleet can have."""
+        """Submit a job of low priority that stays in the queue, because it needs more nodes than the fleet can have."""
         self._submit(name, nodes=9, priority=-1)
 
     def print_all(self) -> None:
-        """Store the printed lines of all jobs."""
+        """Store the log lines that the ranks of all jobs have printed."""
         for name in self.jobs:
             print_run(self.world, name, self._last_words if name == self.crashing else {})

@@ -1,4 +1,4 @@
-"""The real application on loopback, over recorded or simulated data.
+"""Starts the real application on loopback, over recorded or simulated data.
 
 The dashboard's tests, pictures and benchmarks use these servers. `python -m tests.dashboard` starts one for people.
 """
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Past(Protocol):
-    """State behind a server: database, objects, cloud and agents.
+    """The data behind a test server: database, objects, cloud and connected agents.
 
     The clock stands still until the owner advances it.
     """
@@ -61,7 +61,7 @@ class Served:
     def __init__(self, directory: Path, past: Past, port: int = 0) -> None:
         self._past = past
         self._state = directory / "server"
-        self._port = ReservedPort(port)  # the port stays reserved while the server is stopped
+        self._port = ReservedPort(port)  # This socket reserves the port while the server is stopped.
 
     def serve(self) -> None:
         """Start the server on its port. Also restarts a stopped server."""
@@ -89,11 +89,12 @@ class Served:
         assert is_ready.wait(10)
         self.admin_token = (self._state / "admin_token").read_text().strip()
         services: Services = app.state.services
-        # replace the registry of connections by the one with the simulated agents
+        # The application created its own registry of connected agents. The registry of the simulated agents replaces
+        # it.
         app.state.services = replace(services, registry=self._past.registry)
 
     def fall_silent(self) -> None:
-        """Stop the server, and keep the state behind it."""
+        """Stop the server as an outage does. Its data stay, and `serve` starts it again."""
         self._server.should_exit = True
         self._serving.join(20)
         self._listener.close()
@@ -114,7 +115,7 @@ class Served:
 
 
 class Living(Served):
-    """A server over a simulated fleet. Coroutines advance the fleet in a thread of their own.
+    """A server over a simulated fleet. A separate thread runs the coroutines that advance the fleet.
 
     Args:
         directory: folder for the server's state.
@@ -149,7 +150,7 @@ class Living(Served):
 
 
 class Seeded(Living):
-    """A server over a completed story.
+    """A server over the simulated fleet of a `Story` whose incidents have all been caused.
 
     Args:
         directory: folder for the database and the server's state. It is created if it does not exist.
@@ -181,5 +182,5 @@ class Replayed(Served):
         super().__init__(directory, replay, port)
         self.seed = seed
         self.jobs = replay.jobs
-        """Name of the job that a recorded incident replays, by the incident's name."""
+        """Name of the job in each recorded incident, by the incident's name."""
         self.serve()

@@ -1,12 +1,12 @@
-"""Gives recordings other names, times and numbers, so that tests must read the expected content from the API.
+"""Gives recordings other names, times and numbers. Tests must then read the expected content from the API.
 
     names      job, fleet, group, bucket, zone and type; ids and addresses of nodes, agents and the run
     times      the story ends at another time and lasts `pace` times as long
     numbers    seconds are multiplied by `pace`, steps by `step_factor`, dollars by the ratio of the fleets' prices
 
 Factors are whole numbers, so that sums still match to the microsecond. Sentences change with the columns: steps,
-durations and times in them follow the same rules. Ranks, launches, numbers of nodes and messages of hardware stay,
-because the story depends on them.
+durations and times in them follow the same rules. Ranks, launches, numbers of nodes and hardware messages stay
+unchanged, because the incident depends on them.
 
 All functions are pure. Invariant: equal deals give equal recordings, and each name has one new name everywhere.
 """
@@ -41,7 +41,7 @@ MONTHS: Final = datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 9, 1, tzinfo=UT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deal:
-    """New names and factors for one recording."""
+    """The new names of one recording, and the factors for its times and numbers."""
 
     job: str
     fleet: str
@@ -55,7 +55,7 @@ class Deal:
 
 
 def deal(seed: int, count: int) -> tuple[Deal, ...]:
-    """Return `count` deals with different jobs and fleets, for recordings on one server."""
+    """Return `count` deals whose jobs and fleets all differ, so that one server can show all recordings."""
     chance = random.Random(seed)
     ends_at = MONTHS[0] + timedelta(microseconds=chance.randrange((MONTHS[1] - MONTHS[0]) // timedelta(microseconds=1)))
     return tuple(
@@ -102,7 +102,7 @@ class _Words:
         self._dollars = dealt.price_usd_per_hour / fleet["price_usd_per_hour"]
         self._names = _names(recording, dealt)
         known = "|".join(re.escape(name) for name in sorted(self._names, key=len, reverse=True))
-        # One pass replaces all patterns. A second pass could replace a new name or number again.
+        # One pass replaces all patterns. A second pass could replace the new name or number of the first pass again.
         self._pattern = re.compile(
             rf"(?<![0-9A-Za-z])(?P<name>{known})(?![0-9A-Za-z])"
             rf"|(?<=\b[Ff]leet[ -])(?P<fleet>{re.escape(self._fleet)})\b"
@@ -206,12 +206,12 @@ class _Words:
         return f"{float(said) * self._dealt.pace:.{len(decimals)}f}"
 
     def _nearest(self, clock: time) -> datetime:
-        """Return the time closest to the end of the recording at which a clock shows this reading."""
+        """Return the time at which a clock shows this reading, as close as possible to the end of the recording."""
         today = datetime.combine(self._ended_at, clock, UTC)
         return min((today + timedelta(days=days) for days in (-1, 0, 1)), key=lambda at: abs(at - self._ended_at))
 
     def _counted(self, said: str) -> str:
-        """Return the new number of steps in the format of the old one: width and commas."""
+        """Return the new number of steps, written like the old one: with the same width and with or without commas."""
         steps = self._steps(int(said.replace(",", "")))
         return (f"{steps:,}" if "," in said else str(steps)).rjust(len(said))
 
@@ -239,7 +239,7 @@ _STEP: Final = re.compile(r"(^|_)(steps?|boundary)$")
 
 
 def _names(recording: Recording, dealt: Deal) -> dict[str, str]:
-    """Return the new name of each name and id of a recording."""
+    """Return the new form of each name and id that occurs in a recording."""
     chance = random.Random(dealt.id_seed)
     (fleet,) = recording.tables["fleet"]
     job, spec = recording.job, recording.job["spec"]

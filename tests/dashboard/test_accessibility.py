@@ -25,7 +25,7 @@ MOVING = """() => [...document.querySelectorAll('*')].filter((each) => {
 
 
 def is_clean(page: Page) -> None:
-    """Check the present page with all rules of axe."""
+    """Check the present page with all rules of the accessibility checker axe."""
     page.evaluate(AXE.read_text())
     assert page.evaluate(RUN_AXE, {}) == []
 

@@ -1,6 +1,6 @@
 """The five recorded incidents, each on one screen of Chromium.
 
-Names, times and numbers depend on a fresh seed, so that the tests compare the page with the API.
+Names, times and numbers depend on a fresh seed, so the tests read the expected content from the API.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 @pytest.fixture
 def desk(browser: Browser, replayed: Replayed) -> Iterator[Page]:
-    # print the command that serves the same seed; pytest shows it if the test fails
+    # Print the command that serves the same data. pytest shows it if a test fails.
     sys.stdout.write(f"python -m tests.dashboard --recorded --seed {replayed.seed}\n")
     with signed_in(browser, replayed) as page:
         yield page
@@ -52,7 +52,8 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
     expect(card).to_contain_text(sentence(incident["Decision"]))
     is_open = "ClosedAt" not in incident
     lost = incident.get("LostSteps")
-    if job["TrainingJobStatus"] == "Failed":  # a failed job compares its lost steps with the last checkpoint
+    # the page of a failed job compares its lost steps with the last checkpoint instead
+    if job["TrainingJobStatus"] == "Failed":
         kept = api.get(f"/training-jobs/{name}/protection").json()["LastCheckpoint"]["Step"]
         lost = job["MaxBoundary"] - kept
         expect(card).to_contain_text(
@@ -66,7 +67,7 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
     if job["TrainingJobStatus"] == "Failed":
         expect(act).to_contain_text("Yes")
         expect(desk.locator(".fold")).to_contain_text(sentence(job["FailureReason"]))
-        # the last line of the reason is the script's exception
+        # The page shows the last line of the reason: the script's exception.
         expect(card).to_contain_text(job["FailureReason"].splitlines()[-1])
     else:
         expect(act).to_contain_text("No")
@@ -85,5 +86,5 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
             expect(waits).to_contain_text(part)
     box = card.bounding_box()
     assert box is not None
-    # check the size last, because the card grows until all content is loaded
+    # Check the size last, because the card of the incident grows until all its content is loaded.
     assert box["y"] + box["height"] <= DESKTOP[1], "not on the first screen"

@@ -18,7 +18,7 @@ from tests.dashboard.service import Seeded
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 PAGE = 1_000
-"""Number of lines in one request of the page."""
+"""Number of lines that the page requests at once."""
 
 
 def log(page: Page) -> Locator:
@@ -44,7 +44,7 @@ def printed_by_rank_0(seeded: Seeded, api: httpx.Client, name: str) -> int:
 
 
 def shown(text: str) -> str:
-    """Return a line without its color codes."""
+    """Return a printed line as the page shows it: without color codes."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
@@ -108,7 +108,8 @@ def test_a_line_that_was_found_stays_in_sight_while_older_ones_are_read(
     expect(here).to_contain_text(f"needle {2 * PAGE - 5}")
     expect(desk.get_by_text("2 of 2")).to_be_visible()
     desk.get_by_role("button", name="Previous").click()
-    expect(desk.get_by_text("2 of 3")).to_be_visible()  # one more hit is in the older lines
+    # one more hit is in older lines, which the page has not loaded yet
+    expect(desk.get_by_text("2 of 3")).to_be_visible()
     expect(desk.get_by_text(f"{2 * PAGE:,} lines held")).to_be_visible()
     expect(here).to_contain_text(f"needle {PAGE + 5}")
     log(desk).evaluate("box => box.scrollIntoView()")
@@ -129,7 +130,7 @@ def test_what_is_searched_is_found_among_all_lines_and_downloaded(
     only.click()  # click, because the checkbox changes only after the address does
     expect(only).to_be_checked()
     expect(lines(desk)).to_have_count(len(stored(api, name, FilterPattern=words)))
-    # Rows that are no hits mark gaps between the hits.
+    # With only hits shown, a row marks each gap between two hits.
     expect(lines(desk).filter(has_text=words)).to_have_count(sum(words in event["Message"] for event in everything))
     only.click()
     expect(only).not_to_be_checked()

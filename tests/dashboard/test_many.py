@@ -29,7 +29,7 @@ def page(browser: Browser, week: tuple[Living, Many]) -> Iterator[Page]:
 
 
 def scroll_down(page: Page, selector: str) -> None:
-    """Scroll a box to its end. An empty selector scrolls the page."""
+    """Scroll an element to its end. An empty selector scrolls the page."""
     page.evaluate(
         "(selector) => { const box = selector ? document.querySelector(selector) : "
         "document.scrollingElement; box.scrollTop = box.scrollHeight }",
@@ -54,7 +54,7 @@ def test_five_hundred_jobs_are_listed_filtered_and_scrolled_and_the_list_asks_fo
     expect(rows).to_have_count(1)
     row = rows.first
     expect(row).to_contain_text(f"{STEP:,} of {TARGET:,}")
-    # the page counts no node as connected, because no agent is connected
+    # No agent is connected, so the page counts no node as connected.
     expect(row).to_contain_text(f"0 of {NODES - 1}")
     expect(row.get_by_role("img", name="48 % done")).to_be_visible()
     page.locator("[data-filter]").fill("")
@@ -83,7 +83,7 @@ def test_a_job_on_256_nodes_has_a_lane_for_each_and_every_copy_of_its_shards(
     scroll_down(page, ".matrix")
     copies = page.get_by_role("region", name="Every copy").locator("tbody tr")
     expect(copies).to_have_count(100)
-    expect(copies.first).to_contain_text("out of view")  # the page lists copies with a problem first
+    expect(copies.first).to_contain_text("out of view")  # the page lists shards with a missing copy first
     expect(copies.nth(1)).to_contain_text("1 of 2")  # the second row is the remaining copy of the same shard
     expect(copies.nth(2)).to_contain_text("3 steps")
     more = page.get_by_role("button", name=re.compile("^Show .* copies"))

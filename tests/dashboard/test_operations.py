@@ -1,6 +1,6 @@
 """Buttons that change a job, a fleet or the session, each pressed once in Chromium.
 
-The tests compare the page with the API.
+The tests compare the effect with the API.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ADMINS = re.compile("^(Change|Act on|Unfreeze|Start the drill|Make a token|Revok
 """First words in the labels of buttons that only an administrator may press."""
 LEAST_INTERVAL_SECONDS, CLOCK_SECONDS = 2.0, 0.1
 CONNECTIONS = 6
-"""Maximum number of connections of a browser to one server, over all tabs."""
+"""Maximum number of connections that a browser opens to one server, over all its tabs."""
 SEEN = """state => {
   Object.defineProperty(document, 'visibilityState', { value: state, configurable: true })
   document.dispatchEvent(new Event('visibilitychange'))
@@ -124,7 +124,8 @@ def test_a_fleets_exposed_nodes_are_told_its_figures_are_changed_and_it_is_unfro
         change.click()
         expect(change).to_be_disabled()
         assert api.get("/fleets/main").json()["MinNodeCount"] == wanted
-    desk.route("**/v1/fleets?*", frozen)  # intercept the request, because a really frozen fleet would break later tests
+    # Change the response on its way to the page. A fleet that is really frozen would break later tests.
+    desk.route("**/v1/fleets?*", frozen)
     desk.reload()
     desk.get_by_role("button", name="Unfreeze").click()
     with desk.expect_response("**/v1/fleets/main/unfreeze") as answered:
@@ -194,10 +195,10 @@ def is_end(request: Request) -> bool:
 def test_a_session_that_ends_under_an_open_page_leads_to_the_sign_in_and_back(
     browser: Browser, seeded: Seeded, api: httpx.Client, teller: str
 ) -> None:
-    """An open page shows the sign-in page after its session has ended, and returns after the sign-in.
+    """An open page shows the sign-in page after its session has ended elsewhere. After the sign-in, the page returns.
 
-    The page learns of the end from the event stream, without waiting for a poll. Without a stream, a rejected request
-    shows the end.
+    The event stream reports the end, so the page does not wait for its next poll. If the page has no stream, a rejected
+    request shows the end.
     """
     made = api.post("/tokens", json={"Role": "viewer", "Description": teller}).json()
     with watched(browser, seeded.url, refusals=("status of 401", "ERR_FAILED")) as page:
@@ -216,7 +217,7 @@ def test_a_session_that_ends_under_an_open_page_leads_to_the_sign_in_and_back(
         else:
             for _ in range(int(LEAST_INTERVAL_SECONDS / CLOCK_SECONDS) - 1):
                 page.clock.run_for(int(CLOCK_SECONDS * 1000))
-                with contextlib.suppress(AssertionError):  # the browser may receive the event a moment later
+                with contextlib.suppress(AssertionError):  # the browser may receive the event a moment after this
                     expect(page).to_have_url(re.compile("/sign-in"), timeout=500)
                     break
             expect(page).to_have_url(re.compile("/sign-in"))
@@ -226,9 +227,10 @@ def test_a_session_that_ends_under_an_open_page_leads_to_the_sign_in_and_back(
 
 
 def test_more_tabs_than_a_browser_has_connections_are_answered_each_when_it_is_seen(desk: Page, seeded: Seeded) -> None:
-    """Each visible tab with a log uses two streams.
+    """More tabs than a browser has connections are open, and each tab still loads its log when it becomes visible.
 
-    Hidden tabs close their streams, so that visible tabs stay within the browser's limit of connections.
+    A visible tab with a log uses two streams. Hidden tabs close their streams, which frees connections for the visible
+    tab.
     """
     tabs = [desk, *(desk.context.new_page() for _ in range(CONNECTIONS // 2))]
     for tab in tabs:
@@ -256,7 +258,7 @@ def test_a_control_plane_that_fails_to_say_how_a_job_is_is_no_news_of_it(browser
             f"**/v1/training-jobs/{name}",
             lambda route: route.fulfill(status=500, content_type="application/json", body=failing),
         )
-        for _ in range(20):  # this is long enough for the failed requests and their retries
+        for _ in range(20):  # this time is enough for all failed requests and their retries
             page.clock.run_for(1_000)
         alert = page.get_by_role("alert").first
         expect(alert).to_contain_text("What follows is not renewed")

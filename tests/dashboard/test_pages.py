@@ -32,7 +32,7 @@ CHANGES = re.compile(
     "^(Stop|Pause|Resume|Take over|Hand back|Acknowledge|Submit|Change|Act on|Unfreeze|Start the "
     "drill|Make a token|Revoke)"
 )
-"""First words in the labels of buttons that change an object."""
+"""First words in the labels of buttons that change a job, a fleet or another object."""
 
 
 def test_a_control_plane_that_says_nothing_any_more_is_the_first_thing_that_is_said(
@@ -83,14 +83,17 @@ STANCES: tuple[tuple[Literal["light", "dark"], tuple[int, int], dict[str, Any]],
     ("dark", DESKTOP, {}),
     ("dark", PHONE, {"runOnly": ["color-contrast", "scrollable-region-focusable"]}),
 )
-"""Color scheme, window and axe rules of each check of a page.
+"""The settings in which each page is checked: color scheme, window, and rules of the accessibility checker axe.
 
-All rules are checked in both schemes. On a phone, only the rules that depend on the width are checked.
+All rules are checked in both color schemes. On a phone, only the rules that depend on the width are checked.
 """
 
 
 def test_every_page_is_clean_for_axe_and_fits_its_width(browser: Browser, seeded: Seeded, api: httpx.Client) -> None:
-    """Each page is loaded once, and follows a change of the system's color scheme."""
+    """Each page passes axe, fits its width, and changes its colors when the system's color scheme changes.
+
+    The page is loaded only once.
+    """
     axe = AXE.read_text()
     found = []
     with signed_in(browser, seeded) as page:
@@ -106,7 +109,7 @@ def test_every_page_is_clean_for_axe_and_fits_its_width(browser: Browser, seeded
                 expect(page.locator("[aria-busy=true]")).to_have_count(0)
                 found += [(path, scheme, width, *each) for each in page.evaluate(RUN_AXE, only)]
                 fits = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-                with contextlib.suppress(PageTimeout):  # charts may change their size a moment after the window
+                with contextlib.suppress(PageTimeout):  # charts may adapt their size a moment after the window changes
                     page.wait_for_function(fits)
                 assert page.evaluate(fits), f"{path} is wider than a window of {width} pixels"
     assert not found, "\n".join(map(str, found))
@@ -146,7 +149,7 @@ def test_what_is_typed_before_the_search_is_there_is_not_lost(desk: Page, seeded
     desk.goto("/")
     expect(desk.get_by_role("heading", name="Jobs")).to_be_visible()
     desk.keyboard.press("Tab")
-    # move the focus to this link, which must not receive the typed text
+    # Move the focus to this link. The text that the test then types must reach the search, not the link.
     expect(desk.get_by_text("Skip to the content")).to_be_focused()
     with desk.expect_request("**/assets/Palette-*.js"):
         desk.keyboard.press("Control+k")
@@ -158,10 +161,10 @@ def test_what_is_typed_before_the_search_is_there_is_not_lost(desk: Page, seeded
 
 
 def test_an_enter_counts_while_answers_are_on_their_way_and_no_longer(desk: Page, seeded: Seeded) -> None:
-    """A user types a job's name into the search and presses Enter.
+    """Enter in the search opens a job even if the list of jobs is still loading, but only in answer to that Enter.
 
-    While the list of jobs is loading, Enter opens the job once the list arrives. After the answer "Nothing has this in
-    its name", a job with the name that appears later is listed but not opened.
+    While the list is loading, Enter opens the job once the list arrives. After the answer "Nothing has this in its
+    name", a job that appears later under this name is listed but not opened.
     """
     name, listed = seeded.story.partition, "**/v1/training-jobs?*"
     held: list[Route] = []
@@ -180,7 +183,7 @@ def test_an_enter_counts_while_answers_are_on_their_way_and_no_longer(desk: Page
             answer(held.pop())
 
     def seek() -> None:
-        # once this button is visible, the page handles the key
+        # once this button is visible, the page reacts to the key
         expect(desk.get_by_role("button", name="Search")).to_be_visible()
         desk.keyboard.press("Control+k")
         expect(search).to_be_focused()
@@ -193,7 +196,7 @@ def test_an_enter_counts_while_answers_are_on_their_way_and_no_longer(desk: Page
     desk.goto("/")
     expect(desk.locator("tbody tr").first).to_be_visible()
     is_held = True
-    with desk.expect_request(listed):  # the page requests a new list, because its list is old
+    with desk.expect_request(listed):  # the page requests the list of jobs again, because its list is old
         pass
     seek()
     is_held = False
@@ -260,7 +263,7 @@ def test_what_happens_is_shown_at_once(browser: Browser, seeded: Seeded) -> None
         seeded.run(story.go(4 * FINE_SECONDS, FINE_SECONDS))
         for _ in range(int(LEAST_INTERVAL_SECONDS / CLOCK_SECONDS) - 1):
             page.clock.run_for(int(CLOCK_SECONDS * 1000))
-            with contextlib.suppress(AssertionError):  # the browser may receive the events a moment later
+            with contextlib.suppress(AssertionError):  # the browser may receive the events a moment after this
                 expect(page.get_by_text("The incident now")).to_be_visible(timeout=500)
                 break
         expect(page.get_by_text("The incident now")).to_be_visible()
@@ -271,7 +274,7 @@ def test_a_stream_that_was_cut_off_goes_on_after_the_last_event_that_was_read(
 ) -> None:
     """A rank is killed while the server is down, so the page misses events.
 
-    After the server's restart, the page receives the missed events.
+    It receives them after the server's restart.
     """
     story = seeded.story
     with signed_in(browser, seeded, is_cut=True) as page:

@@ -51,9 +51,9 @@ def test_a_held_node_is_told_and_released_and_another_one_is_to_be_drained_and_c
 def test_what_the_service_refuses_is_said_where_it_was_asked(
     browser: Browser, seeded: Seeded, api: httpx.Client
 ) -> None:
-    """The server rejects a request, and the page shows the reason beside the form of this request.
+    """The server rejects a job's plan, and the page shows the reason beside the form.
 
-    The browser also logs the rejection.
+    The browser logs the rejected request, which the test allows.
     """
     with signed_in(browser, seeded, refusals=("status of 409", "status of 400")) as page:
         open_job(page, seeded.story.gpu, "/spec")
@@ -94,7 +94,7 @@ def test_a_plan_says_what_would_become_of_a_job(desk: Page, api: httpx.Client) -
     for name in plan["QueuedBehind"]:
         expect(card).to_contain_text(name)
     desk.get_by_label("Nodes").fill("2")
-    expect(card).to_be_hidden()  # the page hides the plan of the former request
+    expect(card).to_be_hidden()  # the page hides the plan, because the request has changed
 
 
 def test_a_drill_is_started_with_the_jobs_name_and_its_history_tells_the_rest(
@@ -186,7 +186,10 @@ COUNT_SHADED = """canvas => {
     for (let at = 0; at < data.length; at += 4) if (near(at, 0x2e, 0x0a, 0x58, 0xca)) count++
     return count
 }"""
-"""JavaScript that counts the canvas pixels that show only the shade between lowest and highest values."""
+"""JavaScript that counts the pixels of a chart in which only the shade is drawn, not the line.
+
+The shade spans the lowest to the highest of the values that one point of the chart stands for.
+"""
 
 
 def test_a_long_run_shows_its_extremes_and_every_step_of_what_one_zooms_into(desk: Page, seeded: Seeded) -> None:
@@ -202,7 +205,7 @@ def test_a_long_run_shows_its_extremes_and_every_step_of_what_one_zooms_into(des
         metrics.store(session, "of the test", MetricBatch(run=run, first_number=0, points=points))
     open_job(desk, name, "/metrics")
     chart = desk.get_by_role("img", name=re.compile("^spiky over"))
-    # the range contains the extremes, which no mean of several steps reaches
+    # The chart's range includes the lowest and the highest value, which no mean over several steps reaches.
     expect(chart).to_have_accessible_name(re.compile(r"from -9 to 9,"))
     assert chart.locator("canvas").evaluate(COUNT_SHADED) > 1_000, "the extremes of the points are shaded"
     count = re.compile(r"over (\d+) steps")

@@ -1,6 +1,6 @@
-"""Recordings: loading restores the stored rows, and a shuffled recording tells the same story.
+"""Recordings: loading restores the stored rows.
 
-A shuffled recording has other names, times and numbers.
+A shuffled recording, with other names and numbers, stays consistent.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RULED = re.compile(
     r"|error \(\d+\)|\d+ (?:nodes?|instances?|spares|ranks|copies|shards|replaced|times|failures|are identical|are replaced)\b"
     r"|[\d,]+ bytes"
 )
-"""Patterns for parts of sentences with digits. The shuffle must change them or keep them on purpose."""
+"""Patterns for parts of sentences that contain digits. The shuffle must have a rule for each: change it, or keep it."""
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_there_is_a_recording_of_every_story_and_it_says_how_it_was_struck() -> 
     assert {path.stem for path in FOLDER.glob("*.json")} == STORIES.keys() == {recording.story for recording in every()}
     for recording in every():
         assert all(strike.command.startswith("everstep local fault ") for strike in recording.strikes)
-        # only this story has no strike, because its script fails by itself
+        # only this story has no fault command, because its script fails by itself
         assert bool(recording.strikes) is (recording.story != "crash-loop")
         assert recording.tables["incident"]
 
@@ -141,7 +141,7 @@ def test_a_shuffled_recording_is_the_same_story(name: str, seed: int) -> None:
 
 
 def ids_are_other_ones(recording: Recording, found: Recording) -> None:
-    """Check that no old name remains, and that equal names stay equal."""
+    """Check that no old name or id remains, and that equal names stay equal."""
     text = json.dumps(msgspec.to_builtins(found))
     old = [recording.job["name"], recording.job["run_id"], *(node["id"] for node in recording.tables["node"])]
     assert [name for name in old if name in text] == []
@@ -164,7 +164,7 @@ def moment(text: str) -> datetime:
 
 
 def times_and_sums_still_add_up(found: Recording, dealt: Deal) -> None:
-    """Check the sums of the ledger, of the incidents' phases and of the cost."""
+    """Check that the entries of the ledger, the phases of each incident and the cost still have the right sums."""
     job, (fleet,) = found.job, found.tables["fleet"]
     assert timedelta(microseconds=sum(job["accounting"].values())) == moment(job["accounted_until"]) - moment(
         job["created_at"]
@@ -231,7 +231,7 @@ def logs_are_read(recording: Recording, found: Recording) -> None:
 def test_no_two_of_a_deal_have_the_same_names_and_a_seed_repeats_it(seed: int) -> None:
     dealt = deal(seed, len(STORIES))
     assert len({each.job for each in dealt}) == len({each.fleet for each in dealt}) == len(STORIES)
-    # all recordings end at the same time, because one server has one clock
+    # all recordings end at the same time, because they share a server with one clock
     assert {each.ends_at for each in dealt} == {dealt[0].ends_at}
     assert dealt == deal(seed, len(STORIES))
 

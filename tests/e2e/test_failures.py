@@ -182,9 +182,9 @@ def test_all_survivors_are_stopped_although_none_of_them_notices(place: Workplac
 
 
 def test_a_flipped_bit_in_memory(start: Callable[..., Job]) -> None:
-    """A bit of a rank's newest slots flips.
+    """One bit flips in each sealed slot of one rank, and then another rank is killed.
 
-    The rank's node rejects these slots and restores the shard from the other holder.
+    The node of the damaged slots rejects them and restores the shard from the other holder.
     """
     victim = 1
     job = start(PAIRS)
