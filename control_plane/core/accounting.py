@@ -128,7 +128,7 @@ def accounted_until(record: JobRecord) -> float:
 
 
 def is_stepping(record: JobRecord) -> bool:
-    """Return whether the ranks of the newest generation have passed its base step."""
+    """Return whether the newest generation has finished a step after its restored step."""
     return record.boundary > record.base_step
 
 
@@ -140,8 +140,8 @@ def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
         is_stalled: whether the job runs, but its ranks have finished no step for longer than the hang limit.
 
     Returns:
-        The bucket. An open incident takes precedence over the job's state. A launch without a new step counts neither
-        as training nor as stalled.
+        The bucket. An open incident takes precedence over the job's state. From the start of ranks until their first
+        new step, the bucket is START or RESTORE, even if the ranks are stalled.
     """
     if record.incident is not None:
         return _BY_INCIDENT.get(record.incident.state, Bucket.TRAIN)
@@ -161,9 +161,9 @@ def charge(
 ) -> JobRecord:
     """Return the record, with the time since the last charge added to its ledger.
 
-    The function adds the time to the bucket of the job's stored state, and to the node time. Each pass calls this
-    function with the stored record, before the pass changes the state. If the number of nodes changes, the caller must
-    store the returned record.
+    The job loop calls this function at the start of each pass, with the record that the database holds. The function
+    adds the time to the bucket of that record's state. It also adds the time of each node to `node_microseconds`. If
+    the number of nodes changes, the caller must store the returned record.
 
     Args:
         record: the record as read at the start of the pass.
@@ -197,10 +197,10 @@ def charge(
 
 
 def recharge_first_step(record: JobRecord, stepped_at: float) -> JobRecord:
-    """Return the record, with the time since a launch's first new step moved to TRAIN.
+    """Move the time since a generation's first new step to the bucket TRAIN.
 
-    The job loop calls this function in the pass that first observes this step, before it updates `record.boundary`. The
-    loop calls it only if no incident is open.
+    Until the job loop observes this step, the ledger charges the time as START or RESTORE. The loop calls this function
+    in the pass that first observes the step, before it updates `record.boundary`. No incident may be open.
 
     Args:
         record: charged up to this pass.
@@ -226,7 +226,7 @@ def follow(
     stalled_since: float | None,
     members: Members = WHOLE,
 ) -> JobRecord:
-    """Return the record, with its ledger corrected by the incidents of a pass.
+    """Correct a job's ledger after a pass that changed the job's incidents.
 
     Each pass calls this function at its end. Earlier in the pass, `charge` has charged the time by the incident's state
     at the start of the pass. This charge can be wrong for three reasons. The failure occurred before its detection, a
@@ -236,14 +236,14 @@ def follow(
         record: charged up to this pass.
         before: the open incident at the start of the pass, or None.
         after: the same incident and all incidents that the pass opened, after the pass.
-        seemed: the bucket to which time counts that belongs to no incident.
+        seemed: the bucket that receives time outside of all incidents.
         stalled_since: Unix seconds since when the ledger charges the job as stalled, or None if it is not stalled.
         members: the members of the generation that trained before the incidents.
 
     Returns:
-        The record, with an unchanged sum of all buckets. Each phase's bucket agrees with the incidents. The function
-        moves the difference from or to `seemed`, and to the other buckets if `seemed` is empty. No bucket becomes
-        negative.
+        The record, with an unchanged sum of all buckets. The bucket of each phase has the time that the incidents spent
+        in this phase. The function takes missing time from STALL, from SHORTAGE, from `seemed`, and then from
+        `_SEEMED`. It returns surplus time to `seemed`. No bucket becomes negative.
     """
     now = accounted_until(record)
     booked = {} if before is None else _phases(before, now)
@@ -273,7 +273,7 @@ def follow(
         if taken > 0:
             spent[source.value] -= taken
             missing -= taken
-    for into in _PHASES if missing else ():  # This loop runs only if the failure precedes all charged time.
+    for into in _PHASES if missing else ():  # Reached only if the buckets of `_SEEMED` have too little time.
         back = min(missing, spent.get(into, 0))
         if back > 0:
             spent[into.value] -= back

@@ -41,7 +41,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendLoad:
-    """Send a node the plan of its generation. The executor adds the generation's key."""
+    """Send a node the stored plan of its generation.
+
+    The executor adds the key with which the agents authenticate each other.
+    """
 
     node_id: NodeId
     plan: GenerationPlan

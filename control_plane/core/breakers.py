@@ -120,7 +120,10 @@ def remembered(
 
 
 def forgiven(failures: Sequence[FailureRecord], generation: Generation) -> tuple[FailureRecord, ...]:
-    """Return the failures, except those of one generation, because a lost node caused them."""
+    """Return the failures without those of one generation.
+
+    The caller names a generation that ended with a lost node.
+    """
     return tuple(failure for failure in failures if failure.generation != generation)
 
 

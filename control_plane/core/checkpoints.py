@@ -139,7 +139,7 @@ class KeptCheckpoint:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Generation and step."""
+        """The generation and the step that together identify the checkpoint."""
         return self.generation, self.step
 
 
@@ -150,7 +150,7 @@ class Retention:
     max_count: int | None = None
     """How many of the newest checkpoints the job keeps."""
     keep_every_steps: int | None = None
-    """The first checkpoint at or past each multiple of this number of steps stays, although it exceeds a limit."""
+    """The job also keeps the first checkpoint at or after each multiple of this number of steps."""
     max_age_seconds: int | None = None
 
     @property
@@ -216,7 +216,7 @@ def _excess(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> li
 def _spaced(newest_first: Sequence[KeptCheckpoint], every_steps: int | None) -> Iterable[KeptCheckpoint]:
     """Return the first checkpoint at or past each multiple of a number of steps.
 
-    The checkpoint with the lowest step represents a multiple, so later checkpoints do not change the result.
+    A later checkpoint never replaces a checkpoint in the result.
     """
     first = {each.step // every_steps: each for each in newest_first} if every_steps else {}
     return [each for multiple, each in first.items() if multiple > 0]

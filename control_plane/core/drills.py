@@ -39,9 +39,10 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 PATIENCE_TIMES = 2
-"""Limit for the wait until a drill strikes, and for the wait until an incident follows, as a multiple of T_max.
+"""Limit of two waits of a drill, as a multiple of T_max (`exclude_seconds`).
 
-Everstep detects a lost instance within one T_max.
+The first wait ends when the control plane injects the fault. The second wait ends when an incident follows. Everstep
+detects a lost instance within one T_max.
 """
 
 _TRAINS = frozenset({JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.COMPLETED})
@@ -210,9 +211,10 @@ def has_struck_rank_ended(drill: DrillObserved, reports: Mapping[NodeId, MemberR
 
 
 def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[Fault, ...]) -> IncidentRecord:
-    """Return the incident. Change its cause to DRILL if the drill caused the rank exit that opened it.
+    """Change the cause of an incident to DRILL if the drill caused it after all.
 
-    An incident can begin with the exit of another rank, before the struck node reports its own damage.
+    The exit of another rank can open the incident before the struck node reports its own damage. A later pass then
+    corrects the cause.
 
     Args:
         drill: the open drill of the job, or None.
@@ -224,7 +226,7 @@ def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[F
         incident is unchanged.
     """
     if drill is None or incident.generation_before != drill.generation or in_words(drill) in incident.evidence:
-        return incident  # The drill did not cause this incident, or the incident already names the drill.
+        return incident  # The incident belongs to another generation, or its evidence already names the drill.
     if all(fault.cause is not Cause.DRILL for fault in found):
         return incident
     is_of_it = incident.cause is Cause.RANK_EXIT and Cause.RANK_EXIT in EXPLAINS[drill.kind]

@@ -19,7 +19,7 @@ from everstep.protocol.plan import Timeouts
 
 
 def needed_count(spec: JobSettings, record: JobRecord) -> int:
-    """Return the number of nodes for which the next generation waits."""
+    """Return the number of nodes that the next generation needs before it starts."""
     return record.reduced_count or record.member_count or spec.node_count
 
 
@@ -32,7 +32,8 @@ def next_count(spec: JobSettings, record: JobRecord, *, available_count: int) ->
         available_count: number of the job's nodes that can take part.
 
     Returns:
-        The number from `needed_count`. More if more nodes are available and the job may use them.
+        At least the number from `needed_count`. A larger number if more nodes are available and the job's limit permits
+        them.
     """
     return max(needed_count(spec, record), min(available_count, spec.most_node_count))
 
@@ -42,7 +43,8 @@ def reduced_count(
 ) -> int | None:
     """Return the smaller number of nodes with which a job continues, or None while the job still waits for a node.
 
-    The job loop calls this function in every pass over a job whose members have all promised, and that lacks a member.
+    The job loop calls this function in every pass over a job that lacks a node for the next generation. All nodes that
+    the job has must already have promised this generation.
 
     Args:
         spec: settings of the job, with its limits of nodes and its patience.
@@ -60,7 +62,9 @@ def reduced_count(
 
 
 def followed(growth: Growth | None, ready: Sequence[NodeId], now: float) -> Growth | None:
-    """Return the growth that these ready nodes permit: the nodes, and the time since which all of them are ready.
+    """Return the ready nodes by which a job can grow.
+
+    The result also contains the time since which all of these nodes are ready.
 
     Args:
         growth: the result of the previous pass.

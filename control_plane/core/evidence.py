@@ -137,7 +137,7 @@ def judge(
             advance.
         is_launching: whether the node is in the plan and no rank runs yet. In this case, a fault of the node does not
             affect the shards in its memory.
-        is_blamed: whether this node is the result of `blamed`.
+        is_blamed: whether `blamed` chose this node as the unreachable member that the job should give up.
 
     Returns:
         The verdict. Unless it is ALIVE, it contains the evidence as a sentence.
@@ -262,11 +262,11 @@ def is_silent(node: NodeObserved, timeouts: Timeouts) -> bool:
 def unvouched(
     nodes: Collection[NodeObserved], *, committed_at: float | None, now: float, timeouts: Timeouts
 ) -> frozenset[NodeId]:
-    """Return the silent nodes whose last reports about their own shards no longer count.
+    """Return the silent nodes whose last report no longer counts as proof of copies.
 
-    A silent agent may hang, and then replicates nothing, although its last report showed all copies. A commit during
-    the silence proves the opposite, because every agent takes part in a commit. The result is therefore empty after a
-    recent commit.
+    The report states which peers hold copies of the node's shards. A silent agent may hang, and then replicates
+    nothing, although its last report showed all copies. A commit during the silence proves the opposite, because every
+    agent takes part in a commit. The result is therefore empty after a recent commit.
 
     Args:
         nodes: the nodes of a training job.
@@ -424,15 +424,15 @@ def passed_at(reports: Mapping[NodeId, MemberReport], least: Step) -> float | No
 
 
 def first_passed_at(reports: Mapping[NodeId, MemberReport], base: Step) -> float | None:
-    """Return when a rank completed the first new step of its launch, in Unix seconds, or None.
+    """Return when a rank completed the first new step of a generation, or None.
 
     Args:
         reports: the members' reports, of one generation.
-        base: the base step of the generation.
+        base: the step that the generation restored.
 
     Returns:
-        The earliest of the ranks' own time stamps. If no rank reports the time of its first step, the result is the
-        time of a later step. None without any time.
+        Unix seconds: the earliest of the ranks' own time stamps. If no rank reports the time of its first step, the
+        result is the time of a later step. None without any time.
     """
     stamps = [
         rank.first_passed_at_seconds

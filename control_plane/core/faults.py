@@ -326,7 +326,7 @@ def of_silence(
 
 
 def of_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: float) -> tuple[Fault, ...]:
-    """Return one fault per node whose shards failed to load."""
+    """Return one fault per node that failed to load its shards."""
     return tuple(
         Fault(
             cause=Cause.LOAD_FAILED,
@@ -416,9 +416,10 @@ def failed_sources(
 def _failed_earlier_shards(
     relayout: Relayout, report: MemberReport, nodes: Mapping[NodeId, NodeObserved]
 ) -> list[tuple[RefusedSource, bool]]:
-    """Return the sources of the shards of another layout that one node failed to load.
+    """Return the sources of the shards that one node failed to load in a relayout.
 
-    The second value of each pair is true if the node reported wrong content for the shard.
+    In a relayout, another number of ranks or another job wrote these shards. The second value of each pair is true if
+    the node reported wrong content.
     """
     return [
         (

@@ -191,7 +191,7 @@ class _Table:
     def counts(self) -> Mapping[RunId, int]:
         """Return how many nodes each job may hold.
 
-        Held nodes reduce the result, so a pass calls this function after each change.
+        A held node occupies an instance of the group, so the result changes when the pass holds a node.
         """
         capacity = self.seen.group.max_size - len(self.in_state(NodeState.HELD))
         return schedule(self.seen.jobs, capacity, self.now).counts
@@ -206,7 +206,7 @@ class _Table:
         self, row: NodeRecord, event: NodeEvent, reason: str, *, run: RunId | None = None, hold: Hold | None = None
     ) -> None:
         state = advance(NODE_TRANSITIONS, f"node {row.node_id}", row.state, event, (row.reason,))
-        # A person's request for a node in these states remains pending.
+        # In these states, the node keeps a person's pending request. Any other state clears the request.
         is_kept = state in (NodeState.SPARE, NodeState.ASSIGNED)
         request, words = (row.request, row.request_words) if is_kept else (None, "")
         self.rows[row.node_id] = replace(
@@ -523,9 +523,10 @@ class _Table:
         return len(taken - gone), len(rows) - len(taken)
 
     def take_back(self) -> None:
-        """Remove nodes from running jobs that no longer need a replacement.
+        """Return surplus nodes of running jobs to the spares.
 
-        The fleet does not remove a node that the job has already asked for its promise.
+        A job has surplus nodes if the fleet assigned a replacement for a node that the job now keeps. The fleet leaves
+        a node in the job once its agent reports about the job.
         """
         counts = self.counts()
         for job in (job for job in self.jobs.values() if job.state is JobState.RUNNING and not job.is_taken_over):
@@ -713,10 +714,10 @@ def _tries(now: float, spec: FleetSpec, group: GroupObserved) -> list[FleetActio
 def _held_back(
     spec: FleetSpec, group: GroupObserved, table: _Table, policy: Policy, *, is_blind: bool
 ) -> list[FleetAction]:
-    """Return the actions for instances that a terminating hook holds.
+    """Return the actions for instances that a terminating lifecycle hook holds.
 
-    The fleet completes the hook once no job uses the instance, or once the instance's agent is dead. Until the job's
-    last step is uploaded, the fleet extends the hook.
+    The fleet completes the hook once no job uses the instance, or once the instance's agent is dead. While a job gives
+    up the instance at an agreed stop, the fleet extends the hook, for at most `HOLD_SECONDS`.
     """
     actions: list[FleetAction] = []
     asked_at = {
@@ -824,10 +825,10 @@ def _evidence(table: _Table) -> list[FleetAction]:
 
 
 def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -> list[TerminateMember]:
-    """Return terminations of excluded nodes that the fleet may replace now.
+    """Return the terminations of nodes in state DRAINING, except surplus nodes.
 
-    The first `extra` terminations lower the desired capacity. After each other termination, the group launches a
-    replacement.
+    The result contains only nodes whose replacement was requested, or whose end AWS announced. The first `extra`
+    terminations lower the desired capacity. After each other termination, the group launches a replacement.
     """
     staying = set(group.staying)
     due = [
@@ -848,11 +849,11 @@ _SURPLUS = "surplus"
 def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAction]:
     """Return terminations of idle nodes that the fleet does not need.
 
-    Nodes with a notice come first, then the newest nodes. The first `room` terminations also lower the desired
-    capacity.
+    The fleet terminates nodes with a notice of AWS first, then the newest nodes. `extra` is the number of nodes beyond
+    the need.
 
-    `extra` is the number of nodes beyond the need. It exceeds `room` if the group has more members than it desires, for
-    example because a person lowered the desired capacity. The end of such a member launches no replacement.
+    The first `room` terminations lower the desired capacity. `room` is less than `extra` if the group has more members
+    than its desired capacity. Auto Scaling launches no replacement for such members.
     """
     spec = table.spec
     members = set(table.seen.group.staying)
@@ -868,7 +869,7 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     )[: max(0, extra)]:
         table.move(row, NodeEvent.EXCLUDED, f"{_SURPLUS}: the fleet needs {desired} nodes")
         pending.append(table.rows[row.node_id])
-    # The order is sorted, so that repeated orders have the same content.
+    # Repeated passes must terminate the same nodes with a lower desired capacity.
     pending.sort(key=lambda row: (row.created_at, row.node_id), reverse=True)
     return [
         TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < room, reason=row.reason)

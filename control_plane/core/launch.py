@@ -41,7 +41,7 @@ The control plane stores each changed reason, so the text must not change with e
 class Roll:
     """The members of the next generation, by the state of their promises.
 
-    A vacancy is a GROUP_RANK that has no node yet.
+    A member promises to obey no older generation. A vacancy is a GROUP_RANK that has no node yet.
     """
 
     places: tuple[NodeId | None, ...]
@@ -54,7 +54,7 @@ class Roll:
 
     @property
     def vacancy_count(self) -> int:
-        """The number of vacancies."""
+        """The number of GROUP_RANKs that have no node yet."""
         return sum(place is None for place in self.places)
 
     @property
@@ -73,7 +73,8 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
         policy: timeouts that decide which members are silent.
 
     Returns:
-        The roll. A new node that received the request keeps its GROUP_RANK even if other nodes arrive later.
+        The members, by the state of their promises. A new node that received the request Prepare keeps its GROUP_RANK,
+        even if other nodes arrive later.
     """
     excluded = {exclusion.node_id for exclusion in record.exclusions}
     available = [node for node in seen.assigned if node not in excluded]
@@ -124,10 +125,10 @@ def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
 
 
 def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
-    """Return the newest step that the nodes' memory should still hold.
+    """Return the step that the nodes' memory should still hold.
 
-    The result is the newest known committed step, or the step from which the newest generation started, if that step is
-    newer.
+    The result is the newer of two steps: the newest known committed step, and the step that the newest started
+    generation restored.
     """
     parent = parent_of(seen)
     base = next((link.base_step for link in seen.lineage if link.generation == parent), FIRST_STEP)
@@ -137,7 +138,7 @@ def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
 def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> recovery.Survey:
     """Return the sources that a restore can use, from the members that have promised so far and from S3.
 
-    The owner of a vacancy's ranks is an empty string.
+    For a GROUP_RANK without a node, the owner of its ranks is an empty string.
     """
     owners = [place if place is not None else NodeId("") for place in roll.places for _ in range(spec.ranks_per_node)]
     uses_memory = STRATEGIES[spec.checkpoint_strategy].uses_memory

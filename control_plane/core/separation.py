@@ -92,7 +92,7 @@ class _Search:
         return sum(self.exposed(group) for group in self.groups)
 
     def exposed(self, group: Group) -> int:
-        """Return the number of exposed shards of a group: all their holders are in one domain."""
+        """Return how many of a group's shards have all their holders in one domain."""
         if len(group) == self.copies:
             return len(group) if self.domain_of_all(group) is not None else 0
         shards = (holders_in(group, position, self.copies) for position in range(len(group)))
@@ -118,7 +118,7 @@ class _Search:
 
     @property
     def ring(self) -> int | None:
-        """The index of the ring, or None if all groups have `copies` members."""
+        """The index of the group that is a ring. None if all groups have `copies` members."""
         return len(self.groups) - 1 if len(self.groups[-1]) > self.copies else None
 
     def mend_ring(self) -> None:

@@ -50,13 +50,16 @@ class Schedule:
     """The settings that make a job's checkpoints due."""
 
     every_steps: int = 0
-    """0 without checkpoints by number of steps."""
+    """Steps between two checkpoints. 0 means that the number of steps makes no checkpoint due."""
     interval_seconds: int | None = None
-    """None without a fixed interval."""
+    """Seconds between two checkpoints. None means that time makes no checkpoint due."""
     max_overhead: float | None = None
-    """None if the interval is not automatic."""
+    """Share of training time that checkpoints may cost.
+
+    Everstep derives the interval from it. None: no automatic interval.
+    """
     max_bytes_per_second: int | None = None
-    """None without a bandwidth budget."""
+    """Limit of a node's mean upload rate with an automatic interval. None means no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +71,9 @@ class Rules:
     uses_memory: bool = False
     """Whether a restore may use shards in the memory of nodes."""
     schedule: Schedule = Schedule()
-    """Defaults of the schedule."""
+    """The schedule of a job whose request names no schedule of its own."""
     adjustable: tuple[str, ...] = ()
-    """Fields of the schedule that a request may change."""
+    """Fields of `schedule` that the request of a job may change."""
 
 
 STRATEGIES: Mapping[Strategy, Rules] = {
@@ -104,7 +107,7 @@ _FIELDS = {
 
 
 def completed(strategy: Strategy, asked: Schedule) -> Schedule:
-    """Return a request's schedule with the strategy's default for each field that the request leaves out."""
+    """Return the requested schedule, with the strategy's default for each field that the request omits."""
     default = STRATEGIES[strategy].schedule
     return Schedule(
         every_steps=asked.every_steps or default.every_steps,

@@ -154,11 +154,13 @@ def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decisi
 
 
 def _stop_patience(view: JobView) -> float:
-    """Return how many seconds a stop waits for ranks that complete no step before it kills them.
+    """Return the time limit for an agreed stop, after which the ranks are killed.
 
-    Ranks agree on a stop between two steps, so ranks that hang cannot agree. The limit is therefore short if ranks seem
-    to hang. The limit is also short if the launch has completed no new step, because killing the ranks then loses no
-    step.
+    The result is in seconds.
+
+    The time starts when the ranks last completed a step. Ranks agree on a stop between two steps, so ranks that hang
+    cannot agree. The limit is therefore short if ranks seem to hang. The limit is also short before the first new step
+    of the generation, because killing the ranks then loses no step.
     """
     timeouts = view.policy.timeouts
     loses_nothing = not accounting.is_stepping(view.record)
@@ -192,10 +194,10 @@ def ask_to_stop(view: JobView) -> tuple[Send, ...]:
 
 
 def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
-    """Pause a job whose ranks reached the agreed stop. Its nodes are released once its last step is in S3.
+    """Pause a job whose ranks reached the agreed stop.
 
-    The pause also waits until every node has finished, within the same time limit. Past the limit, training resumes if
-    the last step is not in S3.
+    The job releases its nodes once its last step is in S3 and all ranks of every node have exited with success. Once
+    `_upload_patience` has passed, the exits no longer matter. If the last step is not in S3 by then, training resumes.
     """
     record = view.record
     durable, patience = durable_step(view), _upload_patience(view)
@@ -206,7 +208,7 @@ def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
         and (is_late or all(has_finished(view, node.node_id) for node in view.plan.nodes))
     ):
         incident = record.incident
-        # The resumed job repeats the lost steps, so this incident ends here.
+        # A pause also ends an open incident. The resumed job repeats the lost steps outside of an incident.
         if incident is not None and incident.state is not IncidentState.CLOSED:
             incident = incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now)
         free = with_record(view, asked=(), exclusions=(), silences=(), no_pause_before=None, incident=incident)

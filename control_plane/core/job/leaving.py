@@ -36,7 +36,7 @@ def leave(view: JobView) -> Decision | None:
     One pass stores the request to stop, and the next pass sends it. Without the stored request, the control plane would
     treat the stopped ranks as a completed job.
 
-    The result is None while the job continues to train. The caller passes only views of jobs in state RUNNING.
+    The result is None while the job continues to train. `view` must describe a job in state RUNNING.
     """
     record, plan, timeouts = view.record, view.plan, view.policy.timeouts
     leaving = moves.asked(record.moves)

@@ -16,9 +16,9 @@ from everstep.protocol.plan import GenerationPlan
 
 
 def exclusions_with(view: JobView, record: JobRecord, fresh: tuple[Verdict, ...]) -> tuple[Exclusion, ...]:
-    """Return the job's exclusions, plus one exclusion per verdict.
+    """Return the job's excluded nodes, plus one entry per new verdict.
 
-    A node that the fleet has already removed from the job needs no exclusion.
+    The function skips nodes that the fleet has already removed from the job.
     """
     added = [
         Exclusion(
@@ -48,7 +48,10 @@ def loss_faults(view: JobView, verdict: Verdict) -> tuple[Fault, ...]:
 
 
 def with_losses(view: JobView, lost: tuple[Fault, ...]) -> JobView:
-    """Add lost nodes to the open incident. If the job did not plan the loss, also set the incident's decision."""
+    """Add lost nodes to the open incident.
+
+    If the loss was not planned, describe the response in the incident's `decision`.
+    """
     incident, plan = view.record.incident, view.seen.plan
     fresh = tuple(fault for fault in lost if incident is not None and fault.node_id not in incident.instance_ids)
     if incident is None or plan is None or not fresh:

@@ -105,7 +105,7 @@ def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
 
 
 def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) -> JobRecord:
-    """Return the decision's record. Its ledger is adjusted to the incidents that this pass changed."""
+    """Return the decision's record, with its time ledger corrected for the incidents that this pass changed."""
     record, found = decision.record, before.incident
     after = {
         incident.id: incident
@@ -117,7 +117,7 @@ def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) ->
     if is_opened or charged.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
         seemed = accounting.bucket(replace(charged, incident=None, boundary=max(charged.boundary, record.boundary)))
     else:
-        # A late report moved the failure to an earlier time. Until now, the ledger charged the time since then as
+        # A late report moved the failure to an earlier time. The ledger has charged the time since that failure as
         # training.
         seemed = accounting.Bucket.TRAIN
     stalled_since = None if before.suspicion is None else before.suspicion.began_at

@@ -40,7 +40,8 @@ def prepare(view: JobView) -> Decision:
             with_record(view, issued_generation=Generation(seen_generation + 1), asked=()), JobEvent.FAULTED, reason
         )
     view = with_late_reports(view)
-    # The ranks' shared pages still prove the committed step. The next message, Load, clears the pages.
+    # Store the committed step now. Agents read it from the memory pages that they share with the ranks, and the next
+    # message (Load) clears these pages.
     view = with_record(view, committed=launch.committed_of(view.spec, view.seen, view.record))
     view = with_faulty(view)
     view = without_lost(view)

@@ -98,7 +98,10 @@ def _with_trial_results(view: JobView, told: tuple[Trial, ...]) -> JobView:
 
 
 def _trains_again(view: JobView) -> bool:
-    """Return whether every rank has reached the base step and at least one rank has completed a new step."""
+    """Return whether all ranks have restored the state and one has completed a step.
+
+    A rank that has restored its state reports the restored step as its newest step.
+    """
     base = view.plan.base_step
     return passed_by_all(view) >= base and any(
         rank.boundary > base for report in view.reports.values() for rank in report.ranks

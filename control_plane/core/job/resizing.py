@@ -25,7 +25,7 @@ from everstep.protocol.plan import GenerationPlan
 
 
 def with_vacancy(view: JobView, roll: launch.Roll) -> JobView:
-    """Record since when the job lacks a node. Clear this time once the job lacks none."""
+    """Set `vacant_since` while the next generation lacks a node. Clear it otherwise."""
     since = view.record.vacant_since
     if not roll.vacancy_count:
         return with_record(view, vacant_since=None)

@@ -30,7 +30,7 @@ def start_new_generation(
     """End the generation: issue the next generation number, open or extend the incident, and kill running ranks.
 
     Args:
-        view: view of a job that has been launched.
+        view: the observations of this pass, for a job that has a generation.
         found: the faults that end the generation; not empty.
         failure: the failure that counts against the job (`core.breakers`). None if the job itself did not fail.
         decision: the incident's decision, if the incident already has one. Empty: this function derives the decision.
@@ -105,7 +105,9 @@ def _damage_event(damaged: DamagedCheckpoint) -> EventDraft:
 def with_incident(
     view: JobView, found: tuple[Fault, ...], reached: Step, *, decision: str = ""
 ) -> tuple[JobView, tuple[IncidentRecord, ...]]:
-    """Return the view with the incident of these faults, and a tuple with the incident that these faults close, if any.
+    """Return the view with the incident of these faults, and the incident they close.
+
+    The second value is a tuple. It is empty if the faults close no incident.
 
     A new incident also stores the job's node time before the failure, for the cost of the incident.
     """

@@ -103,7 +103,7 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
     progress = {node_id: progress_without(reports, node_id) for node_id in team}
     silences = track_silences(record.silences, tuple(nodes.values()), progress, now, policy.timeouts)
     since = {silence.node_id: silence for silence in silences}
-    # The last report of a silent agent says nothing about its peers now.
+    # The last report of a silent agent does not show which peers the agent can reach now.
     heard = {node_id: report for node_id, report in reports.items() if not is_silent(nodes[node_id], policy.timeouts)}
     out_of_view = nodes_out_of_view(heard)
     first_to_leave = blamed(heard, [node for node in nodes.values() if not is_silent(node, policy.timeouts)])

@@ -53,7 +53,10 @@ def wait_for_nodes(view: JobView) -> Decision:
 
 
 def _stand_aside(view: JobView, missing: int) -> Decision:
-    """Release the job's nodes, because some are still missing. Keep the job out of the queue for a while."""
+    """Release the nodes of a job that still lacks some of its nodes.
+
+    For a while, the job neither holds nodes nor delays other jobs.
+    """
     attempts = view.record.gang_attempts + 1
     not_before = view.now + queue.stand_aside_seconds(attempts)
     aside = with_record(view, gang_attempts=attempts, not_before=not_before)

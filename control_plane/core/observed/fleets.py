@@ -154,7 +154,7 @@ class NodeRecord:
     reason: str
     created_at: float
     wanted_at: float | None = None
-    """Unix seconds since which the group lacked the instance that this node became.
+    """Unix time at which the vacancy began that this instance filled.
 
     None if no pass observed the vacancy.
     """

@@ -144,7 +144,7 @@ class Exclusion:
 
     @property
     def is_to(self) -> Remedy:
-        """Action of the fleet for the node. The fleet never terminates a node without permission."""
+        """The action of the fleet for the node. REPLACE and REBOOT only if `may_terminate`."""
         if self.may_terminate:
             return self.remedy or Remedy.REPLACE
         if self.remedy is Remedy.RELEASE or self.remedy is Remedy.RETIRE:
@@ -181,7 +181,7 @@ class Departure:
     remedy: Remedy
     may_terminate: bool
     asked_at: float | None = None
-    """Time at which the job loop decided the agreed stop. After this time, the job cannot cancel the stop."""
+    """Time at which the job loop decided to request the agreed stop. From then on, the job cannot cancel the stop."""
     what: str = ""
     """The code of the node's fault. Empty if the node has no fault."""
     is_kept: bool = False
@@ -232,7 +232,7 @@ class Growth:
     since: float
     """Unix seconds since which exactly these nodes have been ready."""
     asked_at: float | None = None
-    """Time at which the job loop decided the agreed stop. After this time, the job cannot cancel the stop."""
+    """Time at which the job loop decided to request the agreed stop. From then on, the job cannot cancel the stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
