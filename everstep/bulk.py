@@ -205,6 +205,7 @@ class PartSink(Protocol):
 
     def put(self, number: int, part: Part) -> StoredPart:
         """Send one part (see `Multipart.put`)."""
+        ...
 
 
 class Helpers(Protocol):
@@ -222,6 +223,7 @@ class Helpers(Protocol):
         Returns:
             False if a helper sends the part.
         """
+        ...
 
     def sent(self, number: int) -> None:
         """Record that S3 has stored a part that the caller sent. Called in the part's thread."""
@@ -240,6 +242,7 @@ class Helpers(Protocol):
 
     def stored(self) -> Sequence[StoredPart]:
         """Return the parts that helpers have stored as expected. Called once, at the end."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,7 +422,7 @@ def put(
 
 
 @contextmanager
-def begun(client: Any, place: Mapping[str, str]) -> Iterator[Multipart]:
+def begun(client: Any, place: Mapping[str, str]) -> Generator[Multipart]:
     """Begin an upload, and abort it if the block raises an error.
 
     Args:
