@@ -77,12 +77,12 @@ class RoundServer:
         self._now = now
         self._clock = clock
         self._unix_offset = now() - clock()
-        """Unix time at which the monotonic clock was 0."""
+        """Unix time at which the node's monotonic clock was 0, to convert times for users."""
         self._node_bytes = node_bytes
         self._final_timer: asyncio.TimerHandle | None = None
         self._pacing = Pacing.AT_ONCE
         self._refused: list[str] = []
-        """Reasons for abandoning steps that were logged last. A reason is logged only when it changes."""
+        """The last logged reasons why ranks abandoned steps. The server logs such reasons only when they change."""
 
     def announcement(self) -> Announcement:
         """Return the coordinator's present state as a message for the members."""
@@ -106,7 +106,7 @@ class RoundServer:
 
     @property
     def ending(self) -> tuple[bool, StopState]:
-        """(whether the rounds are finished, state of the agreed stop)."""
+        """(True if the rounds are finished, state of the stop on which all ranks agree)."""
         return self.core.is_finished, self.core.stop_state
 
     def status(self) -> RoundStatus:

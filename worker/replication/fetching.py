@@ -26,7 +26,7 @@ from worker.tasks import finish, first_of
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.1
 LOOKS_PER_SILENCE = 4
-"""Checks per `silence_seconds` for progress within an unfinished chunk."""
+"""Number of checks, within `silence_seconds`, whether an unfinished chunk has made progress."""
 
 
 async def fetch_shard(
@@ -45,14 +45,15 @@ async def fetch_shard(
     """Fetch a shard into a slot of this node and seal it.
 
     Args:
-        dialler: opens connections to the holder. A failed dial is retried, because the holder may not have received
+        dialler: opens connections to the holder. A failed attempt is repeated, because the holder may not have received
             this generation's plan yet.
         rank: the rank that owns the shard.
         source: origin generation, step and digest from the plan.
         store: this node's slots.
         keep: contents of this shard that the fetch must not overwrite.
         slot_count: maximum slots of this shard on this node.
-        answer_seconds: maximum time for repeated dials while the holder rejects the session or does not answer.
+        answer_seconds: maximum time for repeated attempts to connect, while the holder rejects the session or does not
+            answer.
         silence_seconds: time without any data after which the connection counts as broken.
         arrived: receives progress, see `receive_shard`.
         stream_limit: maximum number of streams.

@@ -25,7 +25,7 @@ from worker.tasks import Signal
 PATIENCE_ITERATIONS = 2.0
 """Maximum wait of a chunk for an idle span, in iterations.
 
-If no boundary was reported for this long, training is not iterating, and chunks do not wait at all.
+If no step has ended for this long, training is not running, and chunks do not wait at all.
 """
 
 SHORT_SECONDS = 0.002
@@ -37,9 +37,9 @@ KEPT_TRANSFERS = 32
 ENOUGH_TRANSFERS = 8
 """Number of measurements that `NodePacer` requires before it reports the link's rate."""
 TELLING_BYTES = 64 * 1024
-"""Minimum bytes that a busy period must send for its rate to count.
+"""Minimum number of bytes sent in a busy period whose rate is used as the link's rate.
 
-The rate of a smaller period would depend on the latency instead of the link.
+With fewer bytes, the rate would depend on the latency instead of the link.
 """
 
 
@@ -97,15 +97,16 @@ class SharedLink:
 
     @property
     def use(self) -> LinkUse:
-        """The measured use of the link until the present time."""
+        """The accumulated sending time of all transfers on this link, until now."""
         with self._lock:
             self._use = self._use.until(self._clock())
             return self._use
 
     def count(self) -> None:
-        """Update the measured use.
+        """Add the time since the last call to the link's sending time.
 
-        Every active sender calls this regularly, because a gap between two calls shows that the process was stopped.
+        Every active sender calls this regularly. A long gap between two calls therefore shows that the process was
+        stopped.
         """
         with self._lock:
             self._use = self._use.until(self._clock())
@@ -117,13 +118,13 @@ class SharedLink:
             return max(1, self._use.sender_count)
 
     def join(self) -> LinkUse:
-        """Add a transfer that now has data to send. Return the measured use at this moment."""
+        """Record that one more transfer has data to send. Return the link's accumulated sending time at this time."""
         with self._lock:
             self._use = self._use.joined(self._clock())
             return self._use
 
     def leave(self) -> LinkUse:
-        """Remove a transfer that has no more data to send. Return the measured use at this moment."""
+        """Record that a transfer has no more data to send. Return the link's accumulated sending time at this time."""
         with self._lock:
             self._use = self._use.left(self._clock())
             return self._use
@@ -153,7 +154,8 @@ class Unpaced:
 class SpanPacer:
     """Pacer that sends chunks in the profiled idle spans of an iteration, relative to the last boundary.
 
-    An opening is the next time in an idle span at which a chunk can be sent completely.
+    The pacer sends each chunk at its *opening*: the next time at which the chunk fits completely into the rest of an
+    idle span.
 
     Args:
         spans: idle spans of an iteration, in order of time.
@@ -172,7 +174,8 @@ class SpanPacer:
     ) -> None:
         self._windows = [usable(span) for span in spans]
         self.chunk_bytes = chunk_bytes_for(self._windows, link)
-        # A sender that wakes up late may still send its chunk after the window, until the end of a typical span.
+        # A sender may wake up late. It may then still send its chunk outside the window, up to the end of a typical
+        # span.
         self._lateness_seconds = (
             (1 - MU_RATIO) / 2 * statistics.median(span.seconds for span in spans) if spans else 0.0
         )
@@ -187,18 +190,18 @@ class SpanPacer:
         self._changed = Signal()
 
     def boundary(self, at_seconds: float) -> None:
-        """Begin an iteration.
+        """Begin an iteration: all openings now count from this boundary.
 
         Args:
-            at_seconds: when the rank passed the boundary, on the monotonic clock that all processes of the node share.
-                A time before the last reported boundary is ignored.
+            at_seconds: time at which the rank finished its step, on the monotonic clock that all processes of the node
+                share. A time before the last reported boundary is ignored.
         """
         if self._boundary_at is None or at_seconds > self._boundary_at:
             self._boundary_at = at_seconds
             self._changed.notify()
 
     def pause(self) -> None:
-        """Stop waiting for openings until the next boundary, because training has stopped iterating."""
+        """Send chunks without waiting for openings until the next boundary, because no training step is running."""
         self._boundary_at = None
         self._changed.notify()
 
@@ -232,7 +235,7 @@ class SpanPacer:
             return wait
 
     def _opening(self, cost: float, asked_at: float) -> float:
-        """Return when the chunk may be sent: at its opening, or after its maximum wait."""
+        """Return the time at which the chunk may be sent: its opening, or earlier the end of its maximum wait."""
         earliest = max(self._free_at, asked_at - self._lateness_seconds)
         begun = self._boundary_at
         if begun is None:
@@ -245,8 +248,8 @@ class SpanPacer:
 class NodePacer:
     """The pacer that all senders of a node use. The node's `Member` owns it.
 
-    The object passes each call to its present pacer. After measurements of the job, the member replaces the present
-    pacer.
+    The object passes each call to its present pacer. The member sets another pacer after it has measured the job's idle
+    spans.
 
     Args:
         clock: monotonic seconds.
@@ -264,11 +267,11 @@ class NodePacer:
         """Bytes sent by finished transfers."""
         self._under_way: set[Transfer] = set()
         self._measured: set[Transfer] = set()
-        """Running transfers that were sent unpaced and whose bytes the holder has completely verified."""
+        """Running transfers whose rate counts: sent without pacing, and completely verified by the holder."""
         self._begun = (0, 0.0)
-        """(bytes sent, busy seconds of the link) at the start of the present busy period."""
+        """(bytes sent by this node, seconds in which the link was in use) at the start of the present busy period."""
         self._is_telling = True
-        """True if all transfers that ended in this busy period were sent unpaced and completely verified."""
+        """True if the rate of this busy period counts: each ended transfer was sent unpaced and completely verified."""
 
     @property
     def sent_bytes(self) -> int:

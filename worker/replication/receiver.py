@@ -51,7 +51,7 @@ MAX_STREAMS = 64
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """An open session, registered so that the streams of the session can attach to it."""
+    """An open session. Its entry lets the receiver find the session to which a new stream belongs."""
 
     peer: NodeId
     receiver: Receiver | None
@@ -74,7 +74,7 @@ class _Open:
 
 
 class ReplicaReceiver:
-    """The accepting side of all replica and fetch sessions of one generation, and of their streams.
+    """Accepts the sessions in which other nodes send replicas to this node or fetch shards from it, with their streams.
 
     The node's `Member` owns the object.
     """
@@ -243,13 +243,14 @@ class ReplicaReceiver:
                 await session.send(PreparingShard())
 
     async def _reserve(self, session: Session, rank: Rank, wanted: ReserveShard) -> None:
-        """Create the slots for this owner's shards before the first shard arrives."""
+        """Create the slots that this owner requested, before its first shard arrives."""
         try:
             await self._store.reserve(
                 rank, capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash, slot_count=self._slot_count
             )
         except NoRoom as error:
-            # This node rejects the owner's first shard with the same reason.
+            # Continue without the slots: this node rejects the owner's first shard and reports the same reason to the
+            # owner.
             log.info("no memory for the shards of rank %d: %s", rank, error)
         await session.send(ShardReserved(capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash))
 

@@ -28,12 +28,14 @@ from worker.tasks import Signal, first_of
 
 log = logging.getLogger(__name__)
 COMPANY_SECONDS = 0.02
-"""Seconds for which a non-urgent change waits, so that one message can report several changes.
+"""Seconds for which a change that is not urgent waits, so that one message can report several changes.
 
 See docs/design.md#the-tree-of-agents.
 """
 PROGRESS_SECONDS = 0.25
-"""Seconds for which reports of passed boundaries wait, because the coordinator needs them only for the next vote.
+"""Seconds for which a report waits if it only names finished steps.
+
+The coordinator needs such a report only with the next vote.
 
 Usually the next vote is sent sooner, and its message includes the boundaries. The wait is also limited to
 `PROGRESS_RATIO` of the deadline, so that the connection never seems silent.
@@ -74,8 +76,9 @@ class RoundMember:
         self.silent_since: float | None = None
         """Time at which this node lost its last connection to a node above it, on the loop's clock.
 
-        None while connected to a node above. If that node loses its own connection, it reports this loss itself. Only a
-        node without any connection upwards therefore reports that it is cut off from the coordinator.
+        None while connected to a node above. If that node loses its own connection, it reports this loss itself.
+        Therefore a node reports that it is cut off from the coordinator only if it has no connection to any node above
+        it.
         """
         self._generation = generation
         self._node_id = node_id
@@ -122,8 +125,8 @@ class RoundMember:
 
         Args:
             dial: opens a round session to a node.
-            patience_seconds: time for which only the parent is dialled. After that, the nodes above the parent are also
-                dialled.
+            patience_seconds: time for which the node tries to reach only its parent. After that, it also tries the
+                nodes above the parent.
             is_restarted: True if an earlier agent process of this node took part. It may have received newer
                 announcements than the parent. The first announcement must then come from the coordinator itself.
         """
@@ -210,9 +213,9 @@ class RoundMember:
             self.changed.notify()
 
     async def _announce(self, session: Session) -> None:
-        """Send the newest announcement to a child: at once, after every change, and periodically as a sign of life.
+        """Send the newest announcement to a child: at first, after every change, and periodically as a sign of life.
 
-        The first announcement is sent even if it is still empty.
+        At first, the announcement may still be empty.
         """
         while True:
             seen = self._heard.version

@@ -6,8 +6,8 @@ A *pair* consists of a card of this node and a card of the peer.
     stream 1 ─▶ this node's second card, the peer's second      if it fails: the next pairs, then the session's own
     stream 2 ─▶ ...
 
-Invariant: a pair is skipped only if another pair reaches the same peer. If no pair reaches the peer, the peer is lost,
-and the cards may be sound. The session's own pair is never skipped.
+Invariant: a pair is skipped only if another pair reaches the same peer. If no pair reaches the peer, the peer is
+probably lost, and no pair is skipped. The session's own pair is never skipped.
 """
 
 from __future__ import annotations

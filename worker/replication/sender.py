@@ -44,11 +44,14 @@ from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Seconds before the first, second and later dials after a failure; the last value repeats."""
+"""Pauses in seconds before each new attempt to connect to a holder after a failure.
+
+The values apply to the first, second and further attempts. The last value repeats.
+"""
 REFUSED_SECONDS = 0.2
 """Seconds to wait after a holder rejected a shard, for example because it had no free slot."""
 FLOW_BYTES_PER_SECOND = 625e6
-"""Expected rate of a link before a faster rate was measured, in bytes per second.
+"""Assumed rate of a link in bytes per second, until a transfer is faster.
 
 The value is AWS's limit for one flow outside a placement group, 5 Gbit/s.
 """
@@ -62,7 +65,7 @@ Only the time in which the transfer sends counts. After the full deadline, the a
 TELLING_BYTES = 64 * 1024 * 1024
 """Minimum size of a transfer whose rate is measured, in bytes. The rate of a smaller transfer depends on latency."""
 LOOKS_PER_DEADLINE = 10
-"""Checks of the holder's silence per holder deadline."""
+"""Number of checks of a holder's silence within the holder deadline."""
 
 
 Answer = ShardWanted | ShardSealed | ShardRefused
@@ -98,7 +101,7 @@ class ReplicaSender:
         """
         self._printed = printed
         self._held_lines = 0
-        """Number of the first log line that the holder has not received in this session."""
+        """Number of the first log line of this node's ranks that the holder has not received in this session."""
         self.stream_count = StreamCount(limit=OWN_STREAMS)
         self._shard = shard
         self._store = store
@@ -110,7 +113,7 @@ class ReplicaSender:
         self._paused_count = 0
         """Number of streams that wait for the pacer or are being opened.
 
-        While the number is above 0, the holder's silence does not count.
+        While the number is above 0, this node delays the data itself, so the holder does not count as silent.
         """
         self._is_verifying = False
         """True while this node digests its own slot before or after a transfer."""
@@ -119,11 +122,11 @@ class ReplicaSender:
         """Queue of the running transfer's chunks; None between transfers."""
         self._best_rate = FLOW_BYTES_PER_SECOND
         self.link = SlowLink()
-        """The limit of a slow link, or of a link that is suspected to be slow."""
+        """State of the link to the holder: sound, suspected to be slow, or slow with a limit on its rate."""
         self.line = BrokenLine()
         """Counts the transfers that broken connections cut short since the last complete transfer."""
         self._filled: tuple[int, float] | None = None
-        """(bytes, part seconds) that the running transfer had sent at its first check; None before this check.
+        """(bytes sent, seconds of link time used) of the running transfer at its first check; None before this check.
 
         From this check on, the kernel's send buffers are full, so the kernel accepts bytes only as fast as it sends
         them.
@@ -191,7 +194,7 @@ class ReplicaSender:
                     raise MalformedMessage(f"the holder sent an unexpected {type(message).__name__} message")
 
     async def _feed(self, session: Session, answers: asyncio.Queue[Answer]) -> None:
-        """Send the steps that the holder lacks, one after another."""
+        """Send the steps that the holder lacks, one after another, until the connection breaks."""
         shard = self._shard
         reserved: tuple[int, bytes] | None = None
         while True:
@@ -306,7 +309,9 @@ class ReplicaSender:
         return outcome
 
     async def _is_damaged_here(self, slot: Slot) -> bool:
-        """Return whether this node's own slot is damaged. Called after its replica arrived damaged.
+        """Return whether this node's own slot is damaged.
+
+        Called after the holder received a replica that does not match.
 
         A damaged slot is emptied.
         """
@@ -317,9 +322,9 @@ class ReplicaSender:
             self._is_verifying = False
 
     async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
-        """Return as soon as the rank is no longer capturing the step.
+        """Return when the rank has given up the capture of the step before it was complete.
 
-        The transfer must then end, because the capture may never be completed.
+        The transfer must then end, because the rest of the step will never be captured.
         """
         while self._shard.capturing == step or digests.is_decided:
             await self._shard.changed.wait(self._shard.changed.version)
@@ -329,7 +334,7 @@ class ReplicaSender:
         return self._crawls(queue, self._deadline)
 
     def _crawls(self, queue: ChunkQueue, seconds: float) -> bool:
-        """Return whether the transfer was slow for more than `seconds` of sending time.
+        """Return whether the transfer has been sending for more than `seconds`, at a slow rate.
 
         A transfer is slow if its rate is below `SLOW_RATIO` of the best rate. Its sending time is divided among the
         transfers that share the node's link. The best rate was measured without this division, because the transfers
@@ -375,7 +380,7 @@ class ReplicaSender:
         streams.shrink(self.stream_count.count)
 
     def _measured(self, queue: ChunkQueue) -> None:
-        """Update the measured rates after a complete, unpaced transfer."""
+        """Update the best rate and the number of streams after a complete transfer that no pacer delayed."""
         size, seconds = queue.taken_bytes, queue.busy_seconds
         self._pacer.measured(queue)
         if size >= TELLING_BYTES and seconds > 0:
@@ -395,7 +400,7 @@ class ReplicaSender:
         self._silence = self._silence.failed(asyncio.get_running_loop().time())
 
     def _cut_short(self, words: str) -> None:
-        """Record a broken connection. It counts only if the holder still lacked a step."""
+        """Record a broken connection, but only if the holder still lacked a step."""
         if (step := self._shard.wanted(self._peer)) != NONE:
             self._tell_of(self.line.cut_short(step, words))
 
@@ -429,7 +434,10 @@ class ReplicaSender:
             self.check_holder(asyncio.get_running_loop().time())
 
     def check_holder(self, now: float) -> None:
-        """Drop the holder from the view if it lacked data and made no progress for the holder deadline."""
+        """Drop the holder if it lacked data and made no progress for the holder deadline.
+
+        Later steps are then committed without this holder, until it answers again.
+        """
         self._silence = self._silence.looked(
             now,
             is_owed=self._shard.is_owed(self._peer),

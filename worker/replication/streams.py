@@ -53,14 +53,18 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 Many kernels limit unprivileged processes to 208 KiB and silently reduce larger requests.
 """
 CANCELLED_SECONDS = 0.05
-"""Seconds for which chunks in flight may still be sent after a cancellation. Then their connections are cut."""
+"""Seconds after a cancellation in which threads may finish sending their present chunks.
+
+Then their connections are cut.
+"""
 DRAIN_BYTES = 1024 * 1024
 PROGRESS_SECONDS = 0.05
 """Minimum seconds between two progress reports of a transfer. Each report wakes the event loop."""
 UNSENT_BYTES = 128 * 1024
 """Maximum unsent bytes that the kernel buffers for a paced stream.
 
-A chunk that was admitted into an idle span is thus sent within the span. If it is not, it delays the next chunk.
+A chunk that is admitted in an idle span is therefore also sent in this span. If the network is too slow, the thread
+waits, and the next chunk is sent later.
 """
 _TCP_NOTSENT_LOWAT = 25
 _SO_MAX_PACING_RATE = 47
@@ -284,9 +288,9 @@ class ChunkQueue:
         self._working_count = 0
         """Number of streams that are sending a chunk."""
         self._held_count = 0
-        """Number of sending streams that the pacer holds back."""
+        """Number of streams that have a chunk and wait until the pacer admits it."""
         self._busy_since: LinkUse | None = None
-        """The link's use at the moment when this transfer last began to have data to send.
+        """Accumulated sending time of the link at the moment when this transfer last began to have data to send.
 
         None while the transfer has no data to send.
         """
@@ -299,14 +303,14 @@ class ChunkQueue:
     def busy_seconds(self) -> float:
         """Seconds in which this transfer had data that it was allowed to send.
 
-        Time in which the transfer has no data, or in which the pacer holds all streams back, does not count. It says
-        nothing about the link's rate.
+        The value does not include time without data, and time in which the pacer holds all streams back. Such time
+        would not show the link's rate.
         """
         return self._spent()[0]
 
     @property
     def part_seconds(self) -> float:
-        """The seconds in `busy_seconds`, each divided by the number of transfers that used the link at that time."""
+        """Seconds like `busy_seconds`, but each second is divided among the transfers that used the link in it."""
         return self._spent()[1]
 
     def _spent(self) -> tuple[float, float]:
@@ -320,7 +324,7 @@ class ChunkQueue:
             )
 
     def _turn(self) -> None:
-        """Start or stop the time measurement when the transfer begins or stops to have data to send."""
+        """Start the time measurement when the transfer has data that it may send, and stop it otherwise."""
         is_held = 0 < self._held_count == self._working_count
         is_busy = self._open_count > 0 and not is_held and not self.cancelled.is_set()
         if is_busy and self._busy_since is None:
@@ -551,7 +555,7 @@ class IncomingShard:
         self._index: range | None = None
         self._tell: Callable[[int], None] = lambda _: None
         self._told_count = 0
-        """Length of the verified prefix, in chunks, at the last report."""
+        """Number of chunks in the verified prefix that was last reported to `notify`."""
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 
@@ -674,7 +678,7 @@ class IncomingShard:
         self._look()  # The event loop may not have reported the last chunk to `notify` yet.
 
     def shut(self) -> bool:
-        """Reject further claims. Return True if no chunk is claimed at present."""
+        """Reject further claims. Return True if no thread is writing to a chunk at present."""
         with self._lock:
             self._is_closed = True
             return not self._claimed
@@ -699,7 +703,7 @@ class Receiver:
         """The running transfer. Set on the loop and read by threads; a closed transfer accepts no chunk."""
 
     def receive(self, line: socket.socket) -> None:
-        """Receive chunks from a stream until it ends. This is the work of a receiving stream's thread.
+        """Receive chunks from a stream until it ends. The thread of a receiving stream runs this method.
 
         Args:
             line: socket of the stream, blocking.

@@ -80,9 +80,9 @@ class TcpSession:
         self._inbox = bytearray()
         """Received bytes of messages that `receive` has not returned yet."""
         self._ahead: memoryview | None = None
-        """Read buffer for several messages.
+        """Read buffer that may hold several messages; None during the handshake.
 
-        None during the handshake, which must not read bytes of later messages.
+        The handshake must not read ahead, because the bytes that follow it may belong to a stream.
         """
         self._limit = MAX_HANDSHAKE_BYTES
         self._missing = 0
@@ -143,7 +143,7 @@ class TcpSession:
             raise PeerLost(f"the connection to {self.peer} is lost: {error}") from error
 
     async def receive(self) -> Message:
-        """Return the next message (see `Session`)."""
+        """Return the next message of the other side (see `Session`)."""
         try:
             while (missing := self._frame_bytes() - len(self._inbox)) > 0:
                 await self._read(missing)
@@ -224,7 +224,7 @@ class TcpSession:
     def _come(self) -> None:
         """Read available bytes for the waiting caller.
 
-        If no caller waits, the bytes stay in the kernel. The full buffer of the kernel eventually blocks the sender.
+        If no caller waits, the bytes stay in the kernel. When the kernel's buffer is full, the sender must wait.
         """
         arrival = self._arrival
         if arrival is None or arrival.done():

@@ -57,7 +57,10 @@ log = logging.getLogger(__name__)
 MAX_REPEATS = 3
 """Maximum number of repeated requests for damaged chunks. Then the shard is rejected."""
 CLOSE_SECONDS = 1.0
-"""Seconds for which chunks in flight may still arrive after the end of a transfer. Then the streams are cut."""
+"""Seconds after the end of a transfer in which partly received chunks may still become complete.
+
+Then the streams are cut.
+"""
 
 
 Arrived = Callable[[SlotFile, SlotHeader, int], None]
@@ -356,7 +359,7 @@ async def _mend(session: Session, incoming: IncomingShard, silence_seconds: floa
 
 
 async def _close(incoming: IncomingShard, streams: Streams, slot: Slot) -> None:
-    """Accept no more chunks, wait for chunks in flight, and record the verified chunks for the next attempt."""
+    """Accept no more chunks, wait for partly received chunks, and record the verified chunks for the next attempt."""
     try:
         if not incoming.shut():
             await finish(_under_way(incoming, streams))
@@ -367,7 +370,7 @@ async def _close(incoming: IncomingShard, streams: Streams, slot: Slot) -> None:
 
 
 async def _under_way(incoming: IncomingShard, streams: Streams) -> None:
-    """Wait for chunks in flight. If they do not arrive within `CLOSE_SECONDS`, close all streams."""
+    """Wait until partly received chunks are complete. If that takes longer than `CLOSE_SECONDS`, close all streams."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
             await incoming.close()

@@ -25,8 +25,7 @@ class Credentials:
     node_id: NodeId
     key: bytes
     silence_seconds: float
-    """Seconds without an answer of the peer's kernel until the connection counts as lost (`worker.node.sockets`).
-    """
+    """Seconds without a packet of the peer's kernel until the connection counts as lost (`worker.node.sockets`)."""
 
     def __repr__(self) -> str:
         return f"Credentials(run={self.run}, generation={self.generation}, node_id={self.node_id})"

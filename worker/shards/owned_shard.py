@@ -33,7 +33,8 @@ from worker.tasks import Signal
 TROUBLE_COUNT = 3
 """Number of abandoned steps in a row after which the agent reports the shard's protection as degraded.
 
-Single abandoned steps are normal: for example, a rank's layout may change, or an audit may find a single error.
+Single abandoned steps are normal: for example, the layout of a rank's tensors changes, or a snapshot differs from them
+in the rank's check (an audit).
 """
 
 
@@ -60,14 +61,15 @@ class OwnedShard:
             rank: the rank that owns the shard.
             generation: number of the running generation.
             core: initial state of the shard in the rounds.
-            base: the content that the generation was restored from; None if no restored content has this generation's
-                layout.
+            base: the content that the generation was restored from; None without a restore, or if the number of ranks
+                has changed since (a relayout).
             base_step: step that the generation starts from; used only if `base` is None.
             store: this node's slots.
-            page: the rank's page.
+            page: the memory page that the rank and its agent share.
             now: returns Unix time, for timestamps that users see.
             on_change: called after every change that the agent must report.
-            on_progress: called when the rank reaches a boundary, which the agent reports to the coordinator only.
+            on_progress: called when the rank finishes a step. The agent reports this to the coordinator and not to the
+                control plane.
         """
         self.rank = rank
         self.generation = generation
@@ -75,16 +77,19 @@ class OwnedShard:
         self.page = page
         self.changed = Signal()
         self.pinned: Step = NONE
-        """Step that the agent is uploading to S3, or `NONE`. Its slot must not be overwritten."""
+        """Step that the agent is uploading to S3, or `NONE`. The slot of this step must not be overwritten."""
         self.uploaded: Step = NONE
         """The newest step whose upload to S3 was started, or `NONE`."""
         self.stored: Step = NONE
         """The newest step that is completely uploaded to S3, or `NONE`."""
         self.granted_slot = -1
         self.arriving: Arriving | None = None
-        """Message to the rank about the base that this node fetches. None until the index of the base has arrived."""
+        """Message that names the slot from which the rank can already copy its state while the state arrives.
+
+        None until the index of this state (the base) has arrived.
+        """
         self.refusal = ""
-        """Reason why this rank cannot capture a snapshot at present; empty if it can."""
+        """Reason why this rank cannot capture a snapshot now, such as too little memory; empty if it can."""
         self.reserved: tuple[int, bytes] | None = None
         """(capacity in bytes, layout hash) of the rank's present slots; None before the rank's first request."""
         self.unready: frozenset[NodeId] = frozenset()
@@ -92,20 +97,22 @@ class OwnedShard:
         self.holder_troubles: dict[NodeId, str] = {}
         """Reason, per holder, why the holder has not sealed the step that this node sent.
 
-        The holder reports the reason, or the connection to the holder failed. The entry is removed when the holder
+        The reason comes from the holder, or it is an error of the connection. The entry is removed when the holder
         seals a step.
         """
         self.slow_holders: dict[NodeId, str] = {}
-        """Description of the slow link, for each holder whose slow link delays steps."""
+        """Text about the slow link, for each holder to which a step takes longer than the holder deadline."""
         self.broken_lines: dict[NodeId, str] = {}
-        """Description of the failures, for each holder whose connections break before a step is complete."""
+        """Text about the last broken transfer, for each holder whose connection keeps breaking within a step."""
         self.verified: dict[NodeId | None, tuple[Step, float]] = {}
         """Newest step that each holder has verified, and the Unix time at which this node recorded the step.
 
         The key None stands for this node.
         """
         self.acked: tuple[Step, float] = (NONE, 0.0)
-        """The newest step that every holder in view has verified, and the time of the last acknowledgement (monotonic).
+        """The newest step on which this shard voted ACKED, and the monotonic time of that vote.
+
+        Every holder in view had then verified the step.
         """
         self.passed: tuple[Step, float] = (NONE, 0.0)
         """The newest boundary of the rank and the Unix time at which the rank passed it."""
@@ -115,7 +122,10 @@ class OwnedShard:
         self._base_step = base_step if base is None else base.step
         self._now = now
         self._given_up: list[str] = []
-        """Reasons of the steps that were abandoned since the last commit. Steps abandoned for lateness do not count."""
+        """Reasons of the newest abandoned steps, at most `TROUBLE_COUNT`; empty after a commit.
+
+        A step that was abandoned because its proposal came too late for the rank is not included.
+        """
         self._store = store
         self._on_change = on_change
         self._on_progress = on_progress
@@ -140,7 +150,10 @@ class OwnedShard:
 
     @property
     def foundation(self) -> Step:
-        """The newest committed step. Before the first commit it is the base; without a base, `NONE`."""
+        """The newest committed step.
+
+        Before the first commit, it is the step from which the generation started (the base); `NONE` without a base.
+        """
         return self._core.foundation
 
     @property
@@ -170,7 +183,7 @@ class OwnedShard:
 
     @property
     def view(self) -> frozenset[NodeId]:
-        """Peers whose acknowledgement the vote ACKED requires."""
+        """Peers in view: the vote ACKED requires an acknowledgement of each of these holders."""
         return self._core.view
 
     @property
@@ -194,7 +207,10 @@ class OwnedShard:
 
     @property
     def lacks_base(self) -> bool:
-        """True while this node lacks its copy of the base and no step is committed. The shard then cannot vote."""
+        """True while this node lacks its copy of the base, the step from which the generation starts.
+
+        The shard then cannot vote. After the first commit the base is no longer needed, and the value is False.
+        """
         base = self._core.base
         return bool(base) and self._core.committed == NONE and base not in self._core.sealed
 
@@ -230,7 +246,7 @@ class OwnedShard:
         return peer in self._core.awaited
 
     def is_owed(self, peer: NodeId) -> bool:
-        """Return whether this node must still send a step to `peer`, or `peer` has not created its slots yet."""
+        """Return whether this node still waits for `peer`: to send it a step, or until it has created its slots."""
         return self._core.wanted(peer) != NONE or peer in self.unready
 
     def needs_slot(self) -> bool:
@@ -238,7 +254,10 @@ class OwnedShard:
         return self.granted_slot < 0 and self._core.is_capturable(self.page.rank())
 
     def may_wait(self) -> bool:
-        """Return whether the rank may be waiting at a boundary. A waiting rank reads its page only after a message."""
+        """Return whether the rank may be waiting between two steps, for a stop, an upload or the end of training.
+
+        A waiting rank does not read its page, unless the agent sends it a message.
+        """
         half = self.page.agent
         is_awaited = half.stop_state is StopState.ANNOUNCED or half.hold > 0
         return is_awaited or self.page.rank().standing is not Standing.MOVING
@@ -259,8 +278,8 @@ class OwnedShard:
     def source(self, step: Step) -> Slot | None:
         """Return the slot of this node from which `step` can be sent, or None.
 
-        The step is either sealed in the slot, or is being captured into the slot while the agent digests the final
-        parts.
+        The slot is sealed, or the rank is still writing it. In the second case, the agent digests the parts that the
+        rank has finished.
         """
         content = self.content(step)
         slots = self._store.shards.get(self.rank, [])
@@ -290,14 +309,14 @@ class OwnedShard:
     def begin_load(self) -> None:
         """Show on the page that a fetch of the base begins, for the first time or again.
 
-        The caller calls this method before it writes any byte of the base. The parts that the rank has already copied
-        become void.
+        The caller calls this method before it writes any byte of the base. A rank that has copied parts of an earlier
+        fetch must copy them again.
         """
         self.arriving = None
         self.page.write(replace(self.page.agent, load=self.page.agent.load + 1, verified=0))
 
     def arrive(self, file: SlotFile, header: SlotHeader, verified_bytes: int) -> None:
-        """Record that the base's index and a prefix of its payload have arrived.
+        """Record how much of the base has arrived: its index, and the first bytes of its payload.
 
         Args:
             file: the slot file that receives the base.
@@ -327,7 +346,10 @@ class OwnedShard:
         self.changed.notify()
 
     def ready(self, peer: NodeId, capacity_bytes: int, layout_hash: bytes) -> None:
-        """Record that `peer` has created its slots. Ignored if the rank's slots were reserved again meanwhile."""
+        """Record that `peer` has created its slots.
+
+        The call is ignored if the rank has requested slots of another size or layout since.
+        """
         if self.reserved == (capacity_bytes, layout_hash):
             self.unready -= {peer}
             self.changed.notify()
@@ -335,7 +357,7 @@ class OwnedShard:
     async def holders_ready(self) -> bool:
         """Wait until all holders in view have created their slots, and return True.
 
-        Return False if the rank's slots were reserved again meanwhile.
+        Return False if the rank requests slots of another size or layout during the wait.
         """
         reserved = self.reserved
         while reserved is self.reserved and self.unready & self._core.view:
@@ -407,8 +429,8 @@ class OwnedShard:
     def hear(self, announcement: Announcement) -> bool:
         """Apply the coordinator's announcement and write it to the page. Return whether the rank needs a message.
 
-        A rank that may wait at a boundary reads its page only after a message. A training rank reads its page at every
-        boundary, and a message would delay its step.
+        A rank that waits between two steps reads its page only after a message. A training rank reads its page at the
+        end of every step, so a message would only delay its step.
         """
         might_wait = self.may_wait()
         self._apply(self._core.hear(announcement.committed, announcement.proposed), announcement)
@@ -548,7 +570,8 @@ class OwnedShard:
     def _publish(self, announcement: Announcement | None = None) -> None:
         """Write the agent's half of the page.
 
-        Without an announcement, the fields for the end of training, the agreed stop and the hold keep their values.
+        Without an announcement, three fields keep their values: the end of training, the agreed stop, and the step for
+        whose upload ranks wait (`hold`).
         """
         half = self.page.agent
         is_finished = half.proposed == FINISHED if announcement is None else announcement.finished

@@ -32,12 +32,12 @@ class ChunkDigests:
 
     @property
     def known_count(self) -> int:
-        """Number of chunks whose digests are in `known`."""
+        """Number of chunks whose digests are computed (`known`)."""
         return len(self.known) // DIGEST_BYTES
 
     @property
     def due_count(self) -> int:
-        """Number of chunks that are final and can be digested."""
+        """Number of chunks at the payload's beginning that the writer no longer changes; they can be digested."""
         return self.chunk_count if self.is_complete else self._final_bytes // chunk_bytes(self.header.payload_bytes)
 
     @property
@@ -56,7 +56,10 @@ class ChunkDigests:
         return self.is_complete and self.known_count == self.chunk_count
 
     def grow(self, final_bytes: int) -> None:
-        """Record the length of the final prefix. A smaller length than the present length is outdated and ignored."""
+        """Record how many bytes at the payload's beginning the writer no longer changes.
+
+        A value below the present one comes from an outdated message and is ignored.
+        """
         self._final_bytes = max(self._final_bytes, final_bytes)
         self.changed.notify()
 

@@ -52,9 +52,9 @@ class RankPage:
         return True
 
     def rank(self) -> RankHalf:
-        """Return the newest valid half of the rank.
+        """Return what the rank has written to its half of the page.
 
-        If the half is corrupt or belongs to another generation, return the last valid half.
+        If the present content is corrupt or belongs to another generation, return the last valid content.
         """
         found = read_rank_half(self._view)
         if found is not None and found.generation == self.agent.generation:
@@ -70,14 +70,14 @@ class RankPage:
 
 
 def last_agent_half(path: Path) -> AgentHalf | None:
-    """Return the agent's half of a page. Called when the node promises a generation, after the rank has exited.
+    """Return what the agent wrote to its half of a page. Called at a promise, after the rank has exited.
 
     Args:
         path: path of the page.
 
     Returns:
-        The agent's half. None if the page is unreadable, or if its committed step is higher than any step of a
-        training.
+        The agent's half. None if the page is unreadable, or if its committed step exceeds the maximum number of steps
+        of a training.
     """
     page = memoryview(path.read_bytes()[:RANK_WORD_BYTES])
     half = read_agent_half(page) if len(page) == RANK_WORD_BYTES else None
@@ -85,13 +85,13 @@ def last_agent_half(path: Path) -> AgentHalf | None:
 
 
 def last_half(path: Path) -> RankHalf | None:
-    """Return the rank's half of a page after the rank has exited.
+    """Return what a rank wrote to its half of a page before it exited.
 
     Args:
         path: path of the page.
 
     Returns:
-        The rank's half. None if the rank wrote none or the half is corrupt.
+        The rank's half. None if the rank wrote nothing, or if the page is corrupt.
     """
     with path.open("rb") as file:
         # Only the page is read, because the script may have enlarged the file.

@@ -110,7 +110,7 @@ class SlotFile:
 
     @classmethod
     def void(cls, path: Path, header: SlotHeader) -> SlotFile:
-        """Turn the file at `path` into an empty slot, in place. A rank that has the file mapped keeps the same pages.
+        """Turn the file at `path` into an empty slot, in place. A rank that has mapped the file keeps its mapping.
 
         Args:
             path: path of a slot whose content is not trusted. If no file exists, or the file is shorter than a header,

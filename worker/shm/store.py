@@ -70,12 +70,12 @@ class Slot:
     pins: int = 0
     is_busy: bool = False
     digests: ChunkDigests | None = None
-    """Digests of the slot's content, which is being written or is sealed. None if they have not been computed.
+    """Digests of the slot's content, which is being written or is sealed. None if no digest was computed yet.
 
     The digests are not stored on tmpfs.
     """
     arrived: dict[int, bytes] = field(default_factory=dict)
-    """Digests of the verified chunks by index, while streams fill the WRITING slot."""
+    """Digest of each chunk that was received and verified, by index, while a transfer fills the slot."""
 
     def is_written_with(self, content: Content) -> bool:
         """Return whether the slot is being filled with `content`."""
@@ -83,7 +83,7 @@ class Slot:
 
     @property
     def is_used(self) -> bool:
-        """True if a task reads, uploads or fetches from the slot."""
+        """True if a task reads the slot, uploads it, or sends it to another node."""
         return bool(self.pins or self.readers)
 
     @property
@@ -114,10 +114,11 @@ class SlotStore:
         self.strays = Strays()
         """Facts that decide which strays the store drops. A stray is a slot whose shard the plan places on other nodes.
 
-        The `Member` replaces the facts at a new generation, after the load, and at each announcement.
+        The `Member` replaces this object when a generation begins, after the load, and at each announcement of the
+        coordinator.
         """
         self.making = Signal()
-        """Signal that is notified when a task begins to choose or create a slot (see `is_making`)."""
+        """Signal that is notified when a task begins to choose or create a slot of any shard (see `is_making`)."""
         self._makers: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._creating_bytes = 0
         """Total size of the files that threads are creating."""
@@ -147,10 +148,7 @@ class SlotStore:
             self.shards[rank] = [self._adopt(rank, self._path(rank, index)) for index in range(count)]
 
     def _adopt(self, rank: Rank, path: Path) -> Slot:
-        """Return the slot at `path`.
-
-        An invalid file becomes an empty slot with the same number.
-        """
+        """Return the slot at `path`. If its file is invalid, the slot becomes empty and keeps its number."""
         try:
             file = SlotFile.adopt(path)
         except (ProtocolError, OSError) as error:
@@ -221,7 +219,7 @@ class SlotStore:
         return self.root / str(self.run) / f"rank-{rank}.word"
 
     def ended_ranks(self) -> EndedRanks | None:
-        """Return the newest generation with pages on this node, and the highest boundary of its ranks.
+        """Return the newest generation that left rank pages on this node, and the highest step that its ranks finished.
 
         The ranks of this generation must have exited.
         """
@@ -334,7 +332,8 @@ class SlotStore:
             slot = slots[index]
             if not slot.is_written_with(content) or slot.file.header.capacity_bytes < capacity_bytes:
                 slot.arrived = {}
-            # Mark the slot as empty first, so that no new reader starts while the present readers end.
+            # Mark the slot as empty first: otherwise a new reader could start while this method waits for the present
+            # readers.
             self._void(slot)
             await self._join(slot)
             if slot.file.header.capacity_bytes < capacity_bytes:
@@ -389,7 +388,7 @@ class SlotStore:
         slot.file = await self._create(rank, index, header)
 
     def _reusable(self, slots: list[Slot]) -> int | None:
-        """Return an empty slot if the shard already has the maximum number of slots; otherwise None."""
+        """Return the index of an empty slot that no process uses, or None."""
         empty = [
             index
             for index, slot in enumerate(slots)
@@ -424,9 +423,10 @@ class SlotStore:
             self._creating_bytes -= header.capacity_bytes
 
     def _make_room(self, needed_bytes: int) -> None:
-        """Drop droppable slots of strays, oldest content first, until a new slot fits.
+        """Remove slots of strays until a new slot fits, the oldest content first.
 
-        If the new slot would not fit even without all of them, no slot is dropped.
+        Only the slots that `Strays.makes_way` permits are removed. If all of them together are too small, none is
+        removed.
         """
         needed_bytes += self._creating_bytes + self.used_bytes() - self.memory_bytes
         strays = [
@@ -445,7 +445,7 @@ class SlotStore:
         return not slot.is_used and self.strays.makes_way(rank, slot.file.content)
 
     def _forget_if_empty(self, rank: Rank) -> None:
-        """Remove a stray without any content from `shards`."""
+        """Remove the entry of a stray from `shards` once none of its slots has content."""
         if rank not in self.strays.placed and all(slot.view.state is SlotState.EMPTY for slot in self.shards[rank]):
             del self.shards[rank]
 
@@ -454,14 +454,14 @@ class SlotStore:
         return NoRoom(needed_bytes=needed_bytes, available_bytes=free.f_bavail * free.f_frsize, is_passing=True)
 
     def follow(self, slot: Slot, header: SlotHeader) -> tuple[ChunkDigests, bool]:
-        """Start or continue to digest the content that is written into a slot.
+        """Return the object that digests the content of a slot while a writer fills the slot.
 
         Args:
             slot: slot that was granted for this content.
             header: sizes and index position as the writer reports them.
 
         Returns:
-            (the digests, whether they are new). For new digests, the caller must run `seal_followed`.
+            (the digests, whether this call created them). For new digests, the caller must run `seal_followed`.
         """
         header = replace(header, state=SlotState.WRITING, capacity_bytes=slot.file.header.capacity_bytes)
         if slot.digests is not None and slot.digests.header == header:
@@ -541,7 +541,7 @@ class SlotStore:
         slot.file.empty()
 
     def give_up(self, rank: Rank, content: Content) -> None:
-        """Stop all readers of a slot whose capture the rank has abandoned."""
+        """Stop all readers of a slot, because the rank does not complete the capture into this slot."""
         for slot in self.shards.get(rank, []):
             if slot.is_written_with(content):
                 slot.digests = None
@@ -654,7 +654,7 @@ class SlotStore:
         self.strays = strays
 
     async def empty_all_but(self, keep: Mapping[Rank, Collection[Content]]) -> None:
-        """Empty all slots whose content is not in `keep`. Such slots of strays are removed.
+        """Empty all slots whose content is not in `keep`. If such a slot belongs to a stray, remove its file.
 
         Called once per load, with the contents that the plan protects.
         """
@@ -669,7 +669,7 @@ class SlotStore:
             self._forget_if_empty(rank)
 
     def drop_strays(self) -> None:
-        """Remove the strays that are obsolete (`Strays.is_over`) and that no task reads.
+        """Remove the strays that no node needs any more (`Strays.is_over`) and that no task reads.
 
         Further calls change nothing. Called at every announcement.
         """
