@@ -26,9 +26,9 @@ from worker.replication.transfers import _copy
 
 pytestmark = pytest.mark.integration
 SIZE = 4 * 1024 * 1024
-"""Bytes that one call processes: the size of a chunk."""
+"""Bytes that one call copies, digests or sends: the size of a chunk."""
 CALLS = 10_000
-"""Maximum number of calls before a test fails: many seconds of work.
+"""How often a test calls the work at most before it fails: many seconds of work.
 
 The other thread usually runs during the first call.
 """
@@ -120,8 +120,9 @@ def test_others_run_while_many_bytes_are(work: Callable[[], Work]) -> None:
 
 @contextmanager
 def line_to(*command: str, end: str) -> Iterator[socket.socket]:
-    """Yield a connection to the standard input or output of another process, which does not need this process's
-    lock.
+    """Yield a connection to the standard input or output of another process.
+
+    That process does not need this process's lock.
     """
     line, far = socket.socketpair()
     with line, far:
@@ -147,9 +148,9 @@ def test_others_run_while_many_bytes_are_received() -> None:
 
 
 def test_nobody_runs_while_what_holds_the_lock_is_at_work() -> None:
-    """An assignment between memory views holds the interpreter's lock, so no other thread runs.
+    """An assignment between memory views keeps the interpreter's lock, so no other thread runs.
 
-    This proves that the other tests can fail.
+    This shows that the check of the other tests can fail.
     """
     source, target = memoryview(bytearray(SIZE)), memoryview(bytearray(SIZE))
 

@@ -1,7 +1,7 @@
 """Instances in network namespaces: the local cloud cuts and slows their connections, and removes every namespace.
 
-The module runs in a network of its own. A bridge that appears in the machine's network makes every browser there cancel
-its requests, and another test process may use a browser at the same time.
+The module runs in a network of its own. A new bridge in the machine's network would make every browser there cancel its
+requests, and another test process may use a browser at the same time.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def reaches(name: str, instance_id: str, url: str) -> bool:
 
 
 def is_cut_off(name: str, instance_id: str, url: str) -> bool:
-    """Return whether a request of an instance times out; a refused connection does not count."""
+    """Return whether a request of an instance times out. A request that is refused at once does not count."""
     return curl(name, instance_id, url, seconds=1).returncode == TIMED_OUT
 
 

@@ -70,7 +70,10 @@ def command(directory: Path, cloud: str, *more: str) -> list[str]:
 
 
 def start(directory: Path, cloud: str, *more: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
-    """Start a server, read its log until it announces its port, and return it with the content of its ready file."""
+    """Start a server and read its log until the server announces its port.
+
+    Return it with the content of its ready file.
+    """
     (directory / "ready.json").unlink(missing_ok=True)
     process = subprocess.Popen(command(directory, cloud, *more), cwd=directory, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

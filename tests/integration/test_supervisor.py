@@ -1,4 +1,7 @@
-"""The supervisor with a real shim and real processes: starts, exits, kills, adoption, and the death of each process."""
+"""The node's supervisor of ranks, with a real shim (the process that outlives agents) and real rank processes.
+
+The tests cover starts, exits, kills, the takeover by a new agent, and the death of each process.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ from worker.ranks.supervisor import ExitedRank, MemoryPaths, Supervisor
 pytestmark = pytest.mark.integration
 
 PRELOADED = ("graphlib",)
-"""A small standard module that only warm ranks have loaded, because no test script imports it."""
+"""A small standard module that the template process has imported before it forks ranks.
+
+No test script imports it, so only ranks that the template forked ("warm" ranks) have loaded it.
+"""
 NOTHING = Supplied()
 LEAVE_A_CHILD = (
     "import os, signal\npid = os.fork()\nif pid == 0:\n    signal.pause()\nprint(pid, flush=True)\nos._exit(0)\n"
@@ -39,7 +45,7 @@ WAIT_FOR_EVER = "import signal\nprint('up', flush=True)\nsignal.pause()\n"
 
 
 class Bench:
-    """A state folder, a script, and the supervisors that a test starts one after another on this folder."""
+    """A state folder and a script on which a test starts one supervisor after another."""
 
     def __init__(self, folder: Path, is_warm: bool) -> None:
         self.state = folder / "state"
@@ -63,7 +69,7 @@ class Bench:
         self, script: str, *, count: int = 1, generation: int = 1, supplied: Supplied = NOTHING, **options: object
     ) -> GenerationPlan:
         entry = self.source / "train.py"
-        # do not rewrite an equal script, because a rank of an earlier start may be reading it
+        # do not rewrite an unchanged script, because a rank of an earlier start may be reading it
         if not entry.exists() or entry.read_text() != script:
             entry.write_text(script)
         plan = rank_plan(ranks_per_node=count, generation=generation, **options)  # type: ignore[arg-type]
@@ -79,8 +85,8 @@ class Bench:
         return plan
 
     async def warm(self) -> None:
-        """Wait until ranks start warm."""
-        # refresh the supervisor's state, which may still contain a template that has died
+        """Wait until the supervisor starts ranks warm: as forks of a template process that has imported modules."""
+        # refresh the supervisor's state, which may still describe a template process that has died
         await self.supervisor._list()
         await self.until(lambda: self.supervisor.preload is Preload.READY)
 
@@ -94,7 +100,7 @@ class Bench:
         return RankFiles(self.state, RUN, Generation(generation), Rank(rank))
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Poll a condition that no signal announces, within the test's time limit."""
+        """Poll a condition for which no event exists, within the test's time limit."""
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -186,7 +192,10 @@ def read_memory(pid: int) -> bytes:
 
 @pytest.mark.parametrize("module", ["graphlib", "everstep_example"])
 async def test_packages_of_a_job_are_seen_first_and_never_too_late(bench: Bench, tmp_path: Path, module: str) -> None:
-    """A job's package that replaces a preloaded module makes the rank start cold; other packages do not."""
+    """A job's own version of a preloaded module makes its rank start cold, so that the rank imports the job's version.
+
+    Other packages of the job do not prevent a warm start.
+    """
     layer = tmp_path / "layer"
     layer.mkdir()
     (layer / f"{module}.py").write_text("VERSION = 'theirs'\n")
@@ -249,7 +258,7 @@ print(json.dumps(facts))
 
 
 class Kernel:
-    """A folder with copies of the kernel's memory files, whose contents the test sets."""
+    """A folder with copies of the files in which the kernel counts memory kills. Tests set their contents."""
 
     def __init__(self, folder: Path) -> None:
         self.paths = MemoryPaths(folder / "proc", folder / "cgroup", folder / "kmsg")
@@ -260,7 +269,9 @@ class Kernel:
         (folder / "proc" / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 100 kB\n")
 
     def count(self, of_group: int, of_node: int) -> None:
-        """Set the numbers of kills in the agent's cgroup and on the node."""
+        """Set the number of processes that the kernel killed for lack of memory, in the agent's cgroup and on
+        the node.
+        """
         (self._group / "memory.oom_control").write_text(f"oom_kill {of_group}\n")
         (self.paths.proc / "vmstat").write_text(f"oom_kill {of_node}\n")
 
@@ -426,7 +437,7 @@ async def test_a_variable_read_at_start_makes_the_start_cold(tmp_path: Path) -> 
 
 
 async def test_a_halt_reaches_every_descendant(cold: Bench) -> None:
-    """A halt ends a child, a child in another session, and a grandchild whose parent has ended."""
+    """A halt of a rank also ends its child, its child in another session, and an orphaned grandchild."""
     script = """
 import os, signal, sys
 def child(setsid, orphan):
@@ -512,10 +523,11 @@ async def test_another_agent_takes_over_ranks_and_the_exits_it_missed(bench: Ben
 
 
 async def test_a_start_that_the_agent_before_has_asked_for(bench: Bench) -> None:
-    """An agent requests the start of a rank and dies before the shim reports that the rank has started.
+    """Three agents in turn request the start of the same rank, and the shim starts it once.
 
-    A second agent repeats the request while the shim may still start the rank. A third agent repeats the request
-    afterwards. The shim starts only one rank, and reports this rank to the second and the third agent.
+    The first agent dies before the shim reports that the rank has started. The second agent repeats the request while
+    the shim may still be starting the rank, and the third repeats it afterwards. The shim reports the same rank to
+    both.
     """
     await bench.start(WAIT_FOR_EVER)
     for _ in range(2):
@@ -549,7 +561,7 @@ async def test_a_dead_shim_takes_no_rank_out_of_sight(bench: Bench) -> None:
 async def test_another_shim_is_tried_until_there_is_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor retries until a shim starts.
 
-    Until then, the node is not warm, so that the control plane prefers other nodes.
+    Until then, the node reports that it cannot start ranks warm, so that the control plane prefers other nodes.
     """
     launch, refused = bench.supervisor._launch, []
 
@@ -573,7 +585,7 @@ async def test_shims_that_die_at_once_leave_nothing_and_are_told_once(
 ) -> None:
     """Every shim ends while it starts, as with a full disk or when another shim holds the lock.
 
-    No shim process remains, and the supervisor logs the failure once.
+    No shim process remains, and the supervisor logs the failure only once.
     """
     monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.0)
     launch, python = cold.supervisor._launch, sys.executable
@@ -625,7 +637,7 @@ print(int(os.read(read, 20)), flush=True)
 print("up", flush=True)
 signal.pause()
 """
-"""Script that leaves a grandchild in another session and ends its parent.
+"""A script that leaves a grandchild in another session and then ends the grandchild's parent.
 
 Only the cgroup still connects the grandchild to its rank.
 """
@@ -778,9 +790,9 @@ async def test_a_dead_template_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_a_warm_start_that_was_stopped_is_none_when_the_template_dies(tmp_path: Path) -> None:
-    """The agent stops a rank before the hanging template has forked the rank. Then the template is killed.
+    """An agent stops a rank that the hanging template process has not forked yet. Then the template is killed.
 
-    The stopped rank is never started. The rank of the next generation starts cold.
+    The shim never starts the stopped rank. It starts the rank of the next generation cold.
     """
     bench = Bench(tmp_path, is_warm=True)
     await bench.supervisor.start()
@@ -803,7 +815,7 @@ async def test_a_warm_start_that_was_stopped_is_none_when_the_template_dies(tmp_
 
 
 def preloading(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> Bench:
-    """Make a bench whose template imports a module of the test."""
+    """Return a bench whose template process imports a module that the test wrote."""
     (folder / "modules").mkdir()
     (folder / "modules" / "everstep_strange.py").write_text(module)
     monkeypatch.syspath_prepend(str(folder / "modules"))
@@ -824,7 +836,7 @@ async def test_a_failed_preload_is_told_and_ranks_start_cold(tmp_path: Path, mon
     try:
         await bench.start("print('up')")
         assert (await bench.exit()).end.code == 0
-        # the shim reports the failed template without a request
+        # the shim reports the template's failure without a request
         await bench.until(lambda: bench.supervisor.preload is Preload.FAILED)
         assert not bench.supervisor.is_warm, "its ranks import first: a node where they do not is the better one"
     finally:

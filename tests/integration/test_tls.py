@@ -1,4 +1,7 @@
-"""A server with a certificate: every client verifies it, and no client sends a token unencrypted to another machine."""
+"""A server with a TLS certificate.
+
+Every client verifies it, and no client sends a token unencrypted to another machine.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +141,7 @@ async def test_an_agent_verifies_the_servers_certificate_before_it_sends_its_tok
     )
     running = asyncio.create_task(client.run())
     async with asyncio.timeout(20):
-        # the agent shows the failure only in its log
+        # the agent only logs that it could not verify the certificate
         while "no connection to the control plane" not in caplog.text:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     running.cancel()
@@ -148,7 +151,7 @@ async def test_an_agent_verifies_the_servers_certificate_before_it_sends_its_tok
     assert ("CERTIFICATE_VERIFY_FAILED" in caplog.text) is not is_known
 
 
-# Settings that the agent refuses before it sends any request
+# Settings that the agent rejects before it sends any request
 
 
 def test_a_server_that_others_reach_needs_a_certificate(tmp_path, files) -> None:

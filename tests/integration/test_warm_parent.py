@@ -18,9 +18,9 @@ pytestmark = pytest.mark.integration
 
 
 def begin(directory: str) -> int:
-    """Start a process that never ends, and write its pid to a file. End on request.
+    """Start a process that never ends and write its pid to a file. A rank of the test calls this function.
 
-    A rank of the test calls this function.
+    The rank itself ends on request.
     """
     pid = os.fork()
     if pid == 0:

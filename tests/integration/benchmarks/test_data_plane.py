@@ -1,5 +1,6 @@
-"""Tests of the data-plane harness: the measured loop, the byte comparisons, and a peer and the lower bounds as real
-processes.
+"""Tests of the data-plane benchmark: its measured loop, its comparisons of bytes, and its real processes.
+
+These processes run another checkpoint system (a peer), or measure the lower bounds of memory and network.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ RUN = "0" * 31 + "1"
 
 
 class Alone:
-    """A meeting of a single rank, so that no call waits for another rank."""
+    """Lets a single rank run the measured loop: a wait for the other ranks returns at once."""
 
     rank = 1
 
@@ -52,7 +53,10 @@ class Alone:
 
 
 class Memory:
-    """An adapter that keeps clones of the state, except those that the test makes it lose."""
+    """A checkpoint system that keeps clones of the state in this process.
+
+    Tests replace methods to make it lose state.
+    """
 
     gives_back_own_state = True
 
@@ -93,7 +97,8 @@ def state() -> Iterator[State]:
 
 
 def run(adapter: Memory, dumps: Path) -> Samples:
-    (dumps / "dump0").symlink_to(dumps / "dump1")  # the comparison passes, because both ranks have the same state
+    # Both ranks have the same state, so the comparison with the other rank's dump must pass.
+    (dumps / "dump0").symlink_to(dumps / "dump1")
     return measure(lambda *_: adapter, OFFERS, adapter.state, Alone(), REPEATS, dumps)  # type: ignore[arg-type, return-value]
 
 
@@ -104,7 +109,7 @@ def test_the_loop_takes_what_it_says_and_compares_bytes(state: State, tmp_path: 
     assert [len(values) for values in (samples.restore_local, samples.restore_peer)] == [2, 2]
     assert samples.verified == {"protect": True, "restore_local": True, "restore_peer": True}
     steps = [int(call.split()[1]) for call in adapter.calls if call.startswith("snapshot")]
-    assert steps == sorted(set(steps))  # every snapshot is of a new step
+    assert steps == sorted(set(steps))  # every snapshot is of a newer step
     assert adapter.calls[-1] == "close"
 
 
@@ -141,7 +146,7 @@ def test_every_step_changes_every_tensor_throughout() -> None:
 
 
 class Session:
-    """A session with only one ability: it returns the live tensors."""
+    """A session of which the benchmark needs only the live tensors."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
@@ -178,7 +183,7 @@ def test_the_holder_is_asked_for_its_bytes_and_nothing_else(tmp_path: Path) -> N
         return everstep_job.holder_has(session, own, page, 5, 0)  # type: ignore[arg-type]
 
     write_slot(own / RUN / "rank-0.slot-0", live, 5)
-    assert not held()  # the owner's node has the copy, which does not count as a holder's copy
+    assert not held()  # the copy on the owner's node does not count as a copy at a holder
     write_slot(other / RUN / "rank-0.slot-0", live, 4)
     assert not held()  # the holder has only an older step
     write_slot(other / RUN / "rank-0.slot-1", live, 5, SlotState.WRITING)
@@ -235,7 +240,7 @@ def test_a_commit_is_seen_when_it_is_looked_for(tmp_path: Path) -> None:
     for generation, step in ((1, 9), (2, 4), (2, 5)):
         write_agent_half(page, AgentHalf(generation, committed=step))
         watch.expect(step)
-        # The watch ignores a page of another generation.
+        # The watch ignores the page of generation 1, because it watches generation 2.
         assert watch.wait(step, 30.0 if generation == 2 else 0.05) is (generation == 2)
     assert sorted(watch.at) == [4, 5]
 

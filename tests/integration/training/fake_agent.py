@@ -1,4 +1,5 @@
-"""An agent in a thread, for tests. Socket, pages and slot files are real; the rounds cover only a single node.
+"""An agent in a thread, for tests. Its socket, shared-memory pages and slot files are real, but it agrees with no other
+node.
 
 The agent proposes a step and waits until every rank has captured it or one rank has abandoned it. Then it seals and
 commits the step, and proposes the next. `hold` stops further proposals, and `finish` answers ranks that wait in
@@ -44,7 +45,7 @@ from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_hea
 JOB = "job"
 RUN = "ab" * 16
 PIECE_BYTES = 256
-"""Bytes of each piece in which a base arrives."""
+"""Size of the pieces in which the agent writes the state to restore, while its rank waits."""
 
 
 class Line:
@@ -76,7 +77,7 @@ class Line:
 
 
 class FakeAgent:
-    """Serves all ranks of one generation. The context manager ends its threads and closes its files."""
+    """Serves all ranks of one generation. On exit, the context manager ends the threads and closes the files."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class FakeAgent:
         self.base_step = base_step
         self.base_slots = base_slots or {}
         self.earlier = earlier
-        """Slots of the base by earlier rank, if another number of ranks made the base.
+        """Slots of the step to restore, by the rank that made them, if another number of ranks made that step.
 
         A missing entry is a lost slot.
         """
@@ -117,9 +118,9 @@ class FakeAgent:
         """Set when `commit_target` steps are committed."""
         self.is_held = False
         self._arrives = arrives
-        """True if a base arrives while its rank is already connected.
+        """True if the agent sends the step to restore only after its rank has connected.
 
-        The agent then writes each base twice. The first attempt stops in the middle and contains wrong bytes.
+        The agent then writes the state twice. The first attempt stops in the middle and contains wrong bytes.
         """
         self._on_message = on_message
         self._server: socket.socket | None = None
@@ -154,7 +155,7 @@ class FakeAgent:
         self._spawn(self._accept, self._server)
 
     def stop(self) -> None:
-        """Close the socket and all connections, as the death of an agent does."""
+        """Close the socket and all connections, as if the agent had died."""
         if self._server is not None:
             self._server.shutdown(socket.SHUT_RDWR)
             self._server.close()
@@ -183,7 +184,7 @@ class FakeAgent:
                 line.say(WordChanged())
 
     def hold(self, step: int) -> None:
-        """Make the ranks wait for the upload of a step; 0 ends the wait."""
+        """Make the ranks wait because a step is being uploaded. Step 0 ends the wait."""
         with self.changed:
             for line in self.lines:
                 line.write(hold=step)
@@ -252,7 +253,9 @@ class FakeAgent:
             self._say_welcome(line, base)
 
     def _bring(self, line: Line, base: Path) -> None:
-        """Write a base in pieces: first its first half with wrong bytes, then the whole base with the right bytes."""
+        """Write the state to restore in pieces: first half of it with wrong bytes, then all of it with the
+        right bytes.
+        """
         data = base.read_bytes()
         header = unpack_header(data[:HEADER_BYTES])
         path = line.page_path.with_name(f"{line.page_path.name}.base")
@@ -340,7 +343,7 @@ class FakeAgent:
         )
 
     def _propose(self) -> None:
-        """Propose the next step if no step is proposed and every rank has slots."""
+        """Propose the next step to all ranks, unless a step is still proposed or a rank has no slots yet."""
         boundaries = [half.boundary for half in (read_rank_half(line.page) for line in self.lines) if half is not None]
         is_idle = self.proposed == NONE and not self.is_held and len(self.commits) < self.commit_target
         if not is_idle or any(line.request is None for line in self.lines):
@@ -390,7 +393,7 @@ class FakeAgent:
         return path
 
     def _finish(self) -> None:
-        """End the final round when every rank waits in `close`."""
+        """End the wait of the ranks when all of them wait in `close`."""
         halves = [read_rank_half(line.page) for line in self.lines]
         if (
             all(half is not None and half.standing in (Standing.CLOSING, Standing.CLOSED) for half in halves)

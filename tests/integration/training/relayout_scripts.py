@@ -50,7 +50,7 @@ class Net(nn.Module):
 
 @dataclass
 class Kind:
-    """The options of a launch."""
+    """The settings of one launch: adapter, precision and sizes."""
 
     kind: str
     dtype: str = "fp32"
@@ -58,7 +58,7 @@ class Kind:
     width: int = 60
 
     def replica(self, rank: int) -> int:
-        """Return which copy of the model this rank belongs to. Two ranks of a mesh form one copy."""
+        """Return the number of the model copy to which this rank belongs. Two ranks of a mesh share one copy."""
         return rank // 2 if self.kind == "mesh" else rank
 
     def make_optimizer(self, parameters: Any) -> torch.optim.Optimizer:
@@ -70,7 +70,8 @@ class Kind:
 
 
 def build(kind: Kind) -> Scenario:
-    # give every copy other initial weights, on which a load must not depend
+    # Each copy of the model starts from other weights. A load must replace them, so that the result does not depend on
+    # them.
     torch.manual_seed(kind.replica(dist.get_rank()) + 50)
     if kind.kind.startswith("zero"):
         return _zero(kind)
@@ -201,7 +202,7 @@ def save(directory: str, options: dict[str, Any]) -> int:
 
 
 class FolderShards:
-    """The earlier shards of a relayout, read from files."""
+    """The shards that another number of ranks saved, read from files."""
 
     def __init__(self, folder: Path, here: list[int]) -> None:
         self.folder = folder
@@ -215,7 +216,7 @@ class FolderShards:
 
 
 def load(directory: str, options: dict[str, Any], saved: str) -> int:
-    """Load the saved state, write it again, and make one step."""
+    """Load the saved state into this layout, save it again, and make one step."""
     rank, world = begin(directory)
     kind = Kind(**options)
     scenario = build(kind)
@@ -258,7 +259,7 @@ class Indices(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
 
 
 def train(directory: str, options: dict[str, Any], until: int, global_batch: int = 48) -> int:
-    """Train with the same global batch on any number of ranks, and report the samples of each step."""
+    """Train with the same global batch on any number of ranks, and report which samples each step uses."""
     rank, _ = begin(directory)
     scenario = build(Kind(**options))
     dataset = Indices()

@@ -1,8 +1,7 @@
-"""Scenarios of the adapter tests: small models, each with one trait that a resume could restore wrongly.
+"""Scenarios of the adapter tests: small models, each with one property that a resume could restore wrongly.
 
-A scenario builds all its objects from seeds. It returns the objects to register and a function that makes a step.
-`run` trains the scenario. It writes a digest of the whole state, every loss of this launch, and the next random
-draws.
+A scenario builds all its objects from seeds. It returns the objects to register and a function that makes a step. `run`
+trains the scenario. It writes a digest of the whole state, every loss of this launch, and the next random draws.
 """
 
 from __future__ import annotations
@@ -237,7 +236,10 @@ def plain() -> Scenario:
 
 
 def ddp(bucket_cap_mb: float = 0.001, static_graph: bool = False, compress: bool = False, depth: int = 6) -> Scenario:
-    """Return a DDP scenario with several small gradient buckets, whose layout affects the rounding of the result."""
+    """Return a DDP scenario with several small gradient buckets.
+
+    The layout of the buckets affects how sums are rounded.
+    """
     model = nn.parallel.DistributedDataParallel(
         network(depth=depth), bucket_cap_mb=bucket_cap_mb, static_graph=static_graph
     )
@@ -265,7 +267,9 @@ class Branches(nn.Module):
 
 
 def ddp_unused() -> Scenario:
-    """Return a scenario that accumulates gradients without synchronization and uses a part of its module."""
+    """Return a scenario in which each step uses only a part of the module, and gradients accumulate without
+    all-reduce.
+    """
     model = nn.parallel.DistributedDataParallel(
         Branches(), bucket_cap_mb=0.001, find_unused_parameters=True, gradient_as_bucket_view=True
     )
@@ -361,7 +365,7 @@ def tensor_parallel(wraps: bool = False) -> Scenario:
         inputs, targets = batch
         for optimizer in optimizers.values():
             optimizer.zero_grad()
-        torch.manual_seed(session.step)  # ranks of one model copy draw the same numbers
+        torch.manual_seed(session.step)  # ranks that share one copy of the model draw the same random numbers
         loss = F.mse_loss(model(inputs), targets)
         loss.backward()
         for name, optimizer in optimizers.items():
@@ -420,8 +424,7 @@ def zero(
         for parameter in model[0].parameters():
             parameter.requires_grad_(False)
     kind = DeepSpeedCPUAdam if offload else torch.optim.AdamW
-    # With these betas, repeated 32-bit multiplication and a direct power give different results from the third power
-    # on.
+    # With these betas, repeated 32-bit multiplication and a direct power differ from the third power on.
     left = list(model[0].parameters()) if leave else []
     held = [p for p in model.parameters() if p.requires_grad and all(p is not other for other in left)]
     optimizer = kind(held, lr=1e-2, betas=(0.85, 0.98) if offload else (0.9, 0.999))

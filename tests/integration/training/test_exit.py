@@ -1,6 +1,6 @@
-"""Scripts that fail while torch works in another thread.
+"""Scripts that fail while torch works in another thread. They must end with their own exit code.
 
-Each script runs in its own process, and the tests check how the process ends.
+Each script runs in its own process.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def ranks(script: str, agent: FakeAgent, directory: Path) -> Iterator[list[subpr
 
 
 def test_how_a_script_failed_is_seen_although_its_copier_was_at_work(tmp_path: Path) -> None:
-    """The interpreter shuts down while the copier thread repeatedly returns from torch to Python.
+    """A script exits while its copier thread often switches between torch and Python.
 
     The script keeps its exit code, and its snapshot is complete.
     """
@@ -189,7 +189,7 @@ def test_how_a_script_failed_is_seen_although_its_slots_were_being_mapped(tmp_pa
 
 
 def test_a_script_that_is_interrupted_while_it_closes_ends_by_that(tmp_path: Path) -> None:
-    """SIGINT arrives while the training thread waits at the guard and the copier runs inside torch.
+    """SIGINT arrives while a script waits in `close` for the copier, which runs inside torch.
 
     The signal ends the script.
     """

@@ -1,6 +1,6 @@
-"""One rank in this process with an agent in a thread.
+"""One rank in this process, with an agent in a thread.
 
-The tests check which steps the rank captures, when it captures them, and what it reports.
+The tests check which steps the rank captures, when it captures them, and what it reports to the agent.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def join_slot_mapper() -> None:
 
 
 def wait_told(agent: FakeAgent, boundary: int) -> None:
-    """Wait until the agent has received a boundary message."""
+    """Wait until the agent has received the message that a step is finished."""
     agent.wait_for(lambda: any(message.boundary == boundary for _, message in agent.of_kind(Boundary)))  # type: ignore[attr-defined]
 
 
@@ -145,7 +145,7 @@ def note_written(monkeypatch: pytest.MonkeyPatch) -> list[list[object]]:
 
 
 class Changing:
-    """An object of the script that holds a tensor."""
+    """A user object with a tensor that tests change."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -258,7 +258,7 @@ def test_what_is_said_while_the_page_is_looked_at_is_not_slept_over(
         session, _ = begin(agent)
         link, line, read = session._link, agent.lines[0], agent_link.read_agent_half
         assert isinstance(link, agent_link.UnixAgentLink)
-        join_slot_mapper()  # the thread that maps the slots reads from the agent too, until it is done
+        join_slot_mapper()  # the thread that maps the slots also reads from the agent, until it is done
         link.poll()
 
         def slow(page: memoryview) -> AgentHalf | None:
@@ -683,7 +683,7 @@ def test_a_rank_stands_at_the_stop_that_it_agreed_to_until_its_agent_is_back(
         publish = session._publish
 
         def publish_aloud(**changes: Any) -> None:
-            """Publish a page and wake the waiting session, because no agent does so in this test."""
+            """Publish the rank's half of the page and wake the waiting test. No agent runs that would do so."""
             publish(**changes)
             with agent.changed:
                 agent.changed.notify_all()
@@ -711,9 +711,9 @@ def test_a_rank_stands_at_the_stop_that_it_agreed_to_until_its_agent_is_back(
 def test_a_rank_stands_at_the_stop_that_it_agreed_to_while_the_page_cannot_be_read(
     tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch, stop: int
 ) -> None:
-    """The script overwrites the page while the rank waits at the stop, or on its way to the stop.
+    """The script overwrites the shared-memory page while the rank waits at an agreed stop, or on its way to it.
 
-    The rank stays at the stop until the page is readable again.
+    The rank stays at the stop until the agent has repaired the page.
     """
     read, unreadable, is_lost = agent_link.read_agent_half, threading.Semaphore(0), threading.Event()
 
@@ -769,7 +769,10 @@ def test_training_goes_on_without_its_agent_and_captures_when_it_is_back(tmp_pat
 
 
 def propose_the_last(agent: FakeAgent, _rank: int, message: object) -> None:
-    """Propose the boundary at which a rank waits in `close`. After the rank abandons it, propose no more steps."""
+    """When the rank waits in `close`, propose the step that it has reached.
+
+    If the rank abandons it, propose no more steps.
+    """
     half = read_rank_half(agent.lines[0].page)
     if half is None or half.standing is not Standing.CLOSING:
         return
@@ -1112,9 +1115,10 @@ def test_no_step_is_made_before_the_copy_is_done(tmp_path: Path, begin: Begin) -
 @pytest.mark.usefixtures("slow_copies")
 @pytest.mark.parametrize("is_hidden", [True, False])
 def test_a_change_before_the_copy_is_noticed(tmp_path: Path, begin: Begin, is_hidden: bool) -> None:
-    """An audit detects a tensor's change before its copy, whatever made the change.
+    """A tensor changes between a step and its copy, and the rank abandons the step.
 
-    Later snapshots have no audit. Then only a change that torch's version counter counts is detected.
+    During an audit, the rank detects every change. Later snapshots have no audit, so the rank detects only changes that
+    torch's version counter counts.
     """
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent)
@@ -1136,7 +1140,7 @@ def test_a_change_before_the_copy_is_noticed(tmp_path: Path, begin: Begin, is_hi
 
 
 class LateEvent:
-    """An event of a device stream, which completes when the test triggers it."""
+    """An event of a device stream. It completes when the test lets the device become idle."""
 
     def __init__(self, device: LateDevice) -> None:
         self._device = device
@@ -1151,9 +1155,9 @@ class LateEvent:
 
 
 class LateDevice:
-    """A device that executes work later than the host enqueues it.
+    """A device that is late: it executes work long after the host has enqueued it.
 
-    The copies complete in their order, once the device has caught up.
+    The copies complete in their order once the device has caught up.
     """
 
     def __init__(self) -> None:
@@ -1204,16 +1208,17 @@ class LateDevice:
 def test_a_device_ends_its_copy_when_the_next_step_was_asked_for_long_ago(
     tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch, is_meddled: bool
 ) -> None:
-    """The device executes the copy before any work that the host enqueues after the guard.
+    """A late device executes the copy before all work that the host enqueues after the session's guard.
 
-    Work that the host enqueued before the guard may run before the copy and change the tensor.
+    Work that the host enqueued before the guard may run before the copy and change the tensor. The rank must then
+    abandon the step.
     """
     device = LateDevice()
     copier = CudaCopier(device)
     monkeypatch.setattr("everstep.training.registration._copier", lambda *_: copier)
     with FakeAgent(tmp_path, 1, commit_target=8) as agent:
         session, step = begin(agent)
-        # train until the audited snapshots are over, because they wait for the device
+        # Train until the snapshots with an audit are over, because they wait for the device.
         train(session, step, lambda: len(agent.commits) >= 4)
         weight = next(step.model.parameters())
         session.fence()
@@ -1256,7 +1261,7 @@ def test_the_forward_guard_waits_before_the_next_forward(tmp_path: Path, begin: 
 def test_the_page_says_whose_copier_runs(tmp_path: Path, begin: Begin) -> None:
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent)
-        # train until the audited snapshots are over, because the training thread copies them immediately
+        # Train until the snapshots with an audit are over, because the training thread copies them itself.
         train(session, step, lambda: len(agent.commits) >= 4)
         train(session, step, lambda: rank_half(agent).copying != NONE)
         assert rank_half(agent).copying == rank_half(agent).boundary
@@ -1285,9 +1290,9 @@ def test_a_captured_step_is_settled_until_another_is_proposed(tmp_path: Path, be
 
 
 def test_a_parameter_that_is_given_other_memory_is_captured_from_there(tmp_path: Path, begin: Begin) -> None:
-    """A parameter gets other memory of the same shape.
+    """The script gives a parameter other memory of the same shape. The snapshot contains the bytes of the new memory.
 
-    The plan for the copy stays valid, and the snapshot contains the new memory's bytes.
+    The rank need not request slots again.
     """
     with FakeAgent(tmp_path, 1, commit_target=6) as agent:
         session, step = begin(agent)
@@ -1309,15 +1314,15 @@ def test_a_parameter_that_is_given_other_memory_is_captured_from_there(tmp_path:
 
 
 def test_what_the_network_leaves_idle_is_told_with_the_words_of_boundaries(tmp_path: Path, begin: Begin) -> None:
-    """The session sends measured idle spans with the next boundary message.
+    """The session sends the measured idle times of the network together with the message about the next finished step.
 
-    A message of their own would wake the agent on a core that training needs.
+    A separate message would wake the agent on a core that training needs.
     """
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent)
         link = session._link
         assert isinstance(link, agent_link.UnixAgentLink)
-        join_slot_mapper()  # the thread that maps the slots writes to the agent too, until it is done
+        join_slot_mapper()  # the thread that maps the slots also writes to the agent, until it is done
         session._report_spans(0.2, (IdleSpan(0.0, 0.1, 0.0),))
         assert link._held
         assert not link._outbox
@@ -1363,9 +1368,9 @@ def copier_policies() -> list[int]:
 def test_the_copier_digests_what_lies_in_the_slot_and_tells_of_its_boundary(
     tmp_path: Path, begin: Begin, streamed: None, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
-    """The copier thread digests the snapshots that it copies.
+    """The copier thread computes the digests of the snapshots that it copies.
 
-    The agent digests audited snapshots, which the training thread copies.
+    The agent computes the digests of snapshots with an audit, which the training thread copies.
     """
     monkeypatch.setattr(snapshots, "STREAMED_BYTES", 1 if is_large else 1 << 40)
     monkeypatch.setattr(script, "UNCROWDED_CORES", 1_000_000)
@@ -1398,9 +1403,10 @@ def test_the_copier_digests_what_lies_in_the_slot_and_tells_of_its_boundary(
 
 @pytest.mark.usefixtures("streamed")
 def test_what_is_said_to_be_final_is_what_is_captured(tmp_path: Path, begin: Begin) -> None:
-    """Bytes that the session reports as final never change afterwards.
+    """Bytes of a running capture that the session reports as final never change afterwards.
 
-    This also holds for tensors that change in the forward pass, which are copied at the boundary.
+    This also holds for tensors that change in the forward pass, because the session copies them as soon as the step
+    ends.
     """
     seen: dict[int, list[tuple[int, bytes]]] = {}
 

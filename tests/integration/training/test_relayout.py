@@ -1,4 +1,4 @@
-"""Steps load into any other kind of training and number of ranks: all logical tensors keep their digests."""
+"""A saved step loads into every other kind of training and number of ranks: all logical tensors keep their digests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 @dataclass
 class Saved:
-    """Saved shards, by options and number of ranks. All tests share them, and each is made once."""
+    """Saved shards, by kind of training and number of ranks. All tests share them, and each is made only once."""
 
     scenarios: Scenarios
     folder: Path
@@ -61,7 +61,7 @@ def saved(scenarios: Scenarios, tmp_path_factory: pytest.TempPathFactory) -> Sav
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Return dtype, shape and digest of every logical tensor that the ranks of a folder hold together."""
+    """Return dtype, shape and digest of each logical tensor whose parts the ranks of a folder have saved."""
     payloads = [
         ((folder / f"payload-{rank}").read_bytes(), json.loads((folder / f"index-{rank}").read_text())[0])
         for rank in range(len(list(folder.glob("payload-*"))))

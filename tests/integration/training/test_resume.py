@@ -58,7 +58,7 @@ def check(
     assert base >= first
     slots = {rank: agent.sealed[rank, base] for rank in range(world)}
     until = base + MORE_STEPS
-    # Two ranks restore a base that is still arriving. Other numbers of ranks restore a base that is complete.
+    # Two ranks connect before their agents have the whole state to restore. Other numbers of ranks connect afterwards.
     with FakeAgent(
         directory, world, 2, base_step=base, base_slots=slots, commit_target=0, arrives=world == 2
     ) as second:
@@ -76,8 +76,8 @@ def check(
 def differences(one: dict[str, str], other: dict[str, str]) -> dict[str, tuple[str | None, str | None]]:
     """Return the items that differ between two digests.
 
-    A run with snapshots also lists the gradients that were accumulating at a snapshot. An entry for such a gradient in
-    only one digest is no difference.
+    A run with snapshots also lists the gradients that were accumulating at a snapshot. If only one of the digests has
+    such an entry, this is no difference.
     """
     names = {
         name
@@ -190,7 +190,7 @@ def test_zero_with_the_optimizer_in_host_memory(scenarios: Scenarios, tmp_path: 
     check(scenarios, tmp_path, "zero", 2, stage=stage, offload=True)
 
 
-# a resume inside an epoch, and one at its end, since an epoch has four batches
+# one resume in the middle of an epoch of four batches, and one at its end
 @pytest.mark.parametrize("first", [3, 4])
 @pytest.mark.parametrize(
     ("kind", "workers", "persistent"),

@@ -90,7 +90,8 @@ def test_a_tied_parameter_is_written_once_and_a_dtype_is_what_from_pretrained_lo
 
 
 def test_a_configuration_of_the_caller_replaces_that_of_the_checkpoint(scenarios: Scenarios, tmp_path: Path) -> None:
-    """The caller's configuration does not tie the two embeddings.
+    """The caller passes a configuration that does not tie the two embeddings, unlike the configuration of the
+    checkpoint.
 
     The export then contains both embeddings, because transformers reads both.
     """

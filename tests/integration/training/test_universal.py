@@ -1,4 +1,4 @@
-"""DeepSpeed's `load_universal` reads an export into another stage of ZeRO and another number of ranks."""
+"""DeepSpeed's `load_universal` opens an exported checkpoint with another ZeRO stage and another number of ranks."""
 
 from __future__ import annotations
 

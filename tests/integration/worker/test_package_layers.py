@@ -1,6 +1,6 @@
-"""Attacks on the installed packages of other jobs, through the inputs that a job controls.
+"""Attacks of one job on packages that the node has installed for other jobs.
 
-These inputs are its variables, its source tree and its packages.
+The attacks use what a job controls: its variables, its source tree and its packages.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Real agents in one event loop, with real slots on tmpfs, real TCP and real rounds. Tests script the control plane,
-the ranks and the shims.
+"""Real agents in one event loop, with real slots on tmpfs, real TCP and real rounds. The control plane, the ranks and
+the shims (which start ranks) are fakes that tests control.
 
 A scripted rank makes one step at a time. Its state at step k is a function of (rank, k), so that tests can check
 every byte that an agent holds.
@@ -118,13 +118,13 @@ def state(rank: int, step: int) -> bytes:
 
 
 def payload(rank: int, step: int) -> tuple[bytes, int]:
-    """Return a slot's payload and the offset of its index."""
+    """Return the payload of a rank's slot after a step, and the offset of the payload's index."""
     data = state(rank, step)
     return data + pack_index(SlotIndex(tensors=(), values=b"")), len(data)
 
 
 async def until(what: str, arrived: Callable[[], object]) -> None:
-    """Wait until a condition is true; other tasks of the event loop change it."""
+    """Wait until a condition is true. Other tasks of the event loop make it true."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not arrived():  # noqa: ASYNC110   # no common signal covers the conditions of all tasks
@@ -134,7 +134,7 @@ async def until(what: str, arrived: Callable[[], object]) -> None:
 
 
 class ControlPlane:
-    """A control plane that records the agents' reports, and sends the messages that the test passes."""
+    """A fake control plane. It records the agents' reports and sends the messages that the test passes to it."""
 
     def __init__(self) -> None:
         self.reports: dict[NodeId, AgentReport] = {}
@@ -191,7 +191,7 @@ class ControlPlane:
 
 @dataclass
 class ScriptedRank:
-    """A rank that makes a step when the test calls `step`."""
+    """A fake rank that makes a step when the test calls `step`."""
 
     plan: GenerationPlan
     rank: Rank
@@ -208,17 +208,17 @@ class ScriptedRank:
     stops_at: int | None = None
     """Number of bytes after which the rank's copier pauses. None: the copier does not pause."""
     half_captured: Capturing | None = None
-    """The rank's newest message about a paused capture."""
+    """The message that the rank sent when it paused its capture."""
     slots: SlotsGranted | None = None
     refusals: list[str] = field(default_factory=list)
     connection_count: int = 0
     standing: Standing = Standing.MOVING
     wants: Collection[Rank] | None = None
-    """Earlier ranks whose shards the rank fetches after a change of the number of ranks. None: all earlier ranks."""
+    """Earlier ranks whose shards this rank fetches, if the number of ranks has changed. None: all earlier ranks."""
     earlier: dict[Rank, bytes] = field(default_factory=dict)
     """Payloads of the earlier shards that the rank has fetched."""
     problems: list[str] = field(default_factory=list)
-    """Answers to requests for earlier shards that do not exist."""
+    """Reasons that the agent gave for shards that it could not fetch."""
     welcome: Welcome | None = None
     _page: mmap.mmap | None = None
     _writer: asyncio.StreamWriter | None = None
@@ -239,7 +239,7 @@ class ScriptedRank:
             )
             while isinstance(welcome := await self._read(reader), Arriving | WordChanged):
                 if isinstance(welcome, Arriving):
-                    self.arriving = welcome  # the rank restores later, when its base is complete
+                    self.arriving = welcome  # the rank restores its state later, when the agent has all of it
             assert isinstance(welcome, Welcome)
             self.connection_count += 1
             self.welcome = welcome
@@ -298,12 +298,15 @@ class ScriptedRank:
         self.look()
 
     def close(self) -> None:
-        """Wait at the last boundary, as a session in `close()` does; the test makes the rank read its page."""
+        """Wait after the last step, as a session in `close()` does.
+
+        The test calls `look` to make the rank read its page.
+        """
         self.standing = Standing.CLOSING
         self._publish()
 
     def look(self) -> None:
-        """Capture or abandon the proposed step."""
+        """Read the page. Capture the proposed step, or abandon it if it is late."""
         half = self.word
         if half.proposed <= self.base or half.proposed == self.settled or half.proposed > self.boundary:
             return
@@ -386,7 +389,7 @@ class ScriptedRank:
 
 @dataclass
 class Ended:
-    """The supervisor's report of a rank that has ended."""
+    """What the supervisor knows about a rank that has ended."""
 
     run: RunId
     generation: Generation
@@ -399,13 +402,13 @@ class Ended:
 
 
 class Shim:
-    """A replacement for the node's supervisor and shim. It starts scripted ranks, and outlives the agent."""
+    """A fake of the node's supervisor and shim. It starts fake ranks, and outlives the agent."""
 
     def __init__(self) -> None:
         self.ranks: dict[Rank, ScriptedRank] = {}
         self.packages = Packages()
         self.supplied: dict[str, str] = {}
-        """Variables that the agent added for the rank that was started last."""
+        """Environment variables that the agent added for the rank that it started last."""
         self.ended: list[Ended] = []
         self.forgotten: list[RunId] = []
         self._tasks: dict[Rank, asyncio.Task[None]] = {}
@@ -415,7 +418,7 @@ class Shim:
         self.changed = Signal()
         """Notified when `is_warm` changes."""
         self.proof = asyncio.Event()
-        """Set while this node can prove that no rank of an older generation is alive."""
+        """Set while the node can prove that no rank of an older generation is alive. Tests clear it."""
         self.proof.set()
         self.records: tuple[RankRecord, ...] = ()
         """Real processes that represent ranks, in tests that need processes."""
@@ -482,7 +485,7 @@ class Shim:
 
 
 class Node:
-    """One machine with an agent. Its folders and its shim outlive the agent."""
+    """One machine with an agent. The machine's folders and fake shim outlive the agent."""
 
     def __init__(
         self, node_id: NodeId, state_dir: Path, slots: Path, objects: MemoryObjectStore, control: ControlPlane
@@ -506,7 +509,7 @@ class Node:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, *, health: HealthWatch | None = None) -> None:
-        """Start a new agent on the node's existing files."""
+        """Start a new agent on the folders of the node."""
         self.agent = Agent(
             self.settings,
             self._objects,
@@ -518,7 +521,7 @@ class Node:
         self._task = asyncio.create_task(self.agent.run())
 
     async def stop(self) -> None:
-        """Stop the agent; ranks and slots stay."""
+        """Stop the agent. The ranks continue, and the slots stay."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -526,7 +529,7 @@ class Node:
             await until("its line to end", lambda: not self._control.is_connected(self.id))
 
     async def gone(self) -> None:
-        """End the machine: stop the agent and the ranks."""
+        """Lose the machine: stop the agent and the ranks. The folders stay."""
         await self.stop()
         await self.shim.stop_all()
 
@@ -546,7 +549,10 @@ class Fleet:
         self.per_node = 1
         """Number of ranks per node. A test may set it before the first launch only."""
         self.holder_distance = 1
-        """Distance in nodes between an owner and its holder. A test may change it between two launches."""
+        """How many nodes after its own node a rank's shard has its holder.
+
+        A test may change it between two launches.
+        """
 
     @property
     def ranks(self) -> list[ScriptedRank]:
@@ -557,7 +563,7 @@ class Fleet:
         return tuple(Rank(index * self.per_node + local) for local in range(self.per_node))
 
     def members(self, phase: MemberPhase) -> bool:
-        """Return whether all nodes report this phase of the newest generation."""
+        """Return whether all nodes report the given phase of the newest generation."""
         found = [self.control.member(node.id) for node in self.nodes]
         return all(
             member is not None and (member.generation, member.phase) == (self.generation, phase) for member in found
@@ -570,7 +576,7 @@ class Fleet:
         )
 
     async def prepare(self) -> None:
-        """Begin a new generation, and wait until all nodes have promised it."""
+        """Begin a new generation, and wait until all nodes have promised to stop older ones."""
         await self.connected()
         self.generation += 1
         for node in self.nodes:
@@ -583,9 +589,9 @@ class Fleet:
         await until("promises", lambda: self.members(MemberPhase.PROMISED))
 
     async def load(self, plan: GenerationPlan | None = None) -> None:
-        """Load a plan on all nodes, and wait until they have loaded it.
+        """Send a plan to all nodes, and wait until they have loaded it.
 
-        Without a given plan, make one from the frozen inventories.
+        By default, make the plan from the inventories that the nodes reported with their promises.
         """
         plan = plan or self.make_plan()
         for node in self.nodes:
@@ -643,7 +649,7 @@ class Fleet:
     def make_plan(self) -> GenerationPlan:
         """Return a plan that places each shard on its owner's node and on one holder.
 
-        The base is the newest step that every rank can restore.
+        The plan starts from the newest step whose shards all exist.
         """
         count = len(self.nodes) * self.per_node
         found: dict[int, dict[Step, list[ShardSource]]] = {rank: {} for rank in range(count)}
@@ -683,7 +689,7 @@ class Fleet:
         """Return the plan that the control plane's core chooses, with a relayout if the number of ranks has changed.
 
         Args:
-            worlds: number of ranks of each earlier generation; all of them are on the path.
+            worlds: number of ranks of each earlier generation. Each one continues from the one before.
         """
         members = {node.id: self.control.member(node.id) for node in self.nodes}
         chosen = recovery.choose(
@@ -747,7 +753,7 @@ class Fleet:
 
 
 def source_archive(objects: MemoryObjectStore) -> SourceArchive:
-    """Put a source tree into the store."""
+    """Store an archive with a one-line script, and return its description for a plan."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         entry = tarfile.TarInfo("train.py")

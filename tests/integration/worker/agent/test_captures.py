@@ -1,4 +1,7 @@
-"""Holders receive a capture while its rank still writes it. They recover when an agent or a rank ends in the middle."""
+"""Holders receive a rank's capture while the rank still writes it.
+
+The tests end an agent or a rank in the middle. Later steps are then committed.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def faults_of(fleet: Fleet) -> list[NodeFault]:
 
 
 def failing(number: int) -> Callable[[object], None]:
-    """Return a replacement for `write` that fails with this error number."""
+    """Return a replacement for `write` that raises an error with this error number."""
 
     def write(_: object) -> None:
         raise OSError(number, os.strerror(number))

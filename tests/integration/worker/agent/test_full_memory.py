@@ -29,7 +29,7 @@ CROWDED = 1
 
 @pytest.fixture
 def full(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Return an event. While the event is set, the crowded node has no room for a slot."""
+    """Return an event. While it is set, the node `CROWDED` has no room for a slot."""
     is_full = asyncio.Event()
     create = SlotFile.create
 
@@ -78,7 +78,7 @@ async def test_ranks_train_without_slots_and_have_them_when_there_is_room(fleet:
 
 
 async def steps_until(fleet: Fleet, what: str, arrived: Callable[[], object]) -> None:
-    """Make a step at every report until a condition holds, even if no step is captured."""
+    """Make a step whenever an agent reports, until a condition is true. Steps need not be captured."""
     heard = fleet.control.heard
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):

@@ -1,4 +1,4 @@
-"""Generations on real agents: promise, load, start, rounds, and the next generation.
+"""Generations on real agents: nodes promise to stop older work, load a plan, start ranks, and commit steps.
 
 Some tests restart an agent in each of these phases.
 """
@@ -76,7 +76,7 @@ pytestmark = pytest.mark.integration
 
 
 def check_restored(fleet: Fleet) -> None:
-    """Assert that every rank restored the base of its plan, byte for byte."""
+    """Check that every rank restored the start step of the plan, byte for byte."""
     assert fleet.plan is not None
     assert fleet.plan.base_step > 0
     for rank in fleet.ranks:
@@ -84,7 +84,7 @@ def check_restored(fleet: Fleet) -> None:
 
 
 async def fail(fleet: Fleet, rank: int = 1) -> None:
-    """End one rank, so that the control plane must start a new generation on every agent."""
+    """End one rank. The test then starts a new generation on every agent, as the control plane would."""
     await fleet.nodes[rank].shim.end(Rank(rank))
 
 
@@ -125,7 +125,9 @@ async def test_slots_of_own_ranks_are_made_near_their_gpus(fleet: Fleet, monkeyp
 
 
 def copies(fleet: Fleet) -> list[tuple[Step, float]]:
-    """Return each holder's newest verified step and the time of its verification, as the owners' agents report."""
+    """Return each holder's newest verified step, with the time at which it was verified, as the owners' agents report
+    them.
+    """
     members = [fleet.control.member(node.id) for node in fleet.nodes]
     return [copy for member in members if member is not None for shard in member.protection for copy in shard.verified]
 
@@ -137,7 +139,7 @@ def exit_of(fleet: Fleet, rank: int) -> ExitClass | None:
 
 
 async def come_back_empty(node: Node) -> None:
-    """Replace a node's machine by an empty one, without slots and without a promise."""
+    """Replace a node's machine by a new one, without slots and without a promise on disk."""
     await node.gone()
     for path in [*node.slots.rglob("*.slot-*"), node.state_dir / "promise"]:
         path.unlink()
@@ -198,9 +200,9 @@ async def test_a_flipped_bit_is_never_restored(fleet: Fleet) -> None:
 
 
 async def test_the_ranks_of_a_node_are_loaded_side_by_side(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node lost its first rank's shard and kept its second rank's shard.
+    """A node verifies its second rank's sources although the shard of its first rank is lost and arrives later.
 
-    It verifies the second rank's sources before the first rank's shard arrives. Each rank uses its sources in order.
+    Each rank uses its sources in order.
     """
     fleet.per_node = 2
     await fleet.launch()
@@ -240,10 +242,10 @@ async def test_the_ranks_of_a_node_are_loaded_side_by_side(fleet: Fleet, monkeyp
 async def test_what_others_fetch_is_kept_where_another_attempt_may_need_it(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, is_kept: bool
 ) -> None:
-    """A new node without slots has two ranks, and one of them cannot fetch its shard. The other rank's shard arrives
-    later.
+    """A new node without slots has two ranks, and one of them cannot fetch its shard. The other shard arrives later.
 
-    The node keeps the late shard only if another attempt to load the plan may succeed.
+    The node keeps the late shard if the plan may be loaded again, because only the connection failed. It does not keep
+    the shard if the other shard was rejected, because then no attempt can succeed.
     """
     fleet.per_node = 2
     await fleet.launch()
@@ -386,9 +388,9 @@ async def test_a_rank_that_ends_before_the_start_is_reported_at_once(fleet: Flee
 
 
 async def test_restarted_while_both_slots_of_its_rank_were_being_written(fleet: Fleet) -> None:
-    """A node's agent dies while it fetches the base.
+    """A node's agent dies while it fetches the start step.
 
-    The restarted agent discards the partial slots and fetches the base again.
+    The restarted agent discards partial slots and fetches again.
     """
     await fleet.launch()
     await fleet.train(3)
@@ -467,7 +469,8 @@ async def test_a_base_that_a_restarted_owner_no_longer_finds_is_fetched_again(fl
     for path in owner.slots.rglob("rank-1.slot-*"):
         with path.open("r+b") as file:
             file.write(bytes(HEADER_BYTES))
-    if not is_at_holder:  # remove the peer from the plan, as if the owner had sent its shard only after the plan
+    # Remove the holder from the plan's sources, as if the holder had received the shard only after the plan was made.
+    if not is_at_holder:
         source = fleet.plan.ranks[1].sources[0]
         promise = PromiseFile(owner.state_dir / "promise")
         kept = promise.read()
@@ -490,7 +493,7 @@ async def test_a_base_that_a_restarted_owner_no_longer_finds_is_fetched_again(fl
 async def test_restarted_before_its_rank_was_started(
     fleet: Fleet, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent promised that ranks run, but died before it requested one from the shim.
+    """An agent records that it starts its ranks, and dies before it requests a rank from the shim.
 
     The restarted agent starts the rank.
     """
@@ -527,9 +530,9 @@ def is_in_full_view(fleet: Fleet, node: Node) -> bool:
 
 
 async def test_the_port_of_the_agent_before_is_taken(fleet: Fleet) -> None:
-    """Another process occupies the port of the previous agent, so that peers cannot reach the node.
+    """Another process occupies the port of a restarted agent, so that peers cannot reach the node on it.
 
-    The next generation announces a new port.
+    The agent takes another port, which the plan of the next generation contains.
     """
     await fleet.launch()
     await fleet.train(2)
@@ -551,7 +554,7 @@ async def test_the_port_of_the_agent_before_is_taken(fleet: Fleet) -> None:
 async def test_restarted_in_the_middle_of_a_capture(fleet: Fleet, number: int) -> None:
     """An agent restarts while its rank captures into a granted slot.
 
-    The restarted agent keeps the slot reserved, because the rank may still write to it.
+    The restarted agent gives the slot to no other step, because the rank may still write to it.
     """
     await fleet.launch()
     await fleet.train(4)
@@ -579,7 +582,7 @@ async def test_restarted_after_its_ranks_have_ended(fleet: Fleet) -> None:
 
 
 async def test_ranks_that_hang_during_a_stop_leave_the_newest_commit_in_s3(fleet: Fleet) -> None:
-    """Ranks hang and never reach the agreed stop, so the control plane kills them and halts the generation.
+    """Ranks hang and never reach the agreed stop, so the control plane has them killed and halts the generation.
 
     Each node then uploads its shard of the newest commit, although its rank has ended.
     """
@@ -600,9 +603,9 @@ async def test_ranks_that_hang_during_a_stop_leave_the_newest_commit_in_s3(fleet
 
 
 async def test_a_checkpoint_that_a_person_wants_is_one_commit_of_all(fleet: Fleet) -> None:
-    """A person requests a checkpoint during training, and the control plane repeats the request.
+    """A person requests a checkpoint, and the control plane sends the request twice.
 
-    Every node uploads the same step, exactly once.
+    All nodes upload the same step once.
     """
     await fleet.launch()
     await fleet.train(3)
@@ -703,9 +706,9 @@ async def test_of_failed_uploads_the_newest_of_a_rank_is_told_until_one_succeeds
 async def test_a_failed_upload_is_tried_again_for_the_same_step(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: StorageError, tries: int
 ) -> None:
-    """The agent retries an upload after two failures of the store.
+    """The agent uploads a step again after two failures of the store, and then succeeds.
 
-    It does not retry a refused upload, because the store would refuse the same call again.
+    It tries only once if the store denies access, because the same call would be denied again.
     """
     await fleet.launch()
     member = fleet.nodes[0].agent.lifecycle.member
@@ -761,7 +764,7 @@ async def test_the_checkpoints_of_all_ranks_share_one_object_of_frozen_tensors(
 
 
 class RecordedPauses:
-    """Counts pauses instead of waiting."""
+    """Counts the pauses between tries instead of waiting."""
 
     count = 0
 
@@ -900,7 +903,9 @@ async def test_commands_are_repeated_without_harm(fleet: Fleet) -> None:
 
 
 async def test_a_promise_is_told_only_when_it_is_true(fleet: Fleet) -> None:
-    """While ranks of an older generation may be alive, the node reports neither the new generation nor the old one."""
+    """While ranks of an older generation may be alive, a node reports neither the old generation nor its new
+    promise.
+    """
     await fleet.launch()
     await fleet.train(3)
     node = fleet.nodes[1]
@@ -948,7 +953,7 @@ async def test_a_disk_that_takes_no_promise_for_a_while_costs_a_while(
 ) -> None:
     """A full disk cannot store a promise. The agent starts no work that depends on the promise, and keeps running.
 
-    The control plane repeats the command until the disk has stored the promise.
+    When the control plane repeats the command after the disk has space, the agent stores the promise.
     """
     await fleet.connected()
     node = fleet.nodes[1]
@@ -1082,5 +1087,5 @@ async def test_that_ranks_would_start_warm_is_told_as_soon_as_it_is_so(fleet: Fl
     node.shim.is_warm = True
     node.shim.changed.notify()
     await until("the next report", lambda: fleet.control.reports[node.id].is_warm)
-    node.shim.is_warm = False  # the node is not warm, as after the death of its template
+    node.shim.is_warm = False  # The node cannot start ranks warm, as after the death of its template process.
     await until("a report after it", lambda: not fleet.control.reports[node.id].is_warm)

@@ -1,4 +1,4 @@
-"""Holders that do not answer: agents report them, and commits continue without them.
+"""Agents report holders that do not answer, and continue to commit steps without them.
 
 A holder counts again once it has stored the committed step. Without the coordinator, no step is committed.
 """
@@ -99,7 +99,7 @@ def told_of_coordinator(fleet: Fleet) -> list[list[str]]:
 
 
 def protection_after_steps(fleet: Fleet, holder: str) -> bool:
-    """Make a step if every rank can capture it. Return whether the holder counts again."""
+    """Make one step if every rank can capture it. Return whether the holder counts again."""
     if fleet.is_expected():
         for rank in fleet.ranks:
             rank.step()
@@ -126,7 +126,10 @@ async def test_a_holder_in_trouble_is_told_with_its_shard_and_no_longer_when_it_
 async def test_rounds_that_a_bug_ends_begin_again_and_are_told(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
-    """A bug ends the rounds of a node. The agent restarts the rounds and logs the bug, so that commits continue."""
+    """A bug ends the task by which a node reports and votes.
+
+    The agent logs the bug and restarts the task, so commits continue.
+    """
     monkeypatch.setattr(worker.member.member, "AGAIN_SECONDS", 0.01)
     await fleet.launch()
     await fleet.train(2)

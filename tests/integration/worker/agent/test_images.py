@@ -14,10 +14,7 @@ pytestmark = pytest.mark.integration
 
 
 async def test_an_instance_of_an_image_of_a_running_node_joins_as_a_new_one(fleet: Fleet, tmp_path: Path) -> None:
-    """The image contains the session and the port of another node, and a promise of that node's generation.
-
-    The new instance ignores them and joins as a new node.
-    """
+    """An image contains another node's session, port and promise. An instance of this image ignores them."""
     await fleet.launch()
     await fleet.train(3)
     imaged = fleet.nodes[0]

@@ -1,6 +1,6 @@
-"""Lines that ranks print, through real agents.
+"""Lines that ranks print: real agents upload them, forward them to live readers, and number them.
 
-The lines are uploaded and forwarded to followers. A restarted agent gives them the same numbers.
+A restarted agent gives the lines the same numbers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def say_as(fleet: Fleet, index: int, rank: int, *lines: str) -> None:
 
 
 def stored(fleet: Fleet, rank: int, generation: int = 1) -> list[LogLine]:
-    """Return the stored lines of a node in order, and check that their numbers continue from chunk to chunk."""
+    """Return the lines of a node that are stored in S3, and check that their numbers have no gap."""
     prefix, found = f"logs/gen={generation}/", []
     objects = fleet.objects.objects[BUCKET]
     names = [
@@ -56,7 +56,7 @@ def stored(fleet: Fleet, rank: int, generation: int = 1) -> list[LogLine]:
 
 
 def tails(fleet: Fleet, node_id: NodeId) -> list[list[LogLine]]:
-    """Return the newest lines of a node that its peers have stored for it."""
+    """Return the newest lines of a node of which its peers keep copies."""
     objects = fleet.objects.objects[BUCKET]
     found = [
         key
@@ -123,7 +123,7 @@ async def test_who_follows_is_sent_lines_and_nobody_else(fleet: Fleet) -> None:
 
 
 class SlowStore:
-    """A fleet's store whose uploads of outputs wait for the test."""
+    """An object store in which uploads of outputs wait until the test lets them continue."""
 
     def __init__(self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked, self.taken = threading.Event(), threading.Event()
@@ -165,9 +165,10 @@ async def test_a_node_is_released_when_what_its_ranks_left_is_stored(
     node.agent.rank_outputs.monotonic = look
     output = await leave_output(fleet)
     await asyncio.to_thread(store.asked.wait, 30)
-    for later in (0.0, STILL_SECONDS + 7):  # an output of 64 MiB extends the time limit by eight seconds
+    for later in (0.0, STILL_SECONDS + 7):  # the agent extends its time limit by eight seconds for an output of 64 MiB
         now, before = later, look_count
-        await fleet.send(node, Release(run=RUN))  # send the release again, as the control plane does
+        # send the command to release the node again, as the control plane does
+        await fleet.send(node, Release(run=RUN))
         await until("two more looks", lambda before=before: look_count > before + 2)  # type: ignore[misc]
     assert (fleet.control.member(node.id) is not None, output.exists()) == (True, True), (
         "it is given to nobody else meanwhile"

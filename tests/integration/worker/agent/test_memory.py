@@ -19,7 +19,7 @@ from worker.member import rank_slots
 pytestmark = pytest.mark.integration
 SHARD_BYTES = 32 * 1024**2
 ALLOWED_BYTES = 64 * 1024**2
-"""Bytes that each node may use besides its slots."""
+"""Bytes that a node may use beyond its slots and what admission counts."""
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
@@ -45,7 +45,7 @@ def large_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Return the set of byte counts that admission computes for a node."""
+    """Return every byte count that admission computes for a node, for the plans of the test."""
     found: set[int] = set()
     count = rank_slots.slot_bytes_per_node
 

@@ -26,7 +26,7 @@ A release removes this user's files in /tmp, so that no other test may use the s
 
 
 def opened(root: Path) -> dict[str, int]:
-    """Return the paths below a folder that the ranks' group may access, with their modes."""
+    """Return the paths below a folder to which the ranks' group has access, with their modes."""
     found = {str(path.relative_to(root)): path.stat() for path in [root, *root.rglob("*")]}
     return {
         name: told.st_mode & 0o777 for name, told in found.items() if told.st_gid == USER.gid and told.st_mode & 0o070
@@ -59,9 +59,9 @@ async def test_agents_open_what_their_ranks_need_and_nothing_else(fleet: Fleet) 
 
 
 async def test_what_a_restarted_agent_finds_is_opened_again(fleet: Fleet) -> None:
-    """An agent without a rank user starts ranks, and the next agent has a rank user.
+    """A restarted agent opens the files of its running ranks to the ranks' user.
 
-    When the ranks reconnect, the next agent opens their files to this user.
+    The earlier agent had started them without such a user.
     """
     await fleet.launch()
     await fleet.train(2)

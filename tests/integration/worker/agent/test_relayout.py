@@ -1,4 +1,4 @@
-"""Generations whose base was made by another number of ranks: the agents serve earlier shards to their ranks."""
+"""Generations that continue from a step of another number of ranks. Agents send the earlier shards to their ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def trained(fleet: Fleet, *, per_node: int = 1) -> None:
 
 
 async def shrink(fleet: Fleet) -> GenerationPlan:
-    """Stop the last node, and load the base of the next generation on the other two."""
+    """Stop the last node, and load the next generation's plan on the other two nodes."""
     lost = fleet.nodes[-1]
     fleet.nodes = fleet.nodes[:-1]
     await lost.gone()

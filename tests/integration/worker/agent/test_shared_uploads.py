@@ -1,4 +1,7 @@
-"""A checkpoint's upload that the owner of a shard and the holder of its replica share, on real agents."""
+"""The owner of a shard and the holder of its replica upload the shard together, each a part of it.
+
+The agents are real.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,14 @@ pytestmark = pytest.mark.integration
 
 
 class HelpedUpload:
-    """An upload of rank 0 whose owner waits after its first part until a holder has begun to send a part."""
+    """An upload of rank 0's shard in which the owner waits after its first part until a holder begins to send one."""
 
     def __init__(self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, put_part: Callable[..., StoredPart]) -> None:
         self.fleet = fleet
         self.helped: list[int] = []
-        """The numbers of the parts that holders have begun to send."""
+        """Numbers of the upload parts that holders have begun to send."""
         self.pins: list[int] = []
-        """Pins of the holder's slot while it sends each part."""
+        """For each part that a holder sends: how many readers had pinned the holder's slot at that time."""
         self.step = Step(-1)
         """The step that `begin` uploads."""
         self._begun = threading.Event()
@@ -80,7 +83,7 @@ class HelpedUpload:
         return self._put_part(self.fleet.objects, reference, upload_id, number, *given, **named)
 
     async def begin(self) -> None:
-        """Train until a commit, and begin the upload of the committed step."""
+        """Train until a step is committed, and begin its upload."""
         await self.fleet.launch()
         await self.fleet.train(3)
         await until("a commit", lambda: self.owner.contents.committed > 0)
@@ -88,7 +91,7 @@ class HelpedUpload:
         self.owner.uploads.begin(self.step)
 
     async def check(self) -> None:
-        """Assert that the upload stores the whole shard, and that the holder's slot becomes free."""
+        """Check that the upload stored the whole shard, and wait until the holder's slot is free."""
         await self.owner.uploads.idle()
         (uploaded,) = self.owner.uploads.uploaded
         assert self.owner.status.faults() == ()
@@ -175,7 +178,7 @@ async def test_the_owner_sends_the_parts_that_a_holder_cannot_send(
 async def test_the_owner_sends_the_parts_of_a_holder_that_does_not_answer(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A holder is late, gives its slot to the final step, or is lost. The upload does not wait for it."""
+    """The holder answers late, gives its slot to the final step, or is lost. The owner uploads all parts by itself."""
     go = threading.Event()
 
     def hang(objects: MemoryObjectStore, *given: Any, is_cancelled: Callable[[], bool] = lambda: False) -> StoredPart:

@@ -104,9 +104,9 @@ async def test_a_stopped_rank_is_found_and_let_be(fleet: Fleet, rank_process: su
 
 
 async def test_a_rank_that_has_no_process_yet_is_told_so(fleet: Fleet) -> None:
-    """The template may compile for minutes before a rank has a process.
+    """A rank has no process yet, because its template process compiles for minutes.
 
-    The agent reports that the rank has no process, and does not report a hang.
+    The agent reports this, and does not report a hang.
     """
     await fleet.launch()
     taken = await look(fleet, 1)

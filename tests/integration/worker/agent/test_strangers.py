@@ -1,4 +1,4 @@
-"""The agent refuses and counts connections and messages that do not belong to its job, and continues."""
+"""The agent refuses connections and messages that do not belong to its job. It counts them and keeps running."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_a_rank_that_is_not_ours(fleet: Fleet, hello: RankHello) -> None:
 
 
 async def refused(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Send data. Assert that the agent closes the connection without sending any of its state."""
+    """Send data. Check that the agent closes the connection and sends nothing about its state."""
     writer.write(data)
     with contextlib.suppress(ConnectionError):
         await writer.drain()

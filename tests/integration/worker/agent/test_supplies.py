@@ -1,6 +1,6 @@
-"""Inputs, packages and credentials of ranks on real agents.
+"""Inputs, packages and credentials that a job requests for its ranks, on real agents.
 
-They are complete before a rank starts. Otherwise the load fails, and the report contains the reason.
+They are complete before a rank starts. Otherwise, loading the plan fails, and the agent's report contains the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SET = InputChannel(name="train", prefix=ObjectReference(bucket=BUCKET, key="set/
 
 @dataclass
 class Needs:
-    """A fleet whose jobs need inputs, packages or credentials in addition to their source."""
+    """A fleet whose job requests inputs, packages or credentials in addition to its source."""
 
     fleet: Fleet
     script: dict[str, Any]
@@ -87,7 +87,7 @@ async def test_ranks_find_their_channels_and_get_them_again_in_the_next_generati
         "nobody stood still while it was fetched"
     )
     assert all(status.still_seconds < 5000 for member in members if member for status in member.status.rank_statuses())
-    # delete the object, because the node must use its own copy until the run ends
+    # The object is deleted. Until the run ends, the node must use its own copy.
     del fleet.objects.objects[BUCKET]["set/a"]
     await fleet.prepare()
     for node in fleet.nodes:
@@ -215,11 +215,10 @@ async def test_an_agent_that_dies_between_the_start_and_its_ranks_supplies_them(
 async def test_an_agent_that_finds_no_room_for_what_its_ranks_need_says_that_they_were_not_started(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The previous agent died after the start command, before it started its ranks. The next agent has no disk space
-    for what the ranks need.
+    """An agent dies after the start command and before it starts its ranks. The next agent's disk is full.
 
-    The next agent reports that the ranks were not started. It keeps running, because another restart would not free any
-    space.
+    The next agent cannot supply what the ranks need, and reports that they were not started. It keeps running, because
+    another restart would not free any space.
     """
 
     async def full(*_: object) -> None:
@@ -369,7 +368,7 @@ async def test_a_spare_has_its_fleets_sources_ready_and_a_node_that_works_only_i
         assert [path.name for path in (node.state_dir / "sources" / "archives").iterdir()] == [
             f"{fleet.source.sha256}.tar.gz"
         ]
-        await fleet.send(node, KeepSources(sources=wanted))  # the command arrives late
+        await fleet.send(node, KeepSources(sources=wanted))  # the command arrives when the ranks have already ended
     await fleet.start()
     for node in fleet.nodes:
         assert [path.name for path in (node.state_dir / "sources" / "archives").iterdir()] == [

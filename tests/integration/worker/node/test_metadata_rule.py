@@ -1,5 +1,4 @@
-"""The agent's firewall rule refuses requests of the ranks' user to the instance metadata service, and no other
-requests.
+"""The agent's firewall rule refuses only one kind of request: of the ranks' user to the instance metadata service.
 
 The metadata service is simulated in a network namespace of the test.
 """
@@ -102,7 +101,7 @@ async def metadata_service() -> AsyncIterator[None]:
 
 
 def told(user: RankUser) -> list[str]:
-    """Return the answers to a user that requests the credentials of the node's role."""
+    """Return the service's answers to a user that requests the credentials of the node's role, one per address."""
     return run_as(user, ASK, *ADDRESSES.values()).stdout.splitlines()
 
 

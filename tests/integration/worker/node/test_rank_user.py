@@ -1,6 +1,6 @@
 """Ranks that run as a user of their own, with real processes.
 
-The tests show what ranks can do, what the kernel denies, and which files remain after a job.
+The tests check what ranks can do, what the kernel denies them, and which files remain after a job.
 """
 
 from __future__ import annotations
@@ -181,8 +181,9 @@ class Machine:
         )
 
     def plan(self, script: str) -> tuple[GenerationPlan, Path]:
-        """Write a script the way `Member` does, with restrictive file modes from the archive and the local cloud's
-        umask.
+        """Store the script and make a plan as `Member` does, with restrictive file modes in the archive.
+
+        The umask is that of the local cloud.
         """
         data = script.encode()
         buffer = io.BytesIO()
@@ -202,7 +203,7 @@ class Machine:
         return RankFiles(self.state, RUN, Generation(1), Rank(0))
 
     async def rank(self, is_up: Path) -> RankRecord:
-        """Wait until the rank has opened and closed a FIFO and its shim has reported it."""
+        """Wait until a rank that opens and closes a FIFO has ended and its shim has reported it."""
         await asyncio.to_thread(is_up.read_text)
         seen = self.supervisor.changed.version
         while not self.supervisor.records:
@@ -286,9 +287,9 @@ def test_a_rank_has_what_it_needs_and_nothing_else(is_warm: bool) -> None:
 
 
 async def sent_is_the_ranks_alone(made: Machine, plan: GenerationPlan) -> None:
-    """Assert that the agent uploads only the rank's own files.
+    """Check that the agent uploads only the rank's own files.
 
-    It must not upload the rank's link to the agent's promise, nor another user's file.
+    It must upload neither the agent's promise, to which the rank made a link, nor another user's file.
     """
     folder = made.files().output_dir
     os.link(made.state / "promise", folder / "linked")

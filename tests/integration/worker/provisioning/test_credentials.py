@@ -95,7 +95,7 @@ def as_a_rank(variables: dict[str, str]) -> object:
 async def ask(
     credentials: RoleCredentials, *, token: str | None = None, request: str = "GET /role HTTP/1.1"
 ) -> tuple[int, dict[str, str]]:
-    """Send a request as a rank does; return the status and the decoded body."""
+    """Request credentials over loopback as a rank does. Return the status and the decoded body."""
     variables = credentials.variables()
     given = variables["AWS_CONTAINER_AUTHORIZATION_TOKEN"] if token is None else token
     port = int(variables["AWS_CONTAINER_CREDENTIALS_FULL_URI"].split(":")[2].split("/")[0])

@@ -1,6 +1,7 @@
 """Packages of a requirements.txt, which the real pip installs from local wheels.
 
-Each set of requirements is installed once, into a layer. A failed installation leaves no layer.
+The agent installs each set of requirements once, into a folder (a layer) of its own. A failed installation leaves no
+layer.
 """
 
 from __future__ import annotations
@@ -242,7 +243,7 @@ async def test_an_agent_that_is_killed_keeps_no_lock_and_leaves_no_pip(
     assert len(leftovers(tmp_path)) == 2
     agent.send_signal(signal.SIGKILL)
     await agent.wait()
-    # the kill signal is sent; wait until the processes have ended
+    # The kill signals were sent, and the processes may take a moment to end.
     while any(processes.is_alive(each.pid, each.start_ticks) for each in started):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     (order.source / "requirements.txt").write_text(f"{OFFLINE}everstep_example\n")

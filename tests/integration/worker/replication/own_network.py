@@ -1,7 +1,4 @@
-"""Network namespaces for single tests.
-
-A test gets either a loopback with a chosen rate, or two nodes that two cables connect.
-"""
+"""Network namespaces for single tests: either a loopback with a chosen rate, or two nodes that two cables connect."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ class OwnLoopback:
 
 
 def may_have_one() -> bool:
-    """Return whether this process may create a network namespace, and has the programs to shape its traffic."""
+    """Return whether this process may create a network namespace and can limit the rate of its loopback."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc"))):
         return False
     with ThreadPoolExecutor(1) as thread:  # only this thread enters the namespace, and the thread ends with the block

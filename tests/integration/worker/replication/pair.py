@@ -1,7 +1,4 @@
-"""An owner of one shard and its holder on loopback.
-
-Sessions and slots on tmpfs are real, and the nodes have no agents.
-"""
+"""The owner of one shard and its only holder, on loopback, without agents. Sessions and slots on tmpfs are real."""
 
 from __future__ import annotations
 
@@ -109,7 +106,7 @@ class Pair:
         self.owner_store = self._store(tmpfs / "owner", memory_bytes)
         self.holder_store = self._store(tmpfs / "holder", holder_memory_bytes)
         self.heard = NONE
-        """Committed step that the coordinator has announced to the holder."""
+        """Newest committed step that the holder has learned from the coordinator. Tests set it."""
         self.receiver = ReplicaReceiver(self.holder_store, held_ranks=[RANK], keep=self._keep, slot_count=2)
         self.listener = PeerListener(HOLDER)
         self.pacer = NodePacer()
@@ -226,7 +223,7 @@ class Pair:
         return Capture(self, step, self.owner_store.shards[RANK][index])
 
     def hear(self, committed: int, proposed: int) -> None:
-        """Pass an announcement of the coordinator to the owner."""
+        """Pass an announcement to the owner: the committed and the proposed step."""
         self.shard.hear(
             Announcement(generation=GENERATION, term=1, sequence=1, committed=Step(committed), proposed=Step(proposed))
         )
@@ -241,7 +238,7 @@ class Pair:
                 await self.shard.changed.wait(self.shard.changed.version, 0.05)
 
     def held(self) -> dict[Step, bytes]:
-        """Return the bytes of each step that the holder has sealed."""
+        """Return the payload of each step that the holder has sealed, by step."""
         found = {}
         for record in self.holder_store.inventory():
             slot = self.holder_store.sealed(RANK, Content(record.origin_generation, record.step))

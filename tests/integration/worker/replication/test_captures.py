@@ -1,6 +1,6 @@
 """Owners send shards that their ranks are still capturing.
 
-Transfers arrive in ranges, break, are abandoned, and resume.
+A transfer arrives in ranges. It may break, be abandoned, or resume.
 """
 
 from __future__ import annotations
@@ -95,13 +95,14 @@ class TestTheOwner:
         pair.send()
         pair.hear(-1, 1)
         capture = await pair.begin_capture(1)
-        # wait until the whole payload is sent; the audit finds a change only afterwards
+        # Wait until the whole payload is sent. The audit detects the changed tensor only afterwards.
         capture.go_on(pair.payload_bytes)
         await pair.until(lambda: arrived(pair, 1) == 10)
         capture.give_up()
         assert await capture.sealing is None
         assert pair.shard.vote is Vote.ABANDON
-        step = 2 if is_next else 1  # the coordinator proposes the next step, or in the final round the same step again
+        # the coordinator proposes the next step, or, in the final round, the same step again
+        step = 2 if is_next else 1
         pair.hear(-1, -1)
         pair.hear(-1, step)
         await pair.capture(step)
@@ -109,9 +110,10 @@ class TestTheOwner:
         assert pair.held() == {step: payload(step, pair.payload_bytes)}
 
     async def test_what_was_given_up_and_captured_otherwise_is_what_is_sealed(self, pair: Pair) -> None:
-        """A capture is abandoned, and the same step is captured again with other bytes.
+        """A capture is abandoned after the holder has received a chunk of it. The same step is captured again with
+        other bytes.
 
-        The holder already has a chunk of the abandoned capture, and seals the bytes of the second capture.
+        The holder seals the bytes of the second capture.
         """
         pair.send()
         pair.hear(-1, 1)
@@ -213,7 +215,7 @@ class TestTheOwner:
         capture.go_on(2000)
         await pair.until(lambda: arrived(pair, 1) == 2)
         for _ in range(4):
-            # the four waits together are longer than the holder's deadline
+            # these four waits take longer in total than the holder's deadline
             await pair.shard.changed.wait(pair.shard.changed.version, 0.5)
         assert pair.shard.view == {HOLDER}
         assert pair.shard.slow_holders == {}
@@ -223,9 +225,9 @@ class TestTheOwner:
         assert pair.shard.view == {HOLDER}
 
     async def test_a_sender_that_ends_in_mid_capture_leaves_a_part_that_is_no_snapshot(self, pair: Pair) -> None:
-        """The sender ends during a capture, because the owner's node is lost or its ranks are ended.
+        """The sender ends during a capture, because the owner's node is lost or its ranks have ended.
 
-        The holder keeps a partial slot, which is no snapshot.
+        The holder's partial slot does not count as a copy of the step.
         """
         pair.send()
         pair.hear(-1, 1)
@@ -271,7 +273,8 @@ class TestTheHolder:
             await again.open(1, DATA)
             await again.name(DATA, 0, 1)
             assert await again.wanted() == []
-        async with by_hand(pair) as third:  # the holder still has the chunks that the second session did not announce
+        # The holder still has the chunks of the first session, although the second session has not announced them.
+        async with by_hand(pair) as third:
             await third.begin(1, DATA)
             assert await third.wanted() == [2, 4]
             third.chunks(DATA, [2, 4])
@@ -366,7 +369,7 @@ class TestTheHolder:
 
     @pytest.mark.parametrize("named", [0, 4, 5])
     async def test_an_end_that_contradicts_the_ranges_seals_nothing(self, pair: Pair, named: int) -> None:
-        """The owner ends a shard before all its chunks, or with a digest that does not match its chunks.
+        """The owner reports the end of a shard too early, or with a digest that does not match the chunks.
 
         The holder closes the session and seals nothing.
         """
@@ -430,7 +433,7 @@ class TestTheHolder:
 
 
 async def test_an_answer_for_what_was_not_named_ends_the_session(pair: Pair) -> None:
-    """The owner has announced only some chunks of a shard, and the holder requests all of them.
+    """The holder requests all chunks of a shard, although the owner has announced only some.
 
     The owner ends the session.
     """

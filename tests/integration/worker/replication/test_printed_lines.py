@@ -34,7 +34,10 @@ class Printing:
         self.kept = self.kept.extended(message.first, message.lines.splitlines(keepends=True), limit_bytes=10_000)
 
     async def acknowledged(self, step: int) -> None:
-        """Wait until the holder acknowledges a step, and assert that it has all lines printed before the capture."""
+        """Wait until the holder acknowledges a step.
+
+        Check that it has all lines that were printed before the capture.
+        """
         before = list(self.rows)
         await self._pair.until(lambda: (HOLDER, step) in self._pair.shard.held)
         assert list(self.kept.rows) == before
@@ -69,7 +72,7 @@ async def test_a_new_session_gives_the_lines_again(pair: Pair) -> None:
 
 
 async def test_lines_that_a_holder_does_not_take_cost_its_word(pair: Pair) -> None:
-    """A holder that rejects printed lines does not acknowledge any further step."""
+    """A holder cannot store printed lines, so it acknowledges no further step."""
     printing = Printing(pair)
     refused = asyncio.Event()
 

@@ -1,5 +1,7 @@
-"""Replicas between two nodes, through every message of their sessions: from the announcement to the acknowledgement,
-and fetches back.
+"""Copies of shards on another node, through every message of their sessions: from the announcement to the
+acknowledgement.
+
+The tests also fetch such copies back.
 """
 
 from __future__ import annotations
@@ -67,9 +69,9 @@ from worker.tasks import finish
 pytestmark = pytest.mark.integration
 CHUNK = 1000
 RARELY_SECONDS = 36_000.0
-"""A holder deadline so long that the sender does not check the holder for silence during a test.
+"""A deadline for holders that is longer than any test, so that the sender never checks for silence by itself.
 
-The test makes the checks.
+Tests call the check themselves.
 """
 
 
@@ -79,7 +81,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class ByHand:
-    """The owner's end of a replica session, whose messages the test writes."""
+    """The owner's end of a replica session. The test sends each message itself."""
 
     def __init__(self, session: TcpSession, line: socket.socket) -> None:
         self.session = session
@@ -188,7 +190,7 @@ async def by_hand(pair: Pair) -> AsyncIterator[ByHand]:
 
 
 class Recorded:
-    """A dialler that opens real sessions of a `Pair`, and keeps them for the test."""
+    """A dialler that opens real sessions of a `Pair`, and keeps them so that the test can break them."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
@@ -252,7 +254,7 @@ async def test_a_stream_that_breaks_at_any_chunk_goes_on_where_it_stood(pair: Pa
         first.chunks(data, range(sent))
         await landed(pair, sent)
         first.line.sendall(CHUNK_HEADER.pack(1, sent, CHUNK) + data[:300])  # send a header and a part of the next chunk
-    async with by_hand(pair) as again:  # the new session makes the holder end the broken session
+    async with by_hand(pair) as again:  # The holder ends the broken session because a new session has begun.
         assert pair.held() == {}
         await again.begin(1, data)
         wanted = await again.wanted()
@@ -277,7 +279,7 @@ async def test_what_has_come_is_kept_when_the_next_session_begins_while_a_stream
         first.session.close()
         # the holder has begun to end the session, and waits for the rest of the chunk
         await pair.until(lambda: owner.receiver.current is None)
-        async with by_hand(pair) as again:  # the new session makes the holder end the first session
+        async with by_hand(pair) as again:  # the holder ends the first session because a new session has begun
             await again.begin(1, data)
             assert await again.wanted() == [1, 2, 3]
 
@@ -368,9 +370,9 @@ async def test_a_chunk_that_is_always_damaged_is_refused_and_counted_and_the_ses
 
 
 async def test_a_sender_repeats_what_its_holder_refused(pair: Pair) -> None:
-    """A holder refuses a step, and the sender sends it again later.
+    """A holder without a free slot refuses a step, and the sender sends it again later.
 
-    The holder has no free slot for a while: an upload pins one slot, and the other slot holds the committed step.
+    An upload uses one of the holder's slots, and the other slot has the committed step.
     """
     pair.send()
     for step in (1, 2):
@@ -474,7 +476,7 @@ async def test_a_cancelled_shard_is_no_snapshot_and_the_next_one_comes_through(p
 
 
 async def test_a_slot_granted_anew_while_it_is_being_sent(make: Callable[..., Pair]) -> None:
-    """Streams of step 1 block on a full socket while the slot is granted again for step 2.
+    """The owner's streams of step 1 are blocked by a full socket when its slot is granted again for step 2.
 
     The holder seals step 2, and never seals step 1.
     """
@@ -523,7 +525,7 @@ async def test_a_slot_granted_anew_while_it_is_being_sent(make: Callable[..., Pa
 
 
 class Slow(Recorded):
-    """A dialler whose streams open only when the test permits it."""
+    """A dialler whose streams wait until the test opens the gate."""
 
     def __init__(self, pair: Pair) -> None:
         super().__init__(pair)
@@ -537,7 +539,10 @@ class Slow(Recorded):
 
 
 class OneCard(Recorded):
-    """A dialler with several network cards, of which only the first reaches the holder."""
+    """A dialler on a node with several network cards.
+
+    Only the first card reaches the holder, until the test repairs the rest.
+    """
 
     def __init__(self, pair: Pair) -> None:
         super().__init__(pair)
@@ -560,10 +565,9 @@ class OneCard(Recorded):
 
 
 async def test_a_step_that_is_damaged_in_its_own_slot_is_given_up_and_costs_no_holder_its_place(pair: Pair) -> None:
-    """The owner's own slot is damaged, so the holder rejects the step. The owner abandons the step and still counts the
-    holder.
+    """The bytes in the owner's own slot change, so the holder rejects the step. The owner abandons the step.
 
-    Without the holder, the damaged copy alone would suffice for a commit.
+    The owner must not drop the holder instead. Otherwise, the damaged copy alone would suffice for a commit.
     """
     pair.send(deadline_seconds=RARELY_SECONDS)
     pair.hear(-1, 1)
@@ -593,10 +597,7 @@ async def test_a_step_that_is_damaged_in_its_own_slot_is_given_up_and_costs_no_h
 async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One network card cannot reach the holder.
-
-    The session continues with the streams of the other cards, although one stream has failed.
-    """
+    """One network card cannot reach the holder. The session continues with the streams of the other cards."""
     dialler = OneCard(pair)
     sender = dialler.sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
     sender.stream_count = StreamCount(limit=4, count=4)
@@ -614,7 +615,7 @@ async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can
 async def test_a_card_that_was_out_of_reach_has_its_streams_in_the_next_session(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A card cannot reach the holder for one session, for example while the holder's agent restarts.
+    """A network card cannot reach the holder during one session, for example while the holder's agent restarts.
 
     The next session opens streams on this card again.
     """
@@ -662,7 +663,7 @@ async def test_a_fetch_goes_over_the_cards_that_can_be_reached(
 
 
 async def test_a_holder_has_acknowledged_what_it_was_sent_however_long_its_streams_took(pair: Pair) -> None:
-    """While a stream to the holder opens, the slot of step 1 is granted for step 3.
+    """While a stream to the holder is being opened, the slot of step 1 is granted again for step 3.
 
     The holder receives and acknowledges only step 3.
     """
@@ -727,7 +728,10 @@ async def test_a_holder_that_lost_a_slot_says_so_and_gets_it_again(pair: Pair) -
 
 
 async def test_a_replica_with_another_digest_does_not_count(pair: Pair) -> None:
-    """The holder has other bytes for step 1 than the owner. The owner sends its copy of step 1 to this holder."""
+    """The holder has other bytes for step 1 than the owner.
+
+    They do not count, and the owner sends its own copy of step 1.
+    """
     async with by_hand(pair) as hand:
         assert isinstance(await hand.whole(1, payload(7, pair.payload_bytes)), ShardSealed)
     pair.hear(-1, 1)
@@ -843,10 +847,10 @@ class Held:
 
 
 async def test_a_holder_returns_however_long_it_takes_to_send_what_it_lacks(pair: Pair) -> None:
-    """A dropped holder fetches the step that it lacks, over a slow connection. Votes wait until this transfer has
-    ended.
+    """A dropped holder receives the step that it lacks over a slow connection. The owner's votes wait for this
+    transfer.
 
-    Without the wait, the next step would get the slot that the transfer reads.
+    Without the wait, the next step would be captured into the slot from which the transfer reads.
     """
     dialler, slow = Recorded(pair), Held()
     dialler.is_there.clear()
@@ -917,9 +921,9 @@ class Breaking(Recorded):
 
 
 async def test_a_holder_whose_line_breaks_in_every_attempt_holds_up_one_step_and_not_each(pair: Pair) -> None:
-    """A holder's connection breaks in every attempt.
+    """A holder's connection breaks in every attempt to send it a step.
 
-    The first vote waits for the holder's deadline, and later votes do not wait.
+    The owner's first vote waits for the holder's deadline. Later votes do not wait.
     """
     dialler = Breaking(pair)
     sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
@@ -937,9 +941,10 @@ async def test_a_holder_whose_line_breaks_in_every_attempt_holds_up_one_step_and
 
 
 async def test_a_holder_whose_line_holds_again_is_waited_for_after_a_while(pair: Pair) -> None:
-    """A holder's connection works again. After a while, votes wait for the holder's slow transfer again.
+    """A dropped holder's connection works again. After a while, the owner's votes wait for the transfer to this holder
+    again.
 
-    Without this wait, a holder with a slow transfer would never count again.
+    Without this wait, a holder with a slow connection would never count again.
     """
     dialler, slow = Breaking(pair), Held()
     sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
@@ -966,9 +971,9 @@ async def test_a_holder_whose_line_holds_again_is_waited_for_after_a_while(pair:
 async def test_a_holder_whose_line_breaks_again_and_again_is_told_in_view_until_a_step_arrives_whole(
     pair: Pair,
 ) -> None:
-    """A connection breaks repeatedly, each time for less than the deadline.
+    """A holder's connection breaks again and again, each time for less than the holder's deadline.
 
-    The owner reports the broken connection until a step arrives completely.
+    The holder still counts. The owner reports the broken connection until a whole step has arrived.
     """
     dialler = Breaking(pair)
     pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
@@ -998,7 +1003,7 @@ async def test_a_line_that_breaks_while_nothing_is_to_be_sent_is_nobodys_trouble
 
 
 class Buggy:
-    """A replacement for `announcement` that raises an error in its first `left_count` calls."""
+    """A replacement for `announcement` with a bug: its first `count` calls raise an error."""
 
     def __init__(self, count: int) -> None:
         self.left_count = count
@@ -1185,7 +1190,10 @@ async def test_a_slot_is_granted_anew_at_once_while_the_pacer_holds_its_chunks_b
 
 
 async def test_a_holder_that_is_out_of_view_and_keeps_up_returns_with_the_next_commit(pair: Pair) -> None:
-    """A dropped holder acknowledges every step just after the owner's vote. The next commit makes it count again."""
+    """A dropped holder acknowledges every step just after the owner has voted.
+
+    The next commit makes the holder count again.
+    """
     pair.shard.drop(HOLDER)
     pair.hear(-1, 1)
     await pair.capture(1)
@@ -1212,7 +1220,7 @@ async def test_a_holder_makes_its_slots_before_the_first_shard_comes(pair: Pair)
 
 @pytest.fixture
 def slow(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event]:
-    """Return an event. The holder does not finish making slots before the test sets this event."""
+    """Return an event. Until the test sets it, the holder cannot finish the creation of slots."""
     create, gate = pair.holder_store._create, asyncio.Event()
 
     async def slowly(rank: Rank, index: int, header: SlotHeader) -> SlotFile:
@@ -1283,9 +1291,9 @@ async def test_a_holder_that_falls_silent_while_it_should_make_slots_is_not_wait
 
 
 async def test_slots_that_are_reserved_once_more_alike_are_there(pair: Pair) -> None:
-    """A rank repeats its request for slots over a new connection.
+    """A rank requests the same slots again over a new connection.
 
-    The owner answers at once, without a message to the holder.
+    The owner answers at once and sends the holder nothing.
     """
     pair.send(deadline_seconds=RARELY_SECONDS)
     pair.shard.reserve(10_000, LAYOUT)
@@ -1625,7 +1633,7 @@ async def test_a_holder_that_falls_silent_in_the_middle_is_not_waited_for(
 
 
 async def test_a_restarted_holder_is_not_stuck_with_a_half_received_shard(pair: Pair) -> None:
-    """A holder's agent dies with the committed step in one slot and a partial shard in the other slot.
+    """A holder's agent dies while one of its two slots has the committed step and the other a partly received shard.
 
     No process writes the partial shard any more, so the restarted agent grants its slot again.
     """

@@ -1,4 +1,4 @@
-"""Streams between the real sender and receiver that are reset at every position of every chunk."""
+"""Streams between the real sender and receiver that are reset at every byte position of every chunk."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ class Wire:
                     return
 
     async def _arrived(self) -> None:
-        """Wait until the holder has verified all earlier chunks and read the delivered part of the chunk to be
-        reset.
+        """Wait until the holder has verified all earlier chunks and read the delivered part of the chunk that the reset
+        cuts.
         """
         (owner,) = self._pair.receiver._open.values()
         assert owner.receiver is not None

@@ -1,7 +1,6 @@
-"""Rounds over real connections, in a flat tree and in a deeper tree.
+"""Nodes agree on steps over real connections, in a flat and in a deeper tree. Reports travel up, announcements down.
 
-Reports travel up and announcements travel down. Each node uses only the newest message. A node that loses its
-connection joins the rounds again.
+Each node uses only the newest message. A node that loses its connection connects again.
 """
 
 from __future__ import annotations
@@ -31,7 +30,10 @@ pytestmark = pytest.mark.integration
 
 
 class Node:
-    """A node's rounds, with one rank. If `votes` is true, the rank votes as soon as it receives a proposal."""
+    """The part of a node that agrees on steps, with one rank.
+
+    If `votes` is true, the rank votes for every proposal at once.
+    """
 
     def __init__(self, network: Network, number: int) -> None:
         self.network = network
@@ -102,7 +104,7 @@ class Node:
         )
 
     async def until_reported(self, **fields: object) -> None:
-        """Wait until the coordinator has received these values of the node's rank."""
+        """Wait until the coordinator has received a report with these values of the node's rank."""
 
         def is_known() -> bool:
             known = {each.rank: each for each in self.network.server.core.ranks}.get(Rank(self.number))
@@ -223,7 +225,7 @@ async def test_a_step_that_was_made_comes_with_the_vote_that_the_coordinator_wai
     told = note_reports(pair, second)
     second.say(boundary=Step(3))
     pair.server.request_stop()
-    # A report about the boundary alone would leave the node before the end of this round trip.
+    # If the node did not wait for votes, it would report the finished step alone before the end of this round trip.
     await second.until_heard(stop_state=StopState.ANNOUNCED)
     second.say(boundary=Step(4), vote=Vote.ABANDON)
     await second.until_reported(boundary=4)
@@ -472,7 +474,7 @@ async def test_what_was_overtaken_or_is_of_an_earlier_term_is_not_heeded() -> No
 
 
 async def test_a_part_that_begins_again_has_not_been_heard_meanwhile() -> None:
-    """A bug ends a node's rounds repeatedly, and the node restarts them.
+    """A bug ends a node's task for the rounds repeatedly, and the node restarts the task.
 
     A restart must not reset the time since which the node's parent has been silent.
     """
@@ -517,7 +519,7 @@ async def test_neighbours_that_have_nothing_to_say_are_not_silent_and_one_that_i
     try:
         await second.until_reported(boundary=0)
         first_word = dict(first.member.heard_at), dict(second.member.heard_at)
-        # The nodes exchange messages even if no state changes.
+        # The nodes exchange messages regularly, even if no state changes.
         await made.until(lambda: first.member.heard_at[second.id] > first_word[0][second.id] + 0.6)
         await made.until(lambda: second.member.heard_at[first.id] > first_word[1][first.id] + 0.6)
         assert (first.member.silent, second.member.silent) == (frozenset(), frozenset())
@@ -538,9 +540,9 @@ async def test_neighbours_that_have_nothing_to_say_are_not_silent_and_one_that_i
 
 
 async def test_a_node_with_nothing_to_say_is_heard_however_often_it_looks() -> None:
-    """A node wakes up often without a new report, which must not postpone its next message.
+    """A node wakes up often without a new report. It must still send its regular message in time.
 
-    A parent would otherwise treat the node as silent.
+    Otherwise, its parent would treat the node as silent.
     """
     deadline = 1.0
     made = Network(2, deadline_seconds=deadline)

@@ -1,6 +1,6 @@
-"""A link at a hundredth of its usual rate.
+"""The link of a node runs at a hundredth of its usual rate.
 
-The owner reports the slow link with its rate, and withdraws the report when the link recovers.
+The owner reports the slow link with its rate, and withdraws the report when the link is fast again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_a_slow_holder_stays_in_view_is_named_with_its_rate_and_heals_by_itself(
 
     async def body(loopback: OwnLoopback) -> None:
         pair = Pair(tmpfs, payload_bytes=PAYLOAD_BYTES, memory_bytes=1 << 27, holder_memory_bytes=1 << 27)
-        if paced:  # the pacer still uses the rate that the link had before
+        if paced:  # the pacer still assumes the rate of the fast link
             pair.pacer.current = SpanPacer([IdleSpan(0.0, 0.5)], Link(1e9, ALPHA_SECONDS), iteration_seconds=1.0)
         try:
             await limp_and_heal(pair, loopback)
@@ -63,7 +63,7 @@ async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     await pair.until(lambda: HOLDER in pair.shard.slow_holders)
     told = re.search(r"its link carries ([\d.]+) MB/s", pair.shard.slow_holders[HOLDER])
     assert told is not None
-    # No chunk is complete yet, so the rate counts the bytes of open chunks. A busy machine sends fewer of them.
+    # No chunk is complete yet, so the rate counts the bytes of unfinished chunks. A busy machine sends fewer of them.
     assert 0.0 < float(told[1]) < 12.0
 
     def leaves_training_its_part() -> bool:
@@ -79,7 +79,7 @@ async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     loopback.unlimited()
     await pair.until(lambda: pair.shard.vote is Vote.ACKED)
     step = 1
-    # Continue until the link sends a step at full rate. Without other load, this is the next step.
+    # Send steps until one passes at full rate. Without other load, this is the next step.
     while pair.shard.slow_holders or sender.link.carries:
         step += 1
         pair.hear(step - 1, step)

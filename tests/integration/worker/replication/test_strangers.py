@@ -77,7 +77,7 @@ async def test_who_is_no_member_is_refused_by_either_side(pair: Pair, who: tcp.C
     with pytest.raises(PeerRefused, match=what):
         await pair.dial(who)
     assert await is_alive(pair)
-    # If the key is wrong, the dialler closes the connection, and the listener counts nothing.
+    # With a wrong key, the dialler closes the connection first, so the listener has nobody to refuse.
     assert pair.listener.refused_count == 1 or what == "does not hold the key"
 
 
@@ -301,7 +301,7 @@ async def test_nobody_at_the_port(pair: Pair) -> None:
 
 
 async def test_an_oversized_answer_is_refused_by_the_dialler() -> None:
-    """A foreign listener answers with a frame that is longer than any message. The dialler refuses it."""
+    """A listener that is no agent answers with a frame that is longer than any message. The dialler refuses it."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     listener.bind(("127.0.0.4", 0))
     listener.listen()
