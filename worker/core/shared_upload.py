@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from everstep.protocol.ids import NodeId
 
-WINDOW = 4
+MAX_WINDOW = 4
 """Maximum number of parts that one helper sends at a time, one per connection (`everstep.bulk.CONNECTIONS`)."""
 LATE_SECONDS = 10.0
 """Minimum seconds after which a helper's part is late. The limit grows with the owner's own slowest part."""
@@ -41,6 +41,11 @@ class SharedUpload:
     """
 
     part_count: int
+    window: int = 1
+    """Number of parts that one helper sends at a time: an equal share of the object, from 1 to `MAX_WINDOW`.
+
+    With more parts at a time, the helpers would take the last parts of a small object and finish after the owner.
+    """
     claimed: int = 0
     """The owner has claimed the unassigned parts up to this number."""
     lowest: int
@@ -57,8 +62,8 @@ class SharedUpload:
     def begin(cls, part_count: int, helpers: Sequence[NodeId] = (), now: float = 0.0) -> SharedUpload:
         """Return the state before the first part.
 
-        Each helper already has its first parts: an equal share of the object, at most `WINDOW` parts. Otherwise the
-        owner and the first helper to answer would divide a small object between them.
+        Each helper already has its first parts: an equal share of the object, at most `MAX_WINDOW` parts. Otherwise
+        the owner and the first helper to answer would divide a small object between them.
 
         Args:
             part_count: number of the last part, because numbers begin with 1.
@@ -68,13 +73,18 @@ class SharedUpload:
         Returns:
             The state in which the owner has claimed no part.
         """
-        share = min(WINDOW, part_count // (len(helpers) + 1))
+        share = min(MAX_WINDOW, part_count // (len(helpers) + 1))
         outstanding = {
             part_count - index * share - each: Outstanding(helper, now)
             for index, helper in enumerate(helpers)
             for each in range(share)
         }
-        return cls(part_count=part_count, lowest=part_count + 1 - len(outstanding), outstanding=outstanding)
+        return cls(
+            part_count=part_count,
+            window=max(1, share),
+            lowest=part_count + 1 - len(outstanding),
+            outstanding=outstanding,
+        )
 
     def claim(self, number: int) -> tuple[SharedUpload, bool]:
         """Claim the next part in ascending order for the owner.
@@ -104,7 +114,7 @@ class SharedUpload:
         """
         number = self.lowest - 1
         in_flight = sum(each.helper == helper for each in self.outstanding.values())
-        if helper in self.excluded or number <= self.claimed or in_flight >= WINDOW:
+        if helper in self.excluded or number <= self.claimed or in_flight >= self.window:
             return self, None
         outstanding = {**self.outstanding, number: Outstanding(helper, now)}
         return replace(self, lowest=number, outstanding=outstanding), number

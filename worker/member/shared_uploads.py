@@ -26,7 +26,7 @@ from everstep.protocol.plan import GenerationPlan, ObjectReference
 from everstep.protocol.rounds import Announcement
 from everstep.protocol.safetensors import FrozenGroup
 from everstep.protocol.slot import SlotHeader
-from worker.core.shared_upload import WINDOW, SharedUpload
+from worker.core.shared_upload import MAX_WINDOW, SharedUpload
 from worker.core.slots import Content, is_superseded
 from worker.errors import PeerError, StorageError
 from worker.replication.transport import Session
@@ -281,8 +281,10 @@ class UploadHelper:
         try:
             while True:
                 wanted = await session.receive()
-                if not isinstance(wanted, UploadPart) or len(sending) >= WINDOW:
-                    raise MalformedMessage(f"{type(wanted).__name__} where one of {WINDOW} parts should be asked for")
+                if not isinstance(wanted, UploadPart) or len(sending) >= MAX_WINDOW:
+                    raise MalformedMessage(
+                        f"{type(wanted).__name__} where one of {MAX_WINDOW} parts should be asked for"
+                    )
                 if slot is None and (slot := self._find(wanted)) is not None:
                     slot.pins += 1
                     self._serving[task] = wanted.step

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.protocol.ids import NodeId
-from worker.core.shared_upload import LATE_SECONDS, WINDOW, SharedUpload
+from worker.core.shared_upload import LATE_SECONDS, MAX_WINDOW, SharedUpload
 
 HELPERS = (NodeId("i-1"), NodeId("i-2"), NodeId("i-3"))
 A = HELPERS[0]
@@ -37,7 +37,7 @@ def test_each_part_has_one_state_and_the_owner_sends_what_helpers_do_not(data: s
                 assert helper not in before.excluded
                 assert number not in sent | asked, "no part is sent by two nodes that are in time"
                 asked.add(number)
-            assert sum(part.helper == helper for part in state.outstanding.values()) <= WINDOW
+            assert sum(part.helper == helper for part in state.outstanding.values()) <= state.window <= MAX_WINDOW
         elif event.startswith("store") and state.outstanding:
             number = data.draw(st.sampled_from(sorted(state.outstanding)))
             owner = state.outstanding[number].helper
@@ -106,6 +106,8 @@ def test_an_owner_that_is_slow_itself_waits_longer_for_its_helpers() -> None:
 def test_a_small_object_is_divided_evenly() -> None:
     state = SharedUpload.begin(8, HELPERS, 0.0)
     assert [state.owed(helper) for helper in HELPERS] == [[8, 7], [6, 5], [4, 3]]
+    assert state.assign(A, 0.0)[1] is None, "the owner sends the other parts meanwhile"
+    assert state.store(A, 8).assign(A, 0.0)[1] == 2
     assert [state.claim(number)[1] for number in (1, 2, 3)] == [True, True, False]
     assert SharedUpload.begin(3, HELPERS, 0.0).outstanding == {}
-    assert [len(SharedUpload.begin(100, HELPERS, 0.0).owed(helper)) for helper in HELPERS] == [WINDOW] * 3
+    assert [len(SharedUpload.begin(100, HELPERS, 0.0).owed(helper)) for helper in HELPERS] == [MAX_WINDOW] * 3
