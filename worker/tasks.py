@@ -38,7 +38,10 @@ class Signal:
 
 
 class Background:
-    """Tasks that one owner starts without awaiting them, and ends together. An exception of a task is a bug."""
+    """Background tasks of one owner. The owner starts them without awaiting them, and ends all of them together.
+
+    A task must handle its own errors: an exception that leaves a task is a bug.
+    """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -95,7 +95,7 @@ def end_of_killed(
     Args:
         before: kill counters that were read before the rank ended.
         after: kill counters after the rank ended. A counter that is higher than in `before` is evidence.
-        use: the newest measurements before the rank ended.
+        use: memory measurements shortly before the rank ended.
         logged_bytes: the process's resident memory in the kernel's log (`logged_kill`); None without a log record.
         loaders: the DataLoader workers that ended instead of the rank itself; None if the rank was killed.
 
@@ -125,7 +125,7 @@ def end_of_raised(last_lines: str, use: MemoryUse) -> MemoryEnd | None:
 
     Args:
         last_lines: the last lines of the rank's stderr.
-        use: the newest measurements before the rank ended.
+        use: memory measurements shortly before the rank ended.
 
     Returns:
         The evidence, with the line that names the exception.

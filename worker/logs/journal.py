@@ -46,11 +46,11 @@ CHUNK_MILLISECONDS: Final = 300_000
 A chunk that still grows is uploaded again every second.
 """
 READ_BYTES: Final = 256 * 1024
-"""Bytes that are read from one stream at a time."""
+"""Maximum bytes of one read from a stream."""
 JOURNAL_BYTES: Final = 64 * 1024 * 1024
 """Maximum bytes of chunks that wait for their upload. Beyond this size, the journal reads no further output."""
 FREED_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of a stream that the journal reads before it frees their disk space."""
+"""Number of bytes of a stream that the journal reads before it frees their disk space."""
 BEHIND_BYTES: Final = 256 * 1024 * 1024
 """Maximum unread bytes of a stream. Beyond this limit, the oldest bytes are skipped, and the log reports the gap."""
 TAIL_BYTES: Final = 64 * 1024
@@ -84,9 +84,9 @@ class LogJournal:
     """The log lines of one node in one generation.
 
     Args:
-        folder: the generation's folder; created if missing.
+        folder: the folder for the generation's logs; created if missing.
         node_id: this node's id.
-        streams: the file of each stream; it need not exist yet.
+        streams: the file of each output stream of a rank; it need not exist yet.
         now: returns Unix time in seconds.
     """
 
@@ -129,7 +129,7 @@ class LogJournal:
         return {key: _size(path) for key, path in self._streams.items()}
 
     def is_read(self, ends: Mapping[StreamKey, int]) -> bool:
-        """Return whether every stream was read up to the lengths that an earlier call of `ends` returned.
+        """Return whether every stream was read up to the lengths in `ends`, the result of an earlier call.
 
         False while the last line of a stream is incomplete.
         """
@@ -205,7 +205,10 @@ class LogJournal:
 
     @contextlib.contextmanager
     def _unless_failed(self) -> Iterator[Mapping[StreamKey, int]]:
-        """Yield the stream positions before the block. If the block raises OSError, restore these positions."""
+        """Yield the number of bytes read from each stream. If the block raises OSError, restore these numbers.
+
+        The next read then returns the same lines again.
+        """
         before = dict(self._positions)
         try:
             yield before
@@ -244,7 +247,7 @@ class LogJournal:
                 yield self._line(rank, stream, text, self._positions[key], is_piece=is_piece)
 
     def _begun_anew(self, key: StreamKey) -> LogLine:
-        """Read a stream from its beginning again.
+        """Read a stream from its beginning again, and return a line that reports the lost part.
 
         Called after a process has truncated the stream's file, for example with `> /dev/stderr`.
         """
@@ -257,7 +260,7 @@ class LogJournal:
         )
 
     def _gap(self, key: StreamKey, upto: int) -> LogLine:
-        """Skip the unread bytes of a stream up to offset `upto`."""
+        """Skip the unread bytes of a stream up to offset `upto`, and return a line that reports the gap."""
         lost, self._positions[key] = upto - self._positions[key], upto
         text = f"{lost} bytes of {key[1]} of rank {key[0]} were not kept: the node could not store them in time."
         return self._line(*key, text, upto, is_gap=True)

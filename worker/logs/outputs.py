@@ -38,7 +38,7 @@ SLOW_BYTES_PER_SECOND = 8 * 1024 * 1024
 MAX_ATTEMPTS = 3
 RETRY_SECONDS = 1.0
 MAX_SENTENCES = 20
-"""Maximum sentences about missing objects in a node's report. The agent's log contains all sentences."""
+"""Maximum number of sentences about missing objects in a node's report. The agent's log contains all sentences."""
 
 
 class FileStore(Protocol):
@@ -81,7 +81,7 @@ class RankOutputs:
         self.monotonic = monotonic
         self._moved_at = -math.inf
         self._under_way: dict[str, int] = {}
-        """Length in bytes of each upload in progress, by key."""
+        """Size in bytes of each file that is being uploaded, by its key in the store."""
         self._state = state.absolute()
         self._objects = objects
         self._user = user
@@ -211,7 +211,7 @@ def _open_output(root: Path, path: Path, uid: int) -> int:
         uid: the required owner. A hard link to another user's file is refused.
 
     Returns:
-        A descriptor; the caller closes it.
+        A file descriptor, which the caller closes.
 
     Raises:
         OSError: the file cannot be opened or is refused.

@@ -33,7 +33,7 @@ READ_SECONDS = 0.1
 LIVE_LINES = 500
 """Maximum number of log lines in one message to the control plane."""
 LIVE_CHARACTERS = 1024 * 1024
-"""Number of characters after which a message to the control plane is complete."""
+"""Number of characters at which a message with log lines to the control plane is complete."""
 RECENT_CHARACTERS = 256 * 1024
 """Number of characters of the newest lines that are stored for new followers.
 
@@ -212,7 +212,10 @@ class LogShipper:
         return first, lines
 
     async def _read_up(self) -> None:
-        """Read all streams up to the length that they have at the call."""
+        """Read everything that the ranks have printed before this call.
+
+        If the disk refuses the lines, the call ends without them.
+        """
         try:
             if self._journal is None:
                 await self._read()
@@ -224,7 +227,7 @@ class LogShipper:
             log.info("log lines of ranks cannot be read for peers yet: %s", error)
 
     def _tail_of(self, journal: LogJournal) -> Tail:
-        """Return the newest lines that an earlier agent of this node has read."""
+        """Return the newest lines that an earlier agent process of this node has read and not uploaded completely."""
         tail = Tail()
         for chunk in journal.unstored():
             head, lines, _ = decode_chunk(chunk.path.read_bytes())

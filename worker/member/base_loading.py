@@ -67,9 +67,9 @@ class BaseLoading:
             store: this node's slots.
             objects: the object store (S3).
             sessions: opens connections to the nodes that hold a base.
-            contents: contents that must not be overwritten.
+            contents: names the contents of slots that must not be overwritten.
             slot_count: maximum number of slots per shard on this node.
-            arrived: receives the progress of each rank's base: its slot, header and verified bytes.
+            arrived: receives the progress of each rank's load: the slot, its header, and the number of verified bytes.
         """
         self._plan = plan
         self._here = here
@@ -109,7 +109,10 @@ class BaseLoading:
 
     @property
     def restored_from(self) -> tuple[Literal["local", "peer", "s3"], ...]:
-        """Kind of the source of each local rank's base, in the order of the ranks, without ranks that have no base."""
+        """Kind of source from which each local rank's base was loaded: its own node, a peer, or S3.
+
+        The order is that of the ranks. A rank without a base is omitted.
+        """
         return tuple(self._restored_from[rank] for rank in self._here.ranks if rank in self._restored_from)
 
     async def _load_rank(self, rank: RankPlan, sources: Sequence[ShardSource] | None = None) -> None:
@@ -218,7 +221,8 @@ class BaseLoading:
         rank = self._plan.ranks[shard.rank]
         asked = {source.node_id for source in rank.sources if source.kind == "peer"}
         held = [
-            # Before the loss, this node may have sent the base to a holder.
+            # The plan may not name the holders as sources, but this node may have sent them the base before it lost its
+            # own copy.
             structs.replace(rank.sources[0], kind="peer", node_id=peer, object=None)
             for peer in rank.holders[1:]
             if peer not in asked

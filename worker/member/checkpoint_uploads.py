@@ -60,7 +60,7 @@ class CheckpointUploads:
             shards: shards of this node's ranks.
             store: this node's slots, which are verified before an upload.
             objects: the object store (S3).
-            contents: provides the number of the committed step, which may be uploaded.
+            contents: knows the newest committed step. Only this step or the base may be uploaded.
             faults: receives a fault per failed upload; a later success of the shard removes the fault.
             dial: opens a session of kind upload to another member.
             grant_if_due: called when the slot of a cancelled upload is free.
@@ -68,7 +68,7 @@ class CheckpointUploads:
             pause: waits for the given seconds before a failed upload is tried again.
         """
         self.uploaded: list[UploadedShard] = []
-        """The newest finished uploads, at most two per shard."""
+        """Facts about the newest finished uploads, at most two per shard, for the node's reports."""
         self._plan = plan
         self._shards = shards
         self._store = store
@@ -194,7 +194,7 @@ class CheckpointUploads:
             shard: the shard to upload; a fault of the upload names the shard's rank.
             slot: the sealed slot; pinned until the upload has ended.
             step: content of the slot.
-            failures: number of earlier attempts, which all failed.
+            failures: number of earlier attempts for this upload, all of which failed.
 
         Returns:
             The longest pause before the next attempt, in seconds; None if no further attempt follows.

@@ -46,7 +46,10 @@ class EarlierShards:
 
     @property
     def layout(self) -> EarlierLayout | None:
-        """The previous layout in the form that ranks receive; None without a relayout."""
+        """The previous layout in the form that ranks receive.
+
+        None unless the number of ranks has changed (a relayout).
+        """
         if self._relayout is None:
             return None
         here = tuple(

@@ -23,7 +23,7 @@ class KeptContents:
             here: this node in the plan, with the contents to keep until the first commit.
         """
         self.committed: Step = NONE
-        """The newest committed step that an announcement or a page has shown to this node, or `NONE`."""
+        """The newest committed step that an announcement or a rank's page has named, or `NONE`."""
         self.is_loading_earlier = plan.relayout is not None
         """True while ranks of this node still load shards of the previous layout, after a relayout."""
         self._plan = plan

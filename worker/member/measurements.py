@@ -46,7 +46,9 @@ class Measurements:
         self._sent_bytes = sent_bytes
         self._own_metrics = OwnMetrics()
         self._passed: tuple[Step, float] = (NONE, 0.0)
-        """The newest captured boundary of this node's first rank, and the time (monotonic) at which the rank passed it.
+        """The newest proposed step that this node's first rank has passed, and the monotonic time of its boundary.
+
+        The value is (NONE, 0.0) once every holder in view has verified the step.
         """
 
     def record(self, shard: OwnedShard, message: Boundary, seconds: float | None) -> None:

@@ -62,7 +62,7 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 AGAIN_SECONDS = 1.0
-"""Seconds until a background task restarts after an unexpected exception."""
+"""Seconds after an unexpected exception until the background task starts again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Member:
         self._on_change = on_change
         self._slot_count = 3 if plan.checkpoint.third_slot else 2
         self._reported: tuple[object, ...] = ()
-        """The facts in the newest immediate report to the control plane."""
+        """The facts that the last immediate report to the control plane contained (see `_report_visible`)."""
         self._tasks: set[asyncio.Task[None]] = set()
         node.store.memory_nodes = memory_nodes(self.here.ranks, node.gpu_nodes)
         node.store.place(Strays.of(plan, node.node_id))
@@ -339,7 +339,7 @@ class Member:
         """Fetch the lost base of a shard, then start the shard's senders.
 
         A holder lists its steps when a session begins, and the owner counts only the listed steps that it also holds. A
-        session that began before the fetch would therefore miss the base.
+        session that began before the fetch would therefore not count the base, even if the holder has it.
         """
         await self.base.regain(shard)
         self._supply(shard)
@@ -378,7 +378,8 @@ class Member:
     def _hear(self, announcement: Announcement) -> None:
         """Apply an announcement of the coordinator to this node.
 
-        Slots to upload are pinned first, because the ranks may then receive the slots that are not pinned.
+        Uploads are started first, because they pin their slots. Afterwards, ranks may receive any slot that is not
+        pinned.
         """
         self.contents.committed = max(self.contents.committed, announcement.committed)
         self._node.store.strays = self._node.store.strays.heard(announcement.committed, announcement.held)
@@ -406,9 +407,10 @@ class Member:
         self._report_visible()
 
     def _report_visible(self) -> None:
-        """Report important changes to the control plane immediately.
+        """Report to the control plane immediately if a fact that users see has changed.
 
-        Other progress waits for the next regular report.
+        These are the end of the rounds, finished uploads, and the state of shards (`OwnedShard.reported`). Other
+        progress waits for the next regular report.
         """
         finished = self.server is not None and self.server.ending
         visible = (finished, len(self.uploads.uploaded), *(shard.reported for shard in self.shards.values()))
@@ -422,8 +424,8 @@ class Member:
         """Run a part of the generation in the background until `detach`.
 
         If the part raises an unexpected exception, report the fault and start the part again. Without the restart,
-        commits would stop without a visible cause. A full disk is reported as a fault of the node, until writes succeed
-        again.
+        commits would stop without a visible cause. An error caused by a full disk is reported as a fault of that disk
+        instead.
         """
 
         async def run() -> None:

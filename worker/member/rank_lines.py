@@ -51,9 +51,9 @@ from worker.tasks import Background
 
 log = logging.getLogger(__name__)
 FIRST_STEPS = 2
-"""Number of boundaries after a launch that the agent reports to the control plane immediately.
+"""Number of steps after a start of the ranks that the agent reports to the control plane immediately.
 
-Later boundaries wait for the next regular report.
+Later steps wait for the next regular report.
 """
 NO_LAYOUT = "the rank's slots are not ready yet"
 
@@ -109,7 +109,7 @@ class RankLines:
         self.faults = ReportedFaults(on_change)
         self.measurements = Measurements(plan.run, plan.generation, outbox, now=now, usage=usage, sent_bytes=sent_bytes)
         self.background = Background()
-        """Runs the digests of captures and the creation of slots in the background."""
+        """Background tasks that create slots, and that compute digests of captured steps."""
         self.slots = RankSlots(
             plan,
             shards,
@@ -135,7 +135,7 @@ class RankLines:
         self._waiting: dict[Rank, RankLine] = {}
         """Connections of ranks that wait until every node has verified its shards.
 
-        The agent sends these ranks only messages about the progress of their base.
+        Until then, the agent sends these ranks only the progress of the state that they copy (their base).
         """
         self._early: dict[Rank, SlotsRequest] = {}
         """Slot requests that ranks sent while this node still loaded the base or, after a relayout, earlier shards.
@@ -144,8 +144,9 @@ class RankLines:
         capture must not overwrite a slot that the load needs.
         """
         self._is_loaded = False
-        # A rank that returns from `init` early waits for the other ranks in a collective operation with a time limit.
-        # Loads from memory take seconds, but loads from S3 take minutes and could exceed the limit.
+        # A rank that can copy its state early returns from `init` early. It then waits for the other ranks in a
+        # collective operation with a time limit. Loads from memory take seconds, but loads from S3 take minutes and
+        # could exceed the limit.
         self._is_followed = bool(plan.base_step) and all(
             rank.sources and rank.sources[0].kind != "s3" for rank in plan.ranks
         )
@@ -153,7 +154,7 @@ class RankLines:
 
     @property
     def waiting(self) -> tuple[Rank, ...]:
-        """Connected ranks whose training has not started, because some nodes have not verified their shards yet."""
+        """Connected ranks that must not train yet, because some node has not verified its shards."""
         return tuple(self._waiting)
 
     @property
@@ -172,7 +173,7 @@ class RankLines:
         return self.background.is_idle
 
     async def idle(self) -> None:
-        """Wait until all work has ended that messages and announcements started."""
+        """Wait until the work that messages and announcements have started so far has ended."""
         await self.background.idle()
 
     async def close(self) -> None:
@@ -197,7 +198,7 @@ class RankLines:
         return True
 
     def arrived(self, rank: Rank, file: SlotFile, header: SlotHeader, verified_bytes: int) -> None:
-        """Record the progress of loading a rank's base (see `OwnedShard.arrive`), and inform the rank."""
+        """Record how much of a rank's base has arrived (see `OwnedShard.arrive`), and inform the rank."""
         shard = self._shards[rank]
         was_told = shard.arriving is not None
         shard.arrive(file, header, verified_bytes)
@@ -288,11 +289,12 @@ class RankLines:
     def _boundary(self, shard: OwnedShard, message: Boundary) -> None:
         """Measure the last iteration, grant a slot to a waiting rank, and report the boundary to the coordinator."""
         half = shard.page.rank()
-        # A waiting rank may still capture the step that was proposed while it was between two boundaries.
+        # A step may have been proposed after the rank passed the previous boundary. If the rank now waits, it can
+        # capture it.
         if half.standing is not Standing.MOVING:
             self.slots.grant_if_due(shard)
         if message.boundary <= self._plan.base_step + FIRST_STEPS:
-            self._on_change()  # users wait for the first steps of a launch, so report them at once
+            self._on_change()  # users wait for the first steps after a start
         seconds = self.traffic.boundary(shard.rank, message, half, is_sending=shard.is_under_way)
         if shard.rank == min(self._shards):  # The first rank represents all ranks of the node.
             self.measurements.record(shard, message, seconds)

@@ -75,11 +75,11 @@ class RankSlots:
             plan: plan of the running generation; never changes.
             shards: shards of this node's ranks.
             store: this node's slots.
-            keep: returns the contents of a shard that must not be overwritten.
+            keep: returns the contents of a shard that no slot may overwrite.
             slot_count: maximum number of slots per shard on this node.
             send: sends a message to a rank, if the rank is connected.
             on_snapshot: called for every snapshot with the seconds from its boundary to the end of its capture.
-            faults: receives a fault if the slots can never fit into the node's memory.
+            faults: receives a fault if the node's memory is too small for the slots.
             background: runs the creation and the digests of slots as tasks.
         """
         self.capacities: dict[Rank, int] = {}
@@ -102,11 +102,11 @@ class RankSlots:
         self._refused: dict[Rank, str] = {}
         """Reason why a rank's last slot request was permanently refused."""
         self._unmet: dict[Rank, SlotsRequest] = {}
-        """Slot requests for which this node has too little free memory at the moment."""
+        """Requests that wait until other files on this node free memory. Each proposed step repeats them."""
         self._unprepared: dict[Rank, Step] = {}
         """The last step, per rank, that was proposed before the rank's slots were ready.
 
-        The first steps of every launch are proposed before the slots are ready.
+        After every start, the first steps are proposed before the slots are ready.
         """
         self._sealing: dict[Rank, Step] = {}
         """The captured step, per rank, whose slot is being digested."""
@@ -121,7 +121,7 @@ class RankSlots:
     def grant_if_due(self, shard: OwnedShard) -> None:
         """Grant the rank a slot for the proposed step, unless the rank already has one.
 
-        Called for each announcement, and when a pinned slot becomes free.
+        Called for each announcement, and when the upload of a slot has ended.
         """
         if shard.proposed in (NONE, self._plan.base_step) or shard.granted_slot >= 0:
             return
@@ -162,7 +162,8 @@ class RankSlots:
             figures = self._figures(copies, shards, request, error)
             self._refused[shard.rank] = shard.refusal = figures
             self._send(shard.rank, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
-            # A job that already has a committed step continues without new snapshots.
+            # A job with a committed step or a base continues without new snapshots. Any other job would run
+            # unprotected, so this is a fault.
             if shard.foundation == NONE and self._plan.relayout is None:
                 self._faults.report("protection_does_not_fit", figures, is_permanent=True)
             return
@@ -183,7 +184,7 @@ class RankSlots:
     def _figures(self, copies: int, shards: Sequence[int], request: SlotsRequest, error: NoRoom) -> str:
         """Return the fault message with the sizes of the required and the available memory.
 
-        The estimate assumes that a rank without slots needs as much memory as the refused request.
+        A rank that has not requested slots yet counts with the size of the refused request.
         """
         every = sum(shards) + (len(self._shards) - len(shards)) * (request.capacity_bytes + HEADER_BYTES)
         needed = slot_bytes_per_node(copies=copies, shard_bytes=[every], slot_count=self._slot_count)
@@ -212,7 +213,8 @@ class RankSlots:
             if not shard.needs_slot():
                 return
             if self._sealing.get(shard.rank) == step:
-                # The step was proposed a second time, and the rank has already captured it for the first proposal.
+                # The coordinator has proposed the step again, and the rank has already captured it after the first
+                # proposal.
                 return
             self._settle(shard)
             before = self._files(shard)
@@ -244,7 +246,7 @@ class RankSlots:
                 self._send(shard.rank, WordChanged())
 
     def _settle(self, shard: OwnedShard) -> None:
-        """Release slots that were being written when the agent restarted, once the rank has stopped copying."""
+        """Release the slots that a rank was writing when the agent restarted, if the rank has stopped copying."""
         if shard.page.rank().copying == NONE:
             self._store.settle_copiers(shard.rank)
 
@@ -298,15 +300,15 @@ class RankSlots:
         self._store.give_up(shard.rank, shard.content(abandoned.step))
         had_none = NO_LAYOUT if self._unprepared.get(shard.rank) == abandoned.step else ""
         refusal = shard.refusal or had_none
-        # A step counts as late only if an earlier proposal would have prevented the abandonment. A refusal prevents the
-        # capture anyway.
+        # A late step makes the coordinator propose earlier. If the rank could not capture the step for another reason
+        # (a refusal), an earlier proposal would not have helped.
         late = abandoned.reason.startswith(LATE_REASON) and not refusal
         shard.abandon(abandoned.step, refusal or abandoned.reason, late=late)
 
     def _slot_of(self, shard: OwnedShard, said: Capturing | Captured) -> Slot | None:
         """Return the slot that the rank's message names, or None if the rank may not write the slot."""
         slots = self._store.shards.get(shard.rank, [])
-        # The granted slot is valid even if a restarted agent has marked it as empty.
+        # The rank may write to its granted slot, even if this agent has marked the slot as empty after a restart.
         is_granted = (said.step, said.slot) == (
             shard.proposed,
             shard.granted_slot,
@@ -358,7 +360,8 @@ class RankSlots:
 def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
     """Return whether the rank's digests show that the rank wrote into an earlier file of this slot.
 
-    The check compares the digest of the last chunk, which contains the index.
+    If the slot's file was created again, the rank may still have mapped the earlier file. The check compares the digest
+    of the last chunk, which contains the payload's index.
     """
     count = chunk_count(captured.payload_bytes)
     if not captured.chunk_digests or len(captured.chunk_digests) != DIGEST_BYTES * count:
@@ -368,7 +371,7 @@ def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
 
 
 def _may_stand(chunk_digests: bytes, digests: ChunkDigests) -> bool:
-    """Return whether the agent can use the rank's chunk digests instead of computing its own.
+    """Return whether the agent can use the chunk digests from the rank instead of computing its own.
 
     The rank's digests must cover all chunks, and the agent must have digested no chunk yet. An error in the rank's
     digests is detected later: every holder verifies each chunk on arrival, and this node verifies all chunks before a

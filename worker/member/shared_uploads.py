@@ -43,7 +43,7 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """The upload's identity in the requests to helpers."""
+    """The facts about an upload that each request to a helper contains."""
 
     where: ObjectReference
     object_bytes: int
@@ -83,7 +83,7 @@ class UploadHelpers:
         self._tasks: dict[NodeId, asyncio.Task[None]] = {}
         self._is_closed = False
         self._changed = threading.Condition()
-        """Guards all attributes below, which the upload's thread and the event loop use."""
+        """Guards the attributes from `_state` to `_own_seconds`, which the upload's thread and the event loop share."""
         self._state = SharedUpload.begin(0)
         self._parts: dict[int, StoredPart] = {}
         self._verified: set[int] = set()
@@ -91,7 +91,7 @@ class UploadHelpers:
         self._claimed_at: dict[int, float] = {}
         """Monotonic time at which the owner took each of its parts that S3 has not stored yet."""
         self._own_seconds = 0.0
-        """Longest time from the claim to the end of one of the owner's parts."""
+        """Longest time in which one of the owner's own parts was stored, in seconds."""
         self._where: tuple[ObjectReference, int, tuple[FrozenGroup, ...]] | None = None
         self._check: Callable[[], None] = lambda: None
 
@@ -169,7 +169,7 @@ class UploadHelpers:
                 self._tasks[peer] = asyncio.create_task(self._run(peer), name=f"upload with {peer}")
 
     async def _run(self, peer: NodeId) -> None:
-        """Let one helper send parts until no part is left."""
+        """Assign parts to one helper until no part is left, or until the helper fails."""
         try:
             session = await self._dial(peer)
             try:

@@ -27,7 +27,7 @@ from worker.replication.pacing import NodePacer, SpanPacer, Unpaced
 
 log = logging.getLogger(__name__)
 ALPHA_SECONDS = 0.0002
-"""Seconds to start sending a chunk: a wake-up and a system call."""
+"""Assumed seconds before a chunk is on the network: a wake-up of the sender and a system call."""
 WORTH_RATIO = 0.02
 """Minimum length of transfers and of idle spans for pacing, as a fraction of an iteration.
 
@@ -88,19 +88,22 @@ class Traffic:
         None until the link's rate has been measured, and None if pacing has no benefit.
         """
         self._is_every_step = True
-        """True while the budget has allowed a snapshot of every step in this training."""
+        """True until the budget first enlarges the interval between snapshots in this training."""
         self._tried_seconds: float | None = None
-        """Duration in seconds of an iteration when the trial began."""
+        """Duration in seconds of an iteration at the start of the trial; None before a trial."""
         self._is_paced: bool | None = None
-        """True if the chunks of this iteration's snapshot wait for idle spans; None if the profile has no pacer."""
+        """True if this iteration's chunks wait for idle spans, False if they do not; None while no pacer exists."""
         self._was_paced: bool | None = None
         """Value of `_is_paced` in the previous iteration."""
         self._trying: _Try | None = None
-        """The last iteration with a measured snapshot; None after the next capture."""
+        """The last iteration whose snapshot was measured.
+
+        At the next capture it enters the trial and becomes None here.
+        """
         self._passed_at: float | None = None
         self._has_captured = False
         self._was_sending = False
-        """True if data was being sent at the last boundary."""
+        """True if a snapshot was still being sent when the rank passed the last boundary."""
 
     @property
     def trial(self) -> PacingTrial:
@@ -123,7 +126,7 @@ class Traffic:
             self._pacing = pacing
 
     def captured(self, rank: Rank) -> None:
-        """Record that a rank's snapshot is complete on this node."""
+        """Record that a rank of this node has captured its snapshot completely."""
         self._has_captured |= rank == self._speaker
 
     def spans(self, rank: Rank, message: IdleSpans) -> None:
@@ -139,7 +142,7 @@ class Traffic:
         """Process a rank's message that it has passed a boundary, or that it passes no more boundaries.
 
         Args:
-            rank: the rank that sent the message.
+            rank: the rank of this node that sent the message.
             message: the rank's message about the boundary that it passed.
             half: the part of the shared page that the rank writes.
             is_sending: True if a holder of any shard of the job may still lack data.
@@ -191,14 +194,17 @@ class Traffic:
         return seconds
 
     def _follow(self, trying: _Try, *, has_captured: bool, was_sending: bool) -> None:
-        """Count the steps that are lost to a snapshot until the next capture."""
+        """Count the steps that are not captured because the last snapshot is still being sent.
+
+        The count ends at the next capture.
+        """
         if has_captured or not self._is_every_step:
             self._trying = None
             self._tried(trying)
         elif was_sending:
             self._trying = replace(trying, lost_count=trying.lost_count + 1)
         else:
-            # Not the snapshot, but the budget or an upload has delayed the next capture.
+            # Nothing was being sent, so the budget or an upload has delayed the next capture.
             self._trying = None
 
     def _tried(self, done: _Try) -> None:
@@ -271,7 +277,7 @@ class _Try:
     seconds: float
     is_paced: bool
     lost_count: int = 0
-    """Number of following iterations without a capture."""
+    """Number of following steps that were not captured while this snapshot was being sent."""
 
 
 def _untried() -> dict[bool, PacingTrial]:

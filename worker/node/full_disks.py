@@ -30,7 +30,7 @@ _NAMED = re.compile(r"\[Errno (?:28|122)\] [^:\n]+: '(?P<path>/[^'\n]+)'")
 class _Place:
     fault: NodeFault
     failed_at: float
-    """Monotonic seconds of the newest failed write below this path."""
+    """Monotonic seconds of the newest failed write to this folder."""
 
 
 class FullDisks:
@@ -77,14 +77,15 @@ class FullDisks:
         named = _NAMED.search(words)
         if named is None:
             return self._note(self._state, said[0])
-        # The job chooses this path. A query of its file system could block the agent forever.
+        # The job chose this path. It may be on a file system that hangs, so the agent must not query its free space.
         return self._note(Path(named["path"]).parent, said[0], is_ours=False)
 
     def faults(self, others: Sequence[NodeFault] = ()) -> tuple[NodeFault, ...]:
         """Return a fault for each path that counts as full now.
 
         Args:
-            others: faults from the health watch; the result omits paths on disks that these faults report as full.
+            others: faults from the health watch. If they report a full disk, the result omits the paths below that
+                disk.
 
         Returns:
             Faults sorted by path.

@@ -2,7 +2,7 @@
 
 The service announces spot interruptions, rebalance recommendations, maintenance, and termination by the Auto Scaling
 group. Reading it needs no event bus, no permission and no region. Without the service, the node has no notices. While
-the service fails, its last notices stay valid.
+the service does not answer, the node keeps reporting the last notices.
 
 Invariant: the module sends only GET requests with a session token, and the PUT request for the token. Requests are
 limited in time and size. They are sent to the configured address, or to EC2's own address on an EC2 instance. Source:

@@ -51,7 +51,7 @@ address counts as unreachable.
 
 
 def is_covered(endpoint: str | None) -> bool:
-    """Return whether the rule applies to this metadata endpoint. Pure."""
+    """Return whether the rule blocks packets to the host of this metadata endpoint. Pure."""
     return endpoint is not None and urlsplit(endpoint).hostname in ADDRESSES.values()
 
 
@@ -101,12 +101,14 @@ def keep_away(user: RankUser) -> str:
 async def keep_on(
     user: RankUser, reported: str, on_change: Callable[[str], None], seconds: float = AGAIN_SECONDS
 ) -> None:
-    """Restore the rule periodically, until cancelled. The agent runs this as a background task.
+    """Restore the rule periodically, until cancelled.
+
+    The agent runs this as a background task.
 
     Args:
         user: the ranks' users.
-        reported: the exposure that the agent reports now; empty for no exposure.
-        on_change: receives each new exposure; an empty text means that the metadata is unreachable.
+        reported: the sentence about reachable metadata that the agent reports now; empty if it reports none.
+        on_change: receives each new sentence; an empty one means that the ranks cannot reach the metadata.
         seconds: seconds between two checks.
     """
     while True:

@@ -44,7 +44,8 @@ class NetworkCard(NamedTuple):
             OSError: the address is not this node's, the port is in use, or the card no longer exists.
         """
         if self.name:
-            # Linux before 5.7 permits this option only to root. The kernel's routes may still select the right card.
+            # Only root may set this option on Linux before 5.7. Without the option, the kernel's routes may still
+            # select the right card.
             with contextlib.suppress(PermissionError):
                 line.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, self.name.encode())
         line.bind((self.address, port))

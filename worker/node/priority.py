@@ -32,7 +32,7 @@ def work_as_ranks_do() -> None:
 def work_at(niceness: int) -> None:
     """Set the calling thread's niceness if the kernel permits the change.
 
-    A thread of a pool has this niceness for later work, too.
+    If the thread belongs to a pool, its later work has this niceness, too.
     """
     with contextlib.suppress(PermissionError):  # The kernel may not permit a higher priority.
         os.setpriority(os.PRIO_PROCESS, 0, niceness)  # on Linux this affects only the calling thread
@@ -49,7 +49,7 @@ def lead_own_session() -> None:
 
 @contextlib.contextmanager
 def before_other_sessions() -> Iterator[None]:
-    """Raise the priority of this process's session while the context is open, for work that ranks wait for.
+    """Raise the priority of this process's session while the context is open, because ranks wait for its work.
 
     The context has no effect if the kernel does not group sessions or does not permit the change. It also has no effect
     if this process does not lead its own session.

@@ -47,9 +47,9 @@ NUMBER: Final = 61_100
 Source: systemd, UIDS-GIDS: numbers from 60,578 to 61,183 are assigned neither to human users nor dynamically.
 """
 UID_COUNT: Final = 63
-"""Uids after `NUMBER` that a node's jobs use in turn."""
+"""Number of uids after `NUMBER` that are assigned to a node's jobs, one after another."""
 KEPT_TURNS: Final = 8
-"""Number of jobs whose turn is stored. Files of earlier jobs no longer exist on the node."""
+"""Number of jobs whose assigned uid is stored. No files of earlier jobs remain on the node."""
 COMMON: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path("/dev/mqueue"))
 TRY_SECONDS: Final = 30.0
 _PR_SET_DUMPABLE = 4
@@ -84,9 +84,9 @@ TURNS: Final = "rank_users"
 _LOOK_SECONDS = 0.02
 _taking_turns = threading.Lock()
 _killed = threading.Event()
-"""Event that is never set.
+"""Event that is never set: a wait for it is a pause in a thread.
 
-It is used for timed waits after a kill, because the kernel reports the end of a process only to its parent.
+Such pauses are needed after a kill, because the kernel reports the end of a process only to its parent.
 """
 _turns = msgspec.json.Decoder(list[tuple[str, int]])
 
@@ -108,7 +108,7 @@ class RankUser:
         return self.uid <= uid < self.uid + self.uid_count
 
     def at_turn(self, turn: int) -> RankUser:
-        """Return the single user whose uid is at position `turn` of the range."""
+        """Return the single user with the uid number `turn` of this range, counted from 0."""
         return replace(self, uid=self.uid + turn % self.uid_count, uid_count=1)
 
     def identity(self, home: Path) -> dict[str, str]:
@@ -153,8 +153,8 @@ def choose(setting: str | None, own_uid: int) -> RankUser | None:
 def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
     """Return the user of a run's ranks on this node.
 
-    The assignment survives restarts of the agent. A new run receives the next turn, which is on disk before the call
-    returns. May be called in any thread.
+    The assignment survives restarts of the agent. A new run receives the next uid of the range, and this assignment is
+    on disk before the call returns. May be called in any thread.
 
     Args:
         run: run whose ranks will be started; each new run uses the next uid.
@@ -165,7 +165,7 @@ def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
         The run's user; None if ranks run as the agent's user.
 
     Raises:
-        OSError: the disk refuses a new turn.
+        OSError: the disk refuses to store a new assignment.
     """
     if user is None or user.uid_count == 1:
         return user
@@ -177,7 +177,7 @@ def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
             turns = []
         known = dict(turns)
         if run not in known:
-            # Several agents may share a machine in tests. Each agent begins with another turn.
+            # Several agents may share a machine in tests, so each agent begins at another position of the range.
             last = turns[-1][1] if turns else int.from_bytes(hashlib.sha256(os.fsencode(state)).digest()[:4], "big")
             known[run] = (last + 1) % user.uid_count
             scratch = path.with_suffix(".new")
@@ -295,14 +295,14 @@ def make_own(folder: Path, user: RankUser | None) -> None:
 
 
 def share(path: Path, user: RankUser | None) -> None:
-    """Allow `user` to read and write a file or socket, which root still owns. Idempotent."""
+    """Allow `user` to read and write a file or socket that root continues to own. Idempotent."""
     if user is not None:
         os.chown(path, -1, user.gid, follow_symlinks=False)
         path.chmod(0o660)
 
 
 def give(folder: Path, user: RankUser) -> None:
-    """Make `user` the owner of a tree that root has just created and that no other process has changed."""
+    """Make `user` the owner of a tree that root has just created. No other process may have changed the tree."""
     for _, _, files, at in os.fwalk(folder):
         os.chown(at, user.uid, user.gid)
         for name in files:
@@ -390,7 +390,7 @@ def run_as(user: RankUser, code: str, *words: str) -> subprocess.CompletedProces
 
 
 def _by_turns() -> RankUser:
-    """Return the range of users for jobs in turn, with the groups of the user `everstep-ranks` if this user exists."""
+    """Return the range of users for jobs, with the groups of the user `everstep-ranks` if this user exists."""
     for uid in range(NUMBER, NUMBER + UID_COUNT + 1):
         if _name_of(uid) not in (None, NAME):
             raise UserRefused(

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class KeptPort:
-    """The port of an agent, stored on disk for the next agent of this node.
+    """Stores the port of this agent on disk for the next agent process of the node.
 
     Args:
         file: the file that stores the port.

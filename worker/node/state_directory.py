@@ -32,7 +32,8 @@ BELONGINGS: Final = (
 )
 """Files that belong to one node.
 
-They do not include input objects and package layers, which are named by their content and usable on any node.
+Cached inputs and installed packages are not among them: their names depend only on their content, so any node can use
+them.
 """
 
 

@@ -33,7 +33,7 @@ from worker.tasks import end
 log = logging.getLogger(__name__)
 
 RENEW_SECONDS: Final = 1200.0
-"""Remaining lifetime in seconds below which the server renews the credentials.
+"""The server renews credentials that are valid for less than this time, in seconds.
 
 SDKs request new credentials in the last 900 s of the lifetime.
 """
@@ -60,7 +60,7 @@ class RoleCredentials:
         self._now = now
         self._server: asyncio.Server | None = None
         self._token = b""
-        """The token that requests must contain; empty while the server serves no generation."""
+        """The token that each request must contain; empty while no generation may receive credentials."""
         self._role_arn = self._session_name = ""
         self._keys: RoleKeys | None = None
         self._renewing: asyncio.Task[None] | None = None
@@ -102,7 +102,7 @@ class RoleCredentials:
         }
 
     async def withdraw(self) -> None:
-        """Serve no more credentials to the ranks of the generation. The caller must have ended these ranks."""
+        """Stop serving credentials to the ranks of the generation, which must have ended."""
         self._token, self._keys, self._asked_at = b"", None, float("-inf")
         renewing, self._renewing = self._renewing, None
         await end(renewing)

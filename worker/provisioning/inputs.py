@@ -48,7 +48,7 @@ FETCHES_AT_ONCE = 8
 MAX_ATTEMPTS = 4
 RETRY_SECONDS = 1.0
 MAX_OBJECTS = 1_000_000
-"""Maximum number of objects in one channel."""
+"""Maximum number of objects in one input channel."""
 SPARED_PART = 0.05
 """Fraction of the file system that inputs must leave free, if the agent has no limit in bytes."""
 _READ_BYTES = 4 * 1024 * 1024
@@ -56,14 +56,14 @@ _FILE_MODE, _FOLDER_MODE = 0o444, 0o555
 
 
 class _Given(Exception):
-    """Raised in a fetch that must stop, because the caller was cancelled or another fetch of the run has failed."""
+    """Raised in a thread that must stop fetching: its caller was cancelled, or another fetch of the run has failed."""
 
 
 class IndexedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One file of a channel, as listed in the channel's index."""
 
     place: str
-    """Path relative to the channel's folder."""
+    """Path of the file relative to the channel's folder."""
     name: str
     """Name of the cached file to which the channel's folder links."""
     bytes: int

@@ -66,14 +66,17 @@ log = logging.getLogger(__name__)
 
 INSTALL_SECONDS = 1800.0
 MAX_LAYERS = 4
-"""Maximum number of layers on a node. Beyond this number, the least recently used layers are deleted."""
+"""Maximum number of layers (folders of installed packages) on a node.
+
+Beyond this number, the least recently used layers are deleted.
+"""
 LAYERS_PART = 0.25
 """Fraction of the file system that all layers together may use, unless a limit in bytes is set."""
 LAST_LINES_BYTES = 1200
 END_SECONDS = 15.0
 """Maximum seconds to wait until killed processes of pip have ended."""
 _LOOK_SECONDS = 0.2
-"""Seconds between two attempts to take the lock from another agent of this node."""
+"""Seconds between two attempts to take the lock while another agent process of this node holds it."""
 _PASSED_ON = frozenset(
     {"PATH", "LD_LIBRARY_PATH", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
 )
@@ -85,7 +88,10 @@ _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"})
 _SETTING = "PIP_"
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 _LOCAL = re.compile(r"^\s*(-r|-c|--requirement|--constraint|\.)|/|\.whl", re.MULTILINE)
-"""Matches requirements that may name other files of the source. A false match, such as a URL, is harmless."""
+"""Matches requirements that may name other files of the source.
+
+A false match, such as a URL, only ties the layer to this version of the source.
+"""
 _EDITABLE = re.compile(r"^\s*(-e|--editable)\b", re.MULTILINE)
 
 
@@ -282,7 +288,7 @@ class PackageLayers:
 
 
 def read_requirements(order: Order) -> bytes:
-    """Read and check a requirements file.
+    """Read a job's requirements file, and check that an installation supports its lines.
 
     Args:
         order: the installation that names the file.

@@ -34,7 +34,7 @@ from worker.storage.object_store import ObjectStore
 
 MAX_UNPACKED_BYTES = 4 * 1024**3
 _placing = threading.Lock()
-"""Lock that is held from the check for cancellation until the tree is in place.
+"""Lock that a thread holds from its last check for cancellation until the tree is in place.
 
 The tree of a later attempt therefore always replaces the tree of an earlier attempt.
 """

@@ -191,8 +191,8 @@ class Supplies:
         except RequirementsRefused as error:
             if says_full(str(error)):
                 raise LoadFailed(FaultCode.DISK_FULL, f"Requirements: {error}", is_permanent=False) from error
-            # pip's errors are the same for a missing package and an unreachable index, so a job that has trained is
-            # retried.
+            # pip reports a missing package and an unreachable index with the same error. A job that has trained before
+            # is therefore retried.
             raise LoadFailed.lacking(
                 plan.parent, "requirements_failed", f"Requirements: {error}", is_passing=False
             ) from error

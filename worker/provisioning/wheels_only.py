@@ -15,7 +15,7 @@ import sys
 from typing import NoReturn
 
 CANNOT_CONFINE = 78
-"""Exit code if this program cannot prevent builds in the installed version of pip (EX_CONFIG)."""
+"""Exit code if this program cannot prevent builds with the installed version of pip (EX_CONFIG)."""
 
 
 def main(arguments: list[str]) -> NoReturn:

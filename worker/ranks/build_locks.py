@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 OWN_FILE_SYSTEMS: Final = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
 """File systems that only one machine can mount at a time.
 
-This machine's /proc shows every process that has a file of such a file system open.
+Every process that has a lock file on such a file system open is therefore visible in this machine's /proc.
 """
 
 
@@ -114,7 +114,7 @@ def _file_system(folder: Path) -> str:
 
 
 def _held() -> set[tuple[int, int]]:
-    """Return (device, inode) of each lock file that a process of this machine has open."""
+    """Return (device, inode) of each lock file that some process of this machine has open."""
     held = set()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # The process may have ended or closed the file since the listing.

@@ -27,9 +27,9 @@ from worker.ranks.shim import processes
 
 NONE = "-"
 CONFINED = "="
-"""Command-line word in place of a user: the program runs as the user of this process.
+"""Value of the argument USER with which the program runs as the user of this process.
 
-The program gains no rights by exec (`no_new_privs`).
+The program then gains no rights by exec (`no_new_privs`).
 """
 END_SECONDS = 5.0
 """Maximum seconds to wait until killed processes have ended.

@@ -95,7 +95,7 @@ class Packages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supplied:
-    """Environment variables and packages that this node adds to every rank of a generation."""
+    """Environment variables and a package folder that this node adds to every rank of a generation."""
 
     environment: dict[str, str] = field(default_factory=dict, repr=False)
     """Variables that replace the job's own variables. Some values are secrets."""
@@ -108,10 +108,10 @@ def is_reserved(name: str) -> bool:
 
 
 def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str]:
-    """Return the part of the agent's environment that ranks inherit.
+    """Return the variables of the agent's environment that ranks inherit.
 
-    The result lacks Everstep's own variables (some are tokens) and AWS credentials. It binds gloo and NCCL to `card`.
-    Without this setting, gloo uses the card of the host name's address, which may be a container bridge or loopback.
+    The result lacks Everstep's own variables (some are tokens) and AWS credentials. In it, gloo and NCCL are bound to
+    `card`. Otherwise, gloo would use the card of the host name's address, which may be a container bridge or loopback.
     NCCL would use every card, even without a route to the other nodes (`network_cards`).
 
     Args:
@@ -219,7 +219,7 @@ def inherited_as(user: Mapping[str, str], inherited: Mapping[str, str]) -> dict[
 
 
 def job_environment(script: ScriptPlan, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the inherited environment with the job's own variables added, except reserved variables."""
+    """Return the inherited environment with the job's own variables added. Reserved variables are not added."""
     return {**inherited, **{name: value for name, value in script.environment.items() if not is_reserved(name)}}
 
 

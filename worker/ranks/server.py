@@ -53,7 +53,7 @@ class RankLine:
         self._writer = writer
 
     def send(self, message: Message) -> None:
-        """Queue a message. The message is dropped if the rank has stopped reading."""
+        """Queue a message for the rank. The message is dropped if the rank has stopped reading."""
         if self._writer.is_closing() or self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             return
         self._writer.write(frame(message))

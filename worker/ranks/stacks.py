@@ -34,7 +34,7 @@ LOOK_SECONDS = 5.0
 A sample takes 40 ms (measured), and longer if the rank's memory is in swap.
 """
 SHOWN_SECONDS = 5.0
-"""Seconds for which the reports contain a sample after the last request.
+"""Seconds after the last request for which the agent's reports contain a sample.
 
 The control plane repeats its request until the sample arrives.
 """
@@ -176,21 +176,24 @@ class StackWatch:
         self._gpu_percent = gpu_percent
         self._unborn = unborn
         self._before: dict[int, Look] = {}
-        """The previous sample of each pid."""
+        """The first sample in which the present stacks were seen, per pid."""
         self._number = 0
         self._asked_at = float("-inf")
         self._taken: tuple[RankStacks, ...] = ()
         self._looking: asyncio.Task[None] | None = None
 
     def ask(self, number: int) -> None:
-        """Take the sample with this number unless it exists or is in progress. Samples remain in the reports."""
+        """Take a sample for the request with this number, unless the sample exists or another one is in progress.
+
+        Each call keeps the last sample in the agent's reports for another `SHOWN_SECONDS`.
+        """
         self._asked_at = self._monotonic()
         if number > self._number and (self._looking is None or self._looking.done()):
             self._number = number
             self._looking = asyncio.create_task(self._take(number), name=f"look {number} at what ranks do")
 
     def shown(self) -> tuple[RankStacks, ...]:
-        """Return the last complete sample while the control plane requests samples; otherwise an empty result."""
+        """Return the last complete sample; empty if the last request is older than `SHOWN_SECONDS`."""
         return self._taken if self._monotonic() - self._asked_at <= SHOWN_SECONDS else ()
 
     async def close(self) -> None:

@@ -96,8 +96,8 @@ _MEMORY_SAMPLE_SECONDS = 1.0
 _MEMORY_WINDOW_SAMPLES = 30
 """Number of memory samples of the node that the agent stores, one per second.
 
-A kill by the kernel since the oldest sample counts as evidence for the end of a rank. After a kill, the kernel needs
-seconds to free hundreds of GiB, and the rank ends only afterwards.
+If the kernel's kill counter has risen since the oldest sample, that is evidence for why a rank ended. After a kill, the
+kernel needs seconds to free hundreds of GiB, and the rank ends only afterwards.
 """
 
 RankKey = tuple[RunId, Generation, Rank]
@@ -116,7 +116,7 @@ class ExitedRank:
     """Evidence that the kernel killed the rank or one of its DataLoader workers for lack of memory, or None.
     """
     use: MemoryUse = UNMEASURED
-    """The newest memory measurements before the rank ended."""
+    """Memory use shortly before the rank ended: the rank's last sample, and the node's highest sample in the window."""
 
     @property
     def exit_class(self) -> ExitClass:
@@ -181,7 +181,7 @@ class MemoryPaths:
 
 @dataclass(frozen=True, slots=True)
 class _MemorySample:
-    """Memory measurements of the node at one time."""
+    """Memory use and kill counters of the node at one time."""
 
     counts: KillCounts
     used_bytes: int
@@ -247,7 +247,7 @@ class Supervisor:
         self._disk = RankRecords(self._state)
         self._records: dict[RankKey, RankRecord] = {}
         self._asked: dict[RankKey, StartRank] = {}
-        """Start requests of the agent that the shim has not answered yet."""
+        """Requests of the agent to start a rank that the shim has not answered yet."""
         self._killed: dict[RankKey, MemoryEnd] = {}
         """Evidence for each rank that ended because the kernel killed the rank or one of its DataLoader workers."""
         self._rank_memory: dict[RankKey, ProcessMemory] = {}
@@ -256,7 +256,7 @@ class Supervisor:
         """Memory samples of the node, oldest first."""
         self._remains_count = 0
         self._answer_count = 0
-        """Number of `Ranks` messages received."""
+        """Number of answers from the shim with its full state (`Ranks`). `_list` waits until the number rises."""
         self._writer: asyncio.StreamWriter | None = None
         self._shim_pid: int | None = None
         """The shim's pid while the shim is a child of this process, which must then reap it; otherwise None."""
@@ -308,7 +308,7 @@ class Supervisor:
 
     @property
     def is_warm(self) -> bool:
-        """True if ranks start as fast as possible: the template can fork ranks, or no modules must be preloaded."""
+        """True if no rank needs to wait for the template: it is ready to fork ranks, or it has no modules to import."""
         return self.preload in (Preload.READY, Preload.NONE)
 
     # -- starting
@@ -525,7 +525,7 @@ class Supervisor:
     # -- the connection to the shim
 
     def _send(self, message: Message) -> None:
-        """Send a message to the shim. If no shim runs, the message is dropped, because it would have no effect."""
+        """Send a message to the shim. If no shim runs, the message is dropped, because it could concern no rank."""
         if self._writer is not None:
             self._writer.write(codec.frame(message))
 

@@ -122,7 +122,7 @@ _ADVICE = {
     "SignatureDoesNotMatch": _KEYS,
     "SlowDown": "S3 limits the request rate of a prefix. The agent tries again.",
 }
-"""Advice that the agent appends to an error's text, by AWS's error code."""
+"""Sentence that the agent appends to an error's text, by AWS's error code."""
 
 
 class Aws(Protocol):

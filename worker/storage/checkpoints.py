@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
 PIECE_BYTES = 4 * 1024 * 1024
-"""Maximum bytes of a slot that are digested or sent at a time."""
+"""Maximum bytes of a slot that a thread digests or sends in one piece."""
 _FILL_BYTES = 128 * 1024 * 1024
 """Bytes that one request to the store reads.
 
@@ -51,7 +51,7 @@ not keep several connections busy.
 
 
 class ShareOf(Protocol):
-    """Returns the helpers of an upload: nodes that also hold the shard and send parts of the object."""
+    """Returns the helpers of an upload: nodes that also hold the shard, and can send parts of the object."""
 
     def of(
         self, where: ObjectReference, object_bytes: int, frozen: tuple[FrozenGroup, ...], check: Callable[[], None]
@@ -379,7 +379,7 @@ def _read_header(reader: ObjectReader, where: ObjectReference) -> Restore:
 
 
 def _check(plan: Restore, source: ShardSource, where: ObjectReference) -> None:
-    """Reject an object that differs from the plan. The caller has not changed any slot yet."""
+    """Raise an error for an object that differs from the plan, before the caller changes any slot."""
     if plan.payload_bytes != source.payload_bytes or plan.payload_digest != source.digest:
         raise CorruptCheckpoint(
             f"s3://{where.bucket}/{where.key} holds {plan.payload_bytes} bytes with digest "

@@ -40,10 +40,10 @@ class StoredObject:
 
 
 class Share(Helpers, Protocol):
-    """The helpers of one shared upload, and the call that announces the upload to them."""
+    """The helpers of one shared upload: other nodes that send some of its parts."""
 
     def begin(self, upload_id: str, part_bytes: int, part_count: int) -> None:
-        """Let the helpers begin. Called once, before the first `claim`.
+        """Announce the upload to the helpers, so that they can send parts. Called once, before the first `claim`.
 
         Args:
             upload_id: the store's id of the upload.

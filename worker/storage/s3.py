@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from botocore.client import BaseClient
 
 RANGE_BYTES = 8 * 1024 * 1024
-"""Size in bytes of the ranges in which the store reads a large object.
+"""Size in bytes of the ranges into which the store divides the read of a large object.
 
 Source: Amazon S3 User Guide, performance design patterns: 8 to 16 MiB per request.
 """

@@ -16,10 +16,10 @@ CLASS_NET = Path("/sys/class/net")
 CLASS_INFINIBAND = Path("/sys/class/infiniband")
 BLOCK_DEVICES = Path("/sys/dev/block")
 _FINISHED, _WAITING = (0, 4, 11, 15), 8
-"""Columns of a block device's `stat` file.
+"""Columns of a block device's `stat` file, from which `queue` reads two numbers.
 
-Finished reads, writes, discards and flushes (older kernels lack the last two), then requests in flight. Source:
-Documentation/block/stat.rst of Linux.
+`_FINISHED`: finished reads, writes, discards and flushes; older kernels lack the last two. `_WAITING`: requests in
+flight. Source: Documentation/block/stat.rst of Linux.
 """
 _DOWN = frozenset({"down", "lowerlayerdown", "notpresent"})
 _ERRORS = ("rx_errors", "tx_errors")

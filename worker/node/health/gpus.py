@@ -4,8 +4,8 @@
     {"gpus": [{"index": 0, "xids": [79], "ecc_uncorrectable": 0, "throttled": false, "lost": false}]}
 
 The stub file is read again at every reading. A missing file means that the node has no GPUs. While the file is
-unreadable, its last content counts. Outside local mode a stub is refused, because a real node must not report simulated
-GPUs.
+unreadable, the reader returns the GPUs of its last content. Outside local mode a stub is refused, because a real node
+must not report simulated GPUs.
 
 Invariant: without the library or the driver, the node has no GPUs, and the reason is logged once. A fact that a GPU
 does not provide is omitted.

@@ -83,7 +83,7 @@ def slot_memory_bytes(slots: Path, *, beside_bytes: int) -> int:
 
     Args:
         slots: the folder on tmpfs; it need not exist yet.
-        beside_bytes: bytes of the folder's own tmpfs that are reserved for other files.
+        beside_bytes: bytes of the folder's own tmpfs that slots must not use, because the node's other files need them.
 
     Returns:
         Bytes.

@@ -27,7 +27,7 @@ PERIOD_SECONDS = 1.0
 _BUSY_READINGS = 10
 _CLOSE_SECONDS = 1.0
 _SILENT = {"gpu": FaultCode.GPU_SILENT, "disk": FaultCode.DISK_SILENT}
-"""Fault code for each kind of device that may stop answering."""
+"""Fault code by kind of device, for a device that does not answer the thread's request."""
 _T = TypeVar("_T")
 
 
@@ -78,7 +78,10 @@ class HealthWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. A thread that waits for a driver is abandoned, and does not delay the exit of the process."""
+        """End the thread.
+
+        If the thread waits for a driver that hangs, it stays alive, but does not delay the exit of the process.
+        """
         self._ends.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
@@ -101,7 +104,10 @@ class HealthWatch:
         return self._usage
 
     def look(self) -> bool:
-        """Take one reading, judge it, and return whether the faults have changed. Called by the thread."""
+        """Read all devices once and derive the faults; return whether the faults have changed.
+
+        The watch's thread calls this method.
+        """
         gpus = self._ask("gpu", self._gpus.read)
         for gpu in gpus:
             readings = self._busy.setdefault(gpu.index, deque(maxlen=_BUSY_READINGS))

@@ -33,7 +33,7 @@ _STALE_PREFIXES = (
     "TORCHDYNAMO_", "TORCHINDUCTOR_", "PYTORCH_", "DS_ACCELERATOR",
 )  # fmt: skip
 _APPLIED_LATE = frozenset({"OMP_NUM_THREADS", "PYTHONUNBUFFERED"})
-"""Variables that libraries usually read at import, but that `become` can still apply in a forked rank."""
+"""Variables that libraries usually read at import. In a forked rank, `become` applies them after the import."""
 
 
 def needs_cold_start(environment: dict[str, str], template: dict[str, str]) -> str | None:
@@ -67,13 +67,14 @@ def environment_of(start: StartRank) -> dict[str, str]:
 
 
 def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int) -> None:
-    """Detach this fork: set user, session, stdio and default signals, then wait at the gate.
+    """Detach this fork from its parent: set user, session, stdio and default signals, then wait at the gate.
 
     Args:
         user: the user to change to; None keeps the present user.
         stdout: an open file that becomes descriptor 1.
         stderr: an open file that becomes descriptor 2.
-        gate: a pipe. One byte releases the rank; end of file ends this process.
+        gate: the pipe at which the process waits. One byte lets the process run the script; end of file ends the
+            process.
     """
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:

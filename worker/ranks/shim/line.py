@@ -12,7 +12,10 @@ from everstep.protocol import codec
 from everstep.protocol.codec import Message
 
 _MAX_UNSENT_BYTES = 4 * codec.MAX_MESSAGE_BYTES
-"""Unsent bytes beyond which a peer counts as lost. The peer receives the full state when it reconnects."""
+"""Limit in bytes of a client's unsent messages. Beyond this limit, the client counts as lost.
+
+The client receives the full state when it reconnects.
+"""
 _RECEIVE_BYTES = 1 << 18
 
 
@@ -62,7 +65,10 @@ class Line:
         return self.flush()
 
     def flush(self) -> bool:
-        """Send more of the stored bytes; return False if the peer is lost or does not read."""
+        """Send as many of the stored bytes as the socket accepts.
+
+        Return False if the peer is lost or does not read.
+        """
         try:
             while self._unsent:
                 del self._unsent[: self.socket.send(self._unsent)]

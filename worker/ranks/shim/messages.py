@@ -91,7 +91,7 @@ class Shutdown(Message, frozen=True):
 
 
 class RankEnd(Message, frozen=True):
-    """The end of a rank's process: exit code, time, and whether the agent requested it."""
+    """The end of a rank's process: its exit code, its time, and whether the agent had requested the end."""
 
     code: int
     """Exit code, or minus the number of the signal."""
@@ -100,7 +100,7 @@ class RankEnd(Message, frozen=True):
     stopped: bool
     """True if a `StopRanks` or `Shutdown` had requested the end before the rank ended."""
     text: str = ""
-    """Explanation of an end that the shim did not observe. Empty if the shim observed the end."""
+    """Explanation of an end that the shim did not observe itself; empty for an observed end."""
 
 
 class RankRecord(Message, frozen=True):
@@ -152,7 +152,7 @@ class Ranks(Message, frozen=True):
     pid: int
     records: tuple[RankRecord, ...]
     remains_count: int
-    """Number of processes that still exist but belong to no living rank.
+    """Number of existing processes below the shim that belong to no living rank.
 
     These are descendants of ended ranks, and ranks that are about to start.
     """
@@ -162,7 +162,7 @@ class Ranks(Message, frozen=True):
     """Resident memory of the template in bytes."""
     preload_error: str = ""
     confinement: str = ""
-    """Folder in which the cgroups of ranks are created; empty if cgroups cannot be created."""
+    """Folder in which the cgroups of ranks are created; empty if ranks have no cgroups."""
     confinement_error: str = ""
     """Reason why ranks have no cgroup. Empty if ranks have cgroups."""
 

@@ -48,7 +48,7 @@ class PreloadFailed(Exception):
 
 
 def can_preload(modules: Sequence[str]) -> bool:
-    """Return whether torch is installed, which justifies a template. Ranks without torch start fast without one."""
+    """Return whether torch is installed. Otherwise no template is needed, because ranks start fast anyway."""
     return any(
         importlib.util.find_spec(name.partition(".")[0]) is not None
         for name in modules

@@ -29,7 +29,7 @@ _decoder = msgspec.json.Decoder(RankRecord)
 
 
 class RankRecords:
-    """The files in which a node's shim records each of its ranks."""
+    """The files of a node's shim, one per rank, with the rank's process and its end."""
 
     def __init__(self, state_dir: Path) -> None:
         self._directory = state_dir / "ranks"

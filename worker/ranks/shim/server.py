@@ -75,7 +75,7 @@ class ShimOptions:
 
 @dataclass(slots=True)
 class _Template:
-    """The template's process and the connection to it."""
+    """The template's process, the connection to it, and its state."""
 
     pid: int
     line: Line
@@ -109,11 +109,14 @@ class Shim:
     _living: dict[int, RankKey] = field(default_factory=dict)
     _stopped: set[RankKey] = field(default_factory=set)
     _fences: dict[RunId, Generation] = field(default_factory=dict)
-    """Highest stopped generation of each run. The shim refuses starts of this and earlier generations."""
+    """Highest generation of each run whose ranks were stopped.
+
+    The shim refuses to start ranks of it or of earlier ones.
+    """
     _waiting: list[_Pending] = field(default_factory=list)
-    """Warm starts that wait for the template."""
+    """Requested ranks that wait until the template can fork them."""
     _forking: list[_Pending] = field(default_factory=list)
-    """Warm starts that the template is forking, in the order in which it answers."""
+    """Requested ranks that the template is forking, in the order in which it answers."""
     _remains: set[processes.Process] = field(default_factory=set)
     _cgroups: cgroups.RankCgroups | None = None
     _confinement_error: str = ""
@@ -309,9 +312,9 @@ class Shim:
             self._start_cold(client, start)
 
     def _has_been_asked(self, client: Line, key: RankKey) -> bool:
-        """Return whether this start was requested before. If so, this client receives its answer.
+        """Return whether an earlier message requested this start.
 
-        The agent that sent the first request may have ended since.
+        If so, this client receives the answer, because the agent process that sent the earlier request may have ended.
         """
         if (record := self._records.get(key)) is not None:
             self._say(client, RankStarted(record=record))
@@ -362,14 +365,14 @@ class Shim:
         self._admit(_Pending(start, client, ours), pid, is_warm=False)
 
     def _fork_waiting(self) -> None:
-        """Send waiting starts to the template if the template is ready; otherwise start these ranks cold.
+        """Ask the template to fork the waiting ranks if the template is ready; otherwise start these ranks cold.
 
-        To wait for a template that still imports would take as long as the rank's own imports.
+        A template that is still importing is not awaited, because the rank's own imports take no longer.
         """
         template = self._template
         waiting, self._waiting = self._waiting, []
         for pending in waiting:
-            # The rank was stopped while the template was forking it. The template has ended without an answer.
+            # This rank was stopped while the template was forking it, and the template ended before it answered.
             if pending.is_stopped:
                 self._refuse(pending.client, pending.start, "it was stopped before it started")
                 continue
@@ -396,7 +399,7 @@ class Shim:
                 os.close(descriptor)
 
     def _admit(self, pending: _Pending, pid: int, *, is_warm: bool) -> None:
-        """Record a process that waits at its gate, then release it."""
+        """Write the record of a process that waits at its gate, then let the process run the script."""
         start, client, gate = pending.start, pending.client, pending.gate
         process = processes.find(pid)
         if process is None or pending.is_stopped or self._is_ending:
@@ -513,8 +516,8 @@ class Shim:
     def _bury_template(self, template: _Template) -> None:
         """Handle the end of the template process.
 
-        Ranks that the template has not forked yet start cold, unless they were stopped. The shim replaces a template
-        that had been ready.
+        Ranks that the template has not forked yet start cold, unless they were stopped. If the template had been ready,
+        the shim starts another one.
         """
         self._hear_template(template)
         self._hang_up(template)
@@ -598,7 +601,7 @@ class Shim:
         self._let_empty(record.cgroup)
 
     def _let_empty(self, path: str) -> None:
-        """Mark a cgroup for killing and removal if no living rank is in it."""
+        """Mark a cgroup if no living rank is in it. `_sweep` then kills the rest of its processes and removes it."""
         if path and all(self._records[living].cgroup != path for living in self._living.values()):
             self._emptying.add(path)
 
@@ -649,7 +652,7 @@ def _open_output(start: StartRank) -> tuple[int, int]:
 def _open_stream(path: str, start: StartRank) -> int:
     """Open a rank's output file.
 
-    The rank's user may open the file again for writing (as /dev/stdout), but not for reading.
+    The rank's user can open the file again for writing (as /dev/stdout), but not for reading.
     """
     stream = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     if start.user is not None:
@@ -671,7 +674,11 @@ def _write_down(start: StartRank) -> int:
 
 
 def _send_blocking(line: socket.socket, data: bytes, descriptors: list[int]) -> None:
-    """Send a message to the template, which reads promptly. `_bury_template` handles the exit of a template."""
+    """Send a message to the template.
+
+    The call blocks only briefly, because the template always reads. If the template has ended, `_bury_template` handles
+    this later.
+    """
     line.setblocking(True)
     try:
         line.sendall(data[socket.send_fds(line, [data], descriptors) :])
