@@ -104,7 +104,10 @@ def of_run(session: Session, run_id: str) -> tuple[CheckpointRecord, ...]:
 
 
 def frozen_keys(rows: Iterable[CheckpointRecord]) -> frozenset[str]:
-    """Return the keys of the frozen objects that these checkpoints need."""
+    """Return the keys of the objects with frozen parameters of these checkpoints.
+
+    Training does not change frozen parameters, so several checkpoints share one object.
+    """
     manifests = (each.contents() for each in rows)
     return frozenset(frozen.key for each in manifests if each is not None for frozen in each.frozen)
 

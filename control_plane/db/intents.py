@@ -111,9 +111,9 @@ def finish(session: Session, lease: Lease, *, key: str, state: IntentState, outc
 
 
 def done_at(session: Session, keys: Collection[str]) -> dict[str, datetime]:
-    """Return the times at which calls were recorded as DONE, by key.
+    """Return when the calls with these keys were recorded as DONE, by key.
 
-    Keys of other calls are missing.
+    The result omits calls in another state.
     """
     query = select(Intent.key, Intent.finished_at).where(Intent.key.in_(keys), Intent.state == IntentState.DONE)
     return {key: at for key, at in session.execute(query) if at is not None}

@@ -125,8 +125,8 @@ def _conditions(which: JobFilter, sort_by: SortBy) -> list[ColumnElement[bool]]:
 def _column(column: InstrumentedAttribute[str], *, is_indexed: bool) -> ColumnElement[str]:
     """Return a column, or an equivalent expression that no index covers.
 
-    The expression prevents the query planner from an index that filters but does not sort. With such an index, the
-    database would sort all matches for each page.
+    With the expression, the query planner cannot choose an index on this column. Such an index would find the matches
+    unsorted, and the database would sort all of them for each page.
     """
     return column.expression if is_indexed else column + literal_column("''")
 

@@ -494,9 +494,9 @@ def withdraw_pause(session: Session, run_id: str, now: datetime) -> JobRecord:
 
 
 def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> None:
-    """Record a user's request for a checkpoint of a step or of a later step.
+    """Record a user's request for a checkpoint.
 
-    `step` is the newest committed step. A checkpoint of this or a later step fulfils the request.
+    `step` is the newest committed step. A checkpoint of `step` or of a later step fulfils the request.
     """
     session.execute(
         update(Job).where(Job.run_id == run_id).values(checkpoint_wanted_step=step, checkpoint_wanted_at=now)

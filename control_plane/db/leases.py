@@ -2,7 +2,7 @@
 
     owner       claims before every pass; each claim increments the counter
     contender   takes over when owner and counter have not changed for `ttl_seconds` of the contender's monotonic clock
-    successor   takes over immediately from a dead process with the same lineage (`control_plane.replica`)
+    successor   takes over immediately from a dead server with the same state directory (`control_plane.replica`)
 
 No server compares the clocks of two machines, and a lease never expires without a contender. Results computed under a
 lease are written only if `guard` finds owner and counter unchanged in the same transaction.

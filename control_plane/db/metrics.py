@@ -142,9 +142,10 @@ def _can_be_named(name: str) -> bool:
 
 
 def _base_after(session: Session, run_id: str, before: int, upto: int) -> int | None:
-    """Return the lowest restored step of the started generations after `before` and up to `upto`, or None.
+    """Return the lowest step that any generation from `before` + 1 to `upto` restored.
 
-    Generation `upto` counts even before its start.
+    The training of these generations repeats all steps after the result. Only started generations count, and `upto`
+    itself. None if the range is empty.
     """
     is_later = (
         (Generation.number > before)

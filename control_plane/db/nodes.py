@@ -236,9 +236,9 @@ def mark_joined(session: Session, node_id: str, now: datetime) -> bool:
 
 
 def reset_joined(session: Session, node_id: str) -> None:
-    """Permit the node to join again.
+    """Permit an agent of the node to get a session token again.
 
-    The caller revokes the node's sessions in the same transaction.
+    The caller revokes the node's session tokens in the same transaction.
     """
     session.execute(update(Node).where(Node.id == node_id).values(joined_at=None))
 

@@ -64,7 +64,7 @@ DEFAULT = Retention()
 def prune(session: Session, retention: Retention, now: datetime) -> Mapping[str, int]:
     """Delete rows beyond their limits.
 
-    Called once a minute, and again immediately after a pass that reached `batch_rows`.
+    The runner calls this function once a minute, and again immediately if a call reached `batch_rows`.
 
     `retention` contains the limits of age and number per kind of row, and `batch_rows`. Return the number of deleted
     rows per kind.

@@ -71,7 +71,8 @@ class AgentConnection:
 
         The websocket route calls this method with each decoded report.
 
-        A report is dropped if its sequence number is too low, or if the node has a newer connection.
+        The registry drops a report if the node has a newer connection. A report with an old sequence number proves only
+        that the agent is alive. The registry drops its content.
         """
         if self.is_open and report.node_id == self.node_id:
             self._registry._reported(self, report)
@@ -143,7 +144,7 @@ class AgentRegistry:
         self.lines = LogFeed()
         """Delivers log lines of ranks to log followers."""
         self.commands = CommandDesk(self.send, monotonic)
-        """Commands that users run beside ranks."""
+        """Sends users' commands to agents, which run them beside ranks."""
         self.logged = MetricInbox()
         """Holds metrics until the database contains them."""
         self._changed = asyncio.Event()
@@ -267,7 +268,7 @@ class AgentRegistry:
         """Count a rejected message of this node's agent.
 
         Args:
-            node_id: id of a node whose token or admission is verified. Unverified ids could let the number of counters
+            node_id: id of a node whose agent has proved its identity. With unproven ids, the number of counters could
                 grow without limit.
         """
         self._refused[node_id] += 1

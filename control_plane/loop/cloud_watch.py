@@ -78,7 +78,7 @@ class CloudView:
 
 @dataclass(slots=True)
 class _Known:
-    """The facts that the poller stores about one fleet between two polls."""
+    """AWS's answers about one fleet, and the times of the requests, for the poller's next round."""
 
     looked_closely_at: float = float("-inf")
     asked: set[NodeId] = field(default_factory=set)
@@ -151,9 +151,10 @@ class CloudWatch:
             await pause(POLL_SECONDS, until=wake)
 
     async def poll(self, *, patience_seconds: float | None = None) -> None:
-        """Request the current state of each fleet from AWS, unless an earlier request for the fleet has no answer yet.
+        """Request the state of each fleet's group and instances from AWS.
 
-        The method polls fleets in parallel, so that a hanging call does not delay other fleets.
+        The method skips a fleet whose earlier request has no answer yet. It polls fleets in parallel, so that a hanging
+        call does not delay other fleets.
 
         Args:
             patience_seconds: time limit of this call in seconds. Slower requests continue in the background. None:
@@ -351,9 +352,10 @@ class CloudWatch:
         about.has_held = bool(held)
 
     def _ask_closely(self, fleet: FleetName, ids: set[NodeId], about: _Known) -> bool:
-        """Request status and network topology of the instances whose interval has passed.
+        """Request status checks, scheduled events and network topology of instances.
 
-        Return whether an answer changed. After an AWS error, the previous answer remains.
+        The request is due every `CLOSE_SECONDS`, and every `SUSPECT_SECONDS` for instances with a silent agent. Return
+        whether an answer changed. After an AWS error, the previous answer remains.
         """
         asked_at = self._monotonic()
         is_due = asked_at - about.looked_closely_at >= CLOSE_SECONDS
@@ -365,7 +367,7 @@ class CloudWatch:
                     about.suspects.pop(node_id, None)
             about.failed_checks = {node_id: told for node_id, told in about.failed_checks.items() if node_id in ids}
             is_news = self._ask_status(fleet, ids, about, asked_at)
-            about.looked_closely_at = asked_at  # The request has ended: its answer is stored, or AWS returned an error.
+            about.looked_closely_at = asked_at  # Set after the request, whether AWS answered or failed.
         elif asked_at - about.looked_at_suspects_at >= SUSPECT_SECONDS:
             suspects = {
                 node_id for node_id, said_at in list(about.suspects.items()) if asked_at - said_at <= SUSPECT_SECONDS

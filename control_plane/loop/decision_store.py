@@ -257,7 +257,7 @@ class DecisionStore:
 def _keeps_its_turn(
     session: Session, job: jobs.JobRecord, next_state: JobState, observed: JobObserved, now: float
 ) -> bool:
-    """Return whether the job's place in the queue still permits a decision that changes the job's state.
+    """Return whether the queue still permits a decision that changes the job's state.
 
     Passes over other jobs of the fleet may have stored their decisions since the read. For example, two jobs may both
     have read the same last free nodes, but only one job may get them. No other transaction writes until this
@@ -265,7 +265,7 @@ def _keeps_its_turn(
     """
     gives_way = bool(observed.gives_way_to) and next_state in (JobState.PAUSING, JobState.QUEUED)
     if job.state != JobState.QUEUED and not gives_way:
-        return True  # Other decisions do not depend on the queue.
+        return True  # Only admission, pause and return to the queue depend on other jobs.
     name, run = FleetName(job.fleet_name), RunId(job.run_id)
     turns = schedule_of(fleets.find(session, name), jobs.unfinished(session, name), nodes.of_fleet(session, name), now)
     return (run in turns.admitted, run in turns.giving_way) == (observed.is_admitted, bool(observed.gives_way_to))

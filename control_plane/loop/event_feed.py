@@ -219,8 +219,8 @@ class EventFeed:
     def _take(self, ended: frozenset[str], found: tuple[EventRecord, ...], newest: int) -> None:
         """Apply the result of one poll of the event table.
 
-        The method ends the streams whose tokens are invalid before it delivers events. The poll reads the tokens before
-        the events, for the same reason.
+        The method first ends the streams whose tokens have become invalid, and then delivers the events. The poll reads
+        tokens before events, so no event reaches a follower after the revocation of its token.
         """
         now = self._now()
         for follower in self._followers:

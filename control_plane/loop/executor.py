@@ -65,7 +65,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call that changes AWS or S3."""
+    """A call that changes AWS or S3, with the key, name and arguments that its intent stores."""
 
     key: str
     name: str
@@ -214,9 +214,9 @@ class Executor:
     def _call(self, action: GroupAction) -> Call:
         """Return the API call of an action.
 
-        The call has the idempotency key of its intent. Most keys change every minute, so the executor repeats a call
-        without a visible effect after a minute. The key of a reboot does not change, so the executor requests a reboot
-        only once.
+        The call has the idempotency key of its intent. Most keys contain the current minute. If AWS still shows no
+        effect of a call after a minute, the executor therefore repeats the call. The key of a reboot does not change,
+        so the executor requests a reboot only once.
         """
         minute = int(self._now().timestamp() // 60)
         match action:
@@ -372,7 +372,7 @@ class Executor:
         )
 
     def _under(self, lease: Lease, write: Callable[[Session, Lease], T]) -> T:
-        """Run `write` in one transaction that is valid only under the newest renewal of a lease.
+        """Run `write` in one transaction, under the newest renewal of a lease.
 
         The loop may renew the lease during an AWS call, which makes the older lease stale. Blocks: call it in a thread.
         """
@@ -383,7 +383,7 @@ class Executor:
                     return write(session, held)
             except StaleLease:
                 if self._renewed(lease) == held:
-                    raise  # The loop has just renewed the lease, so try again with the renewal.
+                    raise  # The lease is lost. A renewed lease gets another attempt.
 
     def _begin(self, lease: Lease, call: Call) -> intents.IntentRecord:
         return self._under(

@@ -48,7 +48,8 @@ class HeldLeases:
     def hold(self, key: str, *, at_once: bool = False) -> Lease | None:
         """Return the lease. Claim or renew the lease first if necessary.
 
-        Return None while another server holds the lease. See `Leaser.claim` for `at_once`.
+        Return None while another server holds the lease. With `at_once`, the method takes the lease over without a
+        wait. The caller must be sure that the previous owner cannot use it.
         """
         held = self._held.get(key)
         if held is not None and not self._leaser.is_due(held.lease):
@@ -65,7 +66,8 @@ class HeldLeases:
     def renewed(self, lease: Lease) -> Lease:
         """Return the newest renewal of a lease.
 
-        If this server has lost the lease, return `lease` itself. `guard` then rejects writes under it.
+        If this server has lost the lease, return `lease` itself. Writes under this lease then raise StaleLease
+        (`db.leases.guard`).
         """
         held = self._held.get(lease.key)
         return held.lease if held is not None and held.first_counter <= lease.counter else lease
@@ -96,7 +98,7 @@ class HeldLeases:
         return key in self._held and not self.holds(key)
 
     def sees_another(self, key: str) -> bool:
-        """Return whether another server is active under this lease."""
+        """Return whether another server has recently renewed this lease."""
         return key not in self._held and self._leaser.sees_another(self._kind, key)
 
     def lose(self, key: str) -> None:

@@ -171,7 +171,7 @@ class _Extent:
 
 
 class _Stopped(Exception):
-    """The server stops, so the reader aborted the read."""
+    """Raised in the middle of a read, because the server stops."""
 
 
 class LogReader:
@@ -221,7 +221,10 @@ class LogReader:
         return Cursor(wanted.generation or min(self._facts, default=0))
 
     def tail(self, wanted: LogFilter) -> Cursor:
-        """Return the cursor at the log's current end, after all gaps that are already certain."""
+        """Return the cursor at the log's current end.
+
+        A gap (lost lines at the end of a node's log) counts if no node can still upload these lines.
+        """
         number = wanted.generation or max(self._facts, default=0)
         return self._end_of(number) if number in self._facts else Cursor(number)
 

@@ -85,7 +85,7 @@ class StoredFleet:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """The notices and fault histories of a fleet's nodes, as core records."""
+    """AWS's notices and the fault histories of a fleet's nodes."""
 
     notices: Mapping[NodeId, tuple[Notice, ...]]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
@@ -132,7 +132,7 @@ class Hearing:
     def beat(self) -> None:
         """Record that the event loop runs.
 
-        After a standstill of the process, all silences start at zero.
+        After a standstill of the process, silence counts only from one lease later.
 
         The server's event loop calls this method several times per lease, even while the passes are busy. A busy server
         still receives messages, so silence counts.

@@ -78,7 +78,10 @@ class OrphanKeeper:
                 yield run, ended_before
 
     def _is_quiet(self, run: LaunchedRun) -> bool:
-        """Return whether the run's ended generations are old enough that no object is too young to be an orphan."""
+        """Return whether all ended generations ended over 2 * `KEPT_SECONDS` ago.
+
+        All objects of the ended generations are then old enough to be orphans.
+        """
         since = run.launched_at if run.ended_at is None else run.ended_at
         return (self._now() - since).total_seconds() > 2 * KEPT_SECONDS
 

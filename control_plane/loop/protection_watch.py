@@ -107,9 +107,9 @@ def _shard_records(report: MemberReport, world_size: int) -> list[protection.Sha
 
 
 def _unvouched(shard: protection.ShardRecord, owner: NodeId, silent: frozenset[NodeId]) -> protection.ShardRecord:
-    """Return the shard's status, with silent nodes no longer counted as holders.
+    """Return a shard's row in which silent nodes no longer count as holders.
 
-    This function applies while no step is committed, because a silent node and its copy may be lost.
+    A silent node and its copy may be lost. `silent` contains only nodes during whose silence no step was committed.
     """
     quiet = next(
         (

@@ -49,18 +49,19 @@ _MEMO: Final = tuple(field.name for field in fields(Memo))
 
 
 def _as_core(stored: DataclassInstance, kind: type[DataclassInstance], *others: str) -> dict[str, Any]:
-    """Return the fields that a core record and a stored record have in common, except `others`, for the core record.
+    """Return the values of a stored record's fields that the core record also has.
 
-    Times become Unix seconds.
+    Times become Unix seconds. The result omits the fields named in `others`.
     """
     values = {name: getattr(stored, name) for name in _shared(type(stored), kind) if name not in others}
     return {name: value.timestamp() if isinstance(value, datetime) else value for name, value in values.items()}
 
 
 def _as_stored(record: DataclassInstance, kind: type, *others: str) -> dict[str, Any]:
-    """Return the columns that the database and a core record have in common, except `others`.
+    """Return the values of a core record's fields that the stored record also has.
 
-    Reverses `_as_core`. The names of times end with `at` or `until`.
+    Reverses `_as_core`. Fields whose names end with `at` or `until` become datetimes. The result omits the fields named
+    in `others`.
     """
     values = {name: getattr(record, name) for name in _shared(type(record), kind) if name not in others}
     return {name: _moment(value) if _TIME.search(name) else value for name, value in values.items()}
@@ -353,7 +354,8 @@ def node_record(node: nodes.NodeRecord) -> NodeRecord:
 def node_update(node: NodeRecord, before: str | None, *, had_request: bool = False) -> nodes.NodeUpdate:
     """Return the columns of a node's row that the core has decided.
 
-    The result contains columns that the API or agents write only if the node's state changes.
+    The API and agents write `release` and `evidence_at`. The result contains these two columns only if the node's state
+    changes, and then clears them.
 
     Args:
         node: the node's record as the core decided it.

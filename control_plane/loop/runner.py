@@ -120,7 +120,7 @@ class Runner:
         try:
             await self._work(stop)
         finally:
-            self.job_loop.cancel()  # These calls have an effect only if this task was cancelled or a loop has crashed.
+            self.job_loop.cancel()  # Passes still run here only after a crash or a cancellation.
         await self.executor.close()
         await asyncio.to_thread(self.job_leases.release_all)
         await asyncio.to_thread(self.fleet_leases.release_all)

@@ -81,13 +81,16 @@ class Scheduler(Generic[K]):
             patience_seconds: longest wait for the ends of the runs, counted from the start of the last run.
         """
         ends = [ended for key in keys if (ended := self.wake(key)) is not None]
-        while self._due:  # While a key is due, all places are in use.
+        while self._due:  # A key stays due only while `limit` keys run.
             await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
         if ends:
             await asyncio.wait(ends, timeout=patience_seconds)
 
     def retain(self, keys: frozenset[K]) -> None:
-        """Forget the failures of all keys except these, because no caller wakes the other keys again."""
+        """Forget the failures of all keys that are not in `keys`.
+
+        The caller will never wake these other keys again.
+        """
         for key in self._failure_count.keys() - keys:
             self._succeeded(key)
 

@@ -118,7 +118,7 @@ class Verifier:
 
 
 class _Stopped(Exception):
-    """The server stops, so the verifier aborted the read."""
+    """Raised in the middle of a read, because the server stops."""
 
 
 def verify_shard(
