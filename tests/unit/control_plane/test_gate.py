@@ -1,7 +1,4 @@
-"""Connections without a token do not delay the server's answers to complete requests.
-
-The tests open many such connections, and very slow ones.
-"""
+"""Many open connections without a token, some of them very slow, do not delay the answers to complete requests."""
 
 from __future__ import annotations
 

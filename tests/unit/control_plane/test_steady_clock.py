@@ -10,7 +10,7 @@ from control_plane.steady_clock import SLEW, SteadyClock
 
 
 class Clocks:
-    """A steady clock over a wall clock that tests can step and over a monotonic clock."""
+    """The clock under test, with a wall clock and a monotonic clock that tests set."""
 
     def __init__(self) -> None:
         self.wall, self.elapsed = 1_000_000.0, 50.0

@@ -118,7 +118,7 @@ class Service:
 
 @contextmanager
 def refused(code: str, match: str | None = None):
-    """Check that the block is refused with this error code, by the client or by the service.
+    """Check that the service or the client refuses the calls of the block with this error code.
 
     Yield the caught error.
     """
@@ -129,7 +129,7 @@ def refused(code: str, match: str | None = None):
 
 @contextmanager
 def impatient(service: Service, seconds: float) -> Iterator[None]:
-    """Set how many seconds the running service waits for a silent client.
+    """Set how many seconds the running service waits for a client that sends nothing.
 
     The first request builds the middleware that contains this time limit.
     """

@@ -1,4 +1,4 @@
-"""The connection of agents to the control plane. The tests send an agent's messages to the real route."""
+"""The connection of agents to the control plane. The tests send messages to the real route, as an agent does."""
 
 from __future__ import annotations
 
@@ -141,9 +141,9 @@ async def test_of_two_that_join_as_one_node_only_the_first_to_report_stays(servi
 
 @pytest.mark.security
 async def test_a_node_that_shows_a_session_has_joined(service, token, node):
-    """After a node has presented its session token, the join token admits no other agent for this node.
+    """After a node has presented its session token, the join token admits no other agent under this node's id.
 
-    The node received its welcome, but its first report was lost.
+    The node had received the session token, but its first report was lost.
     """
     async with line(service, token) as opened:
         session = (await join(opened, node)).session_token
@@ -245,7 +245,7 @@ async def test_who_is_not_a_member_does_not_join(service, token, node):
 
 
 async def test_who_is_about_to_leave_does_not_join(service, token, node):
-    # the hook holds the instance, so EC2 still reports it as running
+    # A hook delays the termination, so EC2 still reports the instance as running.
     service.operator.terminate_member(NodeId(node), decrement=True)
     async with line(service, token) as opened:
         await opened.send(encode(hello(node)))
@@ -294,8 +294,7 @@ async def test_what_is_no_report_ends_the_line_and_nothing_else(client, service,
 async def test_nobody_is_charged_with_what_a_stranger_says(client, service, token, node):
     """A malformed message does not count against the node that the message names.
 
-    All instances share the join token. A node id in a message is therefore only a claim until EC2 has confirmed the
-    instance.
+    All instances share the join token. A node id in a message proves nothing until EC2 has confirmed the instance.
     """
     async with line(service, token) as opened:
         await join(opened, node)

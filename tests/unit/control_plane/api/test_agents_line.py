@@ -1,6 +1,6 @@
-"""The agent's own client against the real route.
+"""An agent's own client, connected to the real route of the control plane.
 
-The client exchanges a join token for a session. The next agent of the node uses this session.
+The client exchanges a join token for a session token, which the next agent of the same node uses.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ async def test_an_agent_joins_over_plain_http_on_this_machine(service, token, no
 
 
 async def test_an_agent_that_has_the_session_of_another_node_joins_anew(service, token, tmp_path) -> None:
-    """An agent that has the session of another node joins with its join token and receives a session of its own.
+    """An agent finds the session token of another node on its disk. It joins with its join token and gets its own
+    session.
 
     This happens if the instance was launched from an image of the other node.
     """

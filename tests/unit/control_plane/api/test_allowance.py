@@ -1,6 +1,6 @@
-"""AWS resources, sources and priorities in the requests of a project's submitters.
+"""Which AWS resources, sources and priorities a project's submitters may name in a request.
 
-A submitter may use only resources that an administrator has granted to the project.
+A submitter may name only AWS resources that an administrator has granted to the project.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from tests.unit.control_plane.api.conftest import refused
 
 @pytest.fixture
 def asked(service, client, tmp_path):
-    """Return a request for four nodes. The fleets `first` and `second` are large enough; `small` is not."""
+    """Return a request for four nodes that names several fleets. Only the fleet `small` has fewer than four."""
     for name, size in (("first", 8), ("second", 4), ("small", 3)):
         service.operator.create_group(f"{name}-group", max_size=size)
         client.create_fleet(FleetName=name, AutoScalingGroupName=f"{name}-group")

@@ -1,6 +1,6 @@
-"""Shared responses: equal requests with the same token get the same stored response.
+"""The cache of responses: equal requests with the same token get the same stored response for a short time.
 
-The service drops the stored response at the next write, and after one second at the latest.
+The service drops the stored response at the next write to the database, and after one second at the latest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attestation: an instance proves its identity with a signature by its role's credentials.
+"""Attestation: an instance proves its identity by a request to STS that its role's credentials have signed.
 
 The tests run the whole exchange with an STS that verifies signatures, and try every known attack.
 """
@@ -88,7 +88,7 @@ class Instance:
         headers: dict[str, str] | None = None,
         **more: str,
     ):
-        """Return the headers of a genuine signature for a request that differs from the expected request."""
+        """Return the headers of a correctly signed request that differs from the request that the service expects."""
         chosen = (
             {**attestation.headers(server_id=self.service.services.server_id, nonce=nonce), **more}
             if headers is None
@@ -113,7 +113,7 @@ def instance(service, client, sts) -> Instance:
     return made
 
 
-# Accepted requests
+# Requests that the service accepts
 
 
 async def test_an_instance_joins_without_any_token(service, instance, sts, monkeypatch) -> None:
@@ -163,7 +163,7 @@ async def test_a_session_is_for_its_own_instance_alone(service, instance) -> Non
         assert (await closed(opened))[0] == 4401
 
 
-# Refused requests
+# Requests that the service refuses
 
 
 def refused(answer: httpx.Response, words: str) -> None:
@@ -334,7 +334,7 @@ def test_a_server_whose_cloud_is_not_aws_attests_nobody(service) -> None:
     assert "join with a join token" in answer.json()["Message"]
 
 
-# The rules, without a service
+# Checks of a request without a running service
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Callers' reads and uploads wait for S3 in threads of their own.
+"""Requests that wait for S3 use threads of their own.
 
-The loops, the agents' connections and sign-in therefore never wait for these threads.
+The loops, the agents' connections and sign-in use other threads, so that slow reads and uploads never delay them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Held:
 
 
 def has_free_thread(service: Service) -> bool:
-    """Run a function in the loops' only thread. Raise TimeoutError if the thread is busy for 10 s."""
+    """Run a function in the only thread that the loops have. Raise TimeoutError if the thread is busy for 10 s."""
     return asyncio.run_coroutine_threadsafe(asyncio.to_thread(lambda: True), service.loop).result(10)
 
 

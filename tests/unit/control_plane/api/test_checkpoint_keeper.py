@@ -43,7 +43,7 @@ def keeper(service) -> CheckpointKeeper:
 
 
 def collect(service) -> None:
-    """Run the keeper and the verifier until both have no work left."""
+    """Run the loop that deletes checkpoints and the loop that verifies them, until both have no work left."""
     for _ in range(3):
         keeper(service).look()
         Verifier(service.database, service.objects, service.clock).verify_next()
@@ -108,14 +108,14 @@ def test_old_ones_go_but_never_the_newest(service, client, make):
 
 
 def test_what_a_job_would_be_restored_from_stays_though_a_newer_one_is_there(service, client, make):
-    """The keeper keeps the checkpoint that a job would resume from, although a newer checkpoint exists.
+    """The keeper keeps the checkpoint from which a job would resume, even if a newer one exists.
 
-    The newest checkpoint is on an abandoned branch, so the job cannot resume from it.
+    The newer checkpoint is on an abandoned branch of the job's history, so the job cannot resume from it.
     """
     job = make(MaxCount=1)
     job.checkpoint(10)
     job.launch(2, base=10)
-    job.checkpoint(30)  # generation 1 stored this step, which is newer than the base of generation 2
+    job.checkpoint(30)  # Generation 1 stored this step after the step from which generation 2 resumed.
     collect(service)
     assert steps(client) == [30, 10]
 

@@ -20,7 +20,7 @@ GPT = {"TrainingJobName": "gpt"}
 
 @pytest.fixture
 def job(service, client, fleet, source):
-    """Return an ended job that has stored data of every kind."""
+    """Return a job that has ended and has stored logs, outputs, checkpoints and all other kinds of data."""
     job = Job(service, client, source)
     job.launch(1)
     record = CheckpointRecord(

@@ -28,7 +28,8 @@ def assert_refused(response: httpx.Response, status: int, code: str) -> dict:
 
 def test_every_refusal_has_one_form(http, service):
     assert_refused(http.get("/v1/nothing"), 404, "ResourceNotFoundException")
-    assert_refused(http.get("/v1/"), 404, "ResourceNotFoundException")  # paths below /v1 are no pages of the dashboard
+    # Paths below /v1 belong to the API, so the dashboard must not answer them.
+    assert_refused(http.get("/v1/"), 404, "ResourceNotFoundException")
     assert_refused(http.delete("/v1/training-jobs"), 405, "ValidationException")
     assert_refused(http.get("/v1/training-jobs/none"), 404, "ResourceNotFoundException")
     assert_refused(http.post("/v1/training-jobs", content=b"{"), 400, "ValidationException")

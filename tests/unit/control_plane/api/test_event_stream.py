@@ -310,10 +310,9 @@ def test_nothing_is_looked_at_while_nobody_follows(service, http) -> None:
 
 
 async def test_what_was_written_between_a_look_and_a_page_comes_once(service) -> None:
-    """An event is stored after the feed's poll and before the follower reads the table. The follower receives it
-    exactly once.
+    """An event is stored after the feed's poll and before a follower reads the table. The follower receives it once.
 
-    The follower's position then includes this event, so the feed does not send it again.
+    The follower's position then includes the event, so the feed does not send it again.
     """
     ids = append(service, "one", "two", "three")
     made = feed(service)

@@ -1,4 +1,4 @@
-"""The effects of request fields that no other test covers."""
+"""Fields of requests whose effect no other test checks."""
 
 from __future__ import annotations
 

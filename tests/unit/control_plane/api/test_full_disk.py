@@ -1,4 +1,4 @@
-"""A full disk appears in errors, in the conditions of jobs and in the service's health.
+"""A full disk of the control plane shows in errors, in the conditions of jobs and in the service's health.
 
 All three return to normal once the disk has space.
 """
@@ -87,7 +87,7 @@ def test_a_job_shows_the_full_disk_of_the_service_while_it_lasts(
     assert "NodeId" not in condition
     disk.stored()
     clock.now += QUIET_SECONDS
-    service.clock.advance(2)  # advance past the second for which responses are shared
+    service.clock.advance(2)  # wait until the cached responses, which are valid for one second, are out of date
     assert client.describe_training_job(TrainingJobName="gpt")["Conditions"] == []
 
 

@@ -1,4 +1,7 @@
-"""The service looks up a token once, and again only after a write by any process."""
+"""The service reads a token from the database once.
+
+It reads the token again only after some process has written to it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from tests.unit.control_plane.api.conftest import START, Clock
 
 
 class Desk:
-    """A cache of tokens over a database, and a connection of another process to the same database."""
+    """The cache of tokens under test, and a second connection to its database, as another process has."""
 
     def __init__(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = Clock()

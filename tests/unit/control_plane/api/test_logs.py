@@ -266,7 +266,7 @@ def test_lines_of_agents_come_at_once_and_what_is_missing_comes_from_the_store(
             found += [event["Message"] for event in next(batches)["LogEvents"]["Events"]]
         assert found == ["one", "two", "three", "other"]
         put(job, 0, *(line(text) for text in ("old", "one", "two", "three", "four", "five")))
-        send(service, job, 0, 6, line("six"))  # lines four and five have not arrived yet
+        send(service, job, 0, 6, line("six"))  # lines four and five are still missing
         found = []
         while len(found) < 2:
             found += [event["Message"] for event in next(batches)["LogEvents"]["Events"]]
@@ -291,9 +291,9 @@ def test_lines_of_a_node_that_is_not_in_the_plan_reach_no_follower(service, job,
 
 
 def test_lines_that_never_stop_are_live_although_the_first_ones_were_missing(service, job, client, monkeypatch) -> None:
-    """A follower also receives the lines that an agent sends while the service reads the store.
+    """A follower receives lines while the ranks print without a pause. The first lines are read from the store.
 
-    The stored lines are always about a second older than the newest lines.
+    The stored lines are always about a second older than the newest lines, which the agent sends directly.
     """
     monkeypatch.setattr(logs, "STORED_SECONDS", 30.0)
     monkeypatch.setattr(logs, "CATCH_UP_SECONDS", 0.05)
@@ -302,7 +302,7 @@ def test_lines_that_never_stop_are_live_although_the_first_ones_were_missing(ser
         next(batches)
         for number in range(2, 7):
             send(service, job, 0, number, line(str(number)))
-        # the stored lines end in the middle of the lines that the agent has sent
+        # The lines in the store end in the middle of the lines that the agent sent directly.
         put(job, 0, *(line(str(number)) for number in range(4)))
         found: list[str] = []
         while len(found) < 7:
@@ -379,9 +379,9 @@ def test_who_follows_before_the_first_launch_has_its_lines_at_once(service, clie
 
 @pytest.mark.usefixtures("loop")
 def test_a_server_that_stops_reads_no_log_on_for_a_follower(service, job, client, monkeypatch) -> None:
-    """A server that stops does not start another read of a log for a follower.
+    """A server that stops starts no further read of a log.
 
-    Python would wait for such a read at exit, as for every running thread.
+    Python would wait at exit for the thread of such a read.
     """
     put(job, 0, line("a"))
     put(job, 1, line("b", 1, rank=1))

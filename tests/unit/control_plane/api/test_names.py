@@ -1,6 +1,6 @@
 """The pattern for names of jobs and fleets.
 
-Names become parts of paths, tags and keys. This pattern is the only check that rejects unsafe characters.
+Names become parts of paths, tags and S3 keys. No other check rejects characters that are unsafe there.
 """
 
 from __future__ import annotations

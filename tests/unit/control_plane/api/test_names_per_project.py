@@ -58,7 +58,7 @@ class Member:
         return job["RunId"], job["Project"]
 
     def write(self, function: Any, *arguments: Any, **named: Any) -> None:
-        """Call a function that needs the lease of the member's job."""
+        """Call a function that writes for the member's job. Such a write needs the job's lease."""
         with self.service.database.write() as session:
             lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "job", self.run_id)
             function(session, lease, *arguments, **named)

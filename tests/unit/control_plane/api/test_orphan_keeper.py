@@ -1,4 +1,4 @@
-"""The keeper of orphans deletes shards that uploads of ended generations left in S3. It deletes no other object."""
+"""A loop deletes shards that ended generations uploaded without completing a checkpoint. It deletes no other object."""
 
 from __future__ import annotations
 

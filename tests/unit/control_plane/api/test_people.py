@@ -1,6 +1,6 @@
 """Requests of people about nodes, fleets and jobs.
 
-For example, a person releases a held node, or declares the silent nodes of a fleet as gone.
+For example, a person returns a node that Everstep has kept out of use, or declares silent nodes as ended.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def test_a_job_is_taken_over_and_handed_back(client, fleet, service, source):
             getattr(service.client(service.token(Role.SUBMITTER, "other")), change)(TrainingJobName="gpt")
 
 
-# Drills
+# Drills: faults that a person injects to test the recovery
 
 
 @pytest.mark.covers(

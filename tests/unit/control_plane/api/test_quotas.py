@@ -74,9 +74,9 @@ def test_no_more_jobs_than_its_quota_are_under_way(client, wanted):
 
 @pytest.mark.parametrize("names", ["abcd", "aaaa"])
 def test_of_jobs_that_come_at_once_as_many_are_taken_as_have_room(client, wanted, names: str, monkeypatch) -> None:
-    """Concurrent requests together cannot exceed a quota.
+    """Requests that arrive at the same time cannot exceed a quota together.
 
-    Every request passes its checks before any request is stored. Even without a quota, only one job can have a given
+    All of them pass their checks before any of them is stored. Even without a quota, only one job can have a given
     name.
     """
     store, all_looked_at = routes._store, threading.Barrier(len(names))
@@ -105,7 +105,8 @@ def test_of_jobs_that_come_at_once_as_many_are_taken_as_have_room(client, wanted
 def test_the_plan_says_that_a_job_waits_for_its_quota(service, client, wanted):
     client.put_project_quota(Project="speech", MaxNodeCount=6)
     client.create_training_job(TrainingJobName="a", **wanted)
-    service.clock.advance(1)  # give the jobs different ages, because the run id decides between jobs of the same age
+    # Give the jobs different ages. Between jobs of the same age, the random run id would decide.
+    service.clock.advance(1)
     plan = client.create_training_job(TrainingJobName="b", **wanted, DryRun=True)["Plan"]
     assert (
         plan["WaitsFor"]
@@ -119,7 +120,7 @@ def test_the_plan_says_that_a_job_waits_for_its_quota(service, client, wanted):
 @pytest.mark.security
 @pytest.mark.covers("PutProjectQuota.MaxSourceBytes")
 def test_sources_of_a_project_fill_its_quota_and_no_more(service, client):
-    """Announced archives count against the quota before their upload.
+    """An archive counts against the quota as soon as its upload is announced.
 
     Otherwise, a submitter could fill the bucket with uploads that never complete.
     """

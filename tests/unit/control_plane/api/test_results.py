@@ -1,6 +1,6 @@
-"""The data of a job: logs, outputs, protection, checkpoints, incidents and metrics.
+"""What the API returns about a job: logs, outputs, protection, checkpoints, incidents and metrics.
 
-The tests store this data in the same form as the loops and agents.
+The tests store the data in the form in which the loops and agents store it.
 """
 
 from __future__ import annotations
@@ -334,7 +334,7 @@ def test_the_loss_of_whole_domains_is_counted_as_far_as_they_are_known(client, j
         domains.get("i-0"),
         domains.get("i-1"),
     ]
-    # the probability after a loss of nodes does not depend on failure domains
+    # The probability after a loss of single nodes does not depend on failure domains.
     assert answer["RecoveryOdds"][0]["Probability"] == 1.0
 
 
@@ -491,7 +491,7 @@ def test_only_keys_of_the_job_are_read(client, job, service):
 
 
 def move_outputs(service, run: str, uri: str) -> None:
-    """Store an output path that the service refuses in new requests.
+    """Store an output path that the service would refuse in a new request.
 
     The database may contain such paths, because earlier versions accepted them.
     """

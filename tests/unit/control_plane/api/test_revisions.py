@@ -245,9 +245,9 @@ def test_others_may_not(service, client, job):
 
 
 def test_a_job_does_not_differ_from_the_request_that_made_it(client, fleet, source):
-    """A comparison of a job with the request that created it shows no difference.
+    """A job and the request that created it are compared, and no difference is reported.
 
-    The service appends a directory for the job to the checkpoint and output paths. The comparison ignores this
+    The service has appended the job's own directory to the checkpoint and output paths. The comparison ignores this
     directory.
     """
     request = {

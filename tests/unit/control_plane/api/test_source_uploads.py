@@ -43,10 +43,9 @@ class SigningStore(MemoryObjectStore):
         self.signed: dict[str, tuple[ObjectReference, str, int]] = {}
         """Object, checksum and length of each signed upload, by the signature in the address."""
         self.answers: list[int | str] = []
-        """Results of the next requests, in order.
+        """Results of the next requests, in order. An integer is an HTTP status.
 
-        An integer is an HTTP status. `cut` ends the connection in the middle of the body. `lost` stores the body but
-        sends no response.
+        `cut` ends the connection in the middle of the body. `lost` stores the body but sends no response.
         """
         self.asked: list[dict[str, str]] = []
         self.is_lax = False

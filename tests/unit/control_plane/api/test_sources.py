@@ -75,10 +75,9 @@ def test_an_archive_larger_than_memory_is_spooled(client, service):
 def test_an_upload_waits_for_a_thread_once_for_a_piece_and_not_for_what_is_in_memory(
     client, service, monkeypatch, in_memory, piece, waits
 ):
-    """An upload waits for a free thread once per piece of the archive. It does not wait for bytes that are already in
-    memory.
+    """An upload waits for a free thread once per piece of the archive, not once per read.
 
-    Each wait puts the upload behind all other requests that wait for a thread.
+    Bytes that are already in memory need no thread. Each wait puts the upload behind all other requests that wait.
     """
     monkeypatch.setattr(sources, "IN_MEMORY_BYTES", in_memory)
     monkeypatch.setattr(sources, "PIECE_BYTES", piece)
@@ -186,7 +185,7 @@ def commented(name: str, comment_bytes: int) -> tarfile.TarInfo:
 
 
 def sparse(name: str, said_bytes: int) -> tarfile.TarInfo:
-    """Return a sparse file that declares a size of `said_bytes`. The archive contains only one byte of the file."""
+    """Return a sparse file whose header declares a size of `said_bytes`. The archive contains only one byte of it."""
     info = tarfile.TarInfo(name)
     info.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(said_bytes)}
     return info

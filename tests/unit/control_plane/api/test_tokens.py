@@ -228,7 +228,7 @@ async def test_what_ends_an_answer_for_another_reason_is_passed_on() -> None:
         await answering
 
 
-# The least role of each operation
+# The lowest role that may call each operation
 
 
 def test_every_operation_has_a_least_role_and_what_needs_none_is_known() -> None:

@@ -219,7 +219,7 @@ def test_a_tag_that_is_taken_away_is_noticed(connection: Connection) -> None:
 
 def test_nothing_to_suspend_suspends_nothing(connection: Connection) -> None:
     with Stubber(connection.client("autoscaling")):
-        # AWS would suspend all processes if the list were empty, so the operator makes no call
+        # AWS would treat an empty list as "all processes", so the operator makes no call.
         AwsOperator(connection).suspend_processes("g", [])
 
 

@@ -18,7 +18,7 @@ RUN = RunId("0" * 32)
 
 
 def record(state: JobState = JobState.RUNNING, **changes: object) -> JobRecord:
-    """Return the record of a running job whose newest generation has completed a step."""
+    """Return the record of a running job that has finished a step in its newest generation."""
     made = {"boundary": Step(1), "max_boundary": Step(1), **changes}
     return JobRecord(state=state, reason="", created_at=100.0, state_since=100.0, **made)  # type: ignore[arg-type]
 

@@ -1,4 +1,8 @@
-"""The rules that stop endless restarts: repeated equal failures first lead to one change, and then end the job."""
+"""The rules that stop endless restarts of a job.
+
+After repeated equal failures, the next launch changes one thing, such as the node. If the failure persists, the job
+ends.
+"""
 
 from __future__ import annotations
 

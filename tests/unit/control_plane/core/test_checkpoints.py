@@ -1,4 +1,4 @@
-"""Conditions under which uploaded shards become a checkpoint."""
+"""When uploaded shards form a complete checkpoint, and which checkpoints are more than a job keeps."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def kept(
 
 
 def surplus(kept: list[KeptCheckpoint], now: float = 0.0, **limits: int) -> tuple[tuple[int, int], ...]:
-    """Return generation and step of each surplus checkpoint, where only the newest checkpoint is verified."""
+    """Return generation and step of each checkpoint beyond the limit, if only the newest checkpoint is verified."""
     newest = max(kept, key=lambda each: each.key[::-1], default=None)
     verified = [replace(each, is_verified=each is newest) for each in kept]
     return checkpoints.surplus(verified, Retention(**limits), now)

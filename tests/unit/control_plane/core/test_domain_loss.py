@@ -51,10 +51,9 @@ def test_against_enumeration(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_who_is_gone_is_not_lost_again(seed: int) -> None:
-    """The recovery probability is computed over the remaining nodes when some nodes are already lost. It equals an
-    enumeration.
+    """If some nodes are already lost, the recovery probability describes further losses among the remaining nodes.
 
-    The shards of the lost nodes remain on their other holders, or on no node at all.
+    It equals an enumeration of all cases. A shard whose holders are partly lost has only the remaining ones, or none.
     """
     rng = random.Random(seed)
     count = rng.randint(2, 10)
@@ -82,7 +81,10 @@ def test_domains_of_one_node_are_nodes(count: int, copies: int, lost: int) -> No
 
 
 def test_a_ring_of_sixteen_loses_more_than_the_paper_says() -> None:
-    """The exact probability for Figure 9 of the paper is 0.6286. The paper's union bound gives 0.600."""
+    """For a ring of 16 nodes that loses three, the exact recovery probability is 0.6286.
+
+    Figure 9 of the GEMINI paper shows 0.600, the result of its union bound.
+    """
     ring = placement.Placement((), {NodeId(f"n{i}"): (NodeId(f"n{i}"), NodeId(f"n{(i + 1) % 16}")) for i in range(16)})
     assert domain_loss.recovery_probability(ring, {}, 3) == pytest.approx(0.6286, abs=5e-5)
 

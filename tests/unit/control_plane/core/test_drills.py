@@ -1,4 +1,4 @@
-"""A job's failures are attributed to a drill if the drill caused them, and otherwise not."""
+"""A drill is a fault that a person injects. A failure counts as part of a drill only if the drill can cause it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def exit_of(rank: int, node: NodeId, at: float = NOW) -> Fault:
 def reports(
     exit_class: ExitClass | None = ExitClass.KILLED, *, rank: int = 1, node: NodeId = STRUCK
 ) -> dict[NodeId, MemberReport]:
-    """Return a report of the struck node's agent about one of the node's ranks."""
+    """Return the report of an agent, by default that of the drill's target, about one of its ranks."""
     ended = (
         RankExit(exit_class=exit_class, code=-9, at_seconds=NOW, boundary=Step(7)) if exit_class is not None else None
     )

@@ -1,4 +1,4 @@
-"""Elastic jobs: the number of nodes with which a generation continues, and the time at which a running job grows."""
+"""Elastic jobs: with how many nodes the next generation continues, and when a running job grows."""
 
 from __future__ import annotations
 

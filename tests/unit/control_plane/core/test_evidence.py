@@ -1,4 +1,4 @@
-"""Verdicts about nodes, derived from leases, rank steps and EC2."""
+"""Whether a node counts as lost, from its agent's silence, the steps of its ranks, and EC2's reports."""
 
 from __future__ import annotations
 
@@ -135,10 +135,10 @@ def test_a_silence_begins_with_the_last_word() -> None:
 
 
 def test_of_a_silence_that_is_found_late_no_more_counts_than_of_others() -> None:
-    """A silence that a late pass detects counts at first as shorter than a lease.
+    """When a pass first sees a long silence, it counts the silence as shorter than a lease.
 
-    No earlier pass recorded the steps of the node's ranks. Without this rule, the pass would declare a node dead whose
-    ranks still complete steps.
+    No earlier pass recorded the steps of the node's ranks. Without this rule, a single late pass would declare a node
+    lost whose ranks still finish steps.
     """
     (begun,) = track((), node(silent_seconds=50.0), 7)
     assert NOW - begun.since < LADDER.lease_seconds
@@ -154,10 +154,10 @@ def test_an_ended_instance_has_no_silence() -> None:
     ("stepped_at", "since"), [(None, NOW - 4), (NOW - 9, NOW - 4), (NOW - 3.5, NOW - 3.5), (NOW + 7, NOW)]
 )
 def test_steps_after_its_last_word_spoke_for_a_node_that_is_given_up(stepped_at: float | None, since: float) -> None:
-    """A lost node counts as lost from its ranks' last step, if that step is later than the agent's last report.
+    """A silent node counts as lost since its agent's last report, or since its ranks' last step if that was later.
 
-    An agent reports once a second. Its connection may break just before a report, while the ranks complete more steps.
-    The time stamp of a step may come from a clock that is ahead.
+    An agent reports once a second. Its connection may break just before a report, while the ranks finish more steps.
+    The time stamp of a step may come from a clock that is ahead, so it counts at most as now.
     """
     quiet = node(silent_seconds=4.0)
     verdict = evidence.judge(
@@ -167,9 +167,9 @@ def test_steps_after_its_last_word_spoke_for_a_node_that_is_given_up(stepped_at:
 
 
 def test_a_silence_is_followed_before_it_counts() -> None:
-    """The control plane records steps before the lease of a silent agent expires.
+    """The control plane records a node's steps before the agent's silence is as long as a lease.
 
-    If steps advance in the last third of the lease, only the agent has died, and the job keeps the node.
+    If the ranks finish steps during the silence, only the agent has died, and the job keeps the node.
     """
     (followed,) = track((), node(silent_seconds=2.1), 5)
     assert judge(node(silent_seconds=2.1), followed, out_of_view=True).standing is Standing.ALIVE

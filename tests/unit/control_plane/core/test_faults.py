@@ -1,4 +1,4 @@
-"""Faults that end a generation, and faults that end a job."""
+"""Which reports and events end a generation, and which of them end the job."""
 
 from __future__ import annotations
 
@@ -132,9 +132,10 @@ def test_a_node_fault_is_not_the_jobs() -> None:
 
 
 def test_members_that_cannot_reach_the_coordinator_end_the_generation() -> None:
-    """Members that report an unreachable coordinator end the generation.
+    """Two members report that they cannot reach the coordinator, and the generation ends, even if the coordinator is
+    alive.
 
-    The coordinator may be alive. The next generation gets another coordinator.
+    The next generation gets another coordinator.
     """
     timeouts = ladder(3.0)
     told = NodeFault(
@@ -152,7 +153,10 @@ def test_members_that_cannot_reach_the_coordinator_end_the_generation() -> None:
 
 
 def test_a_recovery_that_has_caught_up_fails_again_before_anybody_has_looked() -> None:
-    """A caught-up job fails again between two passes. One pass then closes an incident and opens the next one."""
+    """A job recovers, catches up and fails again, all between two passes of the control plane.
+
+    One pass then closes the first incident and opens the next one.
+    """
     simulation = fresh()
     job = simulation.jobs[0]
     for _ in range(3):
@@ -248,7 +252,7 @@ def test_slots_of_nodes_that_were_away_are_not_refused() -> None:
 
 
 def with_relayout(plan: GenerationPlan) -> GenerationPlan:
-    """Return the plan as if three ranks had made its base."""
+    """Return the plan as if three ranks had made the step from which it starts."""
     shards = tuple(
         tuple(
             structs.replace(source, kind="peer" if source.kind == "local" else source.kind)
@@ -264,7 +268,7 @@ def with_relayout(plan: GenerationPlan) -> GenerationPlan:
 
 
 def unloaded(reports: dict[NodeId, MemberReport], code: str, shard: int | None) -> dict[NodeId, MemberReport]:
-    """Return the reports as if a rank had failed to fetch an earlier shard after the ranks started."""
+    """Return the reports as if a rank, after its start, had failed to fetch a shard that an earlier rank made."""
     fault = NodeFault(code=code, message="", is_permanent=False, shard=None if shard is None else Rank(shard))
     return {
         node: structs.replace(report, phase=MemberPhase.RUNNING, faults=(fault,)) for node, report in reports.items()
@@ -327,10 +331,9 @@ def test_a_newcomer_that_was_asked_for_its_promise_keeps_its_place_before_an_old
 
 
 def test_the_old_word_of_a_silent_member_proves_nothing() -> None:
-    """A report that is older than its member's silence is no evidence against a holder.
+    """A member's report that a holder does not answer counts for nothing once the member itself has fallen silent.
 
-    The member reported that its holder does not answer. Then the holder's connection was restored, and the member's own
-    connection was cut.
+    In the test, the holder's connection is restored after the report, and the member's own connection is cut.
     """
     simulation = fresh()
     job = simulation.jobs[0]

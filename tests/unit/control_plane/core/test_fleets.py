@@ -253,9 +253,9 @@ def test_only_idle_nodes_are_given() -> None:
 
 
 def test_warm_nodes_are_given_first_and_cold_ones_are_not_left() -> None:
-    """A job gets warm nodes first, and cold nodes only if no warm node is free.
+    """A job gets warm nodes first: nodes on which ranks start at once. It gets cold nodes only if no warm node is free.
 
-    Ranks start immediately on a warm node. A node is cold, for example, just after its boot.
+    A node is cold, for example, just after its boot.
     """
     rows = [row("i1"), row("i2"), row("i3")]
     assert states(decide(seen(rows, [job("hurt", JobState.PREPARING, 1)], cold=("i1", "i2")))) == {
@@ -379,10 +379,10 @@ def ends(decision) -> list[tuple[str, bool]]:
 
 
 def test_members_beyond_desired_capacity_are_ended_without_it() -> None:
-    """The fleet terminates surplus members by name and without a decrement of the desired capacity.
+    """The fleet terminates, by name, members that Auto Scaling launched after the desired capacity was lowered.
 
-    Auto Scaling launched these members after the capacity was lowered. They are protected from scale-in, so Auto
-    Scaling does not terminate them by itself.
+    The calls do not lower the desired capacity once more. Auto Scaling terminates no such member by itself, because
+    Everstep protects them from scale-in.
     """
     rows = [row(f"i{n}") for n in range(1, 6)]
     assert ends(decide(seen(rows, [], desired=3))) == [("i5", False), ("i4", False)]
@@ -399,10 +399,10 @@ def test_members_beyond_desired_capacity_are_ended_without_it() -> None:
 
 
 def test_a_deleted_fleet_keeps_what_its_group_must_have_and_says_who_can_change_that() -> None:
-    """A deleted fleet keeps the instances that its group's MinSize demands. Its reason asks a person to set MinSize to
-    0.
+    """A deleted fleet keeps the instances that its group's MinSize demands, and asks a person to set MinSize to 0.
 
-    AWS refuses a capacity below MinSize, and would replace each instance that is terminated without a decrement.
+    AWS refuses a capacity below MinSize. It would replace each instance that is terminated without lowering the
+    capacity.
     """
     observed = seen([row("i1"), row("i2")], [], desired=2)
     bound = decide(replace(observed, group=replace(observed.group, min_size=1)), replace(SPEC, is_deleting=True))
@@ -423,10 +423,10 @@ def test_an_ended_member_beyond_desired_capacity_makes_room_for_those_that_run()
 
 
 def test_an_instance_that_a_person_put_aside_is_no_member_too_many() -> None:
-    """An instance in Standby does not count as a surplus member.
+    """The fleet does not count an instance in Standby as a surplus member, because Auto Scaling does not count it
+    either.
 
-    Auto Scaling does not count Standby instances. If the fleet terminated another member, Auto Scaling would replace
-    it, and the cycle would repeat.
+    If the fleet terminated another member, Auto Scaling would replace it, and the cycle would repeat.
     """
     observed = seen([row(f"i{n}") for n in range(1, 5)], [])
     aside = replace(observed.group.members[0], lifecycle_state="Standby")
@@ -437,9 +437,9 @@ def test_an_instance_that_a_person_put_aside_is_no_member_too_many() -> None:
 
 
 def test_nobody_waits_for_instances_that_nobody_needs() -> None:
-    """The fleet lowers the capacity to the number of present instances, and then terminates surplus members by name.
+    """A job of six nodes no longer waits. Three of its instances arrived, and three were never launched.
 
-    A job of six nodes no longer waits. Three of its instances arrived, and three were never launched.
+    The fleet lowers the capacity to the number of present instances, and then terminates surplus members by name.
     """
     decision = decide(seen([row(f"i{n}") for n in range(1, 5)], [], desired=6))
     lowered, *ended = decision.actions
@@ -454,7 +454,7 @@ def test_nobody_waits_for_instances_that_nobody_needs() -> None:
 
 
 def test_capacity_that_an_ended_member_takes_along_is_not_lowered_once_more() -> None:
-    """A termination with decrement already lowers the capacity, so the fleet sends no second change."""
+    """A termination that lowers the desired capacity itself is not followed by another call that lowers it."""
     rows = [row(f"i{number}") for number in range(1, 5)]
     decision = decide(seen(rows, [], desired=5, ended=("i4",)))
     assert decision.actions[0] == TerminateMember(
@@ -784,7 +784,7 @@ def test_a_reboot_is_asked_for_until_ec2_has_taken_it_whenever_the_agent_dialled
 
 
 def joining(*ages: float, silent_seconds: float = 1e9, **changes: Any) -> FleetObserved:
-    """Return a fleet whose instances do not join, the oldest instance first."""
+    """Return a fleet in which no instance connects an agent. Its instances are ordered by age, the oldest first."""
     rows = [replace(row(f"i{place}", NodeState.JOINING), created_at=NOW - age) for place, age in enumerate(ages, 1)]
     observed = seen(
         rows, [], desired=len(rows), silent=tuple(record.node_id for record in rows), silent_seconds=silent_seconds
@@ -848,7 +848,10 @@ def test_the_next_instance_that_does_not_join_is_given_twice_as_long() -> None:
 
 
 def test_a_group_whose_every_instance_fails_to_join_goes_through_few_of_them() -> None:
-    """A week in which every instance fails to join costs at most 16 instances. The fleet loop runs once a minute."""
+    """In a week in which no new instance ever connects an agent, the fleet uses at most 16 instances.
+
+    The fleet loop runs once a minute.
+    """
     ages, count = [0.0] * 4, 0
     for _ in range(7 * 24 * 60):
         ages = [age + 60 for age in ages]
@@ -972,7 +975,7 @@ def test_no_remedy_ends_a_node_where_nothing_allows_that() -> None:
 
 
 def test_an_instance_comes_into_the_place_that_is_empty_for_the_longest() -> None:
-    """A new instance fills the oldest vacancy, and the replacement time counts from the start of that vacancy.
+    """A new instance takes the place of the member that was lost first. The replacement time counts from that loss.
 
     AWS had no capacity for minutes, so the replacement time is longer than the instance's boot.
     """
@@ -999,7 +1002,7 @@ def test_an_instance_comes_into_the_place_that_is_empty_for_the_longest() -> Non
         (((1.0, 2), (5.0, 1)), 4, 0, ((1.0, 2), (5.0, 1), (9.0, 1)), ()),
         (((1.0, 2), (5.0, 1)), 1, 2, ((5.0, 1),), (1.0, 1.0)),
         (((1.0, 1),), 1, 1, ((9.0, 1),), (1.0,)),  # in one pass, one instance arrived and another one was lost
-        # the vacancy ended: it is no longer wanted, or its agent joined before the group listed it
+        # the fleet needs no replacement any more, or the agent connected before the group listed its instance
         (((1.0, 1), (5.0, 1)), 1, 0, ((5.0, 1),), ()),
         (((1.0, 1),), 0, 3, (), (1.0,)),  # two instances arrived before the same pass
     ],

@@ -91,10 +91,10 @@ def test_limits_are_learned_above_a_floor(phase: str, expected: hangs.Limits) ->
 
 
 def test_a_first_step_that_hangs_again_is_restarted_after_the_time_of_a_step() -> None:
-    """A first step that hangs again is restarted after the learned time limit of a step.
+    """A first step that hangs a second time is restarted after the time limit that the job has learned for a step.
 
-    The resumed generation hangs at the same step as the previous generation. Its phase is `first_step`, whose limit is
-    900 s without a learned duration.
+    The resumed generation hangs at the same step as the generation before. Without a learned duration, the limit of a
+    first step would be 900 s.
     """
     suspicion = Suspicion(since=NOW - 95, began_at=NOW - 50, number=1, asked_at=NOW - 50, is_answered=True)
     four = tuple(status(rank, still=95.0, phase="first_step") for rank in range(4))

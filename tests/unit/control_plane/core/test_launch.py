@@ -1,7 +1,6 @@
-"""The committed step from which a launch resumes.
+"""From which committed step a launch resumes: the newest one in the job's record or in any node's report.
 
-It is the newest step in the job's record or in any node's report that belongs to the newest started generation or its
-ancestors.
+Only steps of the newest started generation and of its ancestors count.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Metric points by step: join, downsample, replace, delete and resample."""
+"""Stored metric values by step: they are joined, thinned out, replaced, deleted, and reduced to a number of points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control plane reacts to announcements of AWS, each at a certain time.
+"""How the control plane reacts to announcements of AWS, such as a maintenance, and how early.
 
 The golden incidents test whole sequences.
 """

@@ -53,10 +53,10 @@ def test_probabilities_against_brute_force(count: int) -> None:
 
 @pytest.mark.parametrize(("copies", "lost", "fatal"), [(2, 2, 5000), (3, 3, 3332 + 4)])
 def test_ten_thousand_nodes(copies: int, lost: int, fatal: int) -> None:
-    """The recovery probability is exact for 10,000 nodes.
+    """The recovery probability is exact for 10,000 nodes that lose as many nodes as each shard has copies.
 
-    A loss of exactly `copies` nodes destroys a shard only if it hits a whole group. With three copies, the last four
-    nodes form a ring, in which four sets of three nodes destroy a shard.
+    Such a loss destroys a shard only if it hits a whole group. With three copies, the last four nodes form a ring, in
+    which each of the four sets of three nodes destroys a shard.
     """
     assert placement.recovery_probability(10_000, copies, lost) == float(1 - Fraction(fatal, comb(10_000, lost)))
 
@@ -107,9 +107,9 @@ def places(planned: placement.Placement, names: list[NodeId]) -> list[list[int]]
 
 
 def test_a_ring_keeps_its_shards_out_of_a_single_domain() -> None:
-    """Three adjacent nodes of a ring in one domain would be the only holders of a shard.
+    """The placement orders a ring so that no three adjacent nodes share a failure domain.
 
-    The placement reorders such a ring.
+    Otherwise, these three nodes would be the only holders of a shard, and the loss of their domain would destroy it.
     """
     for labels in ("aaabc", "aaaabc", "aabb"):
         domains = domains_of(labels)

@@ -1,4 +1,4 @@
-"""The remedy that each fault calls for."""
+"""What Everstep does with a node after each kind of fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requests that a node in each state accepts, and the reasons for refusals."""
+"""Which requests of a person a node accepts in each state, and the reasons for which it refuses the others."""
 
 from __future__ import annotations
 

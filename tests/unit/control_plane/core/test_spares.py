@@ -45,8 +45,9 @@ def test_a_spare_is_free_while_fewer_replacements_are_under_way() -> None:
 
 
 def test_the_bound_on_a_rate_is_the_exact_one() -> None:
-    """The bound on a failure rate is half of a quantile from tables of the chi-squared distribution, with 2 (n + 1)
-    degrees of freedom.
+    """The bound on a failure rate equals half a quantile from published tables of the chi-squared distribution.
+
+    The distribution has 2 (n + 1) degrees of freedom for n failures.
     """
     assert spares.most_expected(0) == pytest.approx(2.9957, abs=1e-4)
     assert spares.most_expected(1) == pytest.approx(4.7439, abs=1e-4)
@@ -97,7 +98,7 @@ def test_worse_never_means_fewer(history: FleetHistory, working: int, probabilit
 
 @pytest.mark.parametrize(("seen", "bound"), [(0, 2.9957), (10, 16.9622)])
 def test_the_bound_on_what_is_expected_is_the_tables(seen: int, bound: float) -> None:
-    """The upper bound on an expected count is Garwood's.
+    """The upper bound on an expected number of failures equals Garwood's exact bound.
 
     It is half the quantile at 0.95 of the chi-squared distribution with 2 · seen + 2 degrees of freedom.
     """
@@ -106,7 +107,7 @@ def test_the_bound_on_what_is_expected_is_the_tables(seen: int, bound: float) ->
 
 @pytest.mark.parametrize("seen", [200, 500, 600, 1_000, 10_000])
 def test_the_bound_holds_for_many_failures_too(seen: int) -> None:
-    """From 200 failures on, the bound agrees with the Wilson-Hilferty approximation.
+    """For 200 failures and more, the bound agrees with the Wilson-Hilferty approximation.
 
     The relative error of that approximation is at most one part in 100,000.
     """

@@ -1,4 +1,4 @@
-"""Checkpoint strategies: their defaults, the settings that they refuse, and their words."""
+"""Checkpoint strategies: the defaults of each, the settings that it refuses, and the sentences that describe it."""
 
 from __future__ import annotations
 

@@ -68,9 +68,9 @@ def test_a_fixed_limit_that_a_rung_would_outlast_is_refused_by_name() -> None:
 
 
 def test_ranks_that_will_not_die_are_told_of_before_t_max() -> None:
-    """An agent waits for its ranks to end and for their output.
+    """An agent whose ranks do not end waits for them and their output, and still reports in time.
 
-    It still reports before the control plane excludes the node.
+    The control plane must not exclude the node before this report.
     """
     ladder = timeouts.ladder(3.0)
     assert 2 * ladder.gone_seconds < ladder.exclude_seconds

@@ -42,9 +42,9 @@ def decide(state: JobState, **case):
 
 
 def test_a_job_whose_turn_has_come_waits_until_its_former_nodes_are_given_back() -> None:
-    """An admitted job stays QUEUED until the fleet has taken back the job's former nodes.
+    """A job whose turn in the queue has come stays QUEUED until its former nodes are free again.
 
-    Otherwise, a fleet pass that still sees the job in the queue would take these nodes away from the new generation.
+    Otherwise, a pass of the fleet that still sees the job in the queue would take these nodes from the new generation.
     """
     assert decide(JobState.QUEUED, is_admitted=True, assigned=("i-1",)).state is JobState.QUEUED
     assert decide(JobState.QUEUED, is_admitted=True).state is JobState.ALLOCATING

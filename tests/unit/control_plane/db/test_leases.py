@@ -51,7 +51,7 @@ def test_a_contender_takes_over_only_what_stood_still_for_the_ttl(database, job,
 def test_a_successor_takes_over_at_once_from_a_process_that_is_known_to_be_dead(database, job, clock):
     claim(database, Leaser("place-first", 3.0, clock), job.run_id)
     assert claim(database, Leaser("elsewhere-second", 3.0, clock), job.run_id) is None
-    # a name without a place has no predecessor whose lease it could take over
+    # a server without a place in its name has no predecessor whose lease it could take over at once
     assert claim(database, Leaser("second", 3.0, clock), job.run_id) is None
     assert claim(database, Leaser("place-second", 3.0, clock), job.run_id) == Lease(
         "job", job.run_id, "place-second", 2
@@ -70,7 +70,7 @@ def test_another_replica_is_seen_while_it_bumps_the_counter(database, job, clock
     owner, contender = Leaser("a", 3.0, clock), Leaser("b", 3.0, clock)
     claim(database, owner, job.run_id)
     claim(database, contender, job.run_id)
-    # one read shows no other live owner, because the stored owner may have died
+    # One read cannot show that the stored owner is alive. The owner may have died.
     assert not contender.sees_another("job", job.run_id)
     claim(database, owner, job.run_id)
     claim(database, contender, job.run_id)
@@ -96,7 +96,7 @@ def test_watching_begins_anew_when_the_counter_moves(database, job, clock):
     clock.now += 2.0
     claim(database, owner, job.run_id)
     clock.now += 2.0
-    # the contender first read the lease four seconds ago, but has just seen its renewal
+    # The contender first read the lease four seconds ago, but has seen the owner renew it since.
     assert claim(database, contender, job.run_id) is None
     clock.now += 3.0
     assert claim(database, contender, job.run_id) is not None
@@ -234,7 +234,7 @@ def test_a_replica_that_lost_its_connection_stores_nothing_more_once_another_too
 def test_of_replicas_that_claim_at_once_one_has_the_lease(database, job, clock):
     """Several servers claim an expired lease at the same time, and exactly one of them gets it.
 
-    Each server has seen the lease without renewal for its whole duration. Each reads the lease before any of them
+    Each server has seen the lease without a renewal for its whole duration. Each reads the lease before any of them
     writes.
     """
     contenders = [Leaser(str(number), 3.0, clock) for number in range(4)]

@@ -30,7 +30,7 @@ RUN = RunId("gpt".ljust(32, "0"))
 
 
 class Log:
-    """An agent that sends numbered metric points."""
+    """The agent of rank 0's node, which sends numbered points of logged metrics."""
 
     def __init__(self, database: Database, agent_id: str = "one") -> None:
         self.database = database
@@ -206,7 +206,7 @@ def test_a_fall_back_beyond_what_is_fine_doubles_nothing(log: Log, lease: Lease)
     again = [point for point in points if point.last_step > 10_003]
     assert sum(point.count for point in again) == 9_997
     assert all(point.last == point.last_step + 0.5 for point in again)
-    # A repeated step loses only old points that span the base of the restore.
+    # A step is trained again. Of the thinned-out points, only those that also cover the restored step are lost.
     assert 10_003 - 64 <= sum(point.count for point in points) - 9_997 <= 10_003
     assert all(before.last_step < after.step for before, after in pairwise(points))
 
@@ -263,7 +263,7 @@ def unpacked(points: tuple[Point, ...], width: int) -> tuple[Point, ...]:
 
 
 def test_beside_the_newest_point_of_ours_stands_what_all_nodes_measured(log: Log) -> None:
-    """The newest point of rank 0's node also contains the measurements of all nodes.
+    """The newest point of rank 0's node also contains the least, the mean and the most over all nodes.
 
     A repeated batch does not change them. The service ignores metrics that rank 0's node does not log.
     """

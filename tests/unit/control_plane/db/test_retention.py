@@ -1,4 +1,4 @@
-"""Rows are deleted after a time, except rows that the control plane still reads."""
+"""Old rows are deleted after a time. Rows that the control plane still reads are kept."""
 
 from __future__ import annotations
 

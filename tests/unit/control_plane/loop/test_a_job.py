@@ -107,9 +107,9 @@ async def test_it_is_stored_which_step_each_holder_holds_and_since_when(world: W
 
 
 async def test_an_agent_that_says_nothing_while_nothing_is_committed_vouches_for_no_shard(world: World) -> None:
-    """While a job commits nothing, the shards of a silent agent count as unprotected.
+    """An agent is frozen while its job commits nothing. The shards that it holds then count as unprotected.
 
-    The agent is frozen. Its ranks may continue to train, and its last report listed its shards as intact.
+    The agent's ranks may continue to train, and its last report listed its shards as intact.
     """
     run = world.submit()
     await world.running()
@@ -331,10 +331,10 @@ async def test_time_and_money_of_a_job_and_its_fleet(world: World) -> None:
 async def test_a_loss_during_the_control_planes_absence_began_when_the_other_ranks_missed_the_node(
     world: World,
 ) -> None:
-    """A node is lost while the control plane is absent. The loss counts from the time at which the other ranks lost the
-    node.
+    """A node is lost while no control plane runs. The loss counts from the time at which the other ranks noticed it.
 
-    AWS reports the ended instance immediately. Agents that reconnect a moment later report when training stopped.
+    AWS reports the ended instance immediately. The agents reconnect a moment later, and then report when training
+    stopped.
     """
     world.submit()
     await world.running()

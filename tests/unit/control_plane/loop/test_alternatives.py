@@ -36,7 +36,7 @@ async def test_a_gang_without_capacity_starts_in_the_next_fleet_that_it_names(wo
     assert world.job().run_id == run
     await world.train(3)
     assert world.job().fleet_name == OTHER
-    # The first fleet needs no nodes, because no job waits for its nodes any more.
+    # The first fleet keeps no nodes for the job, because the job has moved to another fleet.
     assert world.operator.describe_group(world.groups[FLEET]).desired_count == 0
 
 
@@ -82,9 +82,9 @@ async def test_a_fleet_that_takes_nothing_in_is_passed_over(world: World) -> Non
 async def test_a_fleet_that_is_deleted_while_a_job_is_sent_there_does_not_get_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fleet is deleted after the decision to move a job to it and before the move. The job does not move.
+    """The control plane decides to move a waiting job to another fleet, and this fleet is deleted before the move.
 
-    In the deleted fleet, the job would wait forever.
+    The job does not move. In the deleted fleet, it would wait forever.
     """
     two_fleets(world)
     world.operator.exhausted_zones = {ZONES[FLEET]}

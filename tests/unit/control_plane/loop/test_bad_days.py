@@ -127,7 +127,7 @@ async def test_a_step_that_is_out_of_reach_twice_is_given_up_and_counts_once(wor
     await world.until(lambda: world.job().generation == 2 and bad.phase is MemberPhase.LOAD_FAILED)
     await world.until(lambda: world.job().generation == 3 and bad.phase is MemberPhase.LOAD_FAILED)
     assert world.plan().base_step == 10
-    # only the killed rank's failure is recorded
+    # The job's record contains only the failure of the killed rank, not the failed load.
     assert [failure["base_step"] for failure in world.job().failures] == [0]
     bad.fails_load = False
     await world.until(lambda: is_running(world, 4))
@@ -150,7 +150,7 @@ async def test_a_rank_that_ends_while_a_source_is_out_of_reach_counts_all_the_sa
     fetch = Agent.fetch
 
     def fetch_while_another_ends(agent: Agent, plan: GenerationPlan) -> bool:
-        if agent is bad:  # the ranks of this node have started and import their modules
+        if agent is bad:  # The ranks of the other nodes have already started and import their modules.
             other.boundary = dict.fromkeys(plan.node(other.node_id).ranks, plan.base_step)
             world.kill_rank(other)
         return fetch(agent, plan)
@@ -289,7 +289,7 @@ async def test_a_lost_coordinator_gets_another_one(world: World) -> None:
         frozen = agent.member()
         assert frozen is not None
     for _ in range(100):
-        for agent in world.team():  # the ranks continue to train, but no step is committed
+        for agent in world.team():  # the ranks finish step 11, which is not committed without the coordinator
             for rank in agent.boundary:
                 agent.boundary[rank] = 11
         await world.tick()
@@ -545,10 +545,11 @@ async def test_a_job_that_has_nothing_in_memory_alone_is_stopped_in_a_launch_at_
 
 
 async def test_a_faulty_node_does_not_stay_for_a_step_that_it_cannot_save(world: World) -> None:
-    """A job releases a faulty node without waiting for a checkpoint that the recovery does not need.
+    """A job lost one node and has another, faulty one. It releases the faulty node, and resumes from a checkpoint in
+    S3.
 
-    The job keeps one copy, so the lost node's shard exists only in S3. S3 also has every other step that all ranks can
-    restore.
+    The job keeps only one copy of each shard. The lost node's newest shard is gone, so the faulty node's newest shard
+    is of no use.
     """
     world.submit(copies=1)
     await world.running()
@@ -585,10 +586,11 @@ async def test_of_two_faulty_nodes_the_one_that_holds_nothing_alone_is_left(worl
 
 
 async def test_what_was_rebooted_in_a_recovery_is_taken_back_by_it(world: World) -> None:
-    """No other nodes are available, so a recovery uses the nodes that it has rebooted.
+    """A job releases two faulty nodes, and the fleet reboots them. No other nodes are available, so the job gets both
+    back.
 
-    The job continues with the two nodes that it wanted to release. The result is the same whether or not the ranks had
-    already agreed on a stop.
+    The first fault interrupts the job by an agreed stop. The second fault comes before the ranks have agreed on the
+    stop.
     """
     world.submit()
     await world.running()
@@ -687,9 +689,9 @@ async def test_a_rank_that_fails_while_stopping_ends_the_job_stopped(world: Worl
 
 
 async def test_a_stop_without_agreement_waits_for_what_was_committed(world: World) -> None:
-    """A stop to which the ranks do not agree waits until the newest committed step is in S3.
+    """A rank is killed during an agreed stop. The stop then waits until the newest committed step is in S3.
 
-    The script hangs at its end. Its ranks are killed, and the coordinator requests the upload of the newest commit.
+    The control plane has the remaining ranks killed, and the coordinator requests the upload of the newest commit.
     """
     world.submit()
     await world.running()
@@ -902,7 +904,7 @@ async def test_a_replica_that_loses_the_database_in_the_middle_of_a_long_sweep_d
     lost_at, left = world.monotonic(), []
 
     def is_away(_: object) -> None:
-        """Advance the time by five seconds, then raise the error of an unreachable database."""
+        """Advance the time by five seconds, then raise the error that an unreachable database causes."""
         if not world.registry.connected():
             left.append(world.monotonic() - lost_at)
         world.now += timedelta(seconds=5)
@@ -1003,7 +1005,7 @@ async def test_ranks_that_fail_because_a_node_died_are_not_the_breakers_business
     await world.running()
     await world.train(10)
     lost = world.team()[1]
-    # the node is dead, and the control plane has not detected it yet
+    # The node is dead, but the control plane does not know it yet.
     lost.handle = lambda message: None  # type: ignore[method-assign]
     for agent in world.team():
         if agent is not lost:
@@ -1036,7 +1038,8 @@ async def test_a_nodes_own_fault_during_a_launch_is_not_the_breakers_business(wo
     faulty.node_faults = (NodeFault(code=FaultCode.GPU_LOST, message="a GPU is gone", is_permanent=False),)
     world.kill_rank(faulty)
     await world.until(lambda: is_running(world, 3))
-    # the job keeps the faulty node unless S3 has the committed shard, which only this node holds
+    # Only the faulty node has the newest shard of its rank. The job therefore keeps the node, unless S3 has the shard
+    # too.
     assert (faulty in world.team()) is not is_in_s3
     assert not world.job().failures
     (incident,) = world.incidents()
@@ -1050,7 +1053,7 @@ async def test_a_node_that_is_lost_later_forgives_a_script_nothing(world: World)
     world.kill_rank(world.team()[1], exit_class=ExitClass.ERROR, code=1, lines="ValueError")
     await world.until(lambda: (world.job().generation, world.job().state) == (2, JobState.STARTING))
     lost = world.team()[2]
-    # the node is dead, and the control plane has not detected it yet
+    # The node is dead, but the control plane does not know it yet.
     lost.handle = lambda message: None  # type: ignore[method-assign]
     for agent in world.team():
         if agent is not lost:
@@ -1125,7 +1128,7 @@ async def test_a_deleted_fleet_ends_its_nodes_and_is_forgotten(world: World) -> 
 async def test_what_is_old_is_let_go_while_a_job_trains_and_recovers(world: World) -> None:
     """Rows that are a year old are deleted while a job trains.
 
-    The next failure is recovered from the remaining rows.
+    The job then loses a node, and the remaining rows suffice for the recovery.
     """
     world.submit()
     await world.running()

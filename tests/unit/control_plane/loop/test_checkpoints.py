@@ -234,7 +234,8 @@ async def test_a_manifest_that_could_not_be_put_is_put_before_its_checkpoint_is_
 async def test_a_manifest_may_take_longer_than_the_lease_is_renewed(
     world: World, monkeypatch: pytest.MonkeyPatch, is_taken: bool, expected: int
 ) -> None:
-    """The upload of a manifest may take longer than a lease, because passes renew the lease during the upload.
+    """The upload of a checkpoint's manifest may take longer than a lease lasts, because passes renew the lease
+    meanwhile.
 
     If another server has held the job's lease meanwhile, the loop makes the decision again.
     """

@@ -162,7 +162,7 @@ async def test_a_hook_s_time_runs_from_its_first_sight_also_for_a_server_that_co
 async def test_an_end_that_a_hook_is_about_to_hold_is_a_notice_already(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member in the state Terminating counts as announced before its hook holds it in Terminating:Wait.
+    """A member in the state Terminating counts as announced, even before its hook holds it in Terminating:Wait.
 
     If a load balancer drains the member, the state Terminating lasts for minutes.
     """
@@ -278,7 +278,7 @@ async def test_the_wait_for_capacity_is_part_of_a_replacement_s_time(world: Worl
         await world.tick()
     for _ in range(10):
         await world.tick(60)
-    world.start_server()  # the next server reads the age of the vacancy from the database
+    world.start_server()  # The next server reads from the database since when the member is missing.
     world.operator.capacity = None
     await world.until(
         lambda: len(world.agents) == 5 and all(node.state in ("spare", "gone") for node in world.nodes().values()),
@@ -334,9 +334,9 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 async def test_a_fleet_whose_calls_hang_holds_up_no_other(
     world: World, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One fleet's call to AWS hangs, and the answers for the other fleets arrive without delay.
+    """AWS does not answer the call for one fleet. The answers for the other fleets arrive without delay.
 
-    A loop that asked about one fleet after the other would make all answers as old as the slowest.
+    If one loop asked for the fleets in turn, all answers would be as old as the slowest one.
     """
     other = FleetName("other")
     world.add_fleet(other, "other-group", "us-east-1b", nodes=2, spares=0, max_size=4)

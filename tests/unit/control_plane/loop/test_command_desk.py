@@ -1,6 +1,6 @@
-"""Commands beside ranks.
+"""Commands that users run beside ranks.
 
-The desk sends each command once, passes its answer to all waiting callers, and limits the number of commands.
+The control plane sends each command once, passes its answer to all waiting callers, and limits the number of commands.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ async def test_another_failure_meanwhile_is_not_the_drills(world: World) -> None
 
 async def test_a_node_that_fails_by_itself_while_a_drill_is_recovered_from_is_a_failure(world: World) -> None:
     node_id = await trains(world)
-    other = world.team()[3]  # choose a node that holds no shard that the struck node holds
+    other = world.team()[3]  # choose a node that shares no shard with the target of the drill
     asked = ask(world, "terminate-instance", node_id)
     await world.until(lambda: world.job().state == JobState.PREPARING)
     world.terminate(other)

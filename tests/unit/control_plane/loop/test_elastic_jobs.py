@@ -11,7 +11,7 @@ from tests.unit.control_plane.loop.world import World
 
 
 async def small(world: World, *, nodes: int = 4, least: int = 2, **changes: object) -> None:
-    """Start a job, lose one of its nodes while AWS has no other node, and train on the remaining nodes."""
+    """Start a job, terminate one of its nodes while AWS has no other, and train on the remaining nodes."""
     world.operator.capacity = nodes
     world.submit(nodes=nodes, min_node_count=least, patience_seconds=10, **changes)
     await world.running()
@@ -22,14 +22,14 @@ async def small(world: World, *, nodes: int = 4, least: int = 2, **changes: obje
 
 
 def lose(world: World, place: int) -> None:
-    """Terminate a member. AWS has no instance to replace it."""
+    """Terminate a node of the job while AWS has no instance to replace it."""
     agent = world.team()[place]
     world.operator.capacity = len([each for each in world.agents if each != agent.node_id])
     world.terminate(agent)
 
 
 async def asked_to_stop(world: World) -> None:
-    """Train until the coordinator is asked for the agreed stop after which the job grows."""
+    """Train until the control plane asks the coordinator for an agreed stop, after which the job grows."""
     world.is_stopped = False
     for _ in range(120):
         await world.train(1)

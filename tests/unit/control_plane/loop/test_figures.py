@@ -35,7 +35,7 @@ def scrape(world: World) -> Scrape:
 
 
 def take(world: World, kind: str, key: str) -> None:
-    """Claim a lease for another server."""
+    """Let another server claim the lease."""
     with world.database.write() as session:
         assert Leaser("another", 1.0, world.monotonic).claim(session, kind, key, at_once=True) is not None  # type: ignore[arg-type]
 

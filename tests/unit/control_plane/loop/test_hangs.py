@@ -1,4 +1,6 @@
-"""Hanging ranks over the real loops: stack requests, stored evidence and accounting."""
+"""Ranks that hang, with the real loops: requests for stacks, the stored evidence, and the accounting of the
+lost time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that is killed in any state of an upload restores the newest complete checkpoint.
+"""A job is killed in each state of a checkpoint's upload, and restores the newest complete checkpoint.
 
     marked ──▶ 1 … n shards in S3 ──▶ manifest put ──▶ recorded: complete
 

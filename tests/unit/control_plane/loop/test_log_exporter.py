@@ -120,7 +120,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def test_lines_go_out_once_to_a_stream_for_each_node_and_say_whose_they_are(world: World) -> None:
-    world.exporter.export_some()  # the export does nothing, because no generation is planned yet
+    world.exporter.export_some()  # the export finds nothing to do, because no generation is planned yet
     world.launch()
     world.print(0, 0, "a", "b")
     world.print(1, 0, "x", at=1)

@@ -1,4 +1,4 @@
-"""The requests of the log reader to the object store. `api/test_logs.py` tests the pages that the reader returns."""
+"""How the reader of logs uses the object store. `api/test_logs.py` tests the pages that it returns."""
 
 from __future__ import annotations
 

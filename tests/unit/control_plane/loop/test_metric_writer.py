@@ -83,9 +83,9 @@ async def test_what_is_stored_is_confirmed_and_once_told_to_stop_it_stores_what_
 
 @pytest.mark.security
 async def test_a_node_that_is_not_in_the_plan_of_a_generation_stores_nothing_for_it(database: Database) -> None:
-    """The service discards points of a node that is not in the generation's plan.
+    """A node that is not in a generation's plan sends metric points for it. The service discards them.
 
-    It still acknowledges them, so that the agent does not send them forever.
+    It still acknowledges the points, so that the agent does not send them forever.
     """
     registry = AgentRegistry()
     forged = {"loss": -666.0, "everstep/gpu_percent": 100.0}

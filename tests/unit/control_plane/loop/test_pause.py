@@ -81,9 +81,10 @@ async def test_a_paused_job_gives_its_nodes_back_and_goes_on_only_when_it_is_res
 
 
 async def test_a_checkpoint_of_a_step_that_was_given_up_lets_no_node_go(small: World) -> None:
-    """A pause waits for a checkpoint before it releases nodes. A checkpoint on an abandoned branch does not count.
+    """A pause releases nodes only when the newest committed step is in S3. A checkpoint on an abandoned branch is not
+    enough.
 
-    Training resumed from an earlier step. The steps since then exist only in memory.
+    In the test, step 10 is in S3, then a recovery resumes from step 9, and the ranks make step 10 again.
     """
     small.submit("gpt")
     await small.running("gpt")
@@ -241,9 +242,9 @@ async def test_a_pause_waits_for_an_upload_of_minutes_and_for_what_else_its_rank
 
 
 async def test_a_pause_has_its_time_from_when_its_ranks_agreed(small: World) -> None:
-    """The time limit of a pause begins when the ranks agree to stop.
+    """The time limit of a pause begins when the ranks agree to stop, not with the request.
 
-    Before they agreed, the ranks spent longer than this limit in an evaluation that they had reported.
+    Before they agree, the ranks spend longer than this limit in an evaluation that they have reported.
     """
     await trains(small)
     for agent in small.team():

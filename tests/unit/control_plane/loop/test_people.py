@@ -39,7 +39,7 @@ async def trains(world: World) -> NodeId:
 
 
 async def left(world: World) -> None:
-    """Let all ranks complete their agreed stop. Run the loops until the job trains without the released node."""
+    """Let all ranks end at their agreed stop, and run the loops until the job trains in its next generation."""
     await world.until(lambda: world.is_stopped)
     world.finish()
     await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 2)
@@ -193,7 +193,7 @@ async def test_what_is_asked_of_a_spare_keeps_it_from_jobs(world: World) -> None
 async def test_a_request_that_is_called_off_in_time_changes_nothing(world: World) -> None:
     node_id = await trains(world)
     spare = world.spare()
-    spare.is_deaf = True  # the spare is disconnected, so the job has no replacement
+    spare.is_deaf = True  # The spare is disconnected, so no node can replace the requested one.
     spare.disconnect()
     ask(world, NodeRequest.DRAIN, node_id)
     await world.train(1)
@@ -206,9 +206,10 @@ async def test_a_request_that_is_called_off_in_time_changes_nothing(world: World
 
 
 async def test_a_request_that_comes_during_a_pass_is_not_lost(world: World) -> None:
-    """A pass does not overwrite a request that a person stores during the pass.
+    """A person stores a request about a node while a pass assigns this node to a job. The pass must not overwrite the
+    request.
 
-    The pass assigns the spare to a job. It read the node's row before the request was stored.
+    The pass read the node's row before the request was stored.
     """
     world.submit()
     await world.until(lambda: len(world.agents) == 5)
@@ -295,7 +296,10 @@ async def test_a_fault_of_a_node_moves_nobody_while_a_person_looks_after_the_job
 
 
 async def test_ranks_of_a_generation_that_has_ended_are_halted_all_the_same(world: World) -> None:
-    """A person takes a job over. The control plane still halts ranks of the job's ended generations."""
+    """A person has taken a job over from Everstep.
+
+    The control plane still halts ranks of the job's ended generations.
+    """
     node_id = await trains(world)
     world.agents[node_id].is_deaf = True
     world.agents[node_id].disconnect()

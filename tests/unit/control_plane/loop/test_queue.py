@@ -1,4 +1,4 @@
-"""The job queue over the real loops: jobs wait, overtake by priority, are preempted and resume."""
+"""The queue of jobs, with the real loops: jobs wait, overtake others by priority, are preempted, and resume."""
 
 from __future__ import annotations
 

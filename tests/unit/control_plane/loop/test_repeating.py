@@ -1,4 +1,4 @@
-"""The repetition of a server's work: when the next turn starts, and which errors and signals end the repetition."""
+"""How a server repeats its work: when the next turn starts, and which errors and signals end the repetition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The scheduler: the number and order of running keys, and the effects of a wake-up, a failure and a stop."""
+"""The scheduler runs work per key: how many keys at once, in which order, and what a wake-up, a failure or a
+stop does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes over several jobs at the same time: the rows that they share, and the events that end a pass."""
+"""Several jobs are handled at the same time: which rows their passes share, and what ends a pass."""
 
 from __future__ import annotations
 
@@ -189,14 +189,14 @@ async def test_passes_stop_before_their_next_write_when_the_fleets_lease_is_lost
 
 
 def lapse(world: World) -> None:
-    """Advance this server's clock until the fleet's lease has expired."""
+    """Advance this server's clock until its lease on the fleet has expired."""
     world.now += timedelta(seconds=2 * grace_seconds(world.timeouts))
 
 
 def rob(world: World) -> None:
     """Give the fleet's lease to another server.
 
-    Only the database row shows the new owner. By this server's clock, its lease is still valid.
+    This server does not notice it: only the database row has changed, and by its clock its own lease is still valid.
     """
     with world.database.write() as session:
         session.execute(update(Fleet).where(Fleet.name == FLEET).values(lease_owner="server2"))
@@ -262,7 +262,7 @@ async def test_two_jobs_that_each_saw_the_last_free_nodes_are_not_both_admitted(
     gate = hold_after_read(world, monkeypatch)
     loop = world.runner.job_loop
     sweep = asyncio.create_task(loop.sweep())
-    await gate.reached.wait()  # wait until the pass has read rows that admit the job
+    await gate.reached.wait()  # wait until the pass has read a database in which the job may start
     world.submit("high", nodes=15, priority=9)
     await asyncio.gather(sweep, loop.sweep())
     assert [world.job(name).state for name in ("low", "high")] == [JobState.QUEUED, JobState.ALLOCATING]

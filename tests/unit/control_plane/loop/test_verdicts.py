@@ -1,4 +1,6 @@
-"""Verdicts about a node: the seconds until a verdict, and the evidence in S3 about a held node."""
+"""How soon the control plane declares a node lost, and what it stores in S3 about a node that it keeps for
+inspection.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ async def test_the_server_is_awake_while_a_look_at_all_jobs_lasts(
 def test_silence_begins_anew_after_a_standstill_of_the_process(seconds: float, expected: float) -> None:
     moment = 0.0
     hearing = Hearing(ladder(3.0), lambda: moment)
-    while moment < 18.0:  # poll for twice the grace period
+    while moment < 18.0:  # poll for twice the time that a verdict may take
         hearing.beat()
         moment += seconds
     assert hearing.silent_seconds(FleetName("main"), None) == pytest.approx(expected)

@@ -1,11 +1,8 @@
-"""A simulated fleet in one process, for tests of the loops.
+"""A simulated fleet in one process, for tests of the control plane's loops.
 
-The runner, the database and the decisions are the real ones. The cloud and the agents are fakes that follow the
-protocol.
-
-Time is virtual and advances with `tick`. An agent stores its promises, lists its slots, loads, starts, halts and
-reports. Training is simulated step by step: at each boundary, every holder of the running generation's plan seals the
-step and keeps the newest two.
+The runner, the database and the decisions are real. The cloud and the agents are fakes that follow the protocol. Time
+is virtual and advances with `tick`. An agent stores its promises, lists its slots, loads, starts, halts and reports.
+Training is simulated: after each step, every holder seals a slot with the step and keeps the newest two.
 """
 
 from __future__ import annotations
@@ -113,7 +110,7 @@ class Agent:
     """Steps that the node's ranks complete after the agent's last report and before the ranks end."""
     ended: EndedRanks | None = None
     commits: tuple[PageCommit, ...] = ()
-    """The newest commit on each page of the node's ranks. A load clears the pages."""
+    """The newest committed step on the shared-memory page of each rank. Loading a plan clears the pages."""
     exits: dict[Rank, RankExit] = field(default_factory=dict)
     inventory: tuple[SlotRecord, ...] = ()
     faults: tuple[NodeFault, ...] = ()
@@ -126,7 +123,10 @@ class Agent:
     Until the upload ends, the agent reports these ranks as running.
     """
     has_decided: bool = False
-    """True once the final round is decided. The agent's ranks then make no further step, but have not ended."""
+    """True if the coordinator has decided on the final step.
+
+    The agent's ranks make no further step, but have not ended.
+    """
     restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
     fails_load: bool = False
     load_fault: str = FaultCode.SOURCE_MISMATCH
@@ -135,7 +135,7 @@ class Agent:
     """True if the control connection is cut. The agent still runs, but receives and sends no messages."""
     keys: list[bytes] = field(default_factory=list)
     moved_at: dict[Rank, tuple[int, datetime]] = field(default_factory=dict)
-    """The last boundary of each rank, and the time at which the rank reached it."""
+    """The newest step of each rank, and when the rank finished it."""
     phase_of: dict[Rank, str] = field(default_factory=dict)
     limit_of: dict[Rank, float] = field(default_factory=dict)
     wall_ahead_seconds: float = 0.0
@@ -144,9 +144,9 @@ class Agent:
     The offset affects the agent's Unix time stamps, and does not affect the ages that it measures.
     """
     stamp: Callable[[int], float] | None = None
-    """Returns the Unix time at which the ranks passed a boundary. None if the ranks report no times."""
+    """Returns the Unix time at which the ranks finished a step. None: the ranks report no times."""
     longest: dict[str, float] = field(default_factory=lambda: {"train": 1.0, "first_step": 2.0})
-    """The longest time in seconds that the node's ranks stayed at one boundary, by phase."""
+    """The longest time in seconds that the node's ranks needed for one step, by phase."""
     stands_at: dict[Rank, str] = field(default_factory=dict)
     """The stack of each rank. By default a rank waits for the other ranks."""
     stopped: set[Rank] = field(default_factory=set)
@@ -268,7 +268,9 @@ class Agent:
 
     @property
     def committed(self) -> int:
-        """Return the step before the ranks' boundary. The final round commits the boundary itself."""
+        """Return the newest committed step: the step before the ranks' newest, or the newest itself after the final
+        round.
+        """
         return max(max(self.boundary.values(), default=-1) - (not self.has_ended_well), -1)
 
     def seen(self, rank: Rank, holder: NodeId) -> tuple[Step, float]:
@@ -406,8 +408,9 @@ class Agent:
         self.report()
 
     def fetch(self, plan: GenerationPlan) -> bool:
-        """Copy the base shards of this node's ranks from the planned sources, which must hold them with the planned
-        digest.
+        """Fetch the shards from which this node's ranks start.
+
+        Return False if no planned source has a shard with its digest.
         """
         if self.fails_load:
             return False
@@ -487,7 +490,7 @@ def digest(rank: int, origin: int, step: int) -> bytes:
 
 
 class World:
-    """A fleet and the control plane that runs it."""
+    """A simulated fleet, with the control plane that runs it and the cloud that it uses."""
 
     def __init__(
         self,
@@ -513,7 +516,7 @@ class World:
         self.server_count = 0
         self.cut: set[NodeId] = set()
         self.reboots: dict[NodeId, datetime] = {}
-        """The time at which each rebooting instance is up again."""
+        """When each rebooting instance will be up again."""
         self.never_return: set[NodeId] = set()
         self.is_mended_by_reboot = True
         self.boot_seconds = boot_seconds
@@ -574,7 +577,7 @@ class World:
             agent.connection = None
 
     def note(self, hello: Hello) -> None:
-        """Store the facts of an agent's hello message, as the websocket route does."""
+        """Store what an agent reports when it connects, as the websocket route does."""
         facts = nodes.AgentFacts(
             node_id=hello.node_id,
             fleet_name=self.fleet_of(hello.node_id),
@@ -594,9 +597,9 @@ class World:
         self.database.close()
 
     def reboot(self, node_id: NodeId) -> None:
-        """Remove the node's agent for the duration of a boot.
+        """Reboot a node: its agent is gone for the duration of a boot, and its memory is empty afterwards.
 
-        The reboot clears the node's memory, and its faults unless `is_mended_by_reboot` is False.
+        Its faults end too, unless `is_mended_by_reboot` is False.
         """
         agent = self.agents.pop(node_id)
         agent.disconnect()
@@ -659,12 +662,11 @@ class World:
             return incidents.page(session, which, after=None, limit=100)
 
     def failures(self) -> tuple[int, int, int]:
-        """Return the number of the fleet's incidents, the number of failures, and the number of nodes that spares
-        replaced.
-        """
+        """Return three counts of the fleet's history: incidents, failures, and nodes that a spare replaced."""
         with self.database.read() as session:
             totals = incidents.totals(session, fleet_name=FLEET)
-        self.runner.observer._histories.clear()  # the observer may reuse a history for a minute, so discard it
+        # The observer may use a history that is up to a minute old. Discard it.
+        self.runner.observer._histories.clear()
         assert self.runner.observer.read_history(FLEET).lost_node_count == totals.lost_node_count
         return totals.count, totals.failure_count, totals.lost_node_count
 
@@ -687,7 +689,7 @@ class World:
             return jobs.generation(session, job.run_id, job.generation).plan
 
     def team(self, name: str = "gpt") -> list[Agent]:
-        """Return the living agents of a job's newest plan, by GROUP_RANK."""
+        """Return the living agents of a job's newest plan, in the order of their positions in the plan."""
         return [self.agents[node.node_id] for node in self.plan(name).nodes if node.node_id in self.agents]
 
     async def tick(self, seconds: float = 0.5) -> None:
