@@ -169,7 +169,7 @@ class Connection:
 
 
 def _replica() -> str:
-    """Return the name of this process for AWS's logs. botocore accepts at most 50 characters."""
+    """Return the name under which AWS's logs show the calls of this process. botocore accepts at most 50 characters."""
     return f"everstep-{socket.gethostname()[:30]}-{os.getpid()}"
 
 

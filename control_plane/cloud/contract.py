@@ -67,7 +67,7 @@ class Change:
     """The current value of the setting as text. None if the group has no value."""
     after: str
     why: str
-    """The reason for the change: the sentence that `drift` returns."""
+    """The reason for the change: the sentence in which `drift` describes the present value."""
     make: Callable[[CloudOperator], None] = field(compare=False, repr=False)
     """A function that calls AWS to make the change. Idempotent."""
 

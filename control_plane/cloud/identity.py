@@ -22,16 +22,19 @@ from control_plane.core.attestation import Principal
 from everstep.protocol import attestation
 
 TIMEOUTS_SECONDS: Final = (3.0, 5.0)
-"""Connect timeout and read timeout."""
+"""Connect timeout and read timeout of a request to STS, in seconds."""
 MAX_ANSWER_BYTES: Final = 16 * 1024
 MAX_QUESTIONS: Final = 16
-"""Limit of concurrent requests to STS. Callers without a token cause these requests, so their number needs a limit."""
+"""Limit of concurrent requests to STS.
+
+An agent sends its signature before it has a token. Without the limit, any caller could cause any number of requests.
+"""
 _NAMESPACE: Final = "{https://sts.amazonaws.com/doc/2011-06-15/}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attestation:
-    """The settings with which the server verifies instances. They exist only if the cloud is AWS."""
+    """The settings with which the server verifies the identity of instances. They exist only if the cloud is AWS."""
 
     sts: RegionalSts
     region: str

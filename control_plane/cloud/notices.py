@@ -70,7 +70,10 @@ class CloudEvent:
     ends_at: datetime | None = None
     """Time at which AWS may end the instances. None if the event names no time."""
     is_scheduled_change: bool = False
-    """True if EC2 has scheduled, changed or cancelled an event. The server then polls the scheduled events."""
+    """True if EC2 has scheduled, changed or cancelled a maintenance of instances.
+
+    The server then polls EC2's scheduled events.
+    """
 
     @property
     def message(self) -> str:
@@ -188,7 +191,9 @@ def parse(body: str) -> CloudEvent | None:
         case pair if pair in _HINTS:
             name = "instance-id" if source == "aws.ec2" else "EC2InstanceId"
             group = detail.get("AutoScalingGroupName", "")
-            ids = (_instance(detail, name),) if detail.get(name) else ()  # A failed launch names no instance.
+            ids = (
+                (_instance(detail, name),) if detail.get(name) else ()
+            )  # The event of a failed launch names no instance.
             return base.about(*ids, group=group if isinstance(group, str) else "")
         case _:
             return None

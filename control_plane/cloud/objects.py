@@ -33,7 +33,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class SignedUpload:
-    """A presigned URL. A caller that has the URL may upload one specific body."""
+    """A presigned URL. Its holder may upload one body, whose digest and size the URL fixes."""
 
     url: str = field(repr=False)
     headers: Mapping[str, str]

@@ -45,7 +45,7 @@ class Ec2State(StrEnum):
     def has_ended(self) -> bool:
         """Whether AWS reports the instance as ended or ending.
 
-        Its memory is lost, so the control plane needs no other evidence to exclude the node.
+        The memory of the instance is lost, so the control plane needs no other evidence to exclude the node.
         """
         return self not in (Ec2State.PENDING, Ec2State.RUNNING)
 
@@ -215,7 +215,7 @@ class CloudOperator(Protocol):
         """
 
     def set_desired(self, name: str, desired_count: int) -> None:
-        """Set the group's desired capacity. Idempotent. Only the fleet loop causes this call."""
+        """Set the group's desired capacity. Idempotent. Only decisions of the fleet loop lead to this call."""
 
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
         """Terminate one instance of a tagged group, or remove an already ended instance from the group.
@@ -255,9 +255,9 @@ class CloudOperator(Protocol):
         """
 
     def statuses(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceStatus]:
-        """Return scheduled events and failed checks of instances.
+        """Return scheduled events and failed status checks of instances.
 
-        The result omits instances without events and failed checks, and ids that EC2 does not list.
+        The result contains only instances with an event or a failed check. Ids that EC2 does not list cause no error.
         """
 
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:

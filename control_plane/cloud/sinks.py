@@ -8,7 +8,8 @@
                   as in ListEvents
 
 Invariant: the entries of one call belong to different jobs, and their number is at most `ENTRIES_AT_ONCE`. A partly
-refused call therefore cannot change the order of a job's events. The sink returns the reason for a refused entry.
+refused call therefore cannot change the order of a job's events. If the receiver refuses an entry, the sink returns the
+receiver's reason.
 Source: API references of EventBridge (PutEvents: 10 entries, 256 KB in total) and SNS (PublishBatch: 10 entries, 256 KB
 in total).
 """

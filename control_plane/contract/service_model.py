@@ -56,7 +56,7 @@ _SAID = {
         }
     ),
 }
-"""JSON Schema keywords that the service model can express, by JSON type."""
+"""JSON Schema keywords that the service model can express, by JSON type. Any other keyword is a ContractError."""
 _PLAIN_NAMES = {
     "string": "String",
     "integer": "Long",

@@ -162,7 +162,7 @@ def _client(model: Json, pages: Json, waits: Json) -> Iterator[str]:
 
 
 def _arguments(model: Json, operation: str) -> list[str]:
-    """Return the keyword arguments of an operation. Required arguments come first."""
+    """Return the keyword arguments of an operation for its type stub, required arguments first."""
     taken = model["operations"][operation].get("input")
     if taken is None:
         return []

@@ -1,6 +1,7 @@
 """Generator of `web/src/contract.ts`, the API's types for the dashboard, from the service model. Pure.
 
-The types describe the JSON on the wire: times are numbers, seconds since 1970. Bytes have the type Blob.
+The types describe the JSON that the API sends and receives. A time is a number: seconds since 1970. Bytes have the type
+Blob.
 """
 
 from __future__ import annotations

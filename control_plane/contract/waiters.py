@@ -142,7 +142,7 @@ def _fields(node: Json) -> list[str]:
 
 
 def _compared(node: Json) -> list[tuple[str, object]]:
-    """Return the fields that a waiter's expression compares with a value, and the value."""
+    """Return each field that a waiter's expression compares with a literal, paired with this literal."""
     children = [child for child in node["children"] if isinstance(child, dict)]
     if node["type"] == "comparator" and [child["type"] for child in children] == ["field", "literal"]:
         return [(children[0]["value"], children[1]["value"])]

@@ -2,7 +2,8 @@
 
 On Linux, all of 127.0.0.0/8 belongs to this machine. A local cloud claims whole /24 blocks by binding an abstract unix
 socket with the block's name. The kernel grants each name once per network namespace and releases the name when the
-process dies. Loopback addresses are also separate per network namespace, so the claim covers all their users.
+process dies. Loopback addresses are separate per network namespace, as the names are. Two local clouds therefore never
+assign the same address in one namespace.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     Pending ──boot──▶ InService ──unhealthy, scale-in, by request──▶ Terminating[:Wait] ──▶ removed
 
-A *pass* of the engine visits each group and advances each member by one lifecycle state. The engine treats suspended
-processes, scale-in protection, lifecycle hooks and capacity as AWS documents them. Scaling activities use AWS's
-wording. All methods run under the server's lock.
+The *engine* is the object `AutoScaling`. A *pass* of the engine visits each group and advances each member by one
+lifecycle state. The engine treats suspended processes, scale-in protection, lifecycle hooks and capacity as AWS
+documents them. Scaling activities use AWS's wording. All methods run under the server's lock.
 
 Source: Amazon EC2 Auto Scaling User Guide (lifecycle, suspended processes, instance scale-in protection, lifecycle
 hooks).
@@ -133,8 +133,9 @@ class AutoScaling:
         self._records[group.arn] = _Record()
 
     def set_desired(self, group: FakeAutoScalingGroup, desired: int) -> None:
-        """Set the desired capacity within the group's bounds. The next pass retries a failed launch without its usual
-        delay.
+        """Set the desired capacity within the group's bounds.
+
+        The next pass retries a failed launch without the usual delay.
 
         Args:
             group: moto's group; only its desired capacity changes.

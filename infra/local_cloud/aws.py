@@ -48,7 +48,10 @@ from infra.local_cloud.signatures import ADMIN_SERVICE, Caller, Denied, IssuedKe
 log = logging.getLogger(__name__)
 
 PASS_SECONDS = 0.1
-"""Maximum time between two passes. A request that may have changed the state triggers an immediate pass."""
+"""Maximum time between two passes of the engine over instances and groups.
+
+A request that may have changed the state triggers an immediate pass.
+"""
 STOP_POLL_SECONDS = 0.05
 """Interval at which the HTTP server checks whether it should stop."""
 ADMIN_PREFIX = "/_everstep/"
@@ -63,7 +66,7 @@ RECEIVED = "everstep.received"
 CONCURRENT = frozenset({"s3", "sqs"})
 LOOPBACK = "127.0.0.1"
 CONTROL_PLANES: Final = 2
-"""Maximum number of control-plane servers."""
+"""Maximum number of control-plane servers of one local cloud."""
 
 StartResponse = Callable[..., object]
 
@@ -178,8 +181,8 @@ class LocalAws:
     def stop(self) -> None:
         """Request that `run` returns within one pass. Idempotent.
 
-        A signal handler calls this method. It therefore takes no lock: the interrupted code may hold the lock of an
-        event.
+        A signal handler calls this method. It therefore only sets a variable: the interrupted code may hold a lock that
+        this method would wait for.
         """
         self._is_stopping = True
 

@@ -22,7 +22,7 @@ _CODE: Final = re.compile(r"<code>([^<]+)</code>")
 
 @lru_cache(maxsize=256)
 def _names(documentation: str) -> frozenset[str]:
-    """Return the filter names that a documentation string lists. A name that ends with a colon is a prefix."""
+    """Return the filter names in an operation's documentation. A result with a final colon is a prefix of names."""
     entries = {html.unescape(name) + (":" if key else "") for name, key in _ENTRY.findall(documentation)}
     aliases = {html.unescape(name) for names in _ALIASES.findall(documentation) for name in _CODE.findall(names)}
     return frozenset(name.partition("<")[0] for name in entries | aliases)

@@ -64,7 +64,7 @@ Each entry contains the number of the layer and the number of its nodes.
 
 
 class InsufficientCapacity(EC2ClientError):  # type: ignore[misc]
-    """The launch needs more slots of the instance type than are free."""
+    """The launch needs more instances of a type than `Conditions.capacity` permits."""
 
     code = "InsufficientInstanceCapacity"
 
@@ -100,7 +100,7 @@ class Plan:
     """A planned end or reboot of an instance."""
 
     at: float
-    """Time of the end in monotonic seconds."""
+    """Time of the end or reboot, in monotonic seconds."""
     at_time: datetime
     how: End
     reason: str
@@ -132,7 +132,8 @@ class Ec2:
     """The engine for all instances of all accounts and regions.
 
     Args:
-        faults: conditions that set boot delays, slot releases and the time until an ended instance is forgotten.
+        faults: conditions that set the capacity, boot delays, and how long an ended instance still counts and is
+            described.
         addresses: pool of private addresses for new instances.
         announcements: receives the events of state changes.
         monotonic: returns the seconds of a monotonic clock.
@@ -150,7 +151,7 @@ class Ec2:
     # The methods below implement operations of the EC2 API.
 
     def require_capacity(self, backend: EC2Backend, instance_type: str, count: int) -> None:
-        """Refuse a launch that exceeds the free slots.
+        """Refuse a launch that exceeds the free capacity of the instance type.
 
         Args:
             backend: moto's backend of the region.
@@ -158,7 +159,7 @@ class Ec2:
             count: number of instances that the launch requests.
 
         Raises:
-            InsufficientCapacity: there are not enough free slots. The message is AWS's.
+            InsufficientCapacity: the free capacity is too small. The message is AWS's.
         """
         if count > self.free_count(instance_type, count):
             raise InsufficientCapacity(INSUFFICIENT_CAPACITY.format(type=instance_type, zone=f"{backend.region_name}a"))
@@ -186,8 +187,8 @@ class Ec2:
     def ended(self, instance: Instance) -> None:
         """Record the end of an instance. Idempotent.
 
-        moto's termination calls this method immediately. The instance occupies its slot for the configured time after
-        its end, so a launch in the same pass cannot use the slot.
+        moto's termination calls this method immediately. An ended instance still counts against the capacity for
+        `slot_release_seconds`. A launch in the same pass can therefore not use its place.
         """
         life = self._lives.get(instance.id)
         if life and life.ended_at is None:
@@ -367,9 +368,9 @@ class Ec2:
         ]
 
     def free_count(self, instance_type: str, wanted: int) -> int:
-        """Return the number of the `wanted` instances of a type that fit into free slots.
+        """Return how many of the `wanted` instances of a type the free capacity permits.
 
-        An instance that has ended may keep its slot for a while.
+        An instance that has ended still counts for `slot_release_seconds`.
         """
         limit = self._faults.conditions.capacity.get(instance_type)
         if limit is None:

@@ -49,14 +49,14 @@ Delay = Seconds | Uniform | Lognormal
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The present conditions. A change replaces the whole object and never modifies it."""
+    """The emulated behaviour of AWS that applies now. A change replaces the whole object and never modifies it."""
 
     boot_delay_seconds: Delay = 0.5
     """Time from `pending` to `running`."""
     capacity: dict[str, Count] = {}
     """Maximum number of instances by instance type. A missing type has no limit."""
     slot_release_seconds: Delay = 0.0
-    """Time for which an ended instance still occupies its slot. Minutes on the real AWS."""
+    """Time for which an ended instance still counts against `capacity`. Minutes on the real AWS."""
     launch_retry_seconds: Seconds = 1.0
     """Time until a group retries a failed launch. The real AWS waits for minutes."""
     administrative_suspension_seconds: Seconds | None = None
@@ -97,7 +97,7 @@ class Faults:
 
     @property
     def conditions(self) -> Conditions:
-        """The conditions that apply now, as one immutable object."""
+        """The emulated behaviour that applies now (delays, capacity, throttling), as one immutable object."""
         with self._lock:
             return self._conditions
 
@@ -112,7 +112,7 @@ class Faults:
         return self._delay("boot", self.conditions.boot_delay_seconds)
 
     def slot_release_delay(self) -> float:
-        """Return the seconds during which an instance that ends now keeps its slot."""
+        """Return for how many seconds an instance that ends now still counts against the capacity."""
         return self._delay("slot", self.conditions.slot_release_seconds)
 
     def is_throttled(self, service: str) -> bool:

@@ -33,6 +33,6 @@ class Guardian:
 
     def dismiss(self) -> None:
         """Report to the guardian that the maker has ended the cluster, and wait until the guardian exits."""
-        with contextlib.suppress(BrokenPipeError):  # Without a reader, the guardian was killed.
+        with contextlib.suppress(BrokenPipeError):  # The guardian was killed and no longer reads the pipe.
             self._process.communicate(b".")
         self._process.wait()

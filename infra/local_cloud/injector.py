@@ -97,7 +97,7 @@ CONDITIONS_OF: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """The parts of the local cloud that faults act on."""
+    """The objects of the local cloud that faults change: instances, groups, events, metadata and network."""
 
     ec2: Ec2
     auto_scaling: AutoScaling

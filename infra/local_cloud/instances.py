@@ -133,8 +133,8 @@ class InstanceRunner:
     def _end(self, instance_id: str) -> None:
         """End an instance abruptly, as a power failure would.
 
-        This method itself kills all descendants of init, so that no process has time for an orderly shutdown. Before
-        that, it signals init, so that init does not report the end of the user data.
+        First, the method sends SIGTERM to init (the instance's process 1), so that init does not report the end of the
+        user data. Then it kills all descendants of init itself, so that no process has time for an orderly shutdown.
         """
         _, process = self._running.pop(instance_id)
         process.send_signal(signal.SIGTERM)
@@ -149,7 +149,7 @@ class InstanceRunner:
         if self._network:
             self._network.detach(instance_id)
         remove_memory(instance_id)
-        # Remove the exit file, which exists only for a running instance.
+        # The file contains the exit code of the user data, and must not survive the instance.
         exit_file(self._script(instance_id)).unlink(missing_ok=True)
         log.info("%s is gone with %d processes", instance_id, count)
 

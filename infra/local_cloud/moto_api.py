@@ -169,7 +169,7 @@ def _install_launch_templates() -> None:
         template = backend.get_launch_template_by_name(name) if name else backend.get_launch_template(template_id)
         data = dict(self._get_param("LaunchTemplateData", {}))
         user_data = self._get_param("LaunchTemplateData.UserData")
-        if user_data:  # Encode the user data, because moto's next launch fails with a plain string.
+        if user_data:  # moto's launches fail with user data that is not encoded.
             data["UserData"] = parse_user_data(user_data)
         source = self._get_param("SourceVersion")
         if source:

@@ -254,7 +254,7 @@ class Network:
         """Limit the bandwidth of an instance's link in each direction.
 
         Args:
-            instance_id: instance whose link is limited, or freed of its limit.
+            instance_id: instance whose link gets or loses a limit.
             bits_per_second: the limit. None: remove the limit.
 
         Raises:

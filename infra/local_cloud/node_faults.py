@@ -80,24 +80,29 @@ def stop_rank(init_pid: int, rank: int | None) -> Facts:
 
 
 def continue_stopped(stopped: Iterable[Process]) -> list[int]:
-    """Send SIGCONT to those of the processes that still exist, and return their pids."""
+    """Send SIGCONT to the processes that `stop_rank` stopped and that still exist.
+
+    Return the pids of these processes.
+    """
     return [process.pid for process in stopped if process.send(signal.SIGCONT)]
 
 
 def corrupt_replica(init_pid: int, instance_id: str, rank: int | None, chance: random.Random) -> Facts:
-    """Flip one bit of the newest sealed replica on an instance, without informing its agent.
+    """Flip one bit of the newest complete copy of a shard in an instance's memory.
+
+    The agent of the instance is not informed.
 
     Args:
         init_pid: pid of the instance's init.
         instance_id: id of the same instance; selects its memory directory.
-        rank: rank whose shard the replica contains. None: any rank that does not run on the instance.
+        rank: rank that owns the shard. None: any rank that does not run on the instance.
         chance: chooses the byte and the bit.
 
     Returns:
         `file`, `rank`, `step`, `offset` in the file, and the values of the byte `before` and `after`.
 
     Raises:
-        FaultRefused: the instance holds no such replica.
+        FaultRefused: the instance holds no complete copy of such a shard.
     """
     here = {number for process in descendants(init_pid) if (number := rank_of(process.pid)) is not None}
     found = []

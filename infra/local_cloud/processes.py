@@ -59,9 +59,10 @@ def identify(pid: int) -> Process | None:
 
 
 def rank_of(pid: int) -> int | None:
-    """Return the rank that a process runs, or None if it is not a rank.
+    """Return the number of the rank that a process runs, or None if it is not a rank.
 
-    A warm rank has the number in its process name, a cold rank in its environment.
+    A rank that was forked from the agent's warm process has the number in its process name. Any other rank has the
+    number in its environment.
     """
     with contextlib.suppress(OSError, ValueError):
         name, _, number = Path(f"/proc/{pid}/comm").read_text().strip().partition(" ")

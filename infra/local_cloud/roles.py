@@ -229,9 +229,10 @@ def _target(fault: AnyFault) -> str:
 
 
 def _takes_rank(fault: AnyFault, role: Role) -> bool:
-    """Return whether a role also sets the fault's field `rank`.
+    """Return whether a fault gets its field `rank` from its target.
 
-    A role for a rank sets the selected rank. A role for a shard sets the shard's owner.
+    For a target such as `job 0 rank 5`, the field gets the selected rank. For a target such as `job 0 shard 0`, the
+    field gets the rank that owns the shard.
     """
     return (
         isinstance(fault, KillRank | Hang)

@@ -193,7 +193,7 @@ class LocalCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # End only this run, because `up` may have failed since an earlier cluster was still up.
+        # End only the cluster that this object started. `up` fails if another cluster is up in the same directory.
         self.down(of_run=self._run)
         if self._guardian is not None:
             self._guardian.dismiss()
@@ -277,7 +277,7 @@ class LocalCluster:
         return pids
 
     def conditions(self) -> Conditions:
-        """Return the conditions of the local AWS.
+        """Return the emulated behaviour of the local AWS: delays, capacity, throttling.
 
         Returns:
             The present conditions.
@@ -288,7 +288,7 @@ class LocalCluster:
         return CONDITIONS.decode(self._admin("GET", "config").content)
 
     def set_conditions(self, conditions: Conditions) -> None:
-        """Replace the conditions of the local AWS at run time.
+        """Replace the emulated behaviour of the running local AWS.
 
         Args:
             conditions: the new conditions. Fields that are not set have their defaults.
@@ -421,7 +421,7 @@ class LocalCluster:
             raise NotUp(f"the control plane of {self.state_dir} does not list the training jobs: {error}") from error
 
     def aim(self) -> roles.Aim:
-        """Return an object that resolves the targets of faults in this cluster."""
+        """Return an object that replaces roles in faults by instance ids of this cluster."""
         return roles.Aim(self.training_jobs, self.instances)
 
     def injected(self) -> list[Effect]:
