@@ -21,21 +21,25 @@ Json = dict[str, Any]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 POLL_SECONDS = 0.05
-"""Polling interval for an event whose time a benchmark measures.
+"""Seconds between two polls for an event whose time a benchmark measures.
 
-Polling at this interval costs 5 % of a core on the measured machine, for the client and the control plane together.
+On the measured machine, polls at this interval use 5 % of a core, for the client and the control plane together.
 """
 QUIET_POLL_SECONDS = 1.0
-"""Polling interval while steps are timed; users poll about equally rarely."""
+"""Seconds between two polls while the duration of training steps is measured. Users poll about equally rarely."""
 EVERY_STEP = 1.0
-"""`MaxSlowdown` with which Everstep takes a snapshot at every step, like the compared systems.
+"""Value of `MaxSlowdown` with which Everstep takes a snapshot at every step.
 
-With the default value, steps of 50 ms get a snapshot at every second or third step.
+The compared systems also take a snapshot at every step. With the default `MaxSlowdown`, Everstep would take a snapshot
+only at every second or third step if a step takes 50 ms.
 """
 CONNECT_SECONDS = 120.0
 ENDED = ("Completed", "Stopped", "Failed")
 PATIENCE_SECONDS = 150.0
-"""Seconds without any progress after which a benchmark fails. A busy machine is slow but makes progress."""
+"""Longest time in seconds for which a job may show no progress. After this time, the benchmark fails.
+
+A job on a busy machine is slow, but it makes progress.
+"""
 
 
 @dataclass(frozen=True)
@@ -77,13 +81,13 @@ class Bench:
         return BenchJob(self, name, nodes)
 
     def wait_until_warm(self, count: int) -> None:
-        """Wait until `count` nodes are connected and all connected nodes can start ranks warm.
+        """Wait until `count` nodes are connected and every connected node is warm.
 
-        A node starts ranks warm after it has imported the libraries. Otherwise, the imports would disturb the
-        measurement.
+        A warm node has imported the libraries of a rank, so it starts ranks without further imports. Imports after the
+        start of a measurement would disturb it.
 
         Raises:
-            BenchmarkFailed: a node cannot start ranks warm in time.
+            BenchmarkFailed: a node did not finish its imports in time.
         """
         self.cluster.wait_for_nodes(count, timeout_seconds=CONNECT_SECONDS)
         deadline = time.monotonic() + CONNECT_SECONDS
@@ -99,7 +103,7 @@ class Bench:
             pause(POLL_SECONDS)
 
     def traced_source(self) -> Path:
-        """Return a copy of the char-GPT example together with a script that records its boundaries."""
+        """Return a folder with the char-GPT example and `traced.py`, which records each step boundary."""
         source = self.directory / "traced-char-gpt"
         if not source.exists():
             shutil.copytree(
@@ -169,7 +173,8 @@ class BenchJob:
         """Wait until the job completes without any restart.
 
         Raises:
-            BenchmarkFailed: the job failed, or needed more than one launch, so that its measurements do not count.
+            BenchmarkFailed: the job failed, or its ranks were started more than once, so that its measurements do not
+                count.
         """
         seen = self.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed", QUIET_POLL_SECONDS)
         if seen["Generation"] != 1:

@@ -37,7 +37,7 @@ All checks together take three minutes. In this time, a load average of 8 per co
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """A started benchmark run."""
+    """A benchmark run that has started: its machine, its folders and its options."""
 
     machine: Machine
     at: float

@@ -7,4 +7,4 @@ from __future__ import annotations
 
 
 class BenchmarkFailed(Exception):
-    """The benchmark failed; there is nothing to report."""
+    """A measurement failed, so the benchmark writes no results. The message names the job or process and its logs."""

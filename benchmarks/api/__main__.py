@@ -104,7 +104,7 @@ def writing(url: str) -> Iterator[None]:
 
 
 def measure_requests(service: Service, *, seconds: float, pages: int) -> dict[str, Any]:
-    """Measure response rates, and the response time of each page of the job list."""
+    """Measure responses per second of three routes, and the response time of each page of the job list."""
 
     def rate(port: int, what: Iterator[bytes]) -> float:
         taken, lasted = answer_seconds(port, what)

@@ -108,7 +108,7 @@ def answer_seconds(port: int, requests: Iterator[bytes], connections: int = CONN
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Result of a run in which many agents sent reports as fast as the server read them."""
+    """Result of `heartbeats`, in which many agents sent reports as fast as the server read them."""
 
     reports: int
     wall_seconds: float
@@ -172,9 +172,11 @@ def heartbeats(port: int, sessions: dict[str, str], reports_each: int, ranks: in
 
 
 def _report(node: NodeId, number: int, ranks: int) -> AgentReport:
-    """Return the report of a node in training.
+    """Return the report of a node on which a job trains.
 
-    Each of its `ranks` ranks has a shard on two nodes. Only the step changes between reports.
+    The job has `ranks` ranks on this node, and each rank's shard is stored on two nodes. Two reports of a node differ
+    only
+    in the step.
     """
     of_node: Sequence[int] = range(ranks)
     member = MemberReport(

@@ -36,7 +36,7 @@ class Run(BenchmarkRun):
     heartbeat_bytes: int = 0
     agent_count: int = 0
     follow_seconds: Sequence[float] = ()
-    """Delay of each line of the job, in order of arrival."""
+    """Seconds from the time at which the job printed a line until the client received it, for each line in order."""
     command_seconds: dict[str, Sequence[float]] = field(default_factory=dict)
 
 

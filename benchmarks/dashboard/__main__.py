@@ -62,14 +62,17 @@ def served(directory: Path, *, nodes: int) -> Living:
 
 
 def of_the_list(browser: Browser, many: Living) -> float:
-    """Open the job list once, in a browser without any cached files of the dashboard. Measure the delay."""
+    """Open the job list in a browser that has no cached files of the dashboard.
+
+    Return the seconds until the list responds to input.
+    """
     with watched(browser, many.url) as page:
         sign_in_unseen(page, many)
         return seconds_until_interactive(page, "/", "tbody tr", WIDE)
 
 
 def scrolling(browser: Browser, many: Living) -> dict[str, list[float]]:
-    """Scroll the job list, the matrix and the log, and measure the frame times."""
+    """Scroll the job list, the protection matrix and the log. Return each frame's duration in milliseconds."""
     found: dict[str, list[float]] = {}
     with signed_in(browser, many) as page:
         page.goto("/")
@@ -90,7 +93,10 @@ def scrolling(browser: Browser, many: Living) -> dict[str, list[float]]:
 
 
 def of_faults(browser: Browser, few: Living, count: int) -> list[float]:
-    """Kill a rank repeatedly, and measure the delay until the job's page shows each fault."""
+    """Kill a rank `count` times, and measure when the job's page shows each incident.
+
+    Return the seconds from the commit of each incident in the database until the page shows it.
+    """
     world = few.world
 
     async def strike() -> None:

@@ -23,9 +23,9 @@ WIDE: Final = "wide"
 SMALL: Final = "small"
 CHUNK_LINES: Final = 5_000
 _SHARE: Final = ((0.70, JobState.COMPLETED), (0.80, JobState.FAILED), (0.85, JobState.STOPPED))
-"""Final states of the jobs with their cumulative shares: 70 % completed, 10 % failed, 5 % stopped.
+"""Final states of the simulated jobs, each with the cumulative share of jobs up to this state.
 
-The remaining jobs wait.
+70 % of the jobs have completed, 10 % have failed and 5 % were stopped. The remaining jobs wait.
 """
 
 

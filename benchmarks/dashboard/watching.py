@@ -76,7 +76,10 @@ def frames(page: Page, selector: str, *, step: int) -> list[float]:
 
 @contextmanager
 def incidents_stored() -> Iterator[list[float]]:
-    """Record the Unix times at which transactions that create incidents are committed."""
+    """Yield a list to which the time of each committed incident is added while the `with` block runs.
+
+    An entry is the Unix time at which the database committed a transaction that creates an incident.
+    """
     stored: list[float] = []
 
     def flushed(session: Session, _: Any) -> None:

@@ -47,19 +47,21 @@ from everstep import __version__
 from infra.local_cloud.up import ClusterOptions
 
 SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.0, 0.15
-"""Duration of a long span, the wait between two snapshots: seconds per GiB of state, and a constant part.
+"""Duration of a long span in seconds per GiB of state, plus a constant part in seconds.
 
-A long span and the optimizer's step are together long enough to replicate a snapshot.
+A span is the wait between two snapshots that replaces forward and backward. Long span and optimizer step together last
+long enough to copy a snapshot to the other node.
 """
 TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
-"""Duration of a short span: twice the duration of a copy of the state."""
+"""Duration of a short span, in the same form: about twice the time of copying the state once."""
 LAUNCH_SECONDS = 150.0
 LARGE_STATE_MIB = 512
 HELD_AGAINST = tuple(dict.fromkeys(goal.peer[0] for goal in GOALS if goal.peer is not None))
 LARGE_PEERS = (*HELD_AGAINST, "DLRover flash checkpoint")
-"""Compared systems that are measured with a large state.
+"""Compared systems that are also measured with a large state.
 
-Everstep's limits refer to all of them except DLRover, which has the fastest local restore.
+Everstep's limits refer to the values of these systems, except for DLRover's. DLRover is included because its local
+restore is the fastest.
 """
 
 
@@ -109,11 +111,11 @@ def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool)
 
 
 def order_of(names: Sequence[str], thrice: Collection[str]) -> list[str]:
-    """Return the order of launches: one pass, extra launches, and a pass in reverse order.
+    """Return the order of launches: one pass, the extra launches, and a pass in reverse order.
 
     Args:
         names: all systems.
-        thrice: systems with an extra launch between the passes.
+        thrice: systems that are launched a third time, between the two passes.
     """
     return [*names, *(name for name in names if name in thrice), *reversed(names)]
 
@@ -153,7 +155,10 @@ def measure(begun: Begun) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _bench(home: Path, state_mib: int, say: Callable[[str], None]) -> Iterator[Bench]:
-    """Start a cluster of two nodes. Each node's memory is large enough for two copies of a state of this size."""
+    """Start a cluster of two nodes.
+
+    Each node has memory for its own rank's state and for a copy of the other rank's state.
+    """
     slots_bytes = 4 * state_mib * 1024**2 * 5 // 4 + 64 * 1024**2
     with started_bench(home, say, ClusterOptions(nodes=NODES, spares=0, node_memory_bytes=slots_bytes)) as bench:
         bench.wait_until_warm(NODES)
@@ -228,9 +233,11 @@ def _launch(
 
 
 def floors_of(launches: list[list[report.Seconds]], state_bytes: int) -> dict[str, LaunchFloor]:
-    """Return the floors of one system, one entry per launch.
+    """Return the floors of one system: a median per floor and launch, with one entry per launch.
 
-    If the system has a single launch, its floors are split into an earlier and a later half.
+    If the system was launched only once, the measurements of that launch are split into an earlier and a later half.
+    The
+    report can then still show whether the floor changed.
 
     Args:
         launches: floor measurements of each launch, in order.

@@ -32,18 +32,18 @@ class Arrival:
     """One restore of the rank's state."""
 
     fetch_seconds: float
-    """Seconds until all bytes were verified in the memory of the rank's node."""
+    """Seconds from the start of the fetch until all bytes were verified in the memory of the rank's node."""
     model_seconds: float
-    """Seconds until the rank's `restore` returned."""
+    """Seconds from the start of the fetch until the rank's call of `restore` returned."""
     verified: bool
 
 
 def run_arrivals(home: Path, *, state_mib: int, count: int) -> list[Arrival]:
-    """Keep a state on two nodes, and restore it `count` times to a node that has lost the state.
+    """Store a rank's state on two nodes, then restore it `count` times to a node that has lost it.
 
     Args:
         home: folder for logs; created by this function.
-        state_mib: state of the rank in MiB.
+        state_mib: size of the rank's state in MiB.
         count: number of restores.
 
     Returns:
@@ -103,7 +103,10 @@ class _Talk:
         self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """Wait for the rank's next line on stdout, and return it decoded. Raises BenchmarkFailed if the rank ended."""
+        """Wait for the process's next line on stdout, and return it decoded.
+
+        Raises BenchmarkFailed if the process ended.
+        """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

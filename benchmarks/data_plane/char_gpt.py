@@ -28,21 +28,22 @@ NOBODY, OWN, LM_RESILIENCY = "none", "everstep", "lm_resiliency"
 NAMES = {EVERSTEP: OWN, "lm-resiliency": LM_RESILIENCY}
 LAUNCHES, CYCLES = 6, 24
 SKIPPED_STEPS, COUNTED_STEPS = 1, 4
-"""Steps at the start of a block that are not timed, and the timed steps after them.
+"""Untimed steps at the start of a block of steps, and the timed steps that follow them.
 
-The background work of the previous block's system may continue during the untimed steps.
+During the untimed steps, the system of the previous block may still finish its background work.
 """
 WARM_UP_STEPS = 120
-"""Steps before the first block, in which Everstep profiles the network and tries pacing.
+"""Steps before the first block of steps.
 
-They are enough for the longest trial (`worker.core.pacing_trial`).
+During these steps, Everstep profiles the network and tries different sending rates. They are enough for the longest
+trial of a sending rate (`worker.core.pacing_trial`).
 """
 GIB = 1024**3
 
 Cycle = Mapping[str, Json]
-"""Measurements by rank 0 of one cycle, in which every compared system trains one block of steps in turn.
+"""Rank 0's measurements of one cycle.
 
-The CPU time includes all ranks and agents.
+In a cycle, every compared system trains one block of steps in turn. The CPU time covers all ranks and agents.
 """
 
 
@@ -52,11 +53,15 @@ class Launch:
 
     cycles: list[Cycle]
     kept_ratio: Mapping[str, float]
-    """Steps kept on both nodes ÷ steps that the system should keep, by name of the system."""
+    """By name of the system: steps that were complete on both nodes ÷ all steps of its blocks."""
     verified: Mapping[str, bool | None]
-    """Result of comparing all bytes on both holders at the end of the launch; None without a holder."""
+    """By name of the system: whether the copies of all ranks' last step are correct.
+
+    True if each copy on the other node equals the rank's state byte by byte. None for a run without any protection,
+    which has no copies.
+    """
     state_bytes: int
-    """State of all ranks together."""
+    """Bytes of the state of all ranks together."""
 
     @classmethod
     def of(cls, ranks: Sequence[Json]) -> Launch:

@@ -45,7 +45,7 @@ class Restored:
     rank: int
     source: str
     agent_seconds: float
-    """Seconds until the agent had verified the state in a slot of the agent's node."""
+    """Seconds that the agent needed until a slot on its node contained the verified state."""
     rank_seconds: float
     """Seconds from the rank's call of `restore` until the model contained the state."""
     verified: bool
@@ -59,11 +59,14 @@ class EverstepLaunch:
     """Output of the script's first launch, by rank."""
     restored: list[Restored]
     arrived: list[Arrival]
-    """Restores of a waiting rank, measured after the job ended."""
+    """Restores of a rank that already waits for its state (`arrivals`), measured after the job ended."""
     memory_ratio: float
-    """Host memory of the job minus the baseline of its processes, per byte of state."""
+    """Host memory that the job added on all nodes ÷ bytes of the ranks' state.
+
+    The memory that agents and ranks used before the job held any state is subtracted.
+    """
     agent_bytes: float
-    """Private memory of an idle agent. This memory is part of the baseline."""
+    """Private memory of an idle agent, in bytes. `memory_ratio` does not include it."""
 
 
 def run_everstep(
@@ -160,7 +163,7 @@ def _restore(
 
 
 def _spoil(slot: Path) -> None:
-    """Overwrite the whole payload of a slot, so that no chunk of the slot passes verification."""
+    """Overwrite all tensor bytes of a slot, so that every chunk of the slot fails verification."""
     with slot.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         zeros = bytes(1 << 20)
         for start in range(HEADER_BYTES, len(memory), len(zeros)):
@@ -168,7 +171,7 @@ def _spoil(slot: Path) -> None:
 
 
 def _results(job: BenchJob, directory: Path, *, generation: int) -> list[Json]:
-    """Wait for both ranks' output of one launch, with few API requests."""
+    """Wait until both ranks have written their output files of one launch. Poll the API rarely meanwhile."""
     paths = [directory / f"rank{rank}.gen{generation}.json" for rank in range(RANKS)]
     deadline, asked_at = time.monotonic() + PATIENCE_SECONDS, time.monotonic()
     while not all(path.exists() for path in paths):

@@ -181,7 +181,7 @@ def tmpfs_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        for left in set(MEMORY.iterdir()) - before:  # files that DLRover leaves, and torch if it was killed
+        for left in set(MEMORY.iterdir()) - before:  # files of DLRover's processes, and of torch after a kill
             if left.name.startswith(("bench", "checkpoint_shm", "torch_")) and left.is_file():
                 left.unlink(missing_ok=True)
         for left in Path("/tmp/ckpt_sock").glob(f"bench{os.getpid()}-*"):

@@ -13,7 +13,7 @@ from benchmarks.picture import OWN_COLOUR, PEER_COLOUR, Bar, Panel, panels
 from benchmarks.rows import limits, number, table, without_verdicts
 
 Seconds = Mapping[str, Sequence[float]]
-"""Seconds that both processes measured, by name of the floor."""
+"""Seconds that each of the two processes measured, by name of the floor."""
 Floors = dict[int, dict[str, LaunchFloor]]
 """Floors before and after Everstep's launches, by state size in MiB."""
 PICTURE = "Milliseconds per GiB by system, with floors"

@@ -28,14 +28,17 @@ from benchmarks.rows import Row
 
 EVERSTEP = "Everstep"
 PEER_TOLERANCE_RATIO = 0.25
-"""Allowed deviation of a compared system's value from its known range, after scaling by the floors."""
+"""Largest accepted deviation of a compared system's value from its range in `KNOWN`, as a ratio.
+
+The range is first scaled by this machine's floors.
+"""
 KNOWN_FLOORS = {"memcpy": 60.0, "one_way": 230.0, "both_ways": 460.0}
 """Floors in ms per GiB on the machine where `KNOWN` was measured.
 
 The machine ran torch 2.13.0 and two ranks on 2 cores, with one loopback.
 """
-# The known staged copy, and the adapter's two files on tmpfs.
-# The system's copy; then one gloo thread sends in both directions.
+# lm-resiliency's commit: the system copies the state, then one gloo thread sends and receives it, one after the
+# other. Memory of DCP async in a thread: the staged copy, and two files of the adapter on tmpfs.
 KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
     ("lm-resiliency", "blocked"): (117, 120, ("memcpy",)),
     ("lm-resiliency", "commit"): (
@@ -64,15 +67,17 @@ KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
     ),
     ("DCP async, process", "memory"): (3.0, 3.0, ()),
 }
-"""Known lowest and highest median of each compared system, by metric, in the metric's unit.
+"""Known lowest and highest median by compared system and metric, and the floors that scale them.
 
-The range scales with the sum of the named floors. Without named floors, the range is constant.
+The medians are in the metric's unit. `peer_figure` scales the range by the ratio of this machine's floors to
+`KNOWN_FLOORS`. A range without floors is not scaled. A value far outside of the range shows that the system did not run
+as intended.
 """
 EVERY_STEP = "snapshots ÷ steps 1.00"
-"""Note on the blocked times of a compared system, which takes a snapshot at every step.
+"""Text beside the blocked times of a compared system: the system takes a snapshot at every step.
 
-The loop calls the system at every step, and each call first waits for the snapshot before. So no step lacks a snapshot.
-For Everstep, the note shows commits ÷ steps, which the compared systems do not report.
+Each call of the system first waits for the previous snapshot, so no step lacks a snapshot. Everstep may skip steps, so
+the text beside its blocked times shows commits ÷ steps.
 """
 
 
@@ -88,13 +93,13 @@ class Figure(Row):
 
 @dataclass(frozen=True, slots=True)
 class LaunchFloor:
-    """A floor: a time per GiB that no system can beat, in ms.
+    """Milliseconds per GiB that one floor's operation took, in each launch of one system.
 
-    It is measured before and after every launch of a system.
+    The operation is measured before and after every launch of the system. No system can beat its time.
     """
 
     launches: tuple[Summary, ...]
-    """Timings per launch, in order. At least one launch."""
+    """Summary of the operation's timings per launch, in order. At least one launch."""
 
     @property
     def median(self) -> float:
@@ -103,7 +108,7 @@ class LaunchFloor:
 
 
 def moved_together(parts: Sequence[LaunchFloor]) -> float:
-    """Return the relative difference between the launches with the lowest and the highest sum of floors.
+    """Return the relative difference between the lowest and the highest sum of these floors in a launch.
 
     Args:
         parts: floors to add up, with the same number of launches.
@@ -116,7 +121,7 @@ def moved_together(parts: Sequence[LaunchFloor]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Of:
-    """All measurements of one system with one state size."""
+    """All measurements of one system with one state size, and the floors measured beside them."""
 
     system: str
     version: str
@@ -165,7 +170,10 @@ class Goal:
     factor: float
     _: KW_ONLY
     floors: tuple[str, ...] = ()
-    """Floors whose sum, times `factor`, is the limit. Without floors, `factor` itself is the limit."""
+    """Names of floors. `factor` times the sum of their medians is the limit.
+
+    If the tuple is empty, `factor` itself is the limit, in the metric's unit.
+    """
     watched: tuple[str, ...] = ()
     """Floors that affect the measured value but not its limit. The row is inconclusive if such a floor changes."""
     statistic: Callable[[Sequence[float]], float] = statistics.median
@@ -174,7 +182,7 @@ class Goal:
     is_least: bool = False
     """True: the value must not be below the limit. False: the value must not be above the limit."""
     peer: tuple[str, str] | None = None
-    """Name and metric of a compared system. Its value is then the limit; None: no system is compared."""
+    """Name of a compared system, and its metric whose value is Everstep's limit. None: another limit applies."""
 
 
 GOALS = (
@@ -250,9 +258,10 @@ def judged(everstep: Of, peers: Mapping[str, Of]) -> list[Figure]:
 
 
 def _with_commits(figure: Figure, commits: float) -> Figure:
-    """Add the share of committed steps to the verdict on a blocked time.
+    """Add commits ÷ steps to the reason of a row about blocked times.
 
-    Rare snapshots block training rarely, so a low share is no pass.
+    A blocked time passes only if nearly every step was committed. With few snapshots, training is rarely blocked at
+    all.
     """
     told = f"commits ÷ steps {commits:.2f}"
     if figure.metric.startswith("blocked") and figure.verdict is Verdict.PASS and commits < LEAST_COMMITS_RATIO:
@@ -302,9 +311,10 @@ def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:
 
 
 def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
-    """Return the relative change of the floor of a goal during the measurement; None without floors.
+    """Return the relative change of a limit's floors during the measurement; None without floors.
 
-    This is the largest change of the watched floors and of the sum of the floors that form the limit.
+    The result is the largest change of two kinds: of each watched floor, and of the sum of the floors that form the
+    limit.
     """
     ratios = [moved_together([floors[name]]) for name in goal.watched]
     if goal.floors:
@@ -313,7 +323,10 @@ def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
 
 
 def _limit(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> tuple[float | None, str, str]:
-    """Return the limit, the origin of the limit, and the reason if the limit is unusable."""
+    """Return the limit of a metric, its origin as text, and the reason if it permits no verdict.
+
+    The limit is None if its compared system was not measured. The reason is empty if the limit is usable.
+    """
     if goal.peer is None:
         if not goal.floors:
             return goal.factor, "", ""
@@ -332,7 +345,10 @@ def _limit(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> tuple[float | N
 
 
 def broken(system: str, version: str, metric: str, state_mib: int, reason: str) -> Figure:
-    """Return the row of a failed measurement: a missed limit for Everstep, inconclusive for a compared system."""
+    """Return the row of a failed measurement.
+
+    Everstep's row then misses its limit. A compared system's row is inconclusive.
+    """
     return Figure(
         system=system,
         version=version,

@@ -56,7 +56,7 @@ class Measured:
 
 
 def per_gib(seconds: float, state_bytes: int) -> float:
-    """Return the milliseconds that one GiB took, if `state_bytes` took `seconds`."""
+    """Return milliseconds per GiB, converted from the `seconds` that `state_bytes` took."""
     return 1000 * seconds * GIB / state_bytes
 
 

@@ -31,9 +31,9 @@ PASSED_ON = (
     "NVIDIA_DRIVER_CAPABILITIES",
     "CUDA_HOME",
 )
-"""Environment variables that a rank may need to find the GPU driver.
+"""Environment variables through which a rank may find the GPU driver.
 
-The benchmark adds them to the nodes' environment, because the local cloud passes on no other variables.
+The local cloud passes no variables of this process to its nodes, so the benchmark adds these variables explicitly.
 """
 HYPERPARAMETERS = (
     "layers", "width", "heads", "context", "batch", "accumulate", "warm_up", "order", "block_steps", "verified_steps"

@@ -1,4 +1,7 @@
-"""Runner of the parts without a cluster. Each part has a separate process, a time limit and a folder on tmpfs."""
+"""Runs the benchmark's parts capture, restore and graph, which need no cluster.
+
+Each part runs in a separate process, with a time limit and a folder on tmpfs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ MEMORY = Path("/dev/shm")
 GIB = 1024**3
 MIB = 1024**2
 SLOTS: Mapping[str, float] = {CAPTURE: 2.0, RESTORE: 1.0, GRAPH: 2.2}
-"""Space that each part needs on tmpfs, as a multiple of the state's size."""
+"""By part: the space that it needs on tmpfs, as a multiple of the bytes of its state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

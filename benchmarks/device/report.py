@@ -66,13 +66,13 @@ def rows_of(part: str, outcome: Outcome) -> list[Row]:
 def earlier(
     results: Path, device: Mapping[str, Any], sizes: Sizes, machine: Machine, *, is_quick: bool
 ) -> dict[str, Outcome]:
-    """Return the parts of an earlier run that may share a page with this run.
+    """Return the outcomes of an earlier run that the page may show together with this run's.
 
-    Return nothing if the device, torch, the sizes, Everstep's revision or `is_quick` differ.
+    The result is empty if the device, torch, the sizes, Everstep's revision or `is_quick` differ.
 
     Args:
         results: path of the earlier run's results.
-        device: the current identification of the device and of torch, from the probe.
+        device: identification of the present device and of torch, from `probe`.
         sizes: sizes of this run.
         machine: this machine, with Everstep's revision.
         is_quick: whether this run is a quick run.

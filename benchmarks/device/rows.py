@@ -113,11 +113,11 @@ def _registered(captures: Mapping[str, Any], size: int, floor: Floor) -> list[Ro
 
 
 def against_floor(row: Row, floor: Floor, size: int) -> Row:
-    """Return a rate's row with the verdict, which compares the rate with the floor's rate.
+    """Return a row of a copy rate with its verdict. The limit is relative to the rate of plain copies of pinned memory.
 
     Args:
         row: the row with its limit.
-        floor: seconds of the floor's copies.
+        floor: seconds of the plain copies, in order.
         size: bytes that each measurement moved.
     """
     moved = floor.moved_ratio

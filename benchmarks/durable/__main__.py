@@ -32,7 +32,7 @@ meaningless.
 """
 QUICK_SIZES = {"SeaweedFS": (64,)}
 MODEL_MIB, QUICK_MODEL_MIB = 64, 16
-"""Size of the parameters that are loaded and exported. The states of Adam add twice as much."""
+"""Size in MiB of the parameters that are loaded and exported. Adam's moments add twice as many bytes."""
 PEER_SECONDS = 120.0
 """Longest duration of one load or export, preparation included."""
 SHARED_MEMORY = "/dev/shm"

@@ -69,7 +69,7 @@ def optimizer_of(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def prepare(task: Operation) -> Outcome:
-    """Write the model for each system into the folder, and what `load` and `copy` read into the bucket."""
+    """Write the model in the format of each system, and upload the objects that `load` and `copy` read."""
     from safetensors.torch import save_file
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
@@ -109,9 +109,9 @@ def prepare(task: Operation) -> Outcome:
 
 
 def _prepare_deepspeed(folder: Path, parameters: Mapping[str, Any]) -> None:
-    """Write the files of DeepSpeed's ZeRO-2 for two ranks that `zero_to_fp32` reads.
+    """Write files as DeepSpeed's ZeRO-2 would write them for two ranks. `zero_to_fp32` reads these files.
 
-    The engine itself would compile its operators first, which takes minutes.
+    The benchmark does not start an engine, because the engine would first compile its operators for minutes.
     """
     import torch
     from deepspeed import __version__
@@ -139,7 +139,7 @@ def _prepare_deepspeed(folder: Path, parameters: Mapping[str, Any]) -> None:
 
 
 def load(task: Operation) -> Outcome:
-    """Load model and optimizer from S3 into new tensors of one process."""
+    """Load model and optimizer from S3 into new tensors in one process, with the system under test."""
     import torch
     from torch.distributed import checkpoint as dcp
 

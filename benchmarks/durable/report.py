@@ -14,7 +14,7 @@ from benchmarks.page import BenchmarkRun, Page
 from benchmarks.rows import Row, limits, number, table, without_verdicts
 
 LEAST_RATIO = 0.8
-"""Least throughput of Everstep's store, relative to boto3's transfer manager."""
+"""Lower limit of the throughput of Everstep's store ÷ throughput of boto3's transfer manager."""
 MOST_EXTRA_BYTES = 64 * MIB
 OWN, RAW = "everstep", "boto3"
 SYSTEMS = {
@@ -77,10 +77,7 @@ class Run(BenchmarkRun):
 
 
 def rows(run: Run) -> list[Row]:
-    """Return one row per limit.
-
-    The limits concern the throughput beside the raw client, additional memory, and intact bytes.
-    """
+    """Return one row per limit: throughput relative to boto3's transfer manager, additional memory, and equal bytes."""
     found = []
     for (server, is_upload, size), group in _groups(run):
         if server != "SeaweedFS":
@@ -122,7 +119,10 @@ def rows(run: Run) -> list[Row]:
 
 
 def _compared(run: Run) -> list[Row]:
-    """Return one row per comparison with another system. Wrong tensors of either system are an error."""
+    """Return one row per load or export that is compared with another system.
+
+    If either system returned wrong tensors, the row is an error.
+    """
     rows: list[Row] = []
     for (name, system), (what, limit) in GOALS.items() if run.comparisons else ():
         own, other = _outcomes(run, name, OWN), _outcomes(run, name, system)

@@ -44,7 +44,7 @@ class Task:
     secret_key: str
     key: str
     path: str
-    """File in shared memory: the content of an upload, or the target of a download."""
+    """File in shared memory: the bytes to upload, or the file that receives the download."""
     bytes: int
     sha256: str = ""
     """Expected SHA-256 of a downloaded object."""
@@ -58,7 +58,7 @@ class Figure:
     cpu_seconds: float
     """CPU time of the client's process, without the server."""
     extra_bytes: int
-    """Growth of the process's private memory at its peak."""
+    """Largest growth of the process's private memory during the transfer, in bytes."""
     is_intact: bool = True
 
 
@@ -233,7 +233,7 @@ def _private_bytes(field: str) -> int:
 
 
 class _Peak:
-    """The peak of the process's private memory, sampled by a thread."""
+    """Samples the process's private memory in a thread, and keeps the largest value."""
 
     def __init__(self) -> None:
         import threading

@@ -30,17 +30,21 @@ from infra.local_cloud.processes import Process, descendants, is_agent
 MIB = 1024**2
 LINK_PART = 0.01
 CARD_BYTES_PER_SECOND = 1.25e9
-"""Rate of a usual network card: 10 Gbit/s. It limits the rate of a slow link.
+"""Bytes per second of a usual network card: 10 Gbit/s.
 
-Connections within one machine are several times faster, so a hundredth of their rate would not be slow.
+A slowed link gets a hundredth of its measured rate, but at most a hundredth of this rate. Connections within one
+machine are several times faster than a card, so a hundredth of their rate would not be slow.
 """
 RESET_EVERY_SECONDS = 0.1
 LEFT_MIB = 16
-"""Free MiB in filled memory: enough for the ranks' pages, too little for a slot."""
+"""MiB that a filled node still has free. They are enough for the ranks' pages, but too little for a slot."""
 SURE_SECONDS = 0.2
-"""Seconds without progress after which a transfer from a stopped sender counts as stuck."""
+"""Seconds between stopping an agent and checking that its transfer is still incomplete.
+
+If the transfer is complete by then, the agent was stopped too late, and the benchmark tries again.
+"""
 STRIKE_SECONDS = 30.0
-"""Longest wait for the right moment to inject a fault."""
+"""Longest wait in seconds for a moment in which the fault can be injected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +55,7 @@ class Place:
     nodes: tuple[str, ...]
     """Nodes by rank. Before a job runs: all nodes of the cluster."""
     link_bytes_per_second: float
-    """Rate of a single connection between two nodes without other traffic, in bytes per second."""
+    """Bytes per second of one connection between two nodes without other traffic."""
     node_memory_bytes: int
     state_mib: int
     """Default state of one rank in MiB. A case can use another size."""
@@ -99,9 +103,9 @@ class Case:
     name: str
     strike: Strike
     is_from_the_start: bool = False
-    """True if the fault begins before the job has slots.
+    """True if the fault begins before the job has allocated any slot.
 
-    No step precedes such a fault, so its steps are compared with the steps after the fault.
+    Such a job has no undisturbed steps before the fault. Its steps during the fault are compared with steps after it.
     """
 
 
@@ -110,9 +114,9 @@ class Case:
 
 @contextmanager
 def peer_stopped(place: Place) -> Iterator[Struck]:
-    """Stop the agent that holds the other node's shard.
+    """Stop the agent on the node that holds the copy of the coordinator's shard, until the fault ends.
 
-    The agent's connections stay open, but the agent reads nothing.
+    The agent's connections stay open, but the agent reads nothing from them.
     """
     agent = place.agent(place.member)
     with _stopped(agent) as at:
@@ -121,7 +125,7 @@ def peer_stopped(place: Place) -> Iterator[Struck]:
 
 @contextmanager
 def stopped_in_a_snapshot(place: Place) -> Iterator[Struck]:
-    """Stop the coordinator's agent while it sends its own rank's shard to the other node."""
+    """Stop the coordinator's agent while it sends a snapshot of its own rank's shard to the other node."""
     owner, holder = place.coordinator, place.member
     rank, agent = place.nodes.index(owner), place.agent(owner)
     deadline = time.monotonic() + STRIKE_SECONDS
@@ -154,7 +158,7 @@ def _stopped(agent: Process) -> Iterator[float]:
 
 
 def _is_arriving(node: str, rank: int) -> bool:
-    """Return True if a node has a slot of this rank's shard that is still being written."""
+    """Return True if a node has a slot for this rank's shard that is not complete yet."""
     for path in memory_directory(node).glob(f"*/rank-{rank}.slot-*"):
         try:
             with path.open("rb") as file:
@@ -170,10 +174,7 @@ def _is_arriving(node: str, rank: int) -> bool:
 
 @contextmanager
 def slow_link(place: Place) -> Iterator[Struck]:
-    """Limit a node's link to a hundredth of its earlier rate.
-
-    The new rate is at most a hundredth of a usual network card's rate.
-    """
+    """Limit the rate of a node's link to a hundredth of its measured rate, and at most to 12.5 MB/s."""
     megabits = min(place.link_bytes_per_second, CARD_BYTES_PER_SECOND) * 8 / 1e6 * LINK_PART
     whole = place.link_bytes_per_second / 1e6
     struck = Struck(
@@ -188,9 +189,9 @@ def slow_link(place: Place) -> Iterator[Struck]:
 
 @contextmanager
 def resets(place: Place) -> Iterator[Struck]:
-    """Reset all connections between the two agents repeatedly.
+    """Reset all connections between the two agents several times per second.
 
-    `ss -K` makes the kernel close the connections. The other node receives a RST.
+    `ss -K` makes the kernel close a connection. The agent on the other node then receives a TCP reset.
     """
     ports = [place.peer_port(node) for node in place.nodes]
     chosen = " or ".join(f"sport = :{port} or dport = :{port}" for port in ports)
@@ -236,7 +237,10 @@ def memory_full(place: Place) -> Iterator[Struck]:
 
 @contextmanager
 def receiver_full(place: Place) -> Iterator[Struck]:
-    """Limit one node's memory to its own rank's slots, so that it cannot hold slots for the other node."""
+    """Fill one node's memory before the job starts, so that only the slots of its own rank fit.
+
+    The node then has no memory for copies of the other node's shard.
+    """
     with _filled(place, place.nodes[:1], LEFT_MIB + 2 * (place.state_mib + LEFT_MIB // 2)) as struck:
         yield struck
 
@@ -246,7 +250,8 @@ def _filled(place: Place, nodes: Sequence[str], left_mib: int) -> Iterator[Struc
     taken = place.node_memory_bytes // MIB - left_mib
     did = f"{taken} of {place.node_memory_bytes // MIB} MiB are taken on {' and '.join(nodes)} before the job begins"
     deadline = time.monotonic() + STRIKE_SECONDS
-    # Delete the earlier job's files now: if they were deleted later, slots would fit again.
+    # Wait until the agents have deleted the earlier job's slots. If they deleted them later, the freed memory would
+    # hold slots again.
     while any(path for node in nodes for path in memory_directory(node).glob("*/rank-*.slot-*")):
         if time.monotonic() > deadline:
             raise BenchmarkFailed(f"{' or '.join(nodes)} still has slots of a job that has ended")

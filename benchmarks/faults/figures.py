@@ -30,7 +30,7 @@ class Boundary:
     at: float
     """Monotonic seconds at which the rank passed the boundary."""
     held_seconds: float
-    """Seconds for which the session blocked the script in the step before this boundary."""
+    """Seconds for which the session blocked the script in the step that ends at this boundary."""
     committed: int
     """The newest committed step on the rank's page; -1 before the first commit."""
 
@@ -55,11 +55,14 @@ class Observed:
     healed_at: float
     """Monotonic seconds at which the API reported Protected after the fault."""
     told_at: float | None
-    """Monotonic seconds at which the API first reported incomplete protection; None without such a report."""
+    """Monotonic seconds at which the API first reported a state other than Protected.
+
+    None if the fault began before the job had slots, so that the API never reported Protected before.
+    """
     word: str
-    """The API's last protection state during the fault."""
+    """The last protection state that the API reported during the fault."""
     reasons: tuple[str, ...]
-    """The API's reasons for incomplete protection, each once, in the order of their first report."""
+    """The reasons that the API reported for incomplete protection, each once, in the order of their first report."""
     did: str
     """Sentence about the fault's effect, with numbers."""
     span_seconds: float
@@ -87,9 +90,9 @@ class Figure:
     longest_seconds: float
     """Duration of the longest step between the start of the fault and the end of healing."""
     lost_seconds: float
-    """Time lost between the fault's start and the end of healing.
+    """Seconds lost between the start of the fault and the end of healing.
 
-    From the duration of these steps, the duration of as many median steps before the fault is subtracted.
+    It is the duration of the steps in this time, minus the same number of median steps before the fault.
     """
     held_p99_seconds: float
     """99th percentile of the time for which the session blocked a step during the fault, over all ranks."""
@@ -98,7 +101,10 @@ class Figure:
     commits_during: float
     commits_after: float
     told_seconds: float | None
-    """Seconds from the fault's start to the API's report of it; None if the job stayed Protected."""
+    """Seconds from the fault's start until the API reported a state other than Protected.
+
+    None if the fault began before the job had slots.
+    """
     word: str
     reasons: tuple[str, ...]
     healed_seconds: float

@@ -15,15 +15,18 @@ from benchmarks.faults.figures import WHOLE, Boundary, Observed, Span, parse
 
 RANKS, COPIES = 2, 2
 LOOK_SECONDS = 0.25
-"""Seconds between two API requests, so that all parts of a case have the same load."""
+"""Seconds between two API requests, the same during a whole case, so that their load is the same in every span."""
 TOLD_SECONDS = 60.0
-"""Maximum time until the API reports the fault. After this time, the case fails."""
+"""Longest wait in seconds for each state of the job that a case awaits. After this time, the case fails."""
 SETTLE_STEPS = 40
-"""First steps of a job that are not measured. They include audited snapshots and profiled iterations."""
-AUDITED_STEPS = 8
-"""Unmeasured steps after healing, in a case whose fault begins before the job has slots.
+"""Number of steps at the start of a job that are not measured.
 
-The job's audited snapshots fall into these steps.
+During these steps, Everstep audits snapshots and profiles iterations.
+"""
+AUDITED_STEPS = 8
+"""Number of steps after healing that are not measured, if the fault began before the job had slots.
+
+Such a job takes its first snapshots, which are audited, in these steps.
 """
 
 
@@ -43,14 +46,14 @@ QUICK = Sizes(steps=12)
 
 @dataclass(slots=True)
 class Running:
-    """A running job with the protection reports received from the API."""
+    """A running job, the folder of its traces, and the protection states that the API has reported."""
 
     job: BenchJob
     trace: Path
     word: str = ""
     """The API's last protection state."""
     told: list[tuple[float, str, str]] = field(default_factory=list)
-    """Each change of state or reason that the API reported, with its time."""
+    """Time, protection state and reason of each API answer that differs from the answer before."""
 
     def boundaries(self) -> tuple[tuple[Boundary, ...], ...]:
         """Return the boundaries that the ranks' traces contain now."""
@@ -58,7 +61,7 @@ class Running:
         return tuple(parse(path.read_text()) if path.exists() else () for path in paths)
 
     def look(self) -> str:
-        """Read the job's protection from the API."""
+        """Read the job's protection state from the API, record a change, and return the state."""
         seen = self.job.bench.client.describe_protection(TrainingJobName=self.job.name)
         word, reason = str(seen["ProtectionState"]), str(seen["Reason"])
         if not self.told or self.told[-1][1:] != (word, reason):
@@ -100,7 +103,7 @@ class Running:
 
 
 def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
-    """Run one case from beginning to end.
+    """Run one case: a job with steps before, during and after the fault.
 
     Args:
         place: the cluster.
@@ -111,7 +114,7 @@ def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
         The observations.
 
     Raises:
-        BenchmarkFailed: the fault did not take effect, the API did not report it or its end, or the job was disturbed.
+        BenchmarkFailed: the fault had no effect, the API did not report it or its end, or the job was disturbed.
     """
     if case.is_from_the_start:
         with case.strike(place) as struck:

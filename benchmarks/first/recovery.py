@@ -26,9 +26,9 @@ NODES, SPARES, COPIES = 4, 1, 2
 MANY_STEPS = 1_000_000
 """Number of steps of the job, larger than the benchmark needs. The harness stops the job after the measurements."""
 CLOCKS_TOLERANCE_SECONDS, CLOCKS_TOLERANCE_RATIO = 1.0, 0.2
-"""Limits for the difference of two clocks. Two clocks disagree if the difference exceeds both limits.
+"""Two clocks disagree if their durations differ by more than both limits: in seconds, and relative to the duration.
 
-The limits allow for the API, which receives steps once per second.
+The limit in seconds exists because the API receives step numbers only once per second.
 """
 PHASES = ("detect", "replace", "restore", "rework")
 VICTIMS = (2, 1, 0, 3)
@@ -46,13 +46,13 @@ class Recovery:
     phases: dict[str, float]
     """Seconds of each phase of the incident."""
     lost_steps: int
-    """Lost steps in the incident: from the restored step to the highest boundary that ranks had reported."""
+    """Lost steps by the incident: from the restored step to the highest boundary that the ranks had reported."""
     rank_lost_steps: int
-    """Steps from the restored step to the highest boundary that any rank had passed, reported or not."""
+    """Lost steps by the ranks' traces: from the restored step to the highest boundary that any rank had passed."""
     api_seconds: float
-    """Seconds from the kill until the API showed a step beyond the highest earlier step."""
+    """Seconds from the kill until the API showed a step that no rank had reached before the kill."""
     rank_seconds: float
-    """Seconds from the kill until the last rank passed a boundary beyond the highest earlier step."""
+    """Seconds from the kill until every rank had passed a boundary that no rank had reached before the kill."""
 
     @property
     def incident_seconds(self) -> float:
@@ -61,7 +61,7 @@ class Recovery:
 
     @property
     def clocks_agree(self) -> bool:
-        """True if the incident's duration agrees with the benchmark's measurement."""
+        """True if the duration of the incident agrees with the duration that the benchmark measured through the API."""
         apart = abs(self.incident_seconds - self.api_seconds)
         return apart <= max(CLOCKS_TOLERANCE_SECONDS, CLOCKS_TOLERANCE_RATIO * self.api_seconds)
 
@@ -138,10 +138,10 @@ def recover(
     rank: int,
     steps_between: int,
 ) -> Recovery:
-    """Wait until the job trains steadily, cause a failure, and poll until the job makes new steps.
+    """Wait for undisturbed steps, cause a failure, and poll until every rank has passed a new step.
 
     Raises:
-        BenchmarkFailed: the job ended, or the incident has another cause.
+        BenchmarkFailed: the job ended, the incident has another cause, or another failure followed.
     """
     # wait until the spare has booted: in a real fleet, spares usually booted hours before a failure
     bench.wait_until_warm(NODES + SPARES)
@@ -183,7 +183,12 @@ def recover(
 
 
 def undisturbed(ranks: Sequence[Sequence[Passed]], since: int = 0) -> Summary:
-    """Return rank 0's step time in its newest generation after boundary `since`, without ten warm-up steps."""
+    """Return a summary of rank 0's step times in its newest generation.
+
+    Args:
+        ranks: each rank's trace.
+        since: boundary after which steps count. 0: all steps count except the first ten, which warm up.
+    """
     newest = ranks[0][-1].generation
     steps = step_seconds([each for each in ranks[0] if each.generation == newest and each.step > since])
     return Summary.of(steps[0 if since else 10 :])

@@ -28,9 +28,10 @@ from benchmarks.traces import read_trace, step_seconds
 
 RANKS = 2
 WARM_UP_STEPS = 110
-"""First steps of a launch that are not counted. Everstep profiles the network and tries pacing in them.
+"""Number of steps at the start of a launch that are not counted.
 
-The number covers the longest trial (`worker.core.pacing_trial`).
+During these steps, Everstep profiles the network and tries different sending rates. The number covers the longest trial
+(`worker.core.pacing_trial`).
 """
 
 
@@ -43,11 +44,14 @@ class Slowdown:
     step_seconds: tuple[Summary, ...]
     """Step times of each launch, without its first `settle_steps`."""
     ratios: tuple[float, ...]
-    """Step time of A ÷ step time of B − 1, for each pair: medians, or means if the job has a budget."""
+    """Step time of A ÷ step time of B − 1, for each pair of launches.
+
+    The step times are medians. If the job has a budget (`max_slowdown`), they are means.
+    """
     blocked: Summary
     """Seconds for which each snapshot blocked training, over all launches under an agent.
 
-    It includes snapshots during warm-up and audited snapshots.
+    The values include snapshots during the uncounted first steps, and snapshots that Everstep audited.
     """
     snapshots_ratio: float
     """Snapshots ÷ counted steps of the launches under an agent; 1 if every step was kept."""
@@ -57,17 +61,17 @@ class Slowdown:
 
     @property
     def plain_moved_ratio(self) -> float:
-        """Relative difference between the slowest and the fastest launch without an agent.
+        """Relative difference between the median step times of the slowest and the fastest launch without an agent.
 
-        It is the noise of the ratios.
+        It shows the noise in `ratios`.
         """
         return self._moved("B")
 
     @property
     def noise_ratio(self) -> float:
-        """Relative difference between the slowest and the fastest launch of the same kind.
+        """The larger of two values: the spread of launches with an agent, and the spread of launches without an agent.
 
-        It is the larger value of the two kinds, with and without an agent.
+        The spread is the relative difference between the slowest and the fastest launch.
         """
         return max(self._moved("A"), self._moved("B"))
 

@@ -39,7 +39,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockingRow:
-    """Measured values of one shape with one replacement of forward and backward."""
+    """Measured values of one state size, with one of the two replacements of forward and backward (`compute`)."""
 
     shape: Shape
     compute: str
@@ -54,18 +54,18 @@ class BlockingRow:
     first_blocked: float | None
     """Seconds for which the launch's first snapshot blocked the slowest rank.
 
-    None if this row is not the first row of its launch.
+    None if an earlier row has the first snapshot, because both replacements are measured in one launch.
     """
     audited_blocked: Summary | None
     """Seconds for which each later audited snapshot blocked a rank."""
     blocked: Summary
     """Seconds for which each snapshot without an audit blocked a rank, over all ranks."""
     mean_blocked: float
-    """Mean seconds for which a snapshot without an audit blocked a rank."""
+    """Mean number of seconds for which a snapshot without an audit blocked a rank, as the session reported it."""
     mean_held: float
-    """Seconds of blocked time per snapshot without an audit, by the script's own clock.
+    """Total seconds for which the session blocked the script ÷ number of snapshots without an audit.
 
-    The value includes the blocked time at boundaries without a snapshot.
+    The script's clock measures the seconds. They include boundaries at which no snapshot was taken.
     """
     steps_per_snapshot: float
 

@@ -17,7 +17,7 @@ class Adapter(Protocol):
     gives_back_own_state: bool
     """True: `restore_peer` restores the state of the rank that calls it.
 
-    False: it restores rank 0's state, as for a joining replica.
+    False: it restores rank 0's state on rank 1, as when a new replica copies the state of a live replica.
     """
 
     def snapshot(self, step: int, /) -> None:
@@ -27,9 +27,9 @@ class Adapter(Protocol):
         """Wait until the optimizer may change the state. Called before each optimizer step."""
 
     def protect(self) -> None:
-        """Wait until the last snapshot has the highest protection that the system offers.
+        """Wait until the last snapshot is as safe as this system can make it.
 
-        Depending on the system, the snapshot is then on the other node or in a file.
+        Depending on the system, the snapshot is then in the memory of the other node or in a file.
         """
 
     def replica(self) -> list[torch.Tensor]:
@@ -39,9 +39,9 @@ class Adapter(Protocol):
         """Restore the last snapshot from this node's memory into the model."""
 
     def restore_peer(self) -> None:
-        """Restore the last snapshot from the other node.
+        """Restore the last snapshot from the other node's memory. Both ranks call this method.
 
-        Both ranks call this. Rank 1 has lost its state and its snapshots.
+        The benchmark has discarded rank 1's state and snapshots before the call.
         """
 
     def close(self) -> None:

@@ -28,16 +28,16 @@ LEARNING_RATE = 1e-3
 TEXT_BYTES = 1_000_000
 LAST_COMMIT_SECONDS = 2.0
 OTHERS_WARM_UP_STEPS = 8
-"""Warm-up steps of all systems except Everstep. A system's first write to a buffer takes several times as long as later
-writes.
+"""Warm-up steps of every system except Everstep.
+
+A system's first write to a buffer takes several times as long as later writes.
 """
 SETTLE_STEPS = 20
-"""Maximum number of steps that a system trains after the measurement, until it has kept its last step."""
+"""Maximum number of steps that a system trains after the measurement, until both nodes hold its last step."""
 LOOK_SECONDS = 0.02
-"""Seconds between two checks for a commit.
+"""Seconds between two checks whether a step was committed.
 
-Each step spans several checks, so the thread sees every commit. A check takes 0.1 ms of CPU time on the measured
-machine.
+A step lasts several times as long, so no commit is missed. A check takes 0.1 ms of CPU time on the measured machine.
 """
 
 settings = json.loads(os.environ["EVERSTEP_HYPERPARAMETERS"])
@@ -143,33 +143,33 @@ class Zero3(Ddp):
 
 
 class Nobody:
-    """Trains without protection: the reference for the other systems, and their base class."""
+    """Trains without any protection, for comparison with the other systems. Also their base class."""
 
     def __init__(self, model: Ddp) -> None:
         self._model = model
 
     def boundary(self, number: int, /) -> None:
-        """Keep the state after a step, as the block's system does.
+        """Start a snapshot of the state after a step. This base class takes no snapshot.
 
         Args:
             number: number of the step in this launch, counted over the blocks of all systems.
         """
 
     def kept(self, numbers: Collection[int], /) -> int:
-        """Return how many of these steps were complete on both nodes at some time."""
+        """Return how many of these steps have ever been complete on both nodes."""
         return len(numbers)
 
     def is_last_kept(self) -> bool:
-        """Return True if the holders have every rank's state of the last step.
+        """Return True if every rank's state of the last step is complete on the node that stores its copy.
 
-        Only then can `verified` compare the state. Collective: every rank calls this.
+        Only then can `verified` compare the bytes. Collective: every rank calls this.
         """
         return True
 
     def verified(self) -> bool | None:
-        """Compare the holder's bytes of the last step with the live model.
+        """Compare the other node's copy of the last step with the live model, byte by byte.
 
-        Return None if the system has no holder. Collective: every rank calls this.
+        Return None if the system stores no copy. Collective: every rank calls this.
         """
         return None
 
@@ -191,7 +191,7 @@ class Everstep(Nobody):
         self._watch = CommitWatch(self._page, int(os.environ["EVERSTEP_GENERATION"]), LOOK_SECONDS)
         self._session.restore()
         self._steps: dict[int, int] = {}
-        """The session's step number, by number of the step in this launch."""
+        """Step number of the session for each step under Everstep, by the step's number in this launch."""
         self._step = 0
 
     def boundary(self, number: int) -> None:

@@ -3,8 +3,9 @@
     first launch    first snapshots ─▶ steps with long spans ─▶ with short spans ─▶ bytes compared on the holder ─▶ wait
     later launches  restore, timed from the call ─▶ bytes compared with the first launch's dump ─▶ wait
 
-A span is a wait that replaces forward and backward. A thread that only reads the rank's page detects commits. While the
-script waits, the harness kills a rank or creates the file `finish`.
+A span is a wait that replaces forward and backward. To detect commits, a separate thread reads the page that the agent
+writes for the rank. At the end of a launch, the script waits until the harness kills a rank or creates the file
+`finish`.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from everstep.training.session import TrainingSession
 
 LOOK_SECONDS = 0.002
 QUIET_RATIO = 0.9
-"""Pause between a boundary and the first check for its commit, relative to the fastest earlier commit.
+"""Pause between a step boundary and the first check for its commit ÷ shortest time to a commit so far.
 
-The pause limits the number of checks. Each check uses 0.1 ms of CPU time that the measured work could use.
+The pause reduces the number of checks. A check uses 0.1 ms of CPU time, which the measured work could use.
 """
 FIRST_SNAPSHOTS = 4
-"""Number of first snapshots of a launch that are measured separately: the audited snapshots and one more."""
+"""Number of snapshots at the start of a launch that are reported separately: the audited snapshots, and one more."""
 FIRST_STEPS = 60
 SETTLE_STEPS = 100
 COMMIT_PATIENCE_SECONDS = 60.0
@@ -46,21 +47,27 @@ class Steps:
 
     numbers: list[int] = field(default_factory=list)
     blocked: list[float] = field(default_factory=list)
-    """Blocked time of each step: its boundary call, and the wait before the optimizer's next change."""
+    """Seconds for which the session blocked the script in each step.
+
+    A step's value is the duration of its boundary call plus the wait before the optimizer's next change.
+    """
     has_snapshot: list[bool] = field(default_factory=list)
     began_at: list[float] = field(default_factory=list)
     """Time at which the script called each boundary."""
     committed_at: list[float | None] = field(default_factory=list)
-    """Time at which the rank's page showed the commit of each step; None if this exact step was not committed."""
+    """Time at which the rank's shared-memory page showed each step as committed.
+
+    None if exactly this step was not committed.
+    """
 
 
 class CommitWatch:
-    """Detects commits on the agent's half of the rank's page, in a separate thread.
+    """Detects commits in a separate thread, which reads the page that the agent writes for the rank.
 
     Args:
-        page: the page's file.
-        generation: the generation to observe; entries of an earlier launch are ignored.
-        look_seconds: seconds between two checks.
+        page: path of the page's file.
+        generation: generation whose commits count; the commits of an earlier launch are ignored.
+        look_seconds: seconds between two reads of the page.
     """
 
     def __init__(self, page: Path, generation: int, look_seconds: float = LOOK_SECONDS) -> None:
@@ -144,7 +151,7 @@ class Rank:
             dist.barrier()
             before = len(self._session.blocked_seconds)
             begun = time.perf_counter()
-            self._session.fence()  # the wait that the optimizer's step would contain
+            self._session.fence()  # the optimizer's step would wait here for the copy
             fenced = time.perf_counter() - begun
             if number:
                 found.blocked.append(at_boundary + fenced)
@@ -164,7 +171,7 @@ class Rank:
         return found
 
     def settle(self, span_seconds: float) -> int:
-        """Continue training until a boundary of all ranks is committed; return the step of this boundary."""
+        """Continue training until a step is committed that every rank has passed. Return this step."""
         for _ in range(SETTLE_STEPS):
             found = self.steps(1, span_seconds)
             if least(sum(found.has_snapshot)):  # a step without a snapshot is never committed

@@ -40,7 +40,7 @@ class Samples:
     restore_local: list[float] = field(default_factory=list)
     restore_peer: list[float] = field(default_factory=list)
     verified: dict[str, bool] = field(default_factory=dict)
-    """Whether the bytes were equal in each independent comparison, by metric."""
+    """By metric: True if every byte comparison of this rank found equal bytes."""
     private_before_bytes: int = 0
     private_after_bytes: int = 0
     tmpfs_before_bytes: int = 0
@@ -132,7 +132,7 @@ def _snapshots(
 
 
 def do_nothing() -> None:
-    """Prepare nothing. Used for a restore that needs no preparation."""
+    """Do nothing. A restore that needs no preparation uses this function as its preparation."""
 
 
 def _steps(adapter: Adapter, state: State, meeting: Meeting, count: int, span_seconds: float) -> list[float]:

@@ -1,10 +1,11 @@
 """One of two nodes without a control plane. It measures the transfer of a shard to a rank that already waits.
 
     owner     a real `Member`: opens a generation, accepts its rank, fetches the base from the holder, releases the rank
-    holder    the listener and receiver of every member: receives replicas, sends shards
+    holder    the product's listener and receiver: receives copies of the rank's shard and sends the shard back
 
-The base is the step that the rank restores. In a real job, ranks and fetch start together. At the sizes measured here,
-that fetch ends before a rank has built its model. Here, the harness starts the fetch when the rank already waits.
+The base is the step that the rank restores. In a real job, the agent starts the ranks and the fetch at the same time.
+With a state of the size measured here, the fetch would then end before the rank has built its model. The harness
+therefore starts the fetch only when the rank already waits for its state.
 
 A line on stdin is a command. The answer is one line of JSON on stdout.
 
@@ -63,21 +64,24 @@ KEY = b"k" * 32
 ADDRESS = "127.0.0.1"
 SOCKET = "ranks.sock"
 SECONDS = 30.0
-"""Value of every deadline, long enough that no deadline expires during the benchmark."""
+"""Value of every timeout in the plan, in seconds. No timeout expires during the benchmark."""
 SETTLE_SECONDS = 0.1
-"""Seconds between the rank's hello and the start of the fetch. The rank reaches its wait in this time."""
+"""Seconds from the rank's first message until the fetch starts. The rank waits for its state by then."""
 ENTRY = "train.py"
 SLOTS, SPARE_BYTES = 5, 256 * 1024**2
-"""Slots per node, and additional memory in bytes.
+"""Number of slots per node, and additional memory in bytes.
 
-The product requires memory for two copies of two steps on each node. This benchmark uses half of the slots.
+The product reserves memory for two steps, and for two shards of each step. This benchmark uses half of this memory.
 """
 
 
 def plan(generation: int, holder_port: int, base: SlotRecord | None) -> GenerationPlan:
-    """Return the plan of a generation: one rank on the owner's node.
+    """Return the plan of a generation: one rank, which runs on the owner's node.
 
-    If there is a base, only the holder has it.
+    Args:
+        generation: number of the generation.
+        holder_port: port of the holder's listener.
+        base: the slot from which the rank restores, on the holder's node. None: training starts at step 0.
     """
     place = ObjectReference(bucket="bench", key="source")
     archive = _archive()
@@ -117,7 +121,7 @@ def plan(generation: int, holder_port: int, base: SlotRecord | None) -> Generati
     )
 
 
-@functools.cache  # a second archive would contain another time stamp, so its digest would differ
+@functools.cache  # a second archive would have another time stamp and digest
 def _archive() -> bytes:
     """Return a source tree with one empty script, which never runs."""
     data = io.BytesIO()
@@ -228,9 +232,10 @@ class Owner:
         return {}
 
     async def load(self) -> dict[str, Any]:
-        """Fetch the base once the rank is connected. Release the rank as soon as the base is verified.
+        """Fetch the rank's shard from the holder once the rank is connected.
 
-        Return the times at which the fetch began and the base was verified.
+        The rank continues when the shard is verified. Return the times at which the fetch began and the shard was
+        verified.
         """
         assert self._member is not None
         assert self._ear is not None
@@ -243,7 +248,7 @@ class Owner:
         return {"begun": begun, "loaded": loaded}
 
     async def close(self) -> dict[str, Any]:
-        """End the generation. The step that the first generation committed is the base of all later generations."""
+        """End the generation. Later generations all restore the step that the first generation committed."""
         assert self._member is not None
         await self._member.close()
         records = self._store.inventory()

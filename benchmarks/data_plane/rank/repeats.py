@@ -17,9 +17,15 @@ class Repeats:
     tight_steps: int
     """Steps with short spans: twice the duration of a copy of the state."""
     protects: int
-    """Snapshots after which the loop waits until they are safe. Unused for Everstep, where every commit is timed."""
+    """Number of snapshots for each of which the loop waits until the snapshot is safe (`Adapter.protect`).
+
+    Everstep's loop does not use the value, because it times every commit.
+    """
     local_restores: int
-    """Restores from the rank's own node. Everstep's ranks also restore locally at every restore from a peer."""
+    """Restores from the memory of the rank's own node.
+
+    Everstep has more of them: while one rank restores from the other node, the other rank restores from its own node.
+    """
     peer_restores: int
     span_seconds: float
     tight_span_seconds: float

@@ -19,7 +19,7 @@ from benchmarks.data_plane.rank.state import State
 from everstep.training.session import TrainingSession
 
 COMMIT_SECONDS = 1.0
-"""Seconds to wait for a step's commit. After this time, the rank trains another step."""
+"""Longest wait for the commit of a step, in seconds. After this time, the rank trains another step."""
 
 
 def launch(state: State, page: Path, dump: Path, generation: int) -> dict[str, object]:
@@ -55,7 +55,7 @@ def launch(state: State, page: Path, dump: Path, generation: int) -> dict[str, o
 def _keep(session: TrainingSession, state: State, watch: CommitWatch) -> None:
     """Train until a step is committed on both nodes.
 
-    The first steps are not committed, because slots are allocated after them.
+    The first steps are never committed, because the agents allocate their slots only after them.
     """
     is_committed = False
     while not is_committed:

@@ -21,9 +21,9 @@ from benchmarks.device.rank.state import Slot, State, bytes_of
 from everstep.training.copier import Copier
 
 PINNED_BYTES = 1 << 30
-"""Largest size of the floors' pinned buffer.
+"""Largest size in bytes of the pinned buffer that is copied to measure the floor.
 
-A floor copies the buffer repeatedly until it has moved the state's size.
+For a larger state, the buffer is copied repeatedly until as many bytes were moved.
 """
 
 
@@ -36,7 +36,8 @@ class Captures:
     begin_seconds: list[float] = field(default_factory=list)
     """Seconds for which the start of the capture blocked the training thread."""
     wait_seconds: list[float] = field(default_factory=list)
-    """Additional seconds for which the training thread would be blocked if it changed the state immediately."""
+    """Seconds for which the training thread would wait for the capture if it changed the state right after starting it.
+    """
     cpu_seconds: list[float] = field(default_factory=list)
     """CPU time of the whole process during the capture."""
     allocation_count: int = 0
@@ -45,11 +46,11 @@ class Captures:
 
 
 class Floor:
-    """Rate of large copies between pinned memory and the device.
+    """Measures the floor: the seconds of large copies between pinned memory and the device.
 
     Args:
         hardware: the device.
-        size: approximate bytes per measurement.
+        size: approximate bytes that one measurement moves.
     """
 
     def __init__(self, hardware: Hardware, size: int) -> None:

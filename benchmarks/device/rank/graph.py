@@ -142,7 +142,7 @@ def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[
 
 
 class _Kept:
-    """A slot into which the model's snapshots are copied."""
+    """A slot for snapshots of the model, with the copies that fill it."""
 
     def __init__(self, model: Model, path: Path) -> None:
         tensors = [StateTensor(name, tensor, True) for name, tensor in model.tensors().items()]

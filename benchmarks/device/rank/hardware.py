@@ -55,7 +55,7 @@ class Registration:
         """Wait until this many bytes are registered.
 
         Raises:
-            RuntimeError: the driver refused a piece, or registration takes too long.
+            RuntimeError: the driver rejected a piece, or registration takes too long.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.refused_bytes or self.registered_bytes >= size, REGISTRATION_SECONDS)
@@ -65,12 +65,12 @@ class Registration:
 
 
 class WatchedDevice(CudaDevice):
-    """The product's device with instrumentation: it times registration and can delay copies.
+    """The product's device, which also records the registration of memory and can hold copies back.
 
     Args:
         index: index of the device.
         registration: receives each registered piece.
-        gate: awaited before each copy.
+        gate: called before each copy; the copy starts when the call returns.
     """
 
     def __init__(self, index: int, registration: Registration, gate: Callable[[], object]) -> None:
@@ -123,7 +123,7 @@ class Hardware(Protocol):
         """Return a timeline without recorded events."""
 
     def synchronizations(self) -> AbstractContextManager[list[str]]:
-        """Collect torch's warnings about calls that wait for the device."""
+        """Yield a list of torch's warnings about calls that waited for the device during the `with` block."""
 
     def graph(self, step: Callable[[], object], during: Callable[[], object], *, warm_up: int) -> Callable[[], object]:
         """Run `step` `warm_up` times, then capture it as a graph; call `during` during the capture.

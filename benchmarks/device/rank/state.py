@@ -33,7 +33,7 @@ SMALL_COUNT = 1000
 BYTES_A_PARAMETER = 12
 """Bytes per parameter: fp32 and Adam's two moments."""
 SHARE_OF_SMALL = 0.05
-"""Largest share of small parameters in the state's bytes. It applies if the state itself is small."""
+"""Largest share of the state's bytes that small parameters may have. It limits their number in a small state."""
 
 
 def shapes(size: int) -> Iterator[tuple[int, ...]]:
@@ -57,11 +57,11 @@ def shapes(size: int) -> Iterator[tuple[int, ...]]:
 
 
 class State:
-    """Parameters with Adam after its first step, registered as a session registers them.
+    """Parameters and an Adam optimizer after its first step, registered as a session would register them.
 
     Args:
         device: device of all tensors except Adam's step counts, which are on the host.
-        size: minimal bytes of the state.
+        size: minimum size of the state in bytes.
     """
 
     def __init__(self, device: torch.device, size: int) -> None:
@@ -83,7 +83,7 @@ class State:
         return self.rank_state.observe()
 
     def forget(self) -> None:
-        """Reset to the state of a restarted rank: other parameters, and no moments."""
+        """Reset the state to that of a restarted rank: other parameter values, and an optimizer without moments."""
         for parameter in self.model:
             parameter.grad = None
             with torch.no_grad():
@@ -125,7 +125,7 @@ class Slot:
         return Copies([item.tensor.detach() for item in observed.tensors], self.memory.views(self.plan))
 
     def seal(self) -> None:
-        """Complete a captured payload, as session and agent do together."""
+        """Complete the header and index of a captured slot, as the session and the agent do together."""
         observed = self.state.observe()
         index_bytes = self.memory.write_values(self.plan, observed.values)
         environment = self.state.environment

@@ -39,16 +39,18 @@ SETTLE_SECONDS = 5.0
 TAKE_SECONDS = 0.2
 LOOK_SECONDS = 0.005
 NO_BOUNDARY_SECONDS = 600.0
-"""Time limit of a block without boundaries.
+"""Time limit for a block of steps without boundaries, which the script declares.
 
-Without this limit, the control plane would consider the rank stuck.
+Without the declaration, the control plane would consider the rank stuck.
 """
 VOCABULARY = 128
 WORDS_KEPT = 8
 SHARE_OF_MEMORY = 0.6
-"""Share of free memory that the comparison of bytes may use.
+"""Share of the free memory that the final byte comparison may use.
 
-The share applies to the device's memory for clones, and to the host's memory for the holder's copies.
+The share applies to the device's memory, which contains clones of the state. It also applies to the host's memory,
+which
+contains the copies of the holder's slots.
 """
 
 settings = everstep.training.hyperparameters(
@@ -133,23 +135,24 @@ class Partner:
 
 @dataclass
 class Verified:
-    """Results of the steps whose bytes are compared with the holder's bytes."""
+    """Result of the final steps: rank 0 compares its bytes with the copy on rank 1's node (the holder)."""
 
     steps: list[int] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)
     equal: list[int] = field(default_factory=list)
     torn: list[int] = field(default_factory=list)
     unseen: list[int] = field(default_factory=list)
-    """Committed steps whose slot was overwritten before this script could read it."""
+    """Committed steps that were not compared, because a later snapshot overwrote the holder's slot before it was read.
+    """
 
 
 class Holder:
-    """Copies the holder's bytes of each requested step before the slot is overwritten, in a separate thread.
+    """Copies the slots on the holder's node in a separate thread, before later snapshots overwrite them.
 
     Args:
-        memory: this node's folder.
-        page: the rank's page.
-        watch: observes the rank's commits.
+        memory: folder of rank 0's node on tmpfs.
+        page: file of rank 0's page, which shows the committed steps.
+        watch: reads the committed steps from this page.
     """
 
     def __init__(self, memory: Path, page: Path, watch: CommitWatch) -> None:
@@ -212,7 +215,7 @@ class Trainer:
         self._last = 0
         self._waits: list[str] = []
         self._counted: list[int] = []
-        """Steps with snapshots whose duration is counted."""
+        """Steps with snapshots whose duration counts in the result."""
 
     def step(self, *, is_kept: bool) -> None:
         """Run one step, with or without a boundary after it."""

@@ -53,7 +53,7 @@ class LmResiliency:
     def replica(self) -> list[torch.Tensor]:
         names = [name for name, _ in self._state.tensors()]
         by_place = dict(zip(names, range(len(names)), strict=True))
-        # In the order of `State.tree`.
+        # The tensors of the dump have the order of `State.tree`.
         order = [
             *(name for name in names if "." not in name),
             *(name for name in names if "." in name),
