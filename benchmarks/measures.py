@@ -17,7 +17,10 @@ from random import Random
 from typing import TypeVar
 
 FLOOR_TOLERANCE_RATIO = 0.2
-"""Largest relative change of a floor between start and end. A run with a larger change is inconclusive."""
+"""Largest relative change of a floor from the start to the end of a measurement.
+
+If a floor (a time that no system can beat) changes more, the measurement is inconclusive.
+"""
 BOOTSTRAP_ROUNDS = 1000
 CONFIDENCE = 0.95
 BUSY_LOAD_RATIO = 0.5
@@ -82,7 +85,7 @@ class Floor:
 
     @property
     def stood_still(self) -> bool:
-        """True if the floor changed by at most `FLOOR_TOLERANCE_RATIO`."""
+        """True if the floor changed by at most `FLOOR_TOLERANCE_RATIO` during the measurement."""
         return self.moved_ratio <= FLOOR_TOLERANCE_RATIO
 
 

@@ -72,7 +72,7 @@ class Page:
 
     @property
     def results(self) -> Path:
-        """Path of the stored results."""
+        """Path of the JSON file with the results, in `docs/`."""
         return DOCS / f"benchmarks-{self.name}.json"
 
     @property
@@ -87,13 +87,15 @@ class Page:
 
 
 def write(page: Page, run: BenchmarkRun, results: Path, document: Path) -> None:
-    """Write the results, the page and its picture. The picture has the name of the results.
+    """Write the results, the page and its picture.
+
+    The picture has the file name of the results, with another suffix.
 
     Args:
         page: the benchmark's page.
         run: the results.
         results: path of the JSON file.
-        document: path of the Markdown file; other sections of an existing file stay.
+        document: path of the Markdown file. Other sections of an existing file do not change.
     """
     for path in (results, document):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,7 +146,7 @@ def render(page: Page, run: BenchmarkRun, before: str = "", results: str = "") -
 
 
 def fill(template: str, values: Mapping[str, str | None]) -> str:
-    """Return a template with its placeholders replaced. The module's docstring has the rules."""
+    """Return a template with its placeholders replaced. The module's docstring states the rules."""
     kept: list[str] = []
     omitted_level = 0
     """Heading level of the section that is left out; 0 outside such a section."""

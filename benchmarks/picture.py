@@ -41,7 +41,7 @@ class Panel:
     title: str
     bars: Sequence[Bar]
     floor: float | None = None
-    """Value of a dashed line across all bars."""
+    """Value at which a dashed line crosses all bars: a bound that no system can beat."""
     floor_label: str = ""
     keys: Mapping[str, str] = field(default_factory=dict)
     """Colours by the name of what they show."""

@@ -33,7 +33,7 @@ class Row:
     is_least: bool = False
     """True: the value must not be below the limit. False: the value must not be above the limit."""
     against: str = ""
-    """Origin of the limit, or the value to compare with."""
+    """Text that explains where the limit comes from; without a limit, the value to compare with."""
     floor_moved_ratio: float | None = None
     verified: bool | None = None
     """Result of a comparison of bytes; None if no bytes were compared."""

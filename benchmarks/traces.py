@@ -47,14 +47,14 @@ def step_seconds(passed: Sequence[Passed]) -> list[float]:
 
 
 def highest_step(ranks: Iterable[Sequence[Passed]], generation: int) -> int:
-    """Return the highest boundary that any rank passed up to this generation; 0 if none."""
+    """Return the highest boundary that any rank passed in this or an earlier generation; 0 if there is none."""
     return max((each.step for passed in ranks for each in passed if each.generation <= generation), default=0)
 
 
 def first_beyond(ranks: Iterable[Sequence[Passed]], generation: int, step: int) -> float | None:
-    """Return when all ranks had passed a boundary beyond `step` in a later generation.
+    """Return the time at which every rank had passed a boundary beyond `step` in a later generation.
 
-    Return None if a rank has not passed such a boundary.
+    Return None if a rank has not passed such a boundary yet.
     """
     firsts = [
         min((each.at for each in passed if each.generation > generation and each.step > step), default=None)

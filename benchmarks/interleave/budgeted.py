@@ -27,20 +27,21 @@ GENERATION = Generation(1)
 MOVING = RankHalf(generation=GENERATION, phase=Phase.TRAIN)
 PAUSED = RankHalf(generation=GENERATION, phase=Phase.WAIT)
 PROPOSED = struct.Struct("=qqb")
-"""Layout of the shared file: the last two proposed steps, and a `Pacing`.
+"""Layout of the file that all nodes share: the last two proposed steps, and a `Pacing`.
 
-The file contains two steps, because a node may read it just before or just after node 0's next proposal.
+Node 0 may write its next proposal just before or just after another node reads the file. The file therefore still
+contains the previous proposal.
 """
 
 
 class Budgeted:
-    """One node's state in the scheme EVERSTEP with a budget.
+    """One node under the scheme EVERSTEP, in a case whose budget selects the steps to snapshot.
 
     Args:
         node: number of the node; node 0 proposes steps.
-        copies: copies in this case.
-        proposed: file that all nodes share; created by the constructor.
-        node_pacer: counts every transfer of the node, and learns the link's rate from unpaced transfers.
+        copies: number of copies of a snapshot in this case, including the owner's.
+        proposed: path of the file that all nodes share; created by the constructor.
+        node_pacer: counts every transfer of the node, and learns the link's rate from transfers without pacing.
     """
 
     def __init__(self, node: int, copies: int, proposed: Path, node_pacer: NodePacer) -> None:
@@ -72,7 +73,7 @@ class Budgeted:
 
     @property
     def pacer(self) -> Pacer | None:
-        """Pacer for a transfer that starts now. None if the transfer is sent without pacing, as in the product."""
+        """Pacer for a transfer that starts now. None if the product would send this transfer at full rate."""
         return None if isinstance(self.node_pacer.current, Unpaced) else self.node_pacer
 
     @property

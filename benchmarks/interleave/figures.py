@@ -27,15 +27,14 @@ class Row:
     """Slowdown over all pairs of iterations: time with checkpoints ÷ time without checkpoints, − 1."""
     low: float
     high: float
-    """Upper bound of the slowdown's 95 % interval."""
+    """Upper bound of the slowdown's 95 % interval. `low` is the lower bound."""
     kept: int
-    """Number of kept snapshots in measured iterations.
+    """Number of snapshots in measured iterations that all holders acknowledged before the next boundary.
 
-    A snapshot is kept if all holders acknowledged it before the next boundary. In a case with too little idle time,
-    later acknowledgements count too.
+    If `Case.is_crowded`, snapshots that were acknowledged later count too.
     """
     snapshot_seconds: float | None
-    """Mean seconds from the boundary to the last holder's acknowledgement. None without acknowledged snapshots."""
+    """Mean seconds from the boundary until the last holder's acknowledgement. None if no snapshot was acknowledged."""
 
     @property
     def kept_ratio(self) -> float:
@@ -59,7 +58,7 @@ class Figure:
 
     @property
     def load_ratio(self) -> float:
-        """Duration of a node's snapshot traffic ÷ idle network time of an iteration."""
+        """Seconds that a node needs to send its snapshot to all holders ÷ idle seconds of the network per iteration."""
         return (
             self.case.state_bytes * (self.case.copies - 1) / self.link_bytes_per_second / self.idle_seconds
             if self.idle_seconds

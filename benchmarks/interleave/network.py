@@ -14,15 +14,16 @@ from benchmarks.errors import BenchmarkFailed
 
 SUBNET = "10.77.0"
 SEGMENT_BYTES = "16384"
-"""Largest segment in bytes that TCP passes to a link.
+"""Largest segment in bytes that TCP sends over a link.
 
-It is below the shaper's burst. Otherwise, the shaper would split each segment, and the benchmark would measure the CPU.
+It is smaller than the burst that the shaper of the link accepts. A larger segment would be split by the shaper, which
+costs CPU time that the benchmark would measure.
 """
 CONGESTION = "cubic"
-"""TCP congestion control of the nodes: the default of the kernel and of EC2's images.
+"""TCP congestion control of the nodes: cubic, the default of the kernel and of EC2's images.
 
-The benchmark sets it, because the machine may use another one. BBR, for example, leaves the link idle every ten
-seconds. One iteration in twenty then took 20 to 90 ms longer, with or without checkpoints.
+The benchmark sets it because the machine may use another one. BBR, for example, leaves the link idle every ten seconds.
+One iteration in twenty then took 20 to 90 ms longer, with or without checkpoints.
 """
 
 

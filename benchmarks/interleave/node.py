@@ -97,9 +97,9 @@ class Node:
         return listener
 
     def receive(self, line: socket.socket) -> None:
-        """Receive transfers in place and acknowledge each transfer.
+        """Receive each transfer into one buffer, and acknowledge it.
 
-        If a transfer requests it, the acknowledgement waits for the time of a copy out of the buffer.
+        If the sender requests it, the acknowledgement is delayed by the time of a copy out of the buffer.
         """
         place = memoryview(bytearray(max(CHUNK_BYTES, self.case.state_bytes)))
         rate = self.case.link_bytes_per_second
@@ -140,14 +140,14 @@ class Node:
     async def transfer(
         self, copy: int, data: State, pacer: Pacer | None, *, is_copied: bool = False, counting: NodePacer | None = None
     ) -> None:
-        """Send one chunk in pieces, as the pacer admits them, and wait for the holder's acknowledgement.
+        """Send one chunk to a holder, and wait for the holder's acknowledgement.
 
         Args:
             copy: index of the holder's connection.
             data: the bytes to send.
-            pacer: admits the pieces; None sends them without pacing.
-            counting: counts the transfer, and learns the link's rate from an unpaced transfer.
-            is_copied: the holder waits for the time of a copy before it acknowledges.
+            pacer: delays each piece of the chunk as necessary; None sends all pieces at once.
+            counting: counts the transfer, and learns the link's rate if the transfer has no pacer.
+            is_copied: the holder delays its acknowledgement by the time of a copy out of its buffer.
         """
         self.transfers += 1
         number = 2 * self.transfers + is_copied
@@ -211,9 +211,10 @@ class Node:
             await self.transfer(copy, State(self.state), self.budgeted.pacer, counting=self.budgeted.node_pacer)
 
     async def send_planned(self, scheme: Scheme, at: float) -> None:
-        """Send the chunks that GEMINI's Algorithm 2 plans, each after the holder's copy of the previous chunk.
+        """Send the chunks of GEMINI's Algorithm 2 at their planned times.
 
-        A chunk starts late if the previous chunk is delayed.
+        A chunk is sent after the holder has copied the previous chunk out of its buffer, so a delay also delays later
+        chunks.
         """
         now = asyncio.get_running_loop().time
         for chunk in self.plan(scheme):
@@ -223,7 +224,8 @@ class Node:
 
     def plan(self, scheme: Scheme) -> tuple[ScheduledChunk, ...]:
         assert self.profile is not None
-        # A chunk occupies its span while it is sent and, with a single buffer, during its copy out.
+        # Under UNPIPELINED, a chunk uses its idle span twice: while it is sent, and while the holder copies it out of
+        # the only buffer. The plan therefore assumes half of the link's rate.
         share = 1 if scheme is Scheme.SINGLE else 2
         return partition(
             self.profile.spans,

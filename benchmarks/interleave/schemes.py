@@ -9,9 +9,9 @@ from enum import StrEnum
 
 KIB = 1024
 BUFFERS = 4
-"""Number of receive buffers of the pipelined schemes, as in GEMINI."""
+"""Number of receive buffers of GEMINI's pipelined scheme."""
 BUFFER_BYTES = 256 * KIB
-"""Total size of the receive buffers: GEMINI's 128 MiB, reduced by the same factor as the link's rate."""
+"""Total size of a node's receive buffers. GEMINI's 128 MiB are reduced by the same factor as the link's rate."""
 MAX_SLOWDOWN = 0.01
 """The job's `MaxSlowdown` in cases where the idle time is too short for a snapshot of every step.
 
@@ -51,9 +51,9 @@ class Scheme(StrEnum):
 
     @property
     def delays_update(self) -> bool:
-        """True if training waits for the bytes that did not fit into the iteration, as in GEMINI's paper.
+        """True if training waits at the end of an iteration until the whole snapshot is sent, as in GEMINI's paper.
 
-        The other schemes send these bytes in the next iteration.
+        Under the other schemes, the rest of the snapshot is sent during the next iteration.
         """
         return self in (Scheme.SINGLE, Scheme.UNPIPELINED)
 
@@ -72,7 +72,7 @@ class Case:
     idle_seconds: tuple[float, ...] = (0.045, 0.016, 0.022, 0.016, 0.035, 0.026)
     """Duration of the computation before each collective; a timed wait replaces the computation."""
     collective_seconds: float = 0.04
-    """Planned duration of each collective while the network has no other traffic."""
+    """Duration of each collective in seconds while no snapshot is being sent."""
     link_megabits: int = 200
     blocks: int = 9
     block_iterations: int = 5

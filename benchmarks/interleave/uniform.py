@@ -11,12 +11,14 @@ from worker.replication.pacing import SHORT_SECONDS
 
 
 class UniformPacer:
-    """Pacer with a constant rate that ignores training. Unused time is lost: later chunks are not sent faster.
+    """Delays pieces so that they are sent at a constant rate, whatever training does.
+
+    If the sender pauses, the unused time is lost: later pieces are not sent faster.
 
     Args:
         bytes_per_second: rate of the node: the bytes of all copies of an iteration's snapshots, divided by the intended
             duration of sending.
-        chunk_bytes: size of a chunk.
+        chunk_bytes: size of a piece.
         clock: the event loop's clock, for use in threads.
     """
 

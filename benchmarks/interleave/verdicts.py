@@ -10,9 +10,15 @@ from benchmarks.measures import Verdict
 from benchmarks.rows import Row
 
 SLOWDOWN_LIMIT = 0.015
-"""Limit of Everstep's slowdown where the snapshot fits into the idle time. The interval's upper bound must meet it."""
+"""Limit of Everstep's slowdown in a case whose snapshot fits into the network's idle time.
+
+The upper bound of the slowdown's 95 % interval must not exceed it.
+"""
 BLOCKING_COST = 0.10
-"""Smallest slowdown by the scheme BLOCKING for a verdict. Below it, the case cannot show a difference."""
+"""Smallest slowdown under the scheme BLOCKING with which a case gets a verdict.
+
+If blocking copies cost less, the case cannot show a difference between the schemes.
+"""
 KEPT_RATIO = 0.95
 LEAST_KEPT = 3
 """Minimum number of kept snapshots in a case where the budget selects steps (`Case.is_crowded`).
@@ -52,7 +58,7 @@ def judge(figure: Figure) -> Row:
 
 
 def _verdict(row: Row) -> Verdict:
-    """Return PASS if the whole interval is within the limit, and SHORT if the whole interval is above it.
+    """Return PASS if the upper bound of the interval is within the limit, and SHORT if the lower bound exceeds it.
 
     Otherwise return INCONCLUSIVE.
     """

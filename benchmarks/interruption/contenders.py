@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 60.0
 SAVE_EVERY = 10
 """Steps between two checkpoints under torchrun.
 
-Faults are injected right after a checkpoint, so that torchrun loses as few steps as possible.
+The benchmark injects faults right after a checkpoint, so torchrun loses as few steps as possible.
 """
 HEARTBEAT_MILLISECONDS = 1000
 """Heartbeat timeout of torchft's lighthouse, after which it considers a silent replica lost."""
@@ -46,7 +46,7 @@ class Contender(Protocol):
     is_relaunched: bool
     """True if the system restarts all ranks after a fault, including undamaged ranks."""
     waited_for: Sequence[int]
-    """Ranks that must finish a new step before the system counts as recovered from the fault."""
+    """Ranks that must finish a new step before the benchmark considers the system recovered from a fault."""
 
     def trace(self) -> list[list[Passed]]:
         """Return the boundaries in each rank's trace."""
@@ -61,13 +61,13 @@ class Contender(Protocol):
         """Inject the fault: end rank 1, or the node on which rank 1 runs."""
 
     def phases(self) -> dict[str, float]:
-        """Return the duration of each phase of the last fault, as the system recorded it; empty without a record."""
+        """Return the seconds of each phase of the last recovery; empty if the system records no phases."""
 
     def revive(self) -> None:
-        """Restart the job, because the system has not recovered from a fault.
+        """Restart the job after the system failed to recover from a fault in time.
 
         Raises:
-            BenchmarkFailed: the system is Everstep, where a restart would hide a defect.
+            BenchmarkFailed: the system is Everstep, whose failure to recover is a defect.
         """
 
 

@@ -19,16 +19,16 @@ from infra.local_cloud.processes import descendants
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """Result of a fault in which a node became silent while EC2 reported the node as running."""
+    """Result of freezing all processes of a node, while EC2 reports the instance as running."""
 
     verdict_seconds: float
-    """Seconds from the node's last activity until the service opened an incident for the node."""
+    """Seconds from the freezing of the node's processes until the service opened an incident."""
     detection_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blackout:
-    """Result of a restart of the control plane during training."""
+    """Result of killing the control plane during training and starting it again."""
 
     seconds: float
     """Seconds during which no control plane ran."""
@@ -80,7 +80,10 @@ def interrupt(contender: Contender, fault: Fault) -> Interruption:
 
 
 def silence(bench: Bench, contender: UnderEverstep, detection_seconds: float) -> Silence:
-    """Freeze all processes of a node, wait for the incident, then terminate the instance to restore the fleet."""
+    """Freeze all processes of rank 1's node, and wait until the service opens an incident.
+
+    Then terminate the instance, so that the fleet replaces it.
+    """
     contender.settle()
     seen = contender.handle.describe()
     node, incidents = seen["NodeIds"][1], seen["IncidentCount"]
@@ -94,7 +97,10 @@ def silence(bench: Bench, contender: UnderEverstep, detection_seconds: float) ->
 
 
 def blackout(bench: Bench, contender: UnderEverstep, *, seconds: float) -> Blackout:
-    """Kill the control plane during training, and restart it after a while."""
+    """Kill the control plane during training, and start it again after `seconds`.
+
+    Return the steps that ranks finished meanwhile, and the steps and ranks that the restart disturbed.
+    """
     contender.settle()
     before, pids = contender.handle.describe(), contender.pids()
     reached = max(each.step for passed in contender.trace() for each in passed)

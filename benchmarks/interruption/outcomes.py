@@ -41,9 +41,9 @@ class Interruption:
     came_back: bool = True
     """True if the system recovered in time. False if the benchmark had to restart its job."""
     stopped_seconds: float | None = None
-    """Seconds from the fault until all other ranks of the old launch had ended.
+    """Seconds from the fault until all ranks of the old launch had ended, including undamaged ranks.
 
-    None if the other ranks continue.
+    None if the system does not restart undamaged ranks.
     """
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each phase of the incident; empty for systems that record no phases."""
@@ -68,10 +68,10 @@ def resumed(
             clock.
         hurt_at: monotonic seconds of the fault.
         waited_for: ranks that must finish a new step.
-        is_relaunched: whether the system restarts all processes; otherwise, undamaged processes continue.
+        is_relaunched: True if the system restarts all ranks. Otherwise, the undamaged ranks continue.
 
     Returns:
-        The moment at which the last of these ranks finished its first new step.
+        The time at which the last rank in `waited_for` finished its first new step, and the number of repeated steps.
     """
 
     def is_old(passed: Passed) -> bool:

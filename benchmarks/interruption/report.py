@@ -22,7 +22,7 @@ LOST_STEPS = 2
 VERDICT_MARGIN_SECONDS = 1.0
 OURS = "Everstep"
 MOST_DRAWN_SECONDS = 9.0
-"""Length of the longest bar in the picture. A bar of a minute would make all other bars too short to see."""
+"""Seconds that the longest bar of the picture shows. A bar for a minute would make all other bars too short to see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def rows(run: Run) -> list[Row]:
 
 
 def unmeasured(run: Run) -> list[str]:
-    """Return the limits whose values are missing; empty if the whole benchmark was run."""
+    """Return the names of all limits whose values this run did not measure; empty after a complete run."""
     return [what for what, row in _goals(run).items() if row is None]
 
 

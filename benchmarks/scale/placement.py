@@ -25,27 +25,31 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFigure:
-    """Placement without failure domains for a number of nodes and copies."""
+    """Result for one number of nodes and copies: placement of the copies without failure domains."""
 
     nodes: int
     copies: int
     plan_seconds: Sequence[float]
     odds: dict[int, float]
-    """Probability that each shard keeps a copy, by the number of nodes lost together."""
+    """Probability that every shard still has a copy, by the number of nodes that are lost at the same time."""
     odds_seconds: Sequence[float]
     """Duration of each call that computes one of these probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainFigure:
-    """Placement over failure domains, and a plan of the same nodes that ignores failure domains."""
+    """Result for one number of nodes and copies: placement of the copies over failure domains.
+
+    `blind_odds` belongs to a placement of the same nodes that ignores failure domains.
+    """
 
     nodes: int
     copies: int
     domains: int
     plan_seconds: Sequence[float]
     odds: dict[int, float]
-    """Probability that each shard keeps a copy when k failure domains are lost together, by k."""
+    """Probability that every shard still has a copy, by the number of failure domains that are lost at the same time.
+    """
     blind_odds: dict[int, float]
     odds_seconds: Sequence[float]
 
@@ -66,12 +70,12 @@ class Known:
 
 
 def plan_figure(count: int, copies: int, *, calls: int = CALLS) -> PlanFigure:
-    """Measure placement without failure domains.
+    """Measure the duration of placement without failure domains, and compute its recovery probabilities.
 
     Args:
         count: number of nodes.
         copies: copies of each shard.
-        calls: calls of each function.
+        calls: number of timed calls of each function.
     """
     nodes = _nodes(count)
     _, plan_seconds = _timed(partial(placement.plan, nodes, copies), calls)
@@ -84,12 +88,12 @@ def plan_figure(count: int, copies: int, *, calls: int = CALLS) -> PlanFigure:
 
 
 def domain_figure(count: int, copies: int, *, calls: int = CALLS) -> DomainFigure:
-    """Measure placement over failure domains of `DOMAIN_NODES` nodes each.
+    """Measure the duration of placement over failure domains, and compute its recovery probabilities.
 
     Args:
-        count: number of nodes.
+        count: number of nodes; each failure domain has `DOMAIN_NODES` of them.
         copies: copies of each shard.
-        calls: calls of each function.
+        calls: number of timed calls of each function.
     """
     nodes = _nodes(count)
     domains = {node: f"nn-{i // DOMAIN_NODES}" for i, node in enumerate(nodes)}

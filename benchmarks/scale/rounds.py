@@ -46,7 +46,10 @@ _agent: contextvars.ContextVar[int] = contextvars.ContextVar("agent")
 
 @dataclass(frozen=True, slots=True)
 class RoundFigure:
-    """Measured values of one tree shape with one number of agents."""
+    """Measured values of rounds with one number of agents in one tree.
+
+    In a round, the coordinator proposes a step, collects every rank's vote, and announces the commit.
+    """
 
     agents: int
     arity: int
@@ -54,14 +57,14 @@ class RoundFigure:
     round_ms: float
     """Mean duration of a round in milliseconds, with all agents on one core."""
     path_ms: float
-    """Estimated CPU time of a round along the tree, in milliseconds.
+    """Estimated duration of a round in a cluster without network latency, in milliseconds.
 
-    It is the sum over all levels, where each level counts with the mean time of its busiest agent.
+    It is the sum over all levels of the tree, where each level counts with the mean CPU time of its busiest agent.
     """
     root_ms: float
     """Mean CPU time of the coordinator's agent per round, in milliseconds."""
     root_messages: float
-    """Reports that the coordinator's agent receives per round."""
+    """Number of messages that the coordinator's agent receives from other agents per round."""
 
     @property
     def is_flat(self) -> bool:
@@ -70,7 +73,7 @@ class RoundFigure:
 
 
 class Timed(Coroutine[Any, Any, Any]):
-    """A coroutine whose CPU time is added to its agent's CPU time."""
+    """A coroutine that measures its own CPU time and adds it to the CPU time of its agent."""
 
     def __init__(self, inner: Coroutine[Any, Any, Any], spent: defaultdict[int, float]) -> None:
         self._inner, self._spent, self._owner = inner, spent, _agent.get(-1)
@@ -106,7 +109,7 @@ class CountedSession(TcpSession):
 
 
 class Fleet:
-    """Agents of one generation."""
+    """All agents of one generation, with the sessions that connect them in a tree."""
 
     def __init__(self, count: int, arity: int) -> None:
         self.ids = [NodeId(f"i-{number}") for number in range(count)]

@@ -49,8 +49,7 @@ SHARE_OF_MEMORY = 0.6
 """Share of the free memory that the final byte comparison may use.
 
 The share applies to the device's memory, which contains clones of the state. It also applies to the host's memory,
-which
-contains the copies of the holder's slots.
+which contains the copies of the holder's slots.
 """
 
 settings = everstep.training.hyperparameters(

@@ -27,12 +27,12 @@ inner = work.make_optimizer(model)
 
 
 def state() -> dict[str, object]:
-    """Return the state to send to a replica that returns."""
+    """Return the state that a live replica group sends to a group that has restarted."""
     return {"model": model.state_dict(), "optimizer": inner.state_dict()}
 
 
 def load(state: dict[str, dict[str, object]]) -> None:
-    """Load the state that a live replica has sent."""
+    """Load the state that the live replica group has sent to this restarted group."""
     model.load_state_dict(state["model"])
     inner.load_state_dict(state["optimizer"])
 

@@ -18,7 +18,7 @@ from torch.optim import AdamW
 
 BATCH, CONTEXT, VOCABULARY = 4, 64, 128
 STEP_SECONDS = 0.1
-"""Minimal duration of a step, so that a system on two cores has time to keep every step."""
+"""Minimum seconds of a step, so that a system has time to store every step on a machine with two cores."""
 MANY_STEPS = 1_000_000
 """Number of steps of a job, larger than any benchmark needs. The harness stops the job after the measurements."""
 DEEPSPEED = {
