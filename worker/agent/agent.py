@@ -58,7 +58,10 @@ log = logging.getLogger(__name__)
 
 
 class Agent:
-    """The agent of one node. Its process calls `run` once. The parts are public for tests and logs."""
+    """Creates, connects and runs the parts of one node's agent.
+
+    Its process calls `run` once. The parts are public for tests and logs.
+    """
 
     def __init__(
         self,
@@ -289,9 +292,9 @@ class Agent:
         self.control.changed.notify()
 
     def _health_changed(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Send a report immediately.
+        """Send a report immediately, because the faults of the node's devices have changed.
 
-        The thread of the health watch calls this method. It may do so once after the event loop has ended.
+        The thread of the health watch calls this method. The thread may call it once after the event loop has ended.
         """
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self.control.changed.notify)

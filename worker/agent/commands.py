@@ -54,7 +54,7 @@ class _OutputsStored:
 
 
 class Commands:
-    """Queues the commands of the control plane, and passes each one to the part of the agent that executes it."""
+    """Queues the commands of the control plane. Each command is executed by one part of the agent."""
 
     def __init__(
         self,

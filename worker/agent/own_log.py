@@ -88,7 +88,7 @@ class OwnLog(logging.Handler):
 
 
 class Evidence:
-    """Stores the logs of this agent and its shim in S3 when the control plane asks for them."""
+    """Stores the logs of this agent and of its shim in S3 when the control plane requests them."""
 
     def __init__(self, own_log: OwnLog, objects: ByteStore, state: Path) -> None:
         """Create the object; nothing is stored yet.

@@ -42,7 +42,7 @@ class AgentFacts:
 
 
 def families(facts: AgentFacts) -> Iterator[Metric]:
-    """Yield all metric families for these facts."""
+    """Yield the metric families of one scrape, built from these facts."""
     build = InfoMetricFamily("everstep_agent_build", "The version of this agent.")
     build.add_metric([], {"version": __version__})
     yield build

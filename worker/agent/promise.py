@@ -58,7 +58,8 @@ class PromiseFile:
         """Read the promise.
 
         Returns:
-            The newest promise, or None if no file exists because the node has made no promise or was released.
+            The newest promise. None without a file: the node has made no promise, or has deleted it at the release of
+            its run.
 
         Raises:
             msgspec.DecodeError: the file is damaged or of another version. An operator must check the node before it

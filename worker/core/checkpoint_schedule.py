@@ -91,19 +91,22 @@ class CheckpointSchedule:
     max_bytes_per_second: float = 0.0
     """Bandwidth budget of one node for the automatic interval, in bytes per second; 0 for no budget."""
     begun_at: float = 0.0
-    """Time at which the newest checkpoint began. Before the first checkpoint, it is the beginning of the job."""
+    """Time at which the newest checkpoint began. Before the first checkpoint, the time at which the job began."""
     marked: Step = NONE
     """Step of the newest checkpoint that this generation has begun to upload; `NONE` before the first."""
     is_uploading: bool = False
     """True while any node uploads a shard."""
     is_measured: bool = True
-    """True if the upload of the marked step is complete, or no step is marked yet."""
+    """True if all shards of the newest checkpoint are uploaded, or if this generation has begun no checkpoint."""
     upload_seconds: float | None = None
     """Duration of the newest complete upload of all shards, in seconds. None before the first such upload."""
     node_bytes: int = 0
     """Bytes that one node uploads per checkpoint."""
     boundary: Step = NONE
-    """The highest boundary at the last observation; `NONE` before a rank has finished a step of this generation."""
+    """The highest step that any rank had finished at the last observation.
+
+    It is `NONE` before a rank has finished a step of this generation.
+    """
     seen_at: float = 0.0
     """Time of the last observation."""
     undisturbed: Pace = field(default_factory=Pace)
@@ -118,8 +121,7 @@ class CheckpointSchedule:
 
         Args:
             now: monotonic time in seconds.
-            boundary: the highest boundary that a rank has reached by a step of this generation; `NONE` before the first
-                step.
+            boundary: the highest step of this generation that a rank has finished; `NONE` before the first step.
             persist: the newest step that is marked for upload; `NONE` without a marked step.
             is_uploading: True if any node is uploading a shard.
             stored: the newest step of which every rank's shard is uploaded; `NONE` without such a step.

@@ -66,7 +66,7 @@ class ScheduledChunk:
     span: int
     """Index of the idle span. A chunk that fits into no span has the number of spans as its index."""
     begin_seconds: float
-    """Seconds from the boundary to the start of the chunk."""
+    """Seconds from the boundary, at which the iteration begins, to the start of the chunk."""
 
 
 def usable(span: IdleSpan, mu: float = MU_RATIO) -> IdleSpan:

@@ -47,7 +47,7 @@ In addition, a higher Prepare moves every phase to PROMISED, and Release ends ev
 
 
 class InvalidTransition(Exception):
-    """Raised if an event occurs in a phase of the member in which `TRANSITIONS` does not allow it."""
+    """Raised if an event occurs in a phase for which `TRANSITIONS` has no entry with this event."""
 
     def __init__(self, member: Membership, event: Event) -> None:
         super().__init__(f"run {member.run} generation {member.generation}: {event} while {member.phase}")

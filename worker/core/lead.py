@@ -30,7 +30,7 @@ class Lead:
     """
 
     steps: int = 1
-    """The lead: minimum distance from the highest reported boundary to the next proposed step."""
+    """The lead: minimum distance from the highest step that a rank has finished to the next proposed step."""
     patience: int = 1
     """Number of clean rounds before the coordinator tries a shorter lead."""
     clean_rounds: int = 0

@@ -63,7 +63,7 @@ class OwnMetrics:
         """Add one iteration.
 
         Args:
-            seconds: duration from boundary to boundary.
+            seconds: duration of the iteration, from the end of one optimizer step to the end of the next.
             blocked_seconds: part of `seconds` for which the snapshot blocked the rank.
 
         Returns:
@@ -77,14 +77,14 @@ class OwnMetrics:
         )
 
     def replicated(self, seconds: float) -> OwnMetrics:
-        """Add one snapshot. `seconds` is the time from its boundary until every holder in view had verified it."""
+        """Add one snapshot. `seconds` is the time from the end of its step until all holders in view verified it."""
         return replace(self, replica_count=self.replica_count + 1, replicate_seconds=self.replicate_seconds + seconds)
 
     def due(self, now: float, replica_bytes: int, usage: NodeUsage) -> tuple[dict[str, float], OwnMetrics]:
         """Return a new set of values, and the sums for the next set.
 
         Args:
-            now: monotonic time of the newest boundary.
+            now: monotonic time at which the last step ended.
             replica_bytes: total bytes that this node has sent to holders.
             usage: present use of the node's devices.
 

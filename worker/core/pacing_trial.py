@@ -57,7 +57,7 @@ class Tries:
     """The newest iterations whose snapshots were sent in the same mode, paced or unpaced."""
 
     seconds: tuple[float, ...] = ()
-    """Duration of each iteration, from boundary to boundary."""
+    """Duration of each iteration, from the end of one optimizer step to the end of the next."""
     lost: tuple[int, ...] = ()
     """Lost steps per iteration: following steps that were not captured while its snapshot was still being sent.
     """
@@ -95,7 +95,7 @@ class PacingTrial:
         """Add an iteration that captured a snapshot and in which all data was sent in one mode.
 
         Args:
-            seconds: duration from boundary to boundary.
+            seconds: duration of the iteration, from the end of one optimizer step to the end of the next.
             is_paced: True if the snapshot was paced, False if it was sent immediately.
             lost_count: following steps that were not captured because this snapshot was still being sent.
 

@@ -67,7 +67,7 @@ class Shard:
     reason: str = ""
     is_late: bool = False
     sealed: frozenset[Step] = frozenset()
-    """Steps of this generation, and the base, that are sealed in the owner's own slots."""
+    """Steps whose state is sealed in the owner's own slots: steps of this generation, and the base."""
     capturing: Step = NONE
     """The proposed step while its rank still captures it; `NONE` otherwise.
 
@@ -210,9 +210,10 @@ class Shard:
         return NONE
 
     def is_capturable(self, half: RankHalf) -> bool:
-        """Return whether the rank that wrote this half of the page can still capture the proposed step.
+        """Return whether the rank can still capture the proposed step.
 
-        A rank that has passed the step's boundary can no longer capture the step.
+        A rank that has begun the next step can no longer capture the proposed one. `half` is what the rank wrote to its
+        shared page.
         """
         if self.proposed == NONE or self.proposed in self.sealed:
             return False
@@ -220,7 +221,10 @@ class Shard:
         return is_before or (half.boundary == self.proposed and half.standing is not Standing.MOVING)
 
     def _confirmed(self, peer: NodeId) -> Shard:
-        """Return `peer` to the view if it holds the foundation and this owner has not voted on the proposed step."""
+        """Return `peer` to the view if it holds the foundation, unless this owner has already voted.
+
+        The foundation is the committed step, or before the first commit the step from which the generation starts.
+        """
         if peer in self.view or peer not in self.peers or self.vote is not Vote.NONE or self.foundation == NONE:
             return self
         is_there = (peer, self.foundation) in self.held
@@ -300,7 +304,7 @@ class Coordinator:
     all ranks on the same node as such a rank.
     """
     is_relayout: bool = False
-    """True if the base was captured by another number of ranks.
+    """True if another number of ranks captured the base, the step from which the generation starts.
 
     No node has a slot of the base in the new layout, so the base is neither proposed nor uploaded.
     """
@@ -314,7 +318,7 @@ class Coordinator:
     committed: Step = NONE
     proposed: Step = NONE
     newest: Step = NONE
-    """The highest step proposed in this generation. The next proposal is above it."""
+    """The highest step that was proposed in this generation. The next proposed step is higher."""
     ranks: tuple[RankRound, ...] = ()
     """The newest report of each rank that has reported, in order of rank."""
     lead: Lead = field(default_factory=Lead)
@@ -335,7 +339,7 @@ class Coordinator:
     stop: Step = NONE
     stop_state: StopState = StopState.NONE
     final: Step = NONE
-    """Boundary at which all ranks wait for the commit of the final step; `NONE` before they wait."""
+    """The step after which all ranks wait for the commit of the final step; `NONE` before they wait."""
     is_finished: bool = False
 
     @classmethod
@@ -352,10 +356,11 @@ class Coordinator:
         snapshots: Snapshots = Snapshots.EVERY_STEP,
         is_blocking: bool = False,
     ) -> Coordinator:
-        """Return the coordinator of a new generation: the base is proposed, and no step is committed
-        (docs/design.md#rounds).
+        """Return the coordinator of a new generation, without a committed step (docs/design.md#rounds).
 
-        After a relayout, the first proposal is a step of the new generation.
+        The first proposed step is the one from which the generation starts (the base).
+
+        After a change of the number of ranks (a relayout), it is a step of the new generation.
         """
         core = cls(
             world_size=world_size,
@@ -384,7 +389,7 @@ class Coordinator:
         snapshots: Snapshots = Snapshots.EVERY_STEP,
         is_blocking: bool = False,
     ) -> Coordinator:
-        """Return the coordinator of a running generation after its agent has restarted. It has no reports yet."""
+        """Return the coordinator of a running generation after a restart of its agent, without any report yet."""
         core = cls(
             world_size=world_size,
             base=base,
@@ -448,7 +453,7 @@ class Coordinator:
 
     @property
     def held(self) -> tuple[Rank, ...]:
-        """Shards in `strayed` whose planned holders have all sealed the base or a later step.
+        """Shards in `strayed` that are protected again: all planned holders have sealed the base or a later step.
 
         A shard is included only if its owner reports that every holder is in view.
         """
@@ -537,7 +542,7 @@ class Coordinator:
         if self.is_recovering or self.proposed == NONE or not self.is_complete:
             return self
         votes = [each for each in self.ranks if each.proposed == self.proposed]
-        # No rank captures the base, so a vote ABANDON for the base does not count.
+        # No rank captures the base, so a vote to abandon it is ignored.
         abandoned = [each for each in votes if each.vote is Vote.ABANDON and each.proposed != self.base]
         late = any(each.is_late for each in abandoned)
         if abandoned:
@@ -561,9 +566,9 @@ class Coordinator:
     def _persist(self, committed: Step) -> Step:
         """Return the step to upload after `committed` was committed.
 
-        The first commit at or past the next multiple of the interval is uploaded. The base is uploaded if a multiple of
-        the interval is between the newest checkpoint and the base. In this case, an earlier generation ended before it
-        had uploaded its checkpoint.
+        If the interval in steps is set, the first commit at or past its next multiple is uploaded. The base is uploaded
+        if a multiple of the interval is between the newest checkpoint and the base. In this case, an earlier generation
+        ended before it had uploaded its checkpoint.
         """
         if self.is_uploading:
             return self.persist
@@ -572,7 +577,9 @@ class Coordinator:
         return committed if NONE < self.due_step <= committed else self.persist
 
     def _stopping(self) -> Coordinator:
-        """Agree on the step after which all ranks stop: announce it, collect answers, then confirm or withdraw it.
+        """Agree on the step after which all ranks stop.
+
+        Announce it, collect the ranks' answers, then confirm or withdraw it.
 
         See docs/design.md#agreed-stop.
         """
@@ -660,7 +667,7 @@ class Coordinator:
     def _propose_checkpoint(self, soonest: Step) -> Coordinator:
         """Propose the next step that becomes a checkpoint, if one is due and no upload runs.
 
-        `distance` does not count: the strategy decides how often ranks capture their state.
+        `distance` is ignored, because `snapshots` already decides how often ranks capture their state.
         """
         is_wanted = self.wanted > self.persist
         is_busy = self._is_storing or self.is_uploading

@@ -56,7 +56,10 @@ class SharedUpload:
     missing: frozenset[int] = frozenset()
     """Parts that a helper should have sent and has not stored. The owner sends these parts."""
     excluded: frozenset[NodeId] = frozenset()
-    """Helpers that receive no further parts: they are lost or late, they refused, or they stored wrong parts."""
+    """Helpers that receive no further parts.
+
+    Their connection is lost, they are late, they declined to help, or they stored wrong bytes.
+    """
 
     @classmethod
     def begin(cls, part_count: int, helpers: Sequence[NodeId] = (), now: float = 0.0) -> SharedUpload:

@@ -55,9 +55,10 @@ class Strays:
     """Shards that this node owns or holds under the plan. All other shards in its slots are strays."""
     base: Step = NONE
     doubled: Mapping[tuple[Rank, Content], frozenset[Rank]] = field(default_factory=lambda: MappingProxyType({}))
-    """Contents, identified by (rank, content), that the plan requires the shard's owner to keep.
+    """Contents that the plan requires the shard's owner to keep, by (rank, content).
 
-    The value is the set of the owner's ranks whose base no other node holds yet.
+    The value is the set of the owner's ranks whose base (the step from which the generation starts) no other node holds
+    yet.
     """
     needed: frozenset[Step] = frozenset()
     """Steps before the base to which the job would return if one more node were lost (`_needed`)."""
@@ -74,7 +75,10 @@ class Strays:
     None unless the number of ranks has changed (a relayout).
     """
     held: frozenset[Rank] = frozenset()
-    """Shards with a stray whose planned holders all have the base or a later step; set by `heard`."""
+    """Ranks with a stray, whose shards are protected again; set by `heard`.
+
+    All planned holders of such a shard have the base or a later step.
+    """
 
     @classmethod
     def of(cls, plan: GenerationPlan, node_id: NodeId) -> Strays:
@@ -148,7 +152,7 @@ def strayed(plan: GenerationPlan) -> frozenset[Rank]:
 
 
 def _alone(plan: GenerationPlan) -> frozenset[Rank]:
-    """Return the ranks whose base only the owner's node holds."""
+    """Return the ranks of whose base only the owner's node has a copy."""
     # The first holder of a shard is its owner, who has loaded the base.
     owners = {rank.rank: rank.holders[0] for rank in plan.ranks}
     elsewhere = {

@@ -88,16 +88,20 @@ class RoundTree:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """The newest report of each node, all for the newest term of the coordinator that this node has seen."""
+    """The newest report of each node to the present process of the coordinator, which its term identifies."""
 
     term: int = NO_TERM
-    """The newest term of the coordinator that this node has seen. Reports for an older term are ignored."""
+    """Number of the coordinator's present process: the highest that this node has received.
+
+    A report with a lower term was for an earlier process and is ignored.
+    """
     newest: Mapping[NodeId, NodeReport] = field(default_factory=lambda: MappingProxyType({}))
 
     def begin_term(self, term: int) -> Reports:
         """Start a new term after the coordinator's agent has started or restarted.
 
-        Earlier reports are discarded: every node must report again to the new process. An older term changes nothing.
+        Earlier reports are discarded: every node must report again to the new process. A call with an older term
+        changes nothing.
         """
         return Reports(term) if term > self.term else self
 
@@ -136,7 +140,7 @@ class Reports:
         return self._voted(members) not in (None, sent._voted(members))
 
     def is_progress(self, sent: Reports) -> bool:
-        """Return whether the unsent reports contain only passed boundaries and repeated announcements.
+        """Return whether the unsent reports only name finished steps and repeat announcements.
 
         While a step is proposed, such reports can wait for the votes of all ranks, because the votes contain the same
         facts. A report of a rank without a proposed step is not such progress.

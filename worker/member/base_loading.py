@@ -43,7 +43,10 @@ REGAIN_SECONDS = 1.0
 
 
 class BaseLoading:
-    """Loads one generation's base on this node. The node's `Member` owns the object."""
+    """Loads the state from which one generation starts (its base) on this node.
+
+    The node's `Member` owns the object.
+    """
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class BaseLoading:
         self._restored_from: dict[Rank, Literal["local", "peer", "s3"]] = {}
 
     async def load(self) -> None:
-        """Fetch and verify the base of every local rank concurrently.
+        """Fetch and verify the base of all local ranks concurrently.
 
         A shard that contradicts the plan ends the load immediately, because all ranks then need an older step. If a
         source is only unreachable, the other ranks finish their loads, because the next attempt can use their shards.
@@ -213,7 +216,7 @@ class BaseLoading:
         )
 
     async def regain(self, shard: OwnedShard) -> None:
-        """Fetch a base that this node lost while its agent restarted.
+        """Fetch the base of a shard if this node lost its copy while the agent restarted.
 
         The shard's rank cannot vote without its base. The method repeats failed attempts until the base is on this node
         or a step is committed.

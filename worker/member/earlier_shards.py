@@ -25,7 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class EarlierShards:
-    """Loads and serves the earlier shards of one generation's base. The node's `Member` owns the object."""
+    """Loads and serves the shards of the previous layout.
+
+    A generation that starts with another number of ranks needs them. The node's `Member` owns the object.
+    """
 
     def __init__(self, plan: GenerationPlan, here: PlanNode, loading: BaseLoading, store: SlotStore) -> None:
         """Create the object; `fetch` loads a shard.

@@ -34,13 +34,17 @@ class KeptContents:
     def base(self, rank: Rank) -> Content | None:
         """Return the content that a rank is restored from.
 
-        Return None if the generation starts without a base or after a relayout, and for ranks of the previous layout.
+        Return None if the generation restores no state, if the number of ranks has changed (a relayout), or for a rank
+        of the previous layout.
         """
         sources = self._plan.ranks[rank].sources if rank < self._plan.world_size else ()
         return Content(sources[0].origin_generation, sources[0].step) if sources else None
 
     def earlier(self, rank: Rank) -> Content | None:
-        """Return the base's content of a rank of the previous layout; None without a relayout."""
+        """Return the content that a rank of the previous layout has left.
+
+        Return None unless the number of ranks has changed (a relayout).
+        """
         relayout = self._plan.relayout
         if relayout is None or rank >= relayout.world_size:
             return None

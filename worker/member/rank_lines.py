@@ -150,7 +150,7 @@ class RankLines:
         self._is_followed = bool(plan.base_step) and all(
             rank.sources and rank.sources[0].kind != "s3" for rank in plan.ranks
         )
-        """True if ranks may copy the verified prefix of the base before the whole base has arrived."""
+        """True if ranks copy the verified part of their state while the rest of it still arrives."""
 
     @property
     def waiting(self) -> tuple[Rank, ...]:
@@ -287,7 +287,7 @@ class RankLines:
             self._send(rank, fetched)
 
     def _boundary(self, shard: OwnedShard, message: Boundary) -> None:
-        """Measure the last iteration, grant a slot to a waiting rank, and report the boundary to the coordinator."""
+        """Measure the last iteration, grant a slot to a waiting rank, and report the step to the coordinator."""
         half = shard.page.rank()
         # A step may have been proposed after the rank passed the previous boundary. If the rank now waits, it can
         # capture it.

@@ -53,7 +53,7 @@ class MemberStatus:
         self._node_id = here.node_id
 
     def rank_statuses(self) -> tuple[RankStatus, ...]:
-        """Return the phase and boundary of each local rank, and the seconds since the rank last made progress.
+        """Return each local rank's phase, its last finished step, and the seconds since it last made progress.
 
         Each call updates the phase clocks.
         """
@@ -80,7 +80,7 @@ class MemberStatus:
         return Step(max((shard.page.rank().target for shard in self._shards.values()), default=0))
 
     def begin_clocks(self) -> None:
-        """Reset the phase clocks when ranks are started, because the time before the start does not count."""
+        """Reset the phase clocks when the ranks start, so that they do not measure the time before the start."""
         self.clocks = {rank: PhaseClock(self._plan.base_step) for rank in self._here.ranks}
 
     def longest(self) -> dict[str, float]:

@@ -120,7 +120,7 @@ class Traffic:
         return self._trials[self._is_every_step]
 
     def hear(self, pacing: Pacing) -> None:
-        """Apply the coordinator's announced pacing mode, from the next boundary on."""
+        """Apply the pacing mode that the coordinator has announced, from the next step on."""
         if pacing is not self._pacing:
             log.info("%s", SAID[pacing])
             self._pacing = pacing
@@ -139,7 +139,7 @@ class Traffic:
                 self._trials, self._tried_seconds, self._is_every_step = _untried(), None, True
 
     def boundary(self, rank: Rank, message: Boundary, half: RankHalf, *, is_sending: bool) -> float | None:
-        """Process a rank's message that it has passed a boundary, or that it passes no more boundaries.
+        """Process a rank's message about a change of its page, such as a finished step.
 
         Args:
             rank: the rank of this node that sent the message.

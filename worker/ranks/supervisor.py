@@ -127,7 +127,7 @@ class ExitedRank:
         """Return the exit as a message for the control plane.
 
         Args:
-            boundary: the last step boundary that the rank passed; -1 if it passed none.
+            boundary: the last step that the rank finished; -1 if it finished none.
 
         Returns:
             The message, with the last lines of the rank's stderr.

@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 
 
 def new_life() -> int:
-    """Return a new coordinator's term: a number that is higher after every restart of this node's agent.
+    """Return the term of a new coordinator: a number that identifies the coordinator's process.
+
+    It is higher after every restart of this node's agent.
 
     The number is the monotonic time in nanoseconds. The monotonic clock continues while the node runs, so a restart of
     the agent does not reset it.

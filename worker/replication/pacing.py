@@ -353,7 +353,7 @@ class NodePacer:
         return self.current.book(bytes_count)
 
     def boundary(self, at_seconds: float) -> None:
-        """Inform the present pacer of a boundary if the pacer is a `SpanPacer` (see `SpanPacer.boundary`)."""
+        """Begin an iteration at the present pacer, if this is a `SpanPacer` (see `SpanPacer.boundary`)."""
         if isinstance(self.current, SpanPacer):
             self.current.boundary(at_seconds)
 

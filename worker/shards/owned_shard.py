@@ -115,7 +115,7 @@ class OwnedShard:
         Every holder in view had then verified the step.
         """
         self.passed: tuple[Step, float] = (NONE, 0.0)
-        """The newest boundary of the rank and the Unix time at which the rank passed it."""
+        """The last step that the rank finished, and the Unix time at which it went on to the next step."""
         self.first_passed_at = 0.0
         """Unix time at which the rank finished its first step of this generation; 0 until `note_first` sets it."""
         self._core = core
@@ -168,7 +168,7 @@ class OwnedShard:
 
     @property
     def sealed(self) -> frozenset[Step]:
-        """Steps of this generation, and the base, that are sealed in this node's slots."""
+        """Steps whose state is sealed in this node's slots: steps of this generation, and the base."""
         return self._core.sealed
 
     @property
@@ -267,7 +267,8 @@ class OwnedShard:
     def content(self, step: Step) -> Content:
         """Return the content of `step`: the step and the generation that captured it.
 
-        The base was captured in an earlier generation; all other steps were captured in this one.
+        The step from which the generation starts (the base) was captured in an earlier generation, all others in this
+        one.
         """
         return self.base if self.base is not None and step == self.base.step else Content(self.generation, step)
 
@@ -365,12 +366,14 @@ class OwnedShard:
         return reserved is self.reserved
 
     def pass_boundary(self, boundary: Step, at_seconds: float) -> None:
-        """Record that the rank is at a boundary. The next report to the coordinator contains the rank's page.
+        """Record that the rank has finished a step, or has changed another field of its page.
+
+        The next report to the coordinator contains the rank's page.
 
         Args:
-            boundary: step of the boundary.
-            at_seconds: time at which the rank passed the boundary, on the node's monotonic clock. 0 if the rank has
-                reached the boundary and not passed it yet.
+            boundary: the last step that the rank finished.
+            at_seconds: time at which the rank went on to the next step, on the node's monotonic clock. 0 if it changed
+                another field.
         """
         if at_seconds:
             self.passed = boundary, self._unix(at_seconds)
@@ -439,7 +442,7 @@ class OwnedShard:
     # -- events of the holders
 
     def answer(self, peer: NodeId) -> None:
-        """Record that `peer`, which had left the view, accepts data again."""
+        """Record that `peer`, which was dropped from the view, accepts data again."""
         self._apply(self._core.answer(peer))
 
     def drop(self, peer: NodeId) -> None:
@@ -480,7 +483,7 @@ class OwnedShard:
     def inventory(self, peer: NodeId, sealed: tuple[tuple[Generation, Step, bytes], ...]) -> None:
         """Record which slots `peer` reports as sealed.
 
-        A slot of the peer counts only if a sealed slot of this node has the same content and digest.
+        A slot of the peer is recorded only if a sealed slot of this node has the same content and digest.
         """
         steps = set()
         for origin, step, digest in sealed:

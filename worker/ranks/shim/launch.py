@@ -37,9 +37,10 @@ _APPLIED_LATE = frozenset({"OMP_NUM_THREADS", "PYTHONUNBUFFERED"})
 
 
 def needs_cold_start(environment: dict[str, str], template: dict[str, str]) -> str | None:
-    """Return a variable of the rank that would have no effect in a warm rank, because its value differs. Pure.
+    """Return a variable that would have no effect if the rank were forked from the template (a warm start). Pure.
 
-    Libraries in the template have read their variables before the template forks a rank.
+    The template's libraries read such variables when they were imported. A rank with another value needs a new
+    interpreter.
 
     Args:
         environment: the rank's environment.

@@ -27,11 +27,11 @@ class Preload(StrEnum):
     """State of the template.
 
     - PENDING: the template still imports.
-    - READY: warm ranks can be forked from the template.
+    - READY: the template can fork ranks (warm starts).
     - FAILED: `Ranks.preload_error` contains the reason.
     - NONE: the shim has no modules to preload.
 
-    In all states except READY, ranks start cold.
+    In all states except READY, ranks start cold: in a new interpreter that imports everything itself.
     """
 
     PENDING = "pending"
@@ -59,14 +59,16 @@ class StartRank(Message, frozen=True):
     packages: str = ""
     """Folder from which the rank imports before the interpreter's own packages; empty for no folder."""
     package_modules: tuple[str, ...] = ()
-    """Names of the modules in `packages`. If the template has imported one of them, the rank starts cold.
+    """Names of the modules in `packages`.
+
+    If the template has imported one of them, the rank starts in a new interpreter (cold).
     """
     user: RankUser | None = None
     """The user to run as; None means the shim's user."""
 
 
 class StopRanks(Message, frozen=True):
-    """Request to kill the ranks of a run and their descendants, in all generations up to `generation`.
+    """Request to kill a run's ranks of all generations up to `generation`, with their descendants.
 
     For a named run, the shim refuses later starts of these generations.
     """

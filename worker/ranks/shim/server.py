@@ -66,7 +66,10 @@ class ShimOptions:
     socket_path: Path
     state_dir: Path
     modules: tuple[str, ...]
-    """Modules to preload; if empty, every rank starts cold."""
+    """Modules that the template imports in advance.
+
+    If empty, no template runs, and every rank starts in a new interpreter.
+    """
     ready: int | None = None
     """Pipe that the shim closes as soon as its socket listens."""
     cgroup: str = ""
@@ -336,7 +339,7 @@ class Shim:
         self._say(client, RankRefused(run=start.run, generation=start.generation, rank=start.rank, reason=reason))
 
     def _start_cold(self, client: Line, start: StartRank, why: str = "") -> None:
-        """Start a rank without the template.
+        """Start a rank in a new interpreter (a cold start), without the template.
 
         Args:
             client: the connection that requested the start.
@@ -403,7 +406,7 @@ class Shim:
         start, client, gate = pending.start, pending.client, pending.gate
         process = processes.find(pid)
         if process is None or pending.is_stopped or self._is_ending:
-            os.close(gate)  # closing the pipe ends the rank's process at its gate
+            os.close(gate)  # closing this pipe ends the process that waits at it
             self._refuse(client, start, "it was stopped before it started" if process else "it ended at once")
             return
         record = RankRecord(
@@ -436,7 +439,7 @@ class Shim:
         self._say(client, RankStarted(record=record))
 
     def _confine(self, start: StartRank, pid: int) -> str:
-        """Move a process at its gate into its generation's cgroup.
+        """Move a process that still waits at its gate (a pipe) into its generation's cgroup.
 
         Return the cgroup's path, or an empty string if the process has no cgroup.
         """

@@ -52,13 +52,13 @@ class TemplateReady(Message, frozen=True):
 
 
 class TemplateFailed(Message, frozen=True):
-    """Report that an import raised an exception; ranks start cold."""
+    """Report that an import raised an exception. All ranks then start in new interpreters."""
 
     reason: str
 
 
 class Forked(Message, frozen=True):
-    """Answer to `FORK`: the process waits at its gate."""
+    """Answer to `FORK`: the new process exists, and waits until the shim lets it run."""
 
     pid: int
 
