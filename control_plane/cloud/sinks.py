@@ -48,7 +48,7 @@ class Entry:
     job_name: str
     project: str
     detail: str
-    """JSON, at most `MAX_ENTRY_BYTES` bytes."""
+    """The fields of the event as JSON, at most `MAX_ENTRY_BYTES` bytes."""
 
 
 class EventSink(Protocol):

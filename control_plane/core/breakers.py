@@ -69,7 +69,7 @@ def rule(
 
     Args:
         failures: failures that count as the job's own, oldest first. The consequences of a lost node are excluded.
-        trials: changes that earlier rulings tried against these failures.
+        trials: changes of node or state that earlier calls chose because of these failures.
         spec: the job's specification, with `max_attempts`.
         has_spare: whether a spare can take over the failing node's ranks and restore a step after step 0.
         older_base: the newest step that every rank can restore, older than the step from which the last attempt
@@ -170,7 +170,10 @@ def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_s
 
 
 def _older_state(alike: Sequence[FailureRecord], tried: Sequence[Trial], older_base: Step) -> Course | None:
-    """Return OLDER_STATE if the last two attempts had the same base and no older step was tried, else None."""
+    """Return OLDER_STATE if the last two attempts restored the same step, and no older step was tried.
+
+    Otherwise return None.
+    """
     is_one_state = len(alike) > 1 and alike[-1].base_step == alike[-2].base_step > older_base > 0
     return Course.OLDER_STATE if is_one_state and all(trial.kind != "state" for trial in tried) else None
 

@@ -132,7 +132,10 @@ class KeptCheckpoint:
     is_counted: bool = True
     """Whether the checkpoint counts towards `Retention.max_count`. Pinned checkpoints do not count."""
     is_restorable: bool = True
-    """Whether the job could restore the checkpoint: it has no known damage and is on the newest generation's path."""
+    """Whether the job could restore the checkpoint.
+
+    True if no damage is known, and the newest generation continues the history to which the checkpoint belongs.
+    """
     is_verified: bool = False
     """Whether the last verification read all objects and found them intact."""
     is_damaged: bool = False
@@ -234,14 +237,14 @@ def due(
     Args:
         plan: the plan of the newest generation.
         reports: the members' reports about that generation.
-        lineage: all generations with a plan.
+        lineage: the records of all generations of the job that have a plan.
         known: checkpoints whose manifests are already written.
         dropped: generation and step of each checkpoint that a person has deleted. Agents still report the shards of
             such a checkpoint.
 
     Returns:
-        One manifest per step whose shards are all in S3 and on the path, oldest step first. Complete and deleted
-        checkpoints are excluded.
+        Manifests, oldest step first: one per step whose shards are all in S3 and belong to the newest generation's
+        history. Complete and deleted checkpoints are excluded.
     """
     lineage = tuple(lineage)
     path = recovery.path_of(lineage, plan.generation)
@@ -263,7 +266,7 @@ def newest_restorable(
 
     Args:
         known: all complete checkpoints of the job.
-        lineage: all generations with a plan.
+        lineage: the records of all generations of the job that have a plan.
         generation: number of the newest generation with a plan.
 
     Returns:

@@ -55,6 +55,8 @@ EXPLAINS: Mapping[DrillKind, frozenset[Cause]] = {
 }
 """Causes of faults that each kind of drill can produce on the struck node.
 
+The struck node is the node into which the drill injects its fault.
+
 No drill makes an agent report a fault of its own node.
 """
 
@@ -107,7 +109,7 @@ def follow(
             )
         return Followed(drill=drill)
     struck_at = drill.struck_at
-    assert struck_at is not None  # In state STRUCK, `struck_at` is set.
+    assert struck_at is not None  # A drill enters state STRUCK with `struck_at`.
     if record.incident is not None and drill.incident_id == "" and in_words(drill) in record.incident.evidence:
         drill = replace(drill, incident_id=record.incident.id)
     has_trained_on = record.incident is None and record.state in _TRAINS

@@ -100,7 +100,9 @@ class Progress:
     boundary: Step
     committed: Step
     stepped_at: float | None = None
-    """Time at which the first rank finished step `boundary`, in Unix seconds by the rank's clock.
+    """Unix time at which the first rank finished step `boundary`, the newest step.
+
+    The time is by the rank's clock.
 
     None if no rank reported this time.
     """
@@ -200,7 +202,8 @@ def _own_word(
     """Return the verdict that follows from the report of the node's own agent, or None.
 
     The result is None if the agent is silent or reports no fault for which the job must give up the node. A faulty node
-    is IMPAIRED while it is still useful: steps advance, or a launch needs its shards. Otherwise the node is GONE.
+    is IMPAIRED while it is still useful: steps advance, or ranks that have not started need its shards. Otherwise the
+    node is GONE.
     """
     if is_silent(node, timeouts):
         return None
@@ -247,9 +250,10 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
 
 
 def _is_stepping(impairment: Impairment | None, now: float, timeouts: Timeouts) -> bool:
-    """Return whether steps still advance.
+    """Return whether training still completes steps.
 
-    Also true without a tracked impairment, because the control plane has not yet observed the standstill for T_max.
+    The result is also true before the node's impairment is tracked: a standstill counts only once the control plane has
+    observed it for T_max.
     """
     return impairment is None or now - impairment.stepped_at <= timeouts.exclude_seconds
 

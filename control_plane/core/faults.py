@@ -279,8 +279,8 @@ def of_cut_off_members(
 ) -> tuple[Fault, ...]:
     """Return a fault if reporting members have not reached the coordinator for longer than its deadline.
 
-    The coordinator may be alive while the network to it is broken. It commits no step without the votes of these
-    members.
+    The coordinator may be alive while the network to it is broken. It commits no step without the confirmations of
+    these members.
     """
     told = [
         (node, fault.message)
@@ -306,9 +306,10 @@ def of_cut_off_members(
 def of_silence(
     plan: GenerationPlan, nodes: Mapping[NodeId, NodeObserved], now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return one fault per member whose silence during a launch exceeds the coordinator deadline.
+    """Return one fault per member that is silent past the coordinator deadline.
 
-    No rank has completed a new step yet, so a new generation loses no step.
+    The caller uses this function while a generation loads or starts. No rank has completed a new step yet, so another
+    generation loses no step.
     """
     return tuple(
         Fault(
@@ -359,7 +360,10 @@ class FailedSources:
     refused: tuple[RefusedSource, ...] = ()
     """Sources that later plans must not use."""
     doubted: tuple[RefusedSource, ...] = ()
-    """Memory slots that were unreachable for the first time. The next plan may still use these slots."""
+    """Copies of shards in nodes' memory that were unreachable for the first time.
+
+    The next plan may still use them.
+    """
 
 
 def failed_sources(

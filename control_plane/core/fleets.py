@@ -500,8 +500,8 @@ class _Table:
     def _leaving(self, job: FleetJob) -> list[NodeRecord]:
         """Return the nodes that a job must give up.
 
-        For every launched job, these are the nodes that AWS will reclaim. For a job that trains, the result also
-        contains the nodes that the job itself has decided to give up.
+        For every job that has a generation, these are the nodes that AWS will reclaim. For a job that trains, the
+        result also contains the nodes that the job itself has decided to give up.
         """
         if job.state not in LAUNCHED_JOBS or job.state is JobState.STOPPING or job.is_taken_over:
             return []

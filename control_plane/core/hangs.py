@@ -52,7 +52,10 @@ _LAST = 3.0
 """
 FIRST_STEP = "first_step"
 DOWNLOADING = frozenset({"start", "restore"})
-"""Phases of a launch whose duration depends on caches and downloads, so that their learned times say little."""
+"""Phases of a rank's start whose duration depends on caches and downloads.
+
+The durations of earlier starts are therefore poor estimates.
+"""
 CLOSING = "close"
 """Phase of a rank that closes its session.
 
@@ -88,7 +91,7 @@ class Watched:
 
     suspicion: Suspicion | None
     ask: tuple[NodeId, ...] = ()
-    """Nodes from which this pass requests stacks. They have not answered request `suspicion.number` yet."""
+    """Nodes from which this pass requests the stacks of ranks. They have not answered the newest request yet."""
     faults: tuple[Fault, ...] = ()
     stuck: NodeId | None = None
     """The node for which all other nodes wait. None if the stacks do not identify one node."""
@@ -103,7 +106,7 @@ class Watched:
 def learned(pace: Pace, world_size: int, reports: Mapping[NodeId, MemberReport]) -> Pace:
     """Return the pace (longest times without progress), updated from the ranks' reports.
 
-    The result contains only times at the present world size.
+    Times that another number of ranks took are dropped.
     """
     longest = dict(pace.longest) if pace.world_size == world_size else {}
     for report in reports.values():

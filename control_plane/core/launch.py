@@ -224,7 +224,7 @@ def make_plan(
 
 
 def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> str:
-    """Return a clause: the launch phase of the ranks, and the nodes in this phase.
+    """Return a clause that names the start phase of the ranks, and their nodes.
 
     If ranks are in different phases, the clause names the earliest phase. The result is empty once every reported rank
     has finished a new step.

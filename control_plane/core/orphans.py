@@ -33,7 +33,7 @@ class StoredObject:
 
     key: str
     modified_at: float
-    """Unix seconds."""
+    """Time of the object's last write, in Unix seconds."""
 
 
 def orphans(

@@ -40,38 +40,48 @@ class Survey:
     owners: Sequence[NodeId]
     """The node of each rank in the new generation, by rank."""
     inventories: Mapping[NodeId, tuple[SlotRecord, ...]]
-    """Slots of each node that has promised, as the node reported them with the promise."""
+    """The slots (copies of shards) in the memory of each node.
+
+    The node reported them with its promise to obey no older generation. Other nodes are missing.
+    """
     path: Path
     worlds: Mapping[Generation, int]
     """Number of ranks of each generation (`worlds_of`)."""
     checkpoints: tuple[CheckpointRecord, ...] = ()
     refused: Collection[RefusedSource] = ()
     committed: Step = NO_STEP
-    """The newest step known to be committed on the path (`newest_committed`), or -1."""
+    """The newest step in `path` that is known to be committed (`newest_committed`), or -1."""
     slot_count: int = 2
     """Number of slots that a holder has for each shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """The base of a new generation, with the sources of the base."""
+    """The step that a new generation restores (its base), and where each shard of this step is."""
 
     base_step: Step
     sources: tuple[tuple[ShardSource, ...], ...]
-    """Sources by rank, best first. Every rank has an empty tuple if the base is step 0 or the restore is a relayout."""
-    keep: Mapping[NodeId, tuple[SlotReference, ...]]
-    """Slots that each node must not overwrite before the base is committed.
+    """The sources from which each rank can get its shard, by rank, best first.
 
-    In a relayout, the node keeps these slots until the first commit of the new generation.
+    The tuples are empty if the ranks start from step 0, or if the restore is a relayout (`relayout` is set).
+    """
+    keep: Mapping[NodeId, tuple[SlotReference, ...]]
+    """Slots (copies of shards in memory) that each node must not overwrite yet.
+
+    The node keeps these slots until the new generation has committed the restored step. In a relayout, it keeps them
+    until the new generation's first commit.
     """
     relayout: Relayout | None = None
-    """Sources of the base, if another number of ranks or another job made the base."""
+    """The sources of the restored step, if another number of ranks or another job made this step."""
     forgotten: tuple[Rank, ...] = ()
-    """Ranks whose shard no node holds in memory. In a relayout, these are ranks of the earlier layout."""
+    """Ranks whose shard no node holds in memory.
+
+    In a relayout, these are ranks of the generation that made the step.
+    """
 
     @property
     def farthest(self) -> str | None:
-        """The farthest kind of source that any rank uses, or None if the base is step 0."""
+        """The farthest kind of source that any rank uses: local, peer or S3. None if the ranks start from step 0."""
         shards = self.sources if self.relayout is None else self.relayout.shards
         kinds = [sources[0].kind for sources in shards if sources]
         return max(kinds, key=FARTHEST.index) if kinds else None
@@ -83,7 +93,7 @@ def path_of(lineage: Iterable[GenerationRecord], generation: Generation) -> Path
     The path includes all steps of the generation itself, and the steps of each ancestor up to the branching point.
 
     Args:
-        lineage: all generations that have a plan.
+        lineage: the records of all generations of the job that have a plan.
         generation: 0 gives an empty path, because no rank ever ran.
 
     Returns:
@@ -113,7 +123,7 @@ def newest_started(lineage: Iterable[GenerationRecord]) -> Generation:
 
 
 def is_on_path(path: Path, origin: Generation, step: Step) -> bool:
-    """Return whether the path contains the state of `step` that generation `origin` made."""
+    """Return whether the state of `step` that generation `origin` made belongs to a path."""
     return step <= path.get(origin, NO_STEP)
 
 
@@ -244,9 +254,9 @@ def _forgotten(found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]], wor
 
 
 def stored(survey: Survey, base: Step) -> CheckpointRecord | None:
-    """Return the newest complete checkpoint up to the base, or None.
+    """Return the newest complete checkpoint that is not newer than the restored step, or None.
 
-    Only checkpoints on the survey's path count. `base` is the step that `choose` returned.
+    `base` is the restored step, as `choose` returned it. Only checkpoints on the survey's path count.
     """
     leading = (
         checkpoint

@@ -30,7 +30,7 @@ from everstep.protocol.codec import decode, encode, resolve
 from everstep.protocol.plan import GenerationPlan
 
 LAUNCHES_LIMIT = 400
-"""Limit of launches that `launches` returns. Older launches are omitted."""
+"""Limit of generations that `launches` returns. It omits older generations."""
 TRANSITIONS_LIMIT = 400
 """Limit of stored transitions per job.
 
@@ -111,7 +111,7 @@ class JobTransition:
     is_paused: bool = False
     """Whether a user had paused the job."""
     stepped_at: datetime | None = None
-    """When a rank finished the launch's first new step, for the state running. None before this step."""
+    """For the state running: when a rank finished the generation's first new step. None before this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,7 +405,7 @@ class LaunchedRun:
 
 
 def launched(session: Session) -> tuple[LaunchedRun, ...]:
-    """Return all runs that have been launched, by run id. Runs of ended jobs are included."""
+    """Return all runs that have a generation, by run id. Runs of ended jobs are included."""
     query = (
         select(Job.run_id, Job.generation, Generation.created_at, Job.ended_at)
         .join(Generation, (Generation.run_id == Job.run_id) & (Generation.number == Job.generation))
@@ -422,7 +422,7 @@ class JobTotals:
     """Sums over all jobs of a fleet, including ended jobs."""
 
     spent: Mapping[str, int]
-    """Microseconds by bucket."""
+    """Time of all these jobs in microseconds, by `core.accounting.Bucket`."""
     node_microseconds: int
     cost_usd: float | None
     """Sum of the jobs' costs. None if no job has a cost."""
@@ -612,7 +612,7 @@ def transition(
 
 
 def note_first_step(session: Session, lease: Lease, stepped_at: datetime) -> None:
-    """Record in a job's history when the current launch finished its first new step.
+    """Record when the newest generation of a job finished its first new step.
 
     Args:
         session: from `Database.write`.
@@ -720,7 +720,7 @@ def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
 
 
 def lineage(session: Session, run_id: str) -> tuple[LineageEntry, ...]:
-    """Return all planned generations of a run, oldest first, without plans."""
+    """Return all generations of a run that ever had a plan, oldest first. The result omits the plans."""
     query = (
         select(
             Generation.number,

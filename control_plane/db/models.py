@@ -321,7 +321,7 @@ class Job(Base):
     revision: Mapped[int] = mapped_column(default=1)
     """Number of the job's newest revision.
 
-    `Generation.revision` is the revision of a launch.
+    The running generation may use an earlier revision (`Generation.revision`).
     """
     state: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     reason: Mapped[str]
@@ -344,7 +344,7 @@ class Job(Base):
     generation: Mapped[int] = mapped_column(default=0)
     """Number of the newest generation with a plan. 0 before the first generation."""
     issued_generation: Mapped[int] = mapped_column(default=0)
-    """Highest generation number that an agent may have received. No later launch may use it."""
+    """Highest generation number that an agent may have received. A new generation needs a higher number."""
     base_step: Mapped[int] = mapped_column(default=0)
     committed_step: Mapped[int] = mapped_column(default=-1)
     proposed_step: Mapped[int] = mapped_column(default=-1)
@@ -405,14 +405,14 @@ class Quota(Base):
 
 
 class Generation(Base):
-    """One launch of all ranks. Its plan never changes."""
+    """One start of all ranks of a job, with its plan. The plan never changes."""
 
     __tablename__ = "generation"
 
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     revision: Mapped[int] = mapped_column(default=1)
-    """Revision of the job from which the control plane planned the launch."""
+    """Revision of the job from which the control plane planned this generation."""
     parent: Mapped[int]
     base_step: Mapped[int]
     world_size: Mapped[int]

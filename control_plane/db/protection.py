@@ -23,10 +23,10 @@ _IN_VIEW = and_(
     Replica.is_in_view,
     ~exists().where(Node.id == Replica.holder_node_id, Node.ended_at.is_not(None)).correlate(Replica),
 )
-"""SQL condition under which a holder counts as in view.
+"""SQL condition under which a holder counts as in view (commits wait for it).
 
-The owner's last report must show the holder in view, and the holder's instance must not have ended. An owner that has
-ended no longer reports changes, so its last report alone does not suffice.
+The owner's last report must show the holder in view, and the holder's instance must not have ended. The second
+condition covers owners that have ended themselves and no longer report changes.
 """
 
 
@@ -39,7 +39,7 @@ class HolderRecord:
     changed_at: datetime | None = None
     """When the holder was added, or last entered or left the view.
 
-    None before the row is stored.
+    A holder is in view while commits wait for it. None before the row is stored.
     """
 
 
@@ -73,7 +73,7 @@ class ShardTotals:
 
     shard_count: int
     fewest_in_view: int
-    """Smallest number of holders in view over all shards."""
+    """Smallest number of holders of any shard for which commits wait."""
     has_reason: bool
     """Whether at least one owner reports a reason for incomplete protection of its shard."""
 

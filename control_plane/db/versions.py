@@ -17,7 +17,7 @@ from control_plane.db.session import Database
 
 
 class Versions:
-    """The change counter of one database. Only one thread at a time may use it."""
+    """Reads the number of changes of one database. Only one thread at a time may use an instance."""
 
     def __init__(self, database: Database) -> None:
         self.sees_everything = database.is_sqlite
@@ -25,7 +25,7 @@ class Versions:
         self._connection: sqlite3.Connection | None = None
 
     def current(self) -> int | None:
-        """Return the current version, or None after an error of the read."""
+        """Return a number that changes with each visible commit. None if the database cannot be read."""
         if not self.sees_everything:
             return self._database.commit_number
         try:

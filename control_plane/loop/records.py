@@ -317,9 +317,10 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
 
 
 def _may_pause(spec: jobs.JobSpec, record: JobRecord) -> bool:
-    """Return whether a pause would lose almost none of the job's work.
+    """Return whether the queue may pause the job, because this would lose almost no work.
 
-    True while the job runs without an open incident and has committed a step since its last launch.
+    True for a preemptible job that runs without an open incident, that no person has taken over, and whose newest
+    generation has committed a new step.
     """
     return (
         spec.preemptible

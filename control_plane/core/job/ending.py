@@ -63,7 +63,10 @@ def finish(view: JobView, *, is_durable: bool) -> Decision:
 
 
 def _success_words(record: JobRecord) -> str:
-    """Return the reason text of a completed job, with a warning if the ranks ended before their target."""
+    """Return the reason text of a completed job.
+
+    The text contains a warning if the ranks ended before the number of steps that the script declared.
+    """
     if record.max_boundary <= 0:
         return (
             "every rank ended with success, and none reported a step. Warning: nothing was kept. "

@@ -19,7 +19,7 @@ PROGRESS_SECONDS = 1.0
 WATCH_SECONDS = 1.0
 """Seconds between two passes over a running job if no report wakes the loop."""
 LAUNCH_SECONDS = 0.5
-"""Seconds between two passes over a job that launches, gives up a node or stops."""
+"""Seconds between two passes over a job that starts a generation, gives up a node or stops."""
 
 
 def stay(

@@ -108,8 +108,8 @@ def with_promise_deadlines(view: JobView) -> JobView:
 def with_faulty(view: JobView) -> JobView:
     """Record the members whose agents report a fault of their own node during a recovery.
 
-    The job gives up such a member if this loses no committed step. Otherwise the job keeps the member for the next
-    launch. If the fault still exists after that launch, the member counts as lost.
+    The job gives up such a member if this loses no committed step. Otherwise the job keeps the member until the ranks
+    of the next generation run. If the fault still exists then, the member counts as lost.
     """
     record, verdicts = view.record, dict(view.verdicts)
     tried = record.incident.kept_instance_ids if record.incident is not None else ()
@@ -221,7 +221,7 @@ def without_departing(view: JobView) -> JobView:
     leaving = {move.node_id for move in due}
     roll = launch.call_roll(view.spec, view.seen, record, view.policy)
     if any(node_id not in leaving for node_id in (*roll.late, *roll.unreachable)):
-        return view  # Some remaining members have not reported their shards yet.
+        return view  # Decide once all remaining members have promised and reported their shards.
     floor = step_to_keep(view, roll)
     without, kept = record, set[NodeId]()
     verdicts: list[Verdict] = []

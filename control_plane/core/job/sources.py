@@ -14,7 +14,10 @@ from everstep.protocol.ids import FIRST_STEP, NodeId, Step
 
 
 def restorable_step(view: JobView, record: JobRecord, roll: launch.Roll) -> Step:
-    """Return the newest step that every rank can restore, from members that have promised or from S3."""
+    """Return the newest step that every rank can restore from memory or from S3.
+
+    Only members that have promised the new generation count, because they report their shards with the promise.
+    """
     return recovery.choose(launch.survey(view.spec, view.seen, record, roll)).base_step
 
 

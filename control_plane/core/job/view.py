@@ -260,7 +260,8 @@ def has_finished(view: JobView, node_id: NodeId) -> bool:
 def durable_step(view: JobView) -> Step:
     """Return the newest step in S3 that the job can restore, or `NO_STEP`.
 
-    The function ignores newer steps in S3 that are not on the path of the job's newest generation.
+    The function ignores newer steps in S3 that the newest generation does not continue, because an abandoned generation
+    made them.
     """
     newest = checkpoints.newest_restorable(view.seen.checkpoints, view.seen.lineage, view.plan.generation)
     return NO_STEP if newest is None else newest.step

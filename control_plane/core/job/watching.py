@@ -109,7 +109,7 @@ def watch(view: JobView) -> Decision:
 
 
 def _awaits_first_step(view: JobView) -> str:
-    """Return a clause: the phase of a launch that has no new step yet, and the nodes in this phase."""
+    """Return a clause that names the start phase of ranks without a new step, and their nodes."""
     return launch.starting(view.plan, view.reports) or f"waits for the first step after step {view.plan.base_step}"
 
 

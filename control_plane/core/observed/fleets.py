@@ -206,7 +206,7 @@ class FleetJob:
     may_pause: bool = False
     """Whether another job may make this job pause.
 
-    True if the job is preemptible, trains, and has committed a step in this launch.
+    True if the job is preemptible, trains, and its newest generation has committed a new step.
     """
     not_before: float | None = None
     no_pause_before: float | None = None

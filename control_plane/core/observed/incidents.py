@@ -73,7 +73,10 @@ class IncidentRecord:
     node_count_after: int = 0
     """Number of nodes of the newest generation of this recovery. 0 until that generation has a plan."""
     kept_instance_ids: tuple[NodeId, ...] = ()
-    """Faulty nodes that the job kept for a launch, because it would otherwise have lost a committed step."""
+    """Faulty nodes that nevertheless took part in the next generation.
+
+    Without them, the job would have lost a committed step.
+    """
     replacement_instance_ids: tuple[NodeId, ...] = ()
     replaced_at: float | None = None
     restored_at: float | None = None

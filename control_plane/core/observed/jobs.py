@@ -104,8 +104,8 @@ class JobSpec(JobSettings):
     initial_checkpoint: str = ""
     """Description of the other job's checkpoint from which the job starts.
 
-    Empty if the job starts from the script's own initial state. Otherwise, the job's lineage and checkpoints contain
-    the other job's checkpoint as generation 0.
+    Empty if the job starts from the script's own initial state. Otherwise, generation 0 in the job's list of
+    generations and checkpoints stands for the other job's checkpoint.
     """
     fleets: tuple[FleetName, ...] = ()
     """Fleets in which the job may start, in the user's order, including `fleet`.
@@ -278,7 +278,9 @@ class Memo:
     state_since: float
     """Time at which the job entered its state, in Unix seconds."""
     boundary_at: float | None = None
-    """Time at which the first rank finished step `boundary`, by the rank's own time stamp.
+    """Unix time at which the first rank finished step `JobRecord.boundary`.
+
+    The time stamp is the rank's own.
 
     None if no rank reported this time.
     """

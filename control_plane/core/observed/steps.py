@@ -54,7 +54,7 @@ class CheckpointUpload:
     """The progress of the upload of one checkpoint, over all ranks whose agents have reported it."""
 
     generation: Generation
-    """The generation that uploads."""
+    """Number of the generation whose agents upload the checkpoint."""
     step: Step
     stored_bytes: int
     """Bytes that S3 has stored, of finished and of running shards."""
