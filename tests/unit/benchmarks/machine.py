@@ -1,4 +1,4 @@
-"""Facts of an idle machine, for the tests of the benchmarks."""
+"""Measurements that describe an idle machine, for the tests of the benchmarks."""
 
 from benchmarks.machine import Machine
 

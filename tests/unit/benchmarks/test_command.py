@@ -41,8 +41,9 @@ def test_a_line_says_when_it_came(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def _begun(
     monkeypatch: pytest.MonkeyPatch, loads: list[float], *, is_patient: bool = True
 ) -> tuple[Begun, list[float]]:
-    """Begin a run on a machine of two cores with these loads, one per observation; return the run and its waits in
-    seconds.
+    """Begin a benchmark run on a machine of two cores. `loads` are the machine's loads, one per observation.
+
+    Return the run and the seconds that it waited between its observations.
     """
     seen, waited = iter(loads), list[float]()
     monkeypatch.setattr(Machine, "observe", lambda: replace(MACHINE, cores=2, load_average=(next(seen), 0.0, 0.0)))

@@ -1,4 +1,4 @@
-"""The benchmark of the data plane: values, verdicts and the report from samples, and the measured loop."""
+"""The benchmark of the data plane: values, verdicts and its page from samples, and the loop that takes the samples."""
 
 from __future__ import annotations
 
@@ -140,7 +140,8 @@ def test_what_blocks_little_because_it_keeps_little_falls_short() -> None:
     for name in ("blocked_p50", "blocked_p99"):
         assert found[name].verdict is Verdict.SHORT
         assert found[name].reason == "commits ÷ steps 0.94, 0.95 to reach"
-    assert found["unblocked_p50"].verdict is Verdict.PASS  # a step without a snapshot passes without any commit
+    # Most steps have no snapshot. Such a step must pass without any commit.
+    assert found["unblocked_p50"].verdict is Verdict.PASS
     assert found["commits"].verdict is Verdict.SHORT
     assert verdicts({**GOOD, "commits": [0.94]}, floors=moved("memcpy"))["blocked_p50"].verdict is Verdict.INCONCLUSIVE
 
@@ -169,7 +170,7 @@ def test_a_moved_floor_makes_its_rows_inconclusive_whatever_they_say() -> None:
 
 
 def test_the_floor_of_a_row_is_the_sum_that_its_limit_is_made_of() -> None:
-    """A row's floor is the sum of the measurements that form the row's limit.
+    """A row's lower bound (its floor) is the sum of those measurements that also form the row's limit.
 
     One measurement of a sum may vary by half and hardly change the sum. Two measurements may also vary in opposite
     directions, so that the sum stays constant.
@@ -235,7 +236,7 @@ def test_a_peer_must_be_within_a_quarter_of_what_is_known_of_it(value: float, ve
 
 
 def test_what_is_known_of_a_peer_scales_with_its_floors() -> None:
-    # the sum of copy and both directions was 60 + 460, and is now 60 + 980
+    # The sum of one local copy and one transfer in both directions was 60 + 460, and is now 60 + 980.
     slower = {**FLOORS, "one_way": floor(490.0, 490.0, 490.0)}
     assert peer_figure(of("lm-resiliency", {"commit": [1800.0]}, floors=slower), "commit").verdict is Verdict.NONE
     assert (
@@ -309,7 +310,7 @@ def test_samples_of_everstep_are_scaled_and_sorted() -> None:
     assert values["restore_local_all"] == pytest.approx([480.0])
     assert values["fetch"] == pytest.approx([400.0])
     assert values["restore_added"] == pytest.approx([480.0])
-    # this is the time of a rank that already waits, without the rank's start
+    # The rank already waits for its state, so this time does not include the rank's start.
     assert values["restore_peer"] == pytest.approx([360.0])
     assert values["restore_peer_fetch"] == pytest.approx([320.0])
 
@@ -389,8 +390,8 @@ def launches(
 ) -> list[char_gpt.Launch]:
     """Return three launches of ten cycles each.
 
-    `own` and `peer` are the mean seconds of a step under Everstep and lm-resiliency, and `nobody` the seconds
-    without snapshots in each launch. Everstep's steps vary by `spread`.
+    `own` and `peer` are the mean seconds of a step under Everstep and under lm-resiliency. `nobody` has the seconds of
+    a step without snapshots, one value per launch. Everstep's steps vary by `spread`.
     """
     found = []
     for alone, is_equal in zip(nobody, verified, strict=True):
@@ -508,7 +509,7 @@ def test_the_report_has_every_row_and_renews_only_its_section(tmp_path: Path) ->
     assert "are audited: copied whole" in again
     assert "private memory of an agent while nothing runs: a baseline, not counted above | **45** MiB" in again
     assert "| 256 MiB | memcpy into warm shared memory | 60, 60, 60 | 0% | 1, 1, 1 |" in again
-    # the page adds no reservation, because the verdict about lm-resiliency is conclusive
+    # The comparison with lm-resiliency has a clear result, so the page adds no reservation.
     assert "- lm-resiliency" not in again
     rows = json.loads((tmp_path / "bench" / "figures.json").read_text())["figures"]
     assert {"system", "version", "metric", "value", "unit", "n", "low", "high", "verified"} <= rows[0].keys()

@@ -330,7 +330,7 @@ def test_a_graph_survives_if_copy_and_graph_are_right_and_were_there_together(ch
     assert rows.of_part(GRAPH, {**found, **change})[0].verdict is verdict
 
 
-# -- parts, and their outcomes
+# -- parts of the benchmark, and their outcomes
 
 
 def cuda(found: Found) -> Outcome:

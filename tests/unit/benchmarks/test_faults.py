@@ -1,4 +1,7 @@
-"""Pure functions of the fault benchmark: the steps in each part of a case, verdicts, page and picture."""
+"""Pure functions of the fault benchmark: the steps in each part of a case, the verdicts, the page and the picture.
+
+A case has three parts: before, during and after a fault.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report contains the required statements for every possible result."""
+"""The benchmark's page contains the required statements for every possible result."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_audited_snapshots_are_shown_apart_and_ranks_taken_together() -> None:
     assert (found.blocked.count, found.blocked.maximum) == (4, 0.04)
     assert found.steps_per_snapshot == 2.0
     assert found.mean_blocked == pytest.approx(0.025)
-    # each snapshot is followed by a boundary without a snapshot, so the mean is halved
+    # A step without a snapshot follows each snapshot, so the mean is halved.
     assert found.mean_held == pytest.approx(0.026)
 
 

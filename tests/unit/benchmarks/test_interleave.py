@@ -1,6 +1,7 @@
-"""The pure parts of the interleaving benchmark: order of the schemes, statistics, verdicts and report.
+"""The functions of the interleaving benchmark without processes: order of the compared schemes, statistics, verdicts,
+page.
 
-Further tests remove the benchmark's network and end its nodes after a failure.
+Further tests check that the benchmark removes its network and ends its nodes after a failure.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ SECONDS = {Scheme.NONE: 1.0, Scheme.BLOCKING: 1.2, Scheme.UNIFORM: 1.1, Scheme.E
 def recorded(seconds: dict[Scheme, float] = SECONDS, *, late: int = 0, left_out: int = 0, case: Case = CASE) -> Figure:
     """Return the evaluation of a run with these iteration times in seconds.
 
-    Everstep's first `left_out` snapshots never begin, and its next `late` snapshots end late.
+    In Everstep's part of the run, the first `left_out` snapshots never begin, and the next `late` snapshots end late.
     """
     rank: list[dict[str, Any]] = [{"spans": [[0.0, 0.3, 0.0], [0.5, 0.1, 0.0]], "iteration_seconds": 1.0}]
     sent: list[dict[str, Any]] = []
@@ -108,9 +109,9 @@ def test_a_case_settles_under_everstep_before_anything_is_measured() -> None:
 
 
 class Fleet:
-    """Simulated nodes.
+    """Three simulated nodes that train together.
 
-    An iteration takes `extra` longer while a snapshot is sent. Sending a snapshot takes `lasts` boundaries.
+    An iteration takes `extra` seconds longer while a snapshot is sent. A snapshot is sent for `lasts` iterations.
     """
 
     def __init__(self, folder: Path, *, extra: float, lasts: int, idle: float = 0.0) -> None:
@@ -127,7 +128,10 @@ class Fleet:
             node.spans(1.0, (IdleSpan(0.5, idle),) if idle else ())
 
     def iterate(self, count: int) -> int:
-        """Train under Everstep, assert that all nodes begin snapshots at the same steps, and return their number."""
+        """Run iterations of the Everstep scheme. Return the number of snapshots.
+
+        Check that all nodes begin their snapshots at the same steps.
+        """
         begun = 0
         for number in range(count):
             is_first, self.left = self.left == self.lasts, max(0, self.left - 1)
@@ -175,7 +179,8 @@ def test_replicas_are_paced_by_the_products_own_decision(tmp_path: Path) -> None
         narrow.iterate(1)
     assert wide.nodes[0].pacer is None
     wide.iterate(60)
-    narrow.iterate(300)  # with the longer interval, a snapshot has several iterations to be sent
+    # The interval between snapshots has grown, so that several iterations are available to send one.
+    narrow.iterate(300)
     assert all(node.pacer is not None for node in wide.nodes)
     assert all(node.pacer is not None for node in narrow.nodes)
 

@@ -1,4 +1,4 @@
-"""Statistics of the benchmarks: medians, spreads, unstable floors, and pairs of launches."""
+"""Statistics of the benchmarks: medians, spreads, lower bounds that move during a run, and pairs of launches."""
 
 from __future__ import annotations
 

@@ -59,7 +59,10 @@ async def test_rounds_are_made_and_charged_to_their_agents(arity: int, depth: in
 
 
 async def test_words_may_be_as_long_as_behind_a_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a tree of three levels, messages are longer than a handshake may be. The benchmark's rounds still complete."""
+    """Messages of a tree with three levels are longer than the messages of a handshake may be.
+
+    The rounds still complete.
+    """
     monkeypatch.setattr(tcp, "MAX_HANDSHAKE_BYTES", 16)
     monkeypatch.setattr(rounds, "MOST_SECONDS", 10.0)
     assert (await measure(8, 2)).root_messages >= 1

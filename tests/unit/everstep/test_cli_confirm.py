@@ -63,7 +63,7 @@ ASKING = {
     ),
 }
 ASKING_AFTER_A_LOOK = {("fleets", "create")}
-"""Commands that ask for confirmation only if the service's answer lists changes."""
+"""Commands that ask for confirmation only if the service reports that they would change something."""
 every_one_that_asks = pytest.mark.parametrize("words", ASKING, ids=" ".join)
 
 

@@ -1,4 +1,6 @@
-"""`everstep jobs logs -f`, `--since`, `--grep`: merged lines and broken connections."""
+"""`everstep jobs logs` with `-f`, `--since` and `--grep`: lines of several ranks in one list, and broken
+connections.
+"""
 
 from __future__ import annotations
 

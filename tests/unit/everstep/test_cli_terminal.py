@@ -30,11 +30,11 @@ UNSAFE = re.compile(
 )
 FLAGS = Path(__file__).parents[2] / "tidy" / "flags.txt"
 OTHERS = {"configure", "doctor", "local", "server", "agent", "wait"}
-"""Commands that do not print any text of a job."""
+"""Commands that print no text that a job could control."""
 ENDLESS = {"jobs wait"}
-"""Commands that return when the job ends, which no job does in these tests.
+"""Commands that return only when the job ends, which never happens in these tests.
 
-`jobs wait` prints with `line_of`, like `jobs top`.
+`jobs wait` prints its lines with `line_of`, like `jobs top`.
 """
 VALUES = {"STEP": "1", "LIMIT": "1"}
 OPTIONS = {

@@ -23,7 +23,7 @@ from everstep.errors import ConfigurationError
 from tests.unit.control_plane.api.conftest import Service
 
 AWS = str(Path(sys.executable).with_name("aws"))
-"""The AWS CLI in the environment of the tests. An AWS CLI elsewhere could not import the plugin."""
+"""The AWS CLI of the tests' own environment. Any other AWS CLI could not import Everstep's plugin."""
 
 
 @pytest.fixture(scope="module")
@@ -191,9 +191,9 @@ def test_a_profile_that_is_configured_again_means_the_new_endpoint(configured, m
 
 
 def test_what_a_profile_of_the_users_does_not_say_is_told(configured, monkeypatch, capsys):
-    """`everstep configure` prints the settings that a user's own profile lacks.
+    """A user has changed the section of a profile, so that it lacks settings. `everstep configure` prints them.
 
-    It changes neither the profile's `ca_bundle`, which may serve other services, nor a section that the user rewrote.
+    It changes neither this section nor the profile's `ca_bundle`, which may serve other services.
     """
     path, bundle = configured / ".aws" / "config", configured / "ca.pem"
     bundle.touch()
@@ -236,9 +236,9 @@ def test_a_profile_is_not_added_to_one_of_the_users(home, monkeypatch, capsys, o
 
 
 def test_nobody_acts_with_the_token_of_another_profile(configured, service, monkeypatch):
-    """The client refuses two profiles that have one endpoint and different tokens.
+    """Two profiles have the same endpoint and different tokens. The client refuses them.
 
-    AWS's clients cannot tell such profiles apart.
+    AWS's clients cannot tell such profiles apart, and might send the token of the other profile.
     """
     url = f"http://{service.address}"
     assert configure(monkeypatch, "--profile", "viewer", "--endpoint-url", url, "--token", "viewers", "--no-check") == 0
@@ -251,10 +251,7 @@ def test_nobody_acts_with_the_token_of_another_profile(configured, service, monk
 
 
 def test_each_profile_has_its_service_in_every_client(configured, service, monkeypatch):
-    """Every client uses the endpoint of its own profile.
-
-    The second profile names the same service by another address.
-    """
+    """Two profiles name the same service by different addresses. Every client uses the address of its own profile."""
     url = f"http://localhost:{service.address.rpartition(':')[2]}"
     assert configure(monkeypatch, "--profile", "staging", "--endpoint-url", url, "--token", service.admin_token) == 0
     assert config.load() == ClientConfig(f"http://{service.address}", service.admin_token), "the default is what it was"

@@ -176,7 +176,7 @@ def test_permissions_come_from_dry_runs_and_simulations_alone() -> None:
     results = [
         {"EvalActionName": "ec2:DescribeInstanceTopology", "EvalDecision": "allowed"},
         {"EvalActionName": "autoscaling:DescribePolicies", "EvalDecision": "implicitDeny"},
-        # A policy may allow the bucket under its own name only.
+        # An IAM policy may name the bucket by its exact name only.
         {"EvalActionName": "s3:PutObject", "EvalDecision": "implicitDeny"},
         {"EvalActionName": "s3:GetObject", "EvalDecision": "explicitDeny"},
     ]

@@ -128,7 +128,7 @@ def test_preflight_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Cluster:
-    """A stand-in for a local cluster, which is up until its context ends."""
+    """A fake of a local cluster. It counts as running until its context ends."""
 
     endpoint_url, state_dir = "http://127.0.0.1:1", Path("state")
     token_file = logs = nodes_directory = Path("state/admin_token")

@@ -31,7 +31,7 @@ QUICK = Conditions(boot_delay_seconds=0.05, launch_retry_seconds=0.1)
 ANSWER_SECONDS = 30.0
 """Time limit of one answer, the same as in `eventually`. A busy machine answers late."""
 START_SECONDS = 120.0
-"""Limit of a local AWS's start, which includes its imports on an overloaded machine."""
+"""Time limit for the start of a local AWS. It includes the imports on an overloaded machine."""
 _numbers = itertools.count()
 
 

@@ -1,4 +1,4 @@
-"""`python -P -m infra.local_cloud` and `everstep local`: all behaviour that needs no running cluster."""
+"""`python -P -m infra.local_cloud` and `everstep local`, as far as no running cluster is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lasting conditions of the local AWS, such as throttling, and their random decisions."""
+"""Faults of the local AWS that last, such as throttling, and their random decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instances as process trees."""
+"""Instances of the local cloud as trees of processes."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def test_user_data_of_an_instance_that_is_ended_says_nothing(runner: InstanceRun
 
 
 def test_user_data_that_ends_with_its_machine_says_nothing(runner: InstanceRunner, tmp_path: Path) -> None:
-    """User data that ends together with its instance writes no exit file.
+    """The user data of an instance ends because its instance ends. It then writes no exit file.
 
-    An exit file would make a process that waits for nodes report that the agent ended while its instance runs.
+    Otherwise, a process that waits for nodes would report that the agent ended while its instance runs.
     """
     wanted = instance(tmp_path)
     runner.reconcile([wanted])

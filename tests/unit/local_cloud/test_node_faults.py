@@ -1,4 +1,4 @@
-"""Faults in the processes and memory of an instance. The tests replace both."""
+"""Faults in the processes and the memory of an instance. The tests use fake processes and a fake slot folder."""
 
 from __future__ import annotations
 
@@ -34,10 +34,7 @@ signal.pause()
 
 @pytest.fixture
 def init() -> Iterator[int]:
-    """Start a process that replaces an instance's init, with an agent and the ranks 2 and 5.
-
-    Yield its pid.
-    """
+    """Start a process in place of an instance's init process, with an agent and the ranks 2 and 5. Yield its pid."""
     with subprocess.Popen([sys.executable, "-c", INIT], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()

@@ -1,4 +1,4 @@
-"""The recorded processes of a local cluster: they are detached, and each has a record on disk."""
+"""The processes of a local cluster: each is detached from its parent and has a record on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages on a machine that cannot run a local cluster."""
+"""The messages that a user gets on a machine that cannot run a local cluster."""
 
 from __future__ import annotations
 

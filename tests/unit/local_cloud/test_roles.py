@@ -1,4 +1,7 @@
-"""Roles as fault targets: they are parsed from words. At the time of the fault, a role becomes the node that has it."""
+"""Roles as targets of faults, such as "job 0 rank 1". A role is parsed from words.
+
+At the time of the fault, it becomes the node that has this role.
+"""
 
 from __future__ import annotations
 

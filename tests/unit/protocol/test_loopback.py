@@ -1,4 +1,4 @@
-"""Addresses of this machine are recognized as such. Every other text counts as another machine."""
+"""Addresses of this machine are recognized as such. Every other text counts as the address of another machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proof is valid for exactly one role in one session of one generation."""
+"""A proof that a node knows its generation's key is valid only for one role in one session of that generation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The two halves of a rank page: a reader sees only complete halves.
+"""The shared-memory page between a rank and its agent has two halves, one written by each.
 
-A writer that dies during a write leaves the previous half readable.
+A reader sees only complete halves. A writer that dies during a write leaves the previous half readable.
 """
 
 from __future__ import annotations

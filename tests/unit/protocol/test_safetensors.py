@@ -99,7 +99,7 @@ def test_what_is_cut_is_refused(tensors: Tensors, data: st.DataObject) -> None:
 @given(st.data())
 @settings(max_examples=200)
 def test_a_changed_header_is_refused_or_says_itself_what_it_is(data: st.DataObject) -> None:
-    """A flipped bit in the header raises the typed error or changes a name only.
+    """A flipped bit in the header raises the reader's own error, or changes nothing but a name.
 
     If the header still parses, the payload's size and digest decide whether the object is accepted.
     """

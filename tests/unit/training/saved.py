@@ -1,4 +1,4 @@
-"""Saved tensors in plain memory, without a slot."""
+"""A saved state in plain memory, without a slot file."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_a_buffer_that_appears_while_another_goes_is_kept() -> None:
 
 
 class Scale(nn.Module):
-    """A module without a parameter that would show its device."""
+    """A module that has no parameter from which its device could be seen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -791,9 +791,9 @@ def test_a_restore_makes_new_state_in_the_memory_set_aside() -> None:
 
 @pytest.mark.parametrize("shape", [(5, 3), (1, 4), (3, 2)])
 def test_the_boxes_of_all_ranks_cover_a_sharded_tensor_once(shape: tuple[int, int]) -> None:
-    """Two dimensions of a tensor are sharded unevenly over 2 × 2 ranks, and some ranks hold nothing.
+    """Two dimensions of a tensor are sharded unevenly over 2 × 2 ranks, and some ranks have no element.
 
-    The boxes cover each element once.
+    The described boxes of all ranks cover each element exactly once.
     """
     taken = torch.zeros(shape, dtype=torch.int64)
     for rank in range(4):

@@ -49,7 +49,7 @@ def _many_descriptors() -> Iterator[None]:
 class Awaited(socket.socket):
     """A socket that signals when a thread is about to wait for it.
 
-    It uses the fact that a waiting thread first requests the socket's descriptor.
+    It relies on the fact that a thread requests the socket's descriptor before it waits.
     """
 
     def __init__(self, descriptor: int) -> None:

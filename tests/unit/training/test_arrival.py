@@ -1,4 +1,4 @@
-"""A rank copies the verified part of its base while the rest still arrives.
+"""While the agent still writes the state that a rank restores, the rank copies the part that is already verified.
 
 The fake agent sends its next message whenever the rank polls, so the tests need no clock.
 """
@@ -56,7 +56,7 @@ class Trained:
 
 
 class Slot:
-    """A slot file, filled in the order of the agent's messages."""
+    """A slot file whose content the fake agent writes piece by piece."""
 
     def __init__(self, path: Path, of: Trained) -> None:
         observed = of.state.observe()
@@ -120,7 +120,10 @@ class Agent:
         self.hinted_by: list[str] = []
 
     def arrives(self, load: int) -> None:
-        """Announce that the agent loads the base and that its index is readable. `load` identifies the load."""
+        """Announce that the agent writes the state to restore, and that its index is readable.
+
+        `load` is the attempt's number.
+        """
         self.page = AgentHalf(GENERATION, load=load, verified=0)
         self.named = Arriving(
             generation=GENERATION,
@@ -133,13 +136,13 @@ class Agent:
         )
 
     def verified(self, end: int, data: bytes | None = None) -> None:
-        """Announce that a longer prefix of the base is verified."""
+        """Announce that the first `end` bytes of the state to restore are verified."""
         begin = self.page.verified
         self.slot.write(begin, (self.slot.data if data is None else data)[begin:end])
         self.page = AgentHalf(GENERATION, load=self.page.load, verified=end)
 
     def start(self, step: int = STEP) -> None:
-        """Announce that the base is complete on every rank."""
+        """Announce that every rank's state is complete, so that training may start."""
         self.slot.seal(step)
         self.named = Welcome(generation=GENERATION, word_path="", base_step=STEP, base_slot_path=str(self.slot.path))
 

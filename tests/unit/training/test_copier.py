@@ -1,4 +1,4 @@
-"""The host's copier and its reports of progress."""
+"""The copier of host memory: its copies, its threads, and how it reports its progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The copier of device memory against a fake device that works as late as possible.
+"""The copier of device memory, on a fake device that works as late as possible.
 
 A fake stream is a list of operations that run when a caller waits for them.
 """
@@ -135,9 +135,9 @@ class FakeDevice:
         del self.registered[address]
 
     def change_behind_what_is_queued(self, tensor: torch.Tensor) -> None:
-        """Queue an optimizer step, as the training thread does.
+        """Queue an optimizer step that changes the state, as the training thread does.
 
-        The fake device runs it when a later wait requires it.
+        The fake device runs the step when a later wait requires it.
         """
         self.do(self.training, "step", lambda: tensor.fill_(-1))
 
@@ -365,7 +365,7 @@ def test_what_the_driver_refuses_is_told_and_holds_nobody_up(
 def test_a_copy_that_fails_in_the_middle_has_stopped_before_it_is_said_to_have_failed(
     memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]
 ) -> None:
-    """A failed copy stops before its failure is reported, because the failure frees its slot for another step."""
+    """A copy fails in the middle. It stops before its failure is reported, because the report frees the slot."""
     _, views = memory
     device = FakeDevice()
     copier = CudaCopier(device, PIECE)
@@ -449,10 +449,10 @@ def test_no_copy_lies_across_what_is_registered_by_itself(
 def test_what_the_boundary_copies_is_cut_before_the_first_piece_is_registered(
     memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copier decides at the boundary which part the training thread copies, before it registers the first piece.
+    """When a step ends, the copier decides which part of the state the training thread copies.
 
-    The copier's thread may register a piece between this decision and the copy. Such a piece must be entirely inside or
-    entirely outside the training thread's part.
+    It decides before it registers the first piece of memory with the driver. Each piece that is registered before the
+    copy is then entirely inside or entirely outside the training thread's part.
     """
     monkeypatch.setattr(cuda_copier, "REGISTERED_BYTES", HEADER_BYTES + 100)
     slot, views = memory
@@ -506,7 +506,7 @@ def test_a_graph_that_the_script_captures_is_not_made_to_wait(
 
 
 class Runtime:
-    """The CUDA runtime calls that can fail, and the call that returns the error."""
+    """A fake of the CUDA runtime: the calls that can fail, and the call that returns the last error."""
 
     def __init__(self, answer: int) -> None:
         self.answer = answer
@@ -534,9 +534,9 @@ def test_a_refused_registration_leaves_no_error_for_the_next_launch(
 
 @pytest.mark.parametrize("status", [0, 2])
 def test_the_copiers_stream_is_no_other_librarys(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copier's stream belongs to no other library.
+    """The copier creates its own stream. Torch's pool would return a stream that another library may use.
 
-    Torch's pool returns the same stream at every 32nd request.
+    Torch's pool returns the same stream again at every 32nd request.
     """
     current: list[int] = []
     runtime = SimpleNamespace(
@@ -580,7 +580,7 @@ def test_small_tensors_leave_the_device_as_one_piece_with_zeros_between_them(
     if is_registered:
         copier.prepare(slot)
         settle(copier)
-    for first in (1, 0):  # In the second step, other tensors are at the offsets of the buffer's gaps.
+    for first in (1, 0):  # In the second step, other tensors occupy the offsets at which the first step had gaps.
         copier.start(Copies(tensors[first:], views[first:]), lambda _error: None).join()
     assert (len(device.gathered), device.copies()) == (2, 2)
     assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
@@ -624,7 +624,7 @@ def test_more_small_tensors_than_the_buffer_holds_are_gathered_in_turns(tmp_path
 
 
 def test_what_lies_between_two_runs_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One call gathers all small tensors, and the bytes between them stay as they are.
+    """One call copies all small tensors, and the bytes between them in the slot stay unchanged.
 
     These bytes belong to large tensors and to tensors in host memory.
     """
@@ -687,7 +687,7 @@ def test_a_large_tensor_that_is_not_contiguous_goes_through_the_buffer_in_parts(
 
 
 def test_gaps_do_not_count_as_copied_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gaps between gathered tensors do not count as copied bytes, although the device also sends the gaps."""
+    """The progress of a copy does not count gaps between small tensors, although the device also sends the gaps."""
     monkeypatch.setattr(cuda_copier, "MARKS", 3)
     tensors = [torch.tensor(float(number)) for number in range(300)]
     _, views, _ = one_slot(tmp_path, tensors)

@@ -1,7 +1,8 @@
 """Random generators shared by a loader and the loop, another loader, or its sampler and dataset.
 
 The tests interrupt small random runs after an arbitrary step and resume them with new objects. Each resumed run must
-produce the batches and noise of the uninterrupted run. Otherwise `register` must refuse its loaders by name.
+produce the batches and noise of the uninterrupted run. If this is impossible, `register` must refuse the loaders by
+name.
 """
 
 from __future__ import annotations
@@ -88,13 +89,16 @@ class Eager(Rejecting):
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Configuration of one loader."""
+    """The settings of one loader in a random run."""
 
     sampler: str
     count: int
     batch_size: int
     draws: str
-    """Source of the dataset's random numbers: `own`, `shared`, `process` or `nothing`."""
+    """Generator from which the dataset draws: its `own`, the run's `shared` one, or the `process`'s.
+
+    `nothing`: it draws none.
+    """
     is_shared: bool
     """True if the sampler draws from the generator that the run shares, False if it draws from its own."""
 
@@ -217,7 +221,7 @@ def test_a_run_that_is_resumed_again_and_again_draws_what_the_undisturbed_run_dr
 
 
 def test_a_walk_alone_draws_as_torch_alone_does() -> None:
-    """Only the sampler uses the generator. It advances in the same way with and without a session."""
+    """Only the sampler uses its generator. The generator advances in the same way with and without a session."""
     own, other = (torch.Generator().manual_seed(3) for _ in range(2))
     loader, plain = (
         DataLoader(
@@ -243,7 +247,9 @@ def test_a_walk_on_a_stream_of_its_own_leaves_the_shared_generator_alone() -> No
 
 
 def test_streams_of_a_walk_share_no_numbers_with_its_generator() -> None:
-    """Noise drawn in the loop does not repeat the numbers that determine the sampler's order."""
+    """A loop that draws noise from the sampler's generator does not get the numbers that determine the order of
+    samples.
+    """
     for make in (lambda: torch.Generator().manual_seed(3), lambda: np.random.default_rng(3), lambda: random.Random(3)):
         generator: Any = make()
         generators = [generator]
@@ -331,7 +337,7 @@ def test_a_loop_that_takes_exactly_all_batches_begins_the_next_epoch() -> None:
 def test_a_run_that_is_resumed_behind_the_last_batch_of_an_epoch_finds_its_rest_empty() -> None:
     """A run resumes after the last batch of an epoch. The rest of this epoch is empty.
 
-    A loop that counts epochs from the restored epoch therefore makes as many passes as the uninterrupted run.
+    A loop that makes one pass for each remaining epoch therefore makes as many passes as the uninterrupted run.
     """
     stream = DataStream("data", [1, 2, 3], seed=1)
     assert [batch for _, batch in zip(range(3), stream, strict=False)] == [1, 2, 3]

@@ -95,7 +95,7 @@ def test_what_steps_an_engines_parameters_beside_it_is_refused() -> None:
 
 
 def partly_held(stage: int, value: float) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return an engine whose optimizer holds one of three parameters, and this rank's part of the other two."""
+    """Return an engine whose optimizer holds one of three parameters. Also return this rank's part of the other two."""
     module = nn.ParameterDict({name: nn.Parameter(torch.full((4,), value)) for name in ("held", "left", "frozen")})
     module["frozen"].requires_grad_(False)
     if stage == 3:
@@ -156,7 +156,7 @@ def test_an_engine_and_what_is_beside_it_have_names() -> None:
         with pytest.raises(SessionMisuse, match="have the same name ''"):
             _adapters(models, optimizers, {"": make()}, ())
     many = [f"net{number}" for number in range(9, 0, -1)]
-    # If several names are possible, the adapter uses the first one at every launch and on every rank.
+    # The adapter must choose the same name for the state in every launch and on every rank: the first one.
     with pytest.raises(SessionMisuse, match="have the same name 'net1'"):
         _adapters(dict.fromkeys(many, critic), {}, {name: make() for name in many}, ())
 
@@ -185,10 +185,9 @@ def test_half_summed_gradients_are_no_state(micro_steps: int, changes: dict[str,
 
 
 def test_a_state_that_has_no_element_per_element_of_the_master_has_no_box() -> None:
-    """The optimizer has a state that does not have one element per parameter element. The adapter describes it without
-    a box.
+    """An optimizer state has another number of elements than its parameters. The adapter gives it no position in them.
 
-    A box would not fit this state, and the slot could not be read.
+    Such a position (a box) would not fit the state, and the slot could not be read.
     """
     made = make()
     adapter = deepspeed.DeepSpeedAdapter("", made)
@@ -219,7 +218,7 @@ def test_slices_of_tensor_parallelism_in_deepspeed_have_no_boxes(changes: dict[s
 
 
 def earlier_values(adapter: Any, step: int, **others: Any) -> EarlierState:
-    """Return the values of an adapter as a later launch with another layout reads them."""
+    """Return the adapter's values in the form in which a launch with another layout reads them."""
     return EarlierState(Step(step), adapter.facts(), adapter.observe().values, {"objects": others})
 
 

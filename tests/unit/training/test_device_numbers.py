@@ -17,7 +17,7 @@ from tests.unit.training.test_cuda_copier import FakeDevice
 
 
 class Script:
-    """A script that logs values, and the values that are sent. A name with `x` is computed on the host."""
+    """A script that logs values, with a list of the values that are sent. Names with `x` are computed on the host."""
 
     def __init__(self) -> None:
         self.device = FakeDevice()
@@ -78,9 +78,10 @@ def test_records_stay_in_the_order_in_which_they_were_logged(script: Script) -> 
 
 
 def test_a_graph_that_is_captured_contains_nothing_of_what_is_logged(script: Script) -> None:
-    """A CUDA graph captured while values are logged contains no operation for them, and its capture stays valid.
+    """Values are logged while the script captures a CUDA graph. The graph contains no operation for them and stays
+    valid.
 
-    A copy, a recorded event or an event query would invalidate the capture. Logged values are computed at replay.
+    A copy, a recorded event or an event query would invalidate the capture. The logged values are computed at replay.
     """
     script.numbers.add(Step(1), {"loss": torch.tensor(1.0)})
     script.device.catch_up()

@@ -1,4 +1,4 @@
-"""The exit of a script decides what happens to its session. The tests use real processes."""
+"""How a script's session ends when the script exits, for every kind of exit. The tests use real processes."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_several_threads_of_torchs_do_it_themselves(monkeypatch: pytest.MonkeyPa
 
 
 class Elsewhere(torch.Tensor):
-    """A tensor that claims to be contiguous host memory at address 0. Its data is in another tensor."""
+    """A tensor that pretends to be contiguous host memory at address 0, while another tensor has its data."""
 
     held: torch.Tensor
 

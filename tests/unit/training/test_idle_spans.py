@@ -21,7 +21,7 @@ def test_what_collectives_leave_free_is_idle() -> None:
 
 
 def test_overlapping_nested_and_unordered_ranges_are_one_use() -> None:
-    """Overlapping, nested and unordered ranges form one busy span.
+    """Overlapping, nested and unordered busy ranges of the network are merged into one.
 
     The ranges, in milliseconds, come from a recording of two loopback ranks, where DDP used two gloo threads.
     """

@@ -1,7 +1,4 @@
-"""Training loops of many shapes.
-
-Each loop is resumed after every boundary and must end bit for bit like the uninterrupted loop.
-"""
+"""Training loops of many shapes. Each loop is resumed after every step, and must end bit for bit like the original."""
 
 from __future__ import annotations
 
@@ -183,7 +180,9 @@ def by_closure(loop: Loop) -> None:
 
 
 def clipped_with_ownerless(loop: Loop) -> None:
-    """A loop that never clears the gradients of parameters without an optimizer, although clipping reads them."""
+    """A loop that clips gradients of parameters without an optimizer together with the others, and never clears
+    them.
+    """
     loop.optimizer.zero_grad()
     loop.loss().backward()
     nn.utils.clip_grad_norm_(loop.model.parameters(), 0.1)
@@ -191,7 +190,7 @@ def clipped_with_ownerless(loop: Loop) -> None:
 
 
 def ownerless_by_hand(loop: Loop) -> None:
-    """A loop that updates parameters without an optimizer, using gradients from several boundaries."""
+    """A loop that updates parameters without an optimizer by itself, from gradients that several steps accumulated."""
     loop.optimizer.zero_grad()
     loop.loss().backward()
     loop.optimizer.step()
@@ -290,9 +289,9 @@ def test_a_gradient_that_replaces_a_used_one_is_state() -> None:
 
 
 def test_gradients_of_a_step_are_freed_when_the_script_frees_them() -> None:
-    """The adapter keeps no gradient alive after the script frees it.
+    """The adapter keeps no gradient in memory after the script has freed it.
 
-    An optimizer that steps inside backward never holds all gradients together.
+    In the test, the optimizer steps inside backward, so that it never needs all gradients at the same time.
     """
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=1.0)

@@ -142,7 +142,10 @@ def test_what_was_sent_is_not_sent_again() -> None:
 
 
 def test_a_loss_is_logged_as_it_comes_out_of_the_model() -> None:
-    """A loss that still requires grad can be logged. Pytest turns torch's warning about such a scalar into an error."""
+    """A script logs a loss that still requires grad, and torch gives no warning.
+
+    (Pytest turns warnings into errors.)
+    """
     loss = (torch.ones(3, requires_grad=True) * 2).sum()
     known, later = numbers(
         {"loss": loss, "column": loss.reshape(1, 1), "half": torch.tensor(0.5, dtype=torch.bfloat16)}

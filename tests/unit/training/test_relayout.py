@@ -1,6 +1,6 @@
 """Loading a state that another number of ranks saved.
 
-The tests cover the order of the shards, the mapping to one rank's layout, and every refusal.
+The tests cover the order in which shards are read, the parts that each rank takes, and every refusal.
 """
 
 from __future__ import annotations
@@ -317,7 +317,9 @@ class Ranks:
             stream.batches_per_step = accumulate
 
     def step(self) -> list[int]:
-        """Return the samples of the next optimizer step, sorted by their place in the step's order."""
+        """Return the samples of the next optimizer step over all ranks, in the order in which a single rank would read
+        them.
+        """
         rows: list[Any] = []
         for _ in range(self.accumulate):
             batches = [stream.next()[0].tolist() for stream in self.streams]  # type: ignore[index]

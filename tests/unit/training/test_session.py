@@ -1,4 +1,4 @@
-"""A session whose agent sends no answers: its rank page and its measurements."""
+"""A session whose agent sends no answers: what it writes to its page, and what it measures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A failure at a boundary costs one snapshot. Training continues.
+"""A failure during a snapshot costs only this snapshot, and training continues.
 
 The agent receives a report, and the script sees no error.
 """
@@ -27,7 +27,7 @@ from everstep.training.state import Observed
 
 
 class Refusing(CpuCopier):
-    """A copier whose driver refuses the first copies at the boundary, a given number of times."""
+    """A copier whose driver refuses the first copies at the end of a step. The test sets how many."""
 
     def __init__(self, told: list[object]) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Held(CpuCopier):
 
 
 class Late(CopyTicket):
-    """A copy that ends only when the training thread joins it, so that training runs ahead of the copy."""
+    """A copy that ends only when the training thread joins it. Until then, training runs on."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Late(CopyTicket):
 
 
 class Behind(CpuCopier):
-    """A copier of a device on which training may run at most one copy ahead."""
+    """A copier of a device. Training may run on during one copy, but not during two."""
 
     is_prompt = False
 
@@ -133,7 +133,7 @@ class Link:
 
 
 class Unplannable(torch.Tensor):
-    """A tensor for which planning a snapshot raises an unexpected error, as for some sharded tensors."""
+    """A tensor that makes the plan of a snapshot fail with an unexpected error, as some sharded tensors do."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -33,7 +33,7 @@ NOTHING, QUIET = Decision(), Decision(is_quiet=True)
         (view(), half(proposed=4, slot=1), Decision(abandon=(4, LATE_REASON))),
         (view(settled=4), half(proposed=4, slot=1), NOTHING),  # the copy of this step may still be running
         (view(settled=5), half(proposed=5, slot=1), NOTHING),
-        # the agent has already voted for this step
+        # the agent has already voted to abandon this step
         (view(), half(proposed=4, vote_step=4, vote=Vote.ABANDON), NOTHING),
         (view(), half(proposed=4, vote_step=3, vote=Vote.ACKED), Decision(abandon=(4, LATE_REASON))),
         (view(base=5), half(proposed=5, slot=1), NOTHING),
@@ -60,7 +60,7 @@ def test_decisions(view: RankView, half: AgentHalf, expected: Decision) -> None:
     assert decide(view, half) == expected
 
 
-# The rank cannot reach its agent. The other ranks may already have the order to stop.
+# The rank has lost its agent. The other ranks may already have received the confirmed stop.
 @pytest.mark.parametrize(
     ("view", "word", "expected"),
     [
@@ -72,7 +72,7 @@ def test_decisions(view: RankView, half: AgentHalf, expected: Decision) -> None:
             half(stop=5, stop_state=StopState.ANNOUNCED),
             Decision(must_wait=True),
         ),
-        # no rank stops here, because this rank has not agreed to the stop
+        # the rank has not agreed to this stop, so it does not stop there
         (view(), half(stop=5, stop_state=StopState.ANNOUNCED), NOTHING),
         (view(echo_step=5), half(stop=5, stop_state=StopState.CONFIRMED), Decision(is_stopped=True)),
         (view(echo_step=7), half(stop=7, stop_state=StopState.ANNOUNCED), NOTHING),

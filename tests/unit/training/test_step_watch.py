@@ -1,7 +1,4 @@
-"""The session refuses updates by optimizers that `init` did not get, and names the optimizer.
-
-All other updates pass.
-"""
+"""The session refuses a step of an optimizer that was not passed to `init`, and names it. All other updates pass."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A snapshot that contains a later change is never reported as captured.
-
-This holds for every order of training, the copy and the version checks. Each test splits an in-place operation into two
-events: the memory write, and torch's version increment. The test also triggers each half of the copy. All interleavings
-of the two event rows run on the real `Snapshotter`, `Guard` and `Sources`.
+"""A snapshot that contains a change of the next step ("torn") is never reported as captured. This holds for every order
+of training's events, the copy's and the version checks'. Each test splits an in-place operation into two
+events: the memory write, and torch's version increment. It also splits the copy into two halves. All interleavings of
+the two event rows run on the real `Snapshotter`, `Guard` and `Sources`.
 """
 
 from __future__ import annotations
@@ -76,7 +75,10 @@ class Steps(CopyTicket):
 
 
 class StepCopier:
-    """A copier whose copy, later thread work and training pauses are triggered by the test."""
+    """A copier controlled by the test.
+
+    The test triggers each half of a copy, the thread's later work, and pauses of training.
+    """
 
     is_prompt = True
 
@@ -116,7 +118,7 @@ class StepCopier:
 
 
 class Story:
-    """Takes one snapshot per order of events.
+    """Plays one order of events at a time: takes a snapshot and triggers the events after it.
 
     Args:
         folder: Folder of the slot.
@@ -157,15 +159,18 @@ class Story:
         self.link.slots = SlotsGranted(layout_hash=State.layout_hash, capacity_bytes=capacity, paths=(str(self._path),))
 
     def wrap(self) -> None:
-        """Make the tensor the memory behind a wrapper tensor. Only the wrapper's version counts."""
+        """Let a wrapper tensor stand for the weight.
+
+        The weight is the wrapper's memory, and only the wrapper counts versions.
+        """
         self.wrapper = torch.zeros(1)
         self._state = self._observed()
 
     def play(self, events: tuple[str, ...]) -> tuple[list[type], bool]:
-        """Take a snapshot and run these events after its boundary.
+        """Take a snapshot when a step ends, and then trigger these events.
 
-        Returns:
-            The agent's messages, and True if the slot holds the state of the boundary.
+        Returns: The types of the messages to the agent, and True if the slot has exactly the state at the end of the
+            step.
         """
         self._step += 1
         self.link.sent.clear()
@@ -258,9 +263,10 @@ def test_what_training_on_a_device_changes_behind_the_guard_comes_behind_the_cop
 @pytest.mark.parametrize("is_wrapped", [False, True])
 @pytest.mark.parametrize("is_main", [False, True])
 def test_pauses_decide_only_where_they_show_every_change(tmp_path: Path, is_main: bool, is_wrapped: bool) -> None:
-    """A pause of the main thread is evidence only if every change is visible at it.
+    """A pause of a thread decides about a snapshot only if every change so far is visible during the pause.
 
-    Torch counts changes of a wrapper after Python code of the wrapper's class.
+    This holds only for the main thread and for plain tensors. Torch counts a change of a wrapper later, after Python
+    code of the wrapper's class.
     """
     story = Story(tmp_path)
     if is_wrapped:

@@ -1,4 +1,4 @@
-"""Groups of tasks that end together. A cancellation does not interrupt the tasks' cleanup."""
+"""Groups of tasks that end together. If one is cancelled, each task still completes its cleanup."""
 
 from __future__ import annotations
 

@@ -132,10 +132,9 @@ def test_a_node_fault_is_not_the_jobs() -> None:
 
 
 def test_members_that_cannot_reach_the_coordinator_end_the_generation() -> None:
-    """Two members report that they cannot reach the coordinator, and the generation ends, even if the coordinator is
-    alive.
+    """A member reports that it cannot reach the coordinator, and the generation ends.
 
-    The next generation gets another coordinator.
+    The coordinator may be alive. The next generation gets another coordinator.
     """
     timeouts = ladder(3.0)
     told = NodeFault(

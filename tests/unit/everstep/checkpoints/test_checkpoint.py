@@ -88,7 +88,10 @@ def test_replicated_tensors_are_taken_from_one_rank_and_tensors_of_one_rank_are_
 
 
 def test_every_flipped_byte_is_refused(tmp_path: Path) -> None:
-    """The test flips each byte of the object in turn. Reading the tensors fails, or the byte is unused padding."""
+    """The test flips each byte of an object in turn.
+
+    Reading the tensors must fail, unless the byte is unused padding.
+    """
     whole = array(3, 5)
     manifest = store(tmp_path, {0: [Stored("model/w", whole)]})
     (path,) = tmp_path.rglob("*.safetensors")
@@ -110,9 +113,9 @@ def test_every_flipped_byte_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_index_that_was_changed_is_refused_although_each_chunk_of_data_is_whole(tmp_path: Path) -> None:
-    """The header exchanges the names of two tensors, each of two chunks.
+    """In the object's header, the names of two tensors are exchanged. Reading fails.
 
-    Reading fails, although the digest of every chunk is correct.
+    The digest of every chunk of data is still correct, so only the digest of the header can show the change.
     """
     count = 2 * CHUNK_BYTES // 4
     manifest = store(tmp_path, {0: [Stored("model/a", array(count)), Stored("model/b", array(count))]})

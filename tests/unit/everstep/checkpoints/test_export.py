@@ -1,4 +1,7 @@
-"""Exported safetensors files hold the model's tensors, for every training layout. Each file is complete or absent."""
+"""Exported safetensors files contain the model's tensors, for every training layout.
+
+After an interrupted export, each file is either complete or absent.
+"""
 
 from __future__ import annotations
 

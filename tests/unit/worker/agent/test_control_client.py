@@ -25,8 +25,9 @@ from worker.agent.control_client import ControlClient
 
 
 class Replica:
-    """A control-plane replica that accepts `join` and its own sessions, and closes every connection after one
-    report.
+    """A server of the control plane.
+
+    It accepts `join` and its own session tokens, and closes each connection after one report.
     """
 
     def __init__(self) -> None:
@@ -108,10 +109,10 @@ async def test_a_session_that_is_not_known_and_cannot_be_removed_does_not_keep_t
 async def test_a_session_that_was_refused_once_is_tried_again_where_the_join_token_is_of_no_use_any_more(
     tmp_path: Path,
 ) -> None:
-    """A rejected session is tried again if the join token is no longer valid.
+    """The control plane rejects an agent's session token once. The join token is no longer valid.
 
-    The first answer is a 403, for example from a proxy. The node has already joined, which makes its join token
-    invalid.
+    The agent tries its session token again. The first answer may be a 403 of a proxy, for example. A node that has
+    joined cannot use its join token again.
     """
     (tmp_path / "token").write_text("session-mine")
 
@@ -143,9 +144,10 @@ async def test_the_next_agent_goes_on_with_the_session(tmp_path: Path) -> None:
 
 
 async def test_the_session_of_another_node_is_dropped_and_the_instance_attests_anew(tmp_path: Path) -> None:
-    """An image contains the session of the node from which it was made.
+    """An agent starts with the session token of another node, because its instance was launched from an image of that
+    node.
 
-    The control plane accepts the token and closes the connection after the Hello. The agent drops the session and
+    The control plane accepts the token, and closes the connection after the Hello. The agent drops the token and
     attests its own instance.
     """
     (tmp_path / "token").write_text("session-of-another")

@@ -1,7 +1,7 @@
-"""Reports about a connection that breaks.
+"""How an owner reports that its connection to a holder breaks.
 
-A connection that breaks rarely is not reported. A connection that breaks in several consecutive transfers is reported
-until a step has arrived completely.
+It does not report a connection that breaks rarely. If the connection breaks in several consecutive transfers, the owner
+reports it until a step has arrived completely.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from worker.core.broken_line import CUTS, BrokenLine
 
 
 def cut(count: int) -> BrokenLine:
-    """Return the state of a connection after `count` interrupted transfers of consecutive steps.
+    """Return the state of a connection after `count` interrupted transfers, the last of which was of step 10.
 
-    The last interrupted transfer was of step 10. After each interruption, a second transfer completed the step.
+    The transfers were of consecutive steps. After each interruption, a second transfer completed the step.
     """
     line = BrokenLine()
     for left in reversed(range(count)):

@@ -71,9 +71,9 @@ def test_snapshots_that_last_for_several_iterations_cost_that_much_more() -> Non
 
 @pytest.mark.parametrize("blocked", [0.0, 0.2])
 def test_a_snapshot_costs_what_all_its_iterations_took_longer_together(blocked: float) -> None:
-    """A snapshot takes three iterations, one of which becomes longer.
+    """A snapshot takes three iterations, one of which becomes longer. The snapshot's cost is the total delay.
 
-    The snapshot's cost is the delay of all three together. The median of the three would show no delay.
+    The median of the three iterations would show no delay.
     """
     budget = Budget(0.01)
     for _ in range(ENOUGH_QUIET):

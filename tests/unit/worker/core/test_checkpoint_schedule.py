@@ -1,4 +1,4 @@
-"""The schedule of checkpoints by time: fixed intervals, and intervals that follow from measured uploads."""
+"""When checkpoints are due: at a fixed interval, or at an interval that follows from measured uploads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Placement of chunks in idle spans: the paper's cases, the four defects of its printed algorithm, and uniform
-pacing.
+"""Which chunks of a snapshot are sent in which idle span of the network: cases of the GEMINI paper, four defects of its
+printed algorithm, and uniform pacing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from worker.core.chunks import (
 GBIT = 1e9 / 8
 MIB = 1024 * 1024
 BUFFERS = {"buffer_bytes": 128 * MIB, "buffers": 4}
-"""Total size R and number p of the buffers in the paper, section 7.1."""
+"""Total size R and number p of a machine's buffers in section 7.1 of the GEMINI paper."""
 
 
 def spans(*seconds: float, gap: float = 1.0) -> list[IdleSpan]:
@@ -100,7 +100,7 @@ def test_what_does_not_fit_follows_the_last_span() -> None:
     ]
 
 
-# -- the printed algorithm, line by line
+# -- the algorithm as the paper prints it, line by line
 
 
 class Endless(Exception):
@@ -109,7 +109,7 @@ class Endless(Exception):
 
 @dataclass(frozen=True)
 class Printed:
-    """For each corrected line of the algorithm: True uses the line as the paper prints it."""
+    """For each line of the algorithm that the product corrects: True selects the line as the paper prints it."""
 
     cost_of_the_rest: bool = False
     one_copy_too_many: bool = False
@@ -181,9 +181,9 @@ def test_with_all_four_lines_corrected_the_printed_algorithm_is_ours() -> None:
 
 
 def test_defect_1_a_chunk_is_charged_for_what_is_left() -> None:
-    """Line 17 subtracts f(remaining bytes) instead of the time of the chunk.
+    """Defect 1: line 17 subtracts the time of all remaining bytes, f(remaining bytes), instead of the chunk's own time.
 
-    The first of many chunks therefore uses up a span with room for five, and the last chunk costs nothing.
+    The first of many chunks therefore uses up a span that has room for five, and the last chunk costs nothing.
     """
     theirs = as_printed((3.0, 3.0), 400, 2, Printed(cost_of_the_rest=True))
     ours = corrected((3.0, 3.0), 400, 2)
@@ -204,9 +204,9 @@ def test_defect_3_a_span_shorter_than_alpha_never_ends() -> None:
 
 
 def test_defect_4_the_last_profiled_span_is_taken_for_endless() -> None:
-    """The printed algorithm treats the last profiled span as endless.
+    """Defect 4: the printed algorithm treats the last profiled span as endless.
 
-    It puts a whole snapshot into a last span of a tenth of the snapshot's length.
+    In the test, it puts a whole snapshot into a last span that has room for a tenth of the snapshot.
     """
     theirs = as_printed((0.5, 0.5), 500, 2, Printed(last_span_replaced=True))
     ours = corrected((0.5, 0.5), 500, 2)
@@ -279,7 +279,9 @@ def assert_each_byte_once(chunks: Sequence[ScheduledChunk], size: int, copies: i
 
 @given(lengths=lengths_lists, chunk=st.integers(1, 300))
 def test_chunk_by_chunk_the_pacer_finds_what_partition_plans(lengths: list[float], chunk: int) -> None:
-    """The pacer admits whole chunks one after the other. They fill each span as Algorithm 2 does with whole buffers."""
+    """The pacer, which decides about one chunk at a time, fills each span exactly as Algorithm 2 does with whole
+    buffers.
+    """
     link, profiled = Link(100.0), spans(*lengths)
     windows = [usable(span, 0.8) for span in profiled]
     at, found = 0.0, 0

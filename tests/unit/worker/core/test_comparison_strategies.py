@@ -21,7 +21,7 @@ def begun(*, every_steps: int = 0, is_blocking: bool = False, base: int = 0) -> 
 
 
 def stored_one() -> Coordinator:
-    """Return a blocking coordinator that has committed step 1 and marked it for upload."""
+    """Return a coordinator that has committed step 1, marked it for upload, and waits for the upload."""
     return begun(every_steps=1, is_blocking=True).report(*both(1, NONE, 1, Vote.ACKED))
 
 

@@ -80,7 +80,10 @@ def test_a_strayed_shard_is_held_once_all_its_planned_holders_have_the_base() ->
 
 
 def test_the_base_cannot_be_abandoned() -> None:
-    """A report abandons the base of the generation, which no correct agent does. The coordinator ignores the report."""
+    """A rank reports that it abandons the step from which the generation starts. The coordinator ignores the report.
+
+    No correct agent sends such a report.
+    """
     core = begun(base=5).report(*both(5, NONE, 5, Vote.ABANDON, is_late=True))
     assert (core.committed, core.proposed, core.lead.steps) == (NONE, 5, 1)
 
@@ -192,7 +195,10 @@ def test_while_a_slot_is_pinned_and_the_other_holds_c_nothing_is_proposed(slot_c
 
 
 class TestFinalStepDuringAnUpload:
-    """The upload of step 1 holds one slot, the committed step 2 holds the other. The ranks stop at step 60."""
+    """The final step is proposed while the upload of step 1 uses one slot and the committed step 2 the other.
+
+    The ranks stop at step 60.
+    """
 
     def stopped(self, *, has_stop: bool) -> Coordinator:
         core = running()
@@ -268,7 +274,7 @@ class TestRestart:
     def test_a_stop_that_was_only_announced_is_withdrawn_and_its_number_is_not_used_again(self) -> None:
         """Both ranks have agreed to stop at step 10, but the coordinator restarts before it confirms the stop.
 
-        The next stop gets another step, 11. If the coordinator announced step 10 again, it would count the old
+        The next stop gets another step, 11. If the coordinator announced step 10 again, it would count the earlier
         agreement of a rank that may have passed step 10 meanwhile.
         """
         answer = {"heard_stop": Step(10), "echo_step": Step(10), "echo": 1}
@@ -391,7 +397,7 @@ class TestEnd:
         assert (core.committed, core.persist) == (9, 9)
 
     def test_ranks_that_are_ended_during_a_stop_leave_the_newest_commit(self) -> None:
-        """A script hangs before the agreed stop, and the control plane ends its ranks.
+        """A script hangs before the agreed stop, and the control plane has its ranks killed.
 
         The newest commit is still uploaded.
         """
@@ -403,9 +409,9 @@ class TestEnd:
         assert (core.committed, core.persist) == (NONE, 5)
 
     def test_a_restarted_coordinator_has_the_last_step_of_a_confirmed_stop_uploaded(self) -> None:
-        """A restarted coordinator requests the upload of the last step.
+        """A coordinator restarts after it has confirmed a stop. It still requests the upload of the last step.
 
-        Only the coordinator before its restart received the stop request.
+        Only the coordinator before the restart received the stop request.
         """
         core = Coordinator.recover(world_size=2, base=Step(0), every_steps=0)
         assert core.report(*self.closing(9, 9, 9, Vote.ACKED, confirmed_stop=Step(9))).persist == 9
@@ -427,7 +433,7 @@ class TestEnd:
         assert standing.proposed == 7
 
     def test_a_final_step_that_a_rank_passed_unheard_is_proposed_again(self) -> None:
-        """A rank passes the final boundary before it reads the proposal, and then waits in `close`.
+        """A rank finishes the last step before it reads that the step is proposed, and then waits in `close`.
 
         The coordinator proposes the step again, because the rank can still capture it.
         """

@@ -1,7 +1,7 @@
-"""The lead of proposals: how many steps ahead of the ranks the coordinator proposes a step.
+"""The lead: how many steps before the ranks reach a step the coordinator proposes it.
 
-After a single late round, the lead soon shrinks again. If every round with a shorter lead is late, the lead shrinks
-only rarely.
+A round is late if a rank receives its proposal too late. A late round makes the lead longer, and it soon shrinks again.
+If every round with a shorter lead is late, the lead shrinks only rarely.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Evidence that a rank ran out of memory: some evidence proves it, other evidence only suggests it."""
+"""How an agent recognizes that a rank ran out of memory: some evidence proves it, other evidence only suggests it."""
 
 from __future__ import annotations
 

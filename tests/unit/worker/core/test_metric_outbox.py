@@ -1,6 +1,6 @@
-"""Logged values are sent at their time, and sent again after a lost connection.
+"""The agent sends logged values at regular times, and sends them again after a lost connection.
 
-The agent drops them once the control plane has confirmed them.
+It drops the values once the control plane has confirmed them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_a_batch_is_sent_once_until_it_is_confirmed_late_or_the_line_is_new() ->
     batch = outbox.due(AGAIN_SECONDS)
     assert batch is not None
     assert (steps(batch), batch.first_number) == ([3], 2)
-    outbox.confirm(2)  # confirm the same number again
+    outbox.confirm(2)  # the control plane confirms the same number again
     assert outbox.due(AGAIN_SECONDS) is None
     outbox.confirm(3)
     outbox.connected()

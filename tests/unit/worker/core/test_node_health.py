@@ -1,4 +1,4 @@
-"""Faults of a node, derived from readings."""
+"""Faults of a node, derived from readings of its hardware counters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def gpu(**changes: object) -> tuple[GpuFacts, ...]:
 
 
 def told(*readings: NodeFacts) -> list[tuple[str, str]]:
-    """Return the faults after the last of these readings. A healthy reading precedes them."""
+    """Return the faults after the last reading. A healthy reading precedes the given ones."""
     health = judge(NodeHealth(), WELL)
     assert health.faults == ()
     for reading in readings:
@@ -121,9 +121,9 @@ def test_two_readings_far_apart_prove_as_much_as_many() -> None:
 
 
 def test_a_fault_is_told_in_the_same_words_while_it_holds() -> None:
-    """The text of a fault stays the same while the fault's values change.
+    """The text of a fault stays the same as long as the fault lasts, although the measured values change.
 
-    Every changed report would wake the control plane.
+    A changed report would wake the control plane.
     """
     bad = {"gpus": gpu(xids=(48,), slowed_by=("hardware",)), "memory_available_bytes": GIB}
     health = judge(NodeHealth(), at(0.0, **bad))

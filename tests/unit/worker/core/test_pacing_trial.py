@@ -1,4 +1,4 @@
-"""The trial that compares paced and unpaced iterations, and its verdict."""
+"""The trial in which an agent compares iterations with paced and with unpaced transfers, and its verdict."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_that_nothing_is_gained_needs_no_longer_than_that_something_is() -> None
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_waits_for_so_long_that_steps_are_not_kept_does_not_pay(seed: int) -> None:
-    """Paced iterations are 8 % shorter, but late transfers cost some steps their snapshots.
+    """Paced iterations are 8 % shorter, but transfers that are late because of pacing cost some steps their snapshots.
 
     The verdict is against pacing.
     """
@@ -74,9 +74,9 @@ def test_what_waits_for_so_long_that_steps_are_not_kept_does_not_pay(seed: int) 
 
 
 def test_a_snapshot_that_costs_two_steps_is_told_from_one_that_costs_one() -> None:
-    """A paced snapshot costs two steps, and an unpaced one costs one step, because its round takes two boundaries.
+    """A snapshot with pacing costs the commits of two steps, and a snapshot without pacing the commit of one.
 
-    The verdict is against pacing.
+    The verdict is against pacing, although paced iterations are 5 % shorter.
     """
     trial = PacingTrial()
     for _ in range(LEAST):

@@ -1,4 +1,4 @@
-"""The time that a rank spends at one boundary, as its agent measures it."""
+"""How long a rank needs for one step, as its agent measures it."""
 
 from __future__ import annotations
 

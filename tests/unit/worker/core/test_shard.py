@@ -18,7 +18,10 @@ def step(number: int) -> Step:
 
 
 def committed(at: int = 7, proposed: int = 8) -> Shard:
-    """Return a shard in mid-training. Both holders have the committed step, and the next step is proposed."""
+    """Return an owner's shard in the middle of training.
+
+    Both holders have the committed step 7, and step 8 is proposed.
+    """
     shard = Shard.begin(step(0), (A, B)).hear(NONE, step(at)).seal(step(at))
     shard = shard.acknowledge(A, step(at)).acknowledge(B, step(at))
     return shard.hear(step(at), step(proposed))
@@ -94,7 +97,8 @@ def test_nothing_but_the_proposed_step_is_abandoned() -> None:
     base = Shard.begin(step(5), (A,)).hear(NONE, step(5))
     assert base.abandon(step(5), "") is base
     spoiled = Shard.adopt(step(5), (A,), committed=NONE, proposed=step(5), vote=Vote.NONE, sealed=frozenset())
-    assert spoiled.abandon(step(5), "") is spoiled  # the slot of the base is lost, but no rank captures the base again
+    # The owner has lost the slot of the step from which the generation starts. No rank captures this step again.
+    assert spoiled.abandon(step(5), "") is spoiled
 
 
 def test_a_dropped_holder_does_not_count_and_commits_go_on() -> None:
@@ -118,10 +122,10 @@ def test_a_dropped_holder_does_not_return_after_the_vote() -> None:
 
 
 def test_a_dropped_holder_does_not_return_by_what_it_acknowledged_before() -> None:
-    """A holder acknowledged the proposed step and fell silent, and the owner dropped it. The step was committed. The
-    holder does not count again yet.
+    """A holder acknowledges the proposed step and falls silent, and the owner drops it. Then the step is committed.
 
-    If it did, votes on the next step would wait for the holder's deadline again.
+    The holder does not count again, although it has the committed step. Otherwise, votes on the next step would wait
+    for its deadline again.
     """
     dropped = committed().seal(step(8)).acknowledge(A, step(8)).acknowledge(B, step(8)).drop(B).hear(step(8), step(9))
     assert dropped.awaited == {A}
@@ -135,7 +139,7 @@ def test_a_dropped_holder_does_not_return_by_what_it_acknowledged_before() -> No
 def test_a_dropped_holder_that_has_not_got_the_new_c_stays_out() -> None:
     shard = committed().seal(step(8)).acknowledge(A, step(8)).drop(B)
     assert shard.hear(step(8), step(9)).view == {A}
-    # without a new committed step, earlier acknowledgements prove nothing
+    # without a new commit, the holder's earlier acknowledgements prove nothing
     assert shard.hear(step(7), step(9)).view == {A}
 
 
@@ -160,7 +164,10 @@ def test_a_holder_that_has_lost_c_leaves_the_view() -> None:
 
 @pytest.mark.parametrize("base", [0, 7])
 def test_an_empty_inventory_before_the_first_commit_leaves_a_holder_in_the_view(base: int) -> None:
-    """Every holder connects without the base at a launch. This does not make the job degraded."""
+    """At a launch, every holder connects without the step from which the generation starts.
+
+    The holders count all the same, so that the job is not reported as degraded.
+    """
     shard = Shard.begin(step(base), (A, B)).inventory(A, frozenset())
     assert (shard.view, shard.returning) == ({A, B}, frozenset())
 
@@ -175,10 +182,10 @@ def test_an_inventory_brings_a_dropped_holder_back() -> None:
 
 
 def test_who_answers_again_is_waited_for_until_it_has_returned() -> None:
-    """A dropped holder answers again. Votes then wait until the holder has the committed step.
+    """A dropped holder answers again. The owner's votes then wait until the holder has the committed step.
 
-    Without this wait, each commit would give the slot that the holder's transfer reads to the next step. A slow holder
-    would never count again.
+    Without this wait, each commit would free the slot from which the holder is being sent its step. A slow holder would
+    never count again.
     """
     back = committed().drop(B).acknowledge(A, step(8)).answer(B).inventory(B, frozenset())
     waiting = back.seal(step(8))
@@ -195,9 +202,10 @@ def test_who_answers_again_and_falls_silent_again_is_not_waited_for() -> None:
 
 
 def test_a_snapshot_is_under_way_until_all_shards_of_the_job_are_with_their_holders() -> None:
-    """Other owners of the job still send after this owner's shard has arrived.
+    """A snapshot counts as under way until every owner of the job has sent its shard, even after this owner's has
+    arrived.
 
-    Their iterations count as iterations under a snapshot.
+    Iterations during this time count as iterations under a snapshot.
     """
     quiet = committed().acknowledge(A, step(7)).acknowledge(B, step(7))
     sending = quiet.seal(step(8)).acknowledge(A, step(8))
@@ -280,8 +288,9 @@ def test_a_forgotten_slot_is_not_sent() -> None:
 
 
 def test_what_is_captured_a_second_time_is_acknowledged_a_second_time() -> None:
-    """A step is captured twice, as the last step of a training may be. Only acknowledgements of the second capture
-    count.
+    """A step is captured twice, which can happen to the last step of a training.
+
+    Only acknowledgements of the second capture count.
     """
     # the commit is late, as if another rank had voted late
     first = committed().seal(step(8)).acknowledge(A, step(8)).hear(step(7), NONE)
@@ -321,7 +330,10 @@ def test_an_agent_says_no_for_a_rank_that_has_passed(
 
 
 class TestCapturing:
-    """The owner may send a step while its rank captures it. The step counts only when it is sealed."""
+    """The owner may send a step while its rank still captures it.
+
+    The step counts as captured only when it is sealed.
+    """
 
     def test_a_holder_that_has_the_foundation_may_be_sent_what_is_being_captured(self) -> None:
         shard = replace(committed(), held=frozenset({(A, step(7))})).capture(step(8))

@@ -1,4 +1,4 @@
-"""A holder's silence counts only while its owner runs and waits for an answer."""
+"""For how long a holder counts as silent: only while its owner waits for an answer and runs normally."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def after(
     is_occupied: bool = False,
     late: float = 0.0,
 ) -> Silence:
-    """Make `count` more checks, each late by `late` seconds."""
+    """Check the holder `count` more times, each check late by `late` seconds."""
     for _ in range(count):
         silence = silence.looked(
             silence.looked_at + PERIOD + late, is_owed=is_owed, is_asked=is_asked, is_occupied=is_occupied
@@ -91,8 +91,7 @@ def test_each_return_in_vain_is_waited_for_twice_as_late(silent: Silence, waits:
 
 
 def test_who_is_given_up_before_its_time_waits_no_longer_for_it() -> None:
-    """A holder counts only because it already had the step. It falls silent again and is dropped before its waiting
-    time ends.
+    """A holder that failed answers again, falls silent and is dropped before its waiting time has ended.
 
     This second drop does not lengthen the waiting time.
     """

@@ -1,6 +1,6 @@
-"""A sender limits itself to half of a slow link's rate, so that training gets the other half.
+"""A sender on a slow link uses only half of the link's rate, so that training has the other half.
 
-It measures the link again later.
+It measures the link again now and then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FOUND = SlowLink().found(10e6, 5_000_000, 0.5)
 
 
 def after(link: SlowLink, seconds: float, rate: float) -> SlowLink:
-    """Check the link after `seconds` seconds at `rate` bytes a second."""
+    """Let the link carry `rate` bytes a second for `seconds` seconds, and check it."""
     sent, begun = link.begun
     return link.looked(int(sent + rate * seconds), begun + seconds, sound=SOUND)
 
@@ -58,7 +58,7 @@ def test_one_that_carries_much_more_for_a_moment_is_looked_at_once_more(then: fl
     """A slow link seems much faster for a moment, because the kernel's buffers accept bytes. A second measurement
     decides.
 
-    A link that is faster gets a higher limit, and a link at full rate gets none.
+    A link that is really faster gets a higher limit, and a link at full rate gets none.
     """
     moment = after(after(FOUND, FIRST_RETRY_SECONDS, 5e6), 2 * LOOK_SECONDS, 40e6)
     assert (moment.carries, moment.limit) == (10e6, None)
@@ -77,9 +77,9 @@ def test_one_that_has_become_slower_still_is_limited_to_half_of_that() -> None:
 
 
 def test_one_that_stands_still_is_not_limited_so_that_it_goes_on_as_fast_as_it_can() -> None:
-    """A link carries nothing, for example because the holder's agent is stopped.
+    """A link carries nothing, for example because the holder's agent is stopped. The sender sets no limit.
 
-    The sender sets no limit, so that the link resumes at full speed.
+    The link then resumes at full speed.
     """
     assert SlowLink().found(LEAST_BYTES_PER_SECOND / 2, 1000, 3.0).limit is None
     stalled = after(FOUND, FIRST_RETRY_SECONDS, 0.0)

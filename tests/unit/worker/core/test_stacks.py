@@ -1,4 +1,4 @@
-"""Summaries of a rank's stacks, and whether they have changed."""
+"""How the stacks of a rank are summarized, and whether two samples of them count as equal."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_what_lies_elsewhere_at_the_same_place_is_found_and_nothing_else() -> No
 
 
 def streams(carries: list[float], *, limit: int = 32) -> StreamCount:
-    """Measure transfers until the number of streams is fixed; `carries[n]` is the rate with 2**n streams."""
+    """Measure transfers until the number of streams is chosen. `carries[n]` is the link's rate with 2**n streams."""
     count = StreamCount(limit=limit)
     for _ in range(10 * TRIES):
         count = count.measured(carries[count.count.bit_length() - 1])
@@ -68,9 +68,10 @@ def test_a_count_is_judged_by_the_best_of_a_few_transfers() -> None:
 
 
 def test_collectives_that_halve_one_transfer_in_five_hardly_ever_leave_it_at_too_few_streams() -> None:
-    """Eight streams carry the most, and collectives halve the rate of one transfer in five.
+    """Eight streams carry the most, but collectives of the training halve the rate of one transfer in five.
 
-    With a single transfer per count, nearly half of the runs would settle at 1, 2 or 4 streams.
+    The sender still chooses enough streams in nearly all runs. If it measured each number of streams once, nearly half
+    of the runs would end with 1, 2 or 4.
     """
     ends = []
     for seed in range(300):

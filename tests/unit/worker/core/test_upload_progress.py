@@ -1,4 +1,4 @@
-"""The text about an upload without progress names its rank and its object."""
+"""The text about an upload that makes no progress names the rank and the object."""
 
 from __future__ import annotations
 

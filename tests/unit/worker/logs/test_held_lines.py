@@ -1,4 +1,7 @@
-"""Printed lines that a node holds for other nodes. It stores them in S3 when the generation has ended."""
+"""Copies of printed lines that a node keeps for other nodes.
+
+The node stores them in S3 when the generation has ended.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ OWNER, HOLDER, STRANGER = NodeId("i-0"), NodeId("i-1"), NodeId("i-2")
 
 @pytest.fixture
 def plan() -> GenerationPlan:
-    """Return a plan of three nodes, of which the second holds the first one's shard."""
+    """Return a plan of three nodes in which the second node holds the first node's shard."""
     made = rank_plan(addresses=("127.0.0.1", "127.0.0.2", "127.0.0.3"))
     first, *others = made.ranks
     return msgspec.structs.replace(made, ranks=(msgspec.structs.replace(first, holders=(OWNER, HOLDER)), *others))

@@ -1,4 +1,4 @@
-"""Printed lines of ranks in the journal: each line once and in order, whichever process dies."""
+"""The journal in which a node keeps its ranks' printed lines: each line once and in order, whichever process dies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def bench(tmp_path: Path) -> Bench:
 
 @contextlib.contextmanager
 def files_end_at(size: int) -> Iterator[None]:
-    """Make writes beyond `size` bytes of any file fail, after a partial write, as on a full disk."""
+    """Make files unable to grow beyond `size` bytes. A write writes what fits and then fails, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -159,9 +159,10 @@ async def test_what_ranks_print_last_is_kept_where_the_journal_has_no_room_for_a
 
 @pytest.mark.parametrize("is_the_next_agent", [False, True])
 async def test_nothing_is_behind_the_end_of_a_journal(tmp_path: Path, is_the_next_agent: bool) -> None:
-    """A process that has escaped from its rank still prints after the journal's end.
+    """A process that has escaped from its rank still prints after the end of the rank's log. The agent discards these
+    lines.
 
-    The agent discards these lines. Readers treat a journal as incomplete if its last line is not its end.
+    Readers treat a log as incomplete if its last line is not the mark of its end.
     """
     bench = Bench(tmp_path)
     ships, _ = shipper(bench)

@@ -1,7 +1,4 @@
-"""The contents that a node keeps when the number of ranks changes.
-
-Rank 2 of the earlier generation does not exist in the new one.
-"""
+"""Which slots a node keeps when the number of ranks changes. Rank 2 exists only in the earlier generation."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ def reference(rank: int, content: Content = BASE) -> SlotReference:
 
 
 def relayout_plan() -> GenerationPlan:
-    """Return a plan of two nodes over a base of three ranks. Both nodes keep the base of rank 2."""
+    """Return a plan of two nodes that starts from a step of three ranks. Both nodes keep the shard of rank 2."""
     plan = rank_plan(addresses=("127.0.0.1", "127.0.0.1"), generation=2)
     source = ShardSource(
         kind="peer", origin_generation=BASE.origin, step=BASE.step, digest=b"", payload_bytes=1, node_id=FIRST

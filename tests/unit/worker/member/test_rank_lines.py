@@ -66,7 +66,7 @@ PEER = NodeId("i-peer")
 
 
 class Line:
-    """The agent's end of a rank's connection."""
+    """A fake of the agent's connection to a rank. It records the messages that the agent sends."""
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
@@ -87,7 +87,7 @@ def announcement(committed: int, proposed: int) -> Announcement:
 
 
 class Place:
-    """The agent's objects for one rank on one node: slots, page, shard, and a connection that records messages."""
+    """The objects that an agent has for one rank: slots, page, shard, and a connection that records messages."""
 
     def __init__(
         self, root: Path, plan: GenerationPlan = PLAN, rank: Rank = RANK, peers: tuple[NodeId, ...] = ()
@@ -176,13 +176,13 @@ BASE = Step(4)
 
 
 def restoring(kind: str) -> GenerationPlan:
-    """Return a plan that resumes from a step, with one source of this kind for the shard."""
+    """Return a plan that resumes from step 4, with one source of the given kind for the rank's shard."""
     source = ShardSource(kind=kind, origin_generation=Generation(1), step=BASE, digest=bytes(16), payload_bytes=3000)  # type: ignore[arg-type]
     return structs.replace(PLAN, base_step=BASE, ranks=(structs.replace(PLAN.ranks[0], sources=(source,)),))
 
 
 class Loading(Place):
-    """A rank on a node that loads the rank's base."""
+    """A rank that waits while its node loads the state to restore."""
 
     def __init__(self, root: Path, kind: str) -> None:
         super().__init__(root, restoring(kind))
@@ -275,7 +275,7 @@ async def test_slots_that_are_asked_for_during_a_load_are_made_behind_it(loading
 
 
 async def begin(place: Place) -> None:
-    """Connect the rank and propose step 1 while the rank still imports. Then let the rank request slots."""
+    """Connect the rank and propose step 1 while the rank still imports modules. Then let the rank request slots."""
     hello = RankHello(job=PLAN.job, run=PLAN.run, generation=PLAN.generation, rank=RANK, pid=1)
     place.lines.welcome_all()
     assert place.lines.hello(hello, place.line)  # type: ignore[arg-type]
@@ -317,10 +317,10 @@ async def test_a_rank_whose_slots_cannot_grow_has_them_when_there_is_room(
 
 
 async def test_a_rank_that_stands_at_a_step_that_was_proposed_while_it_moved_has_its_slot(place: Place) -> None:
-    """The last step is proposed while its rank is between two boundaries. The agent grants the slot once the rank waits
-    in `close`.
+    """The last step is proposed while its rank is still training. The agent grants the slot when the rank waits in
+    `close`.
 
-    No announcement of the coordinator is needed for this.
+    The rank's own message causes the grant, without another announcement of the coordinator.
     """
     await begin(place)
     place.stand_at(3)
@@ -521,9 +521,9 @@ async def test_no_slot_is_granted_before_the_holders_have_made_theirs(place: Pla
 async def test_a_rank_is_woken_where_it_may_be_waiting(
     place: Place, monkeypatch: pytest.MonkeyPatch, standing: Standing, states: tuple[StopState, StopState], words: int
 ) -> None:
-    """Announcements and grants wake a rank that may be waiting.
+    """Announcements and grants wake a rank that may be waiting for them.
 
-    A rank that trains reads its page at the next boundary.
+    They do not wake a rank that trains, because it reads its page at the end of its step.
     """
     await begin(place)
     place.stand_at(2, standing)
@@ -617,7 +617,10 @@ async def test_digests_of_a_ranks_copier_stand_for_the_agents_own(
 async def test_digests_that_cannot_be_the_slots_are_the_agents_own(
     place: Place, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[list[bytes]], list[bytes]]
 ) -> None:
-    """A rank reports no digests, or digests of too few or too many chunks. The agent computes the digests itself."""
+    """A rank reports digests of too few or too many chunks, or bytes that are no digest.
+
+    The agent computes the digests itself.
+    """
     number, digests = await written(place, 3, monkeypatch)
     place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(spoil(digests))))
     await done(place)
@@ -675,7 +678,7 @@ async def done(place: Place) -> None:
 
 
 async def test_a_step_that_is_proposed_again_finds_what_its_rank_captured_for_the_first_time(place: Place) -> None:
-    """A rank's message about a captured step arrives while no step is proposed.
+    """A rank's message that it has captured a step arrives after the proposal was withdrawn.
 
     When the step is proposed again, the capture counts.
     """
@@ -693,7 +696,10 @@ async def test_a_step_that_is_proposed_again_finds_what_its_rank_captured_for_th
 
 
 async def test_a_step_that_is_proposed_again_is_granted_the_slot_that_its_rank_wrote(place: Place) -> None:
-    """The rank's message about its first capture arrives after the step's second grant."""
+    """The proposal of a step is withdrawn and made again, and the step gets the same slot.
+
+    The rank's message about its first capture arrives only then, and counts.
+    """
     await begin(place)
     slot = await granted(place, 3)
     place.propose(NONE)
@@ -992,7 +998,8 @@ async def test_who_holds_which_step_verified_and_since_when(place: Place) -> Non
     # this acknowledgement is for another generation
     place.shard.acknowledge(PEER, Content(Generation(PLAN.generation + 1), Step(9)))
     assert place.shard.verified[PEER] == (3, place.unix - 5)
-    place.shard.inventory(PEER, ())  # the holder's new inventory shows that it has lost all its slots
+    # the holder's inventory at its next connection shows that it has lost all its slots
+    place.shard.inventory(PEER, ())
     assert place.shard.verified[PEER] == (NONE, place.unix)
 
 

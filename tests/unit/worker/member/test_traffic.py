@@ -1,6 +1,7 @@
-"""Decisions that an agent derives from the durations of its ranks' iterations.
+"""Decisions that an agent makes from the durations of its ranks' iterations.
 
-The agent decides whether senders are paced, and how many steps apart the coordinator proposes steps.
+The agent decides whether transfers are paced (sent only while the network is idle), and at which interval the
+coordinator proposes steps.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Node:
         self.distances.append(distance)
 
     def keep_pacing(self, pacing: Pacing) -> None:
-        """Record the decision, and announce it immediately as the coordinator does."""
+        """Record the node's decision, and return it to the node at once, as the coordinator's announcement would."""
         self.pacings.append(pacing)
         self.traffic.hear(pacing)
 
@@ -163,7 +164,7 @@ def test_the_shards_of_a_node_that_leave_at_one_boundary_are_not_counted_one_aft
 @pytest.mark.parametrize(
     ("spans", "transfer_seconds"),
     [
-        ((), 0.1),  # the profile shows no pattern, or no network traffic
+        ((), 0.1),  # the measured iterations have no common pattern, or no network traffic
         ((IdleSpan(0.2, 0.4, 0.2),), 0.1),  # the start of the span varies by more than the span's length
         (SPANS.spans, 0.001),  # these transfers are too short to slow training down
     ],
@@ -247,9 +248,10 @@ class Steady(Budget):
 
 @pytest.mark.parametrize("interval", [1, 2])
 def test_waiting_does_not_pay_where_it_costs_steps(interval: int) -> None:
-    """Late transfers cost steps only if every step is proposed.
+    """With pacing, every second transfer is late.
 
-    Then the node decides against pacing, although it shortens iterations.
+    Late transfers cost steps only if every step is proposed. In this case the node decides against pacing, although
+    pacing shortens iterations.
     """
 
     def work() -> None:
@@ -307,8 +309,9 @@ def test_what_is_found_where_every_step_is_proposed_holds_for_steps_that_are_fur
 
 
 def test_a_node_is_ready_to_pace_what_others_pace() -> None:
-    """The idle spans of this node cannot hold its own snapshots. It still paces when the coordinator announces
-    pacing.
+    """The idle spans of this node have too little room for its own snapshots.
+
+    The node still paces its transfers when the coordinator announces pacing.
     """
 
     def work() -> None:
@@ -327,7 +330,10 @@ def test_a_node_is_ready_to_pace_what_others_pace() -> None:
 
 
 def test_a_node_goes_by_what_the_coordinator_announces_and_not_by_what_it_finds() -> None:
-    """All nodes follow the coordinator's decision. Different decisions on two nodes would lose half of the steps."""
+    """All nodes follow the coordinator's decision about pacing, whatever they decided themselves.
+
+    Different decisions on two nodes would lose half of the steps.
+    """
 
     def work() -> None:
         node = Node.profiled()
@@ -495,9 +501,9 @@ def test_news_that_is_late_or_says_no_time_is_not_counted() -> None:
 
 
 class Training(Node):
-    """A node whose coordinator uses the interval of its budget.
+    """A node whose coordinator proposes steps at the interval that the node has chosen.
 
-    A snapshot takes 0.3 s of the link. The part beyond the idle spans delays training.
+    A snapshot takes 0.3 s of the link. The part that does not fit into idle spans delays training.
     """
 
     def __init__(self) -> None:
@@ -518,7 +524,10 @@ class Training(Node):
         self.core = self.core.report(known)
 
     def train(self, count: int, *, idle_seconds: float) -> tuple[list[Step], float]:
-        """Simulate `count` iterations of 1 s without snapshots; return the committed steps and the slowdown."""
+        """Simulate `count` iterations, which take 1 s without a snapshot.
+
+        Return the committed steps and the slowdown.
+        """
         committed, begun_at = [], self.now
         for _ in range(count):
             self.report(Vote.NONE)
@@ -536,7 +545,7 @@ def test_steps_are_proposed_less_often_with_too_little_idle_time_and_more_often_
     committed, slowdown = training.train(ENOUGH, idle_seconds=0.2)
     assert len(committed) == ENOUGH - 1, "every step, as long as nothing is known"
     assert slowdown > 0.09
-    training.train(1000, idle_seconds=0.2)  # train without snapshots in one of fifty iterations, for comparison
+    training.train(1000, idle_seconds=0.2)  # One in fifty iterations has no snapshot, so that the node can compare.
     committed, slowdown = training.train(300, idle_seconds=0.2)
     assert len(committed) == 30
     assert slowdown == pytest.approx(0.01)

@@ -1,4 +1,4 @@
-"""A failed write reports a full disk in some cases, and the report ends after a time."""
+"""Which failed writes make an agent report a full disk, and when the report ends."""
 
 from __future__ import annotations
 

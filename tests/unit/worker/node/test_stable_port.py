@@ -29,7 +29,10 @@ def test_what_is_known_is_not_written_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("written", [b"", b"port", b"\xff", b"70000", b"-1"])
 def test_what_is_no_port_counts_as_none(tmp_path: Path, written: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """A power failure just after an agent's start leaves an empty file. The next agent reads it as no port."""
+    """An agent finds an empty port file, which a power failure can leave behind.
+
+    It treats the file as if it did not exist.
+    """
     (tmp_path / "port").write_bytes(written)
     port = KeptPort(tmp_path / "port")
     assert port.read() == 0

@@ -1,6 +1,7 @@
-"""The owner of a state directory.
+"""The state directory of an agent records the node to which it belongs.
 
-An instance launched from an image finds the state of another node and drops it, even if the drop is interrupted.
+An instance that was launched from an image finds the state of another node and drops it, even if the drop is
+interrupted.
 """
 
 from __future__ import annotations
@@ -116,9 +117,9 @@ def test_killed_while_it_drops_it_goes_on_at_the_next_start(
 
 
 def test_a_name_that_the_disk_does_not_take_begins_nothing(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent cannot write its node's name, and stops before it drops any state.
+    """The agent cannot write its node's name to the full disk, and stops before it drops any state of another node.
 
-    If it dropped state first, the next agent would drop this agent's promise.
+    If it dropped the state first, the next agent would treat this agent's own promise as another node's, and drop it.
     """
 
     def full(*_: object) -> None:

@@ -101,7 +101,7 @@ def test_another_archive_under_the_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_somebody_has_changed_here_is_fetched_anew(tmp_path: Path) -> None:
-    """A rank of another job with the same user has changed an archive. The node fetches it again."""
+    """A rank of another job, with the same user, has changed the stored archive. The node fetches the archive again."""
     store = Store()
     one = archive(store, "one")
     archives = SourceArchives(tmp_path / "archives", store)
@@ -132,9 +132,9 @@ def script_of(store: Store, *names: str, more: tuple[tarfile.TarInfo, ...] = ())
 
 
 async def test_a_load_that_was_ended_leaves_the_next_ones_tree_alone(tmp_path: Path) -> None:
-    """A load ends while it waits for the store, and the next load completes its tree.
+    """A load is cancelled while it waits for the store, and the next load completes the source tree.
 
-    The late answer must not change this tree, which ranks use.
+    The late answer must not change this tree, because ranks already use it.
     """
     store = Store()
     script, folder = script_of(store, "train.py", "more.py"), tmp_path / "run"

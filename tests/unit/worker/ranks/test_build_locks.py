@@ -1,4 +1,4 @@
-"""Locks of torch's builds: the agent removes locks of killed ranks, and keeps locks that a process holds."""
+"""Lock files of torch's builds. The agent removes those of killed ranks, and keeps those that a process uses."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_a_lock_that_nobody_holds_is_removed(place: tuple[dict[str, str], Path])
 def test_a_lock_that_another_node_may_hold_is_let_be(
     place: tuple[dict[str, str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nodes share the folder of a lock. The agent keeps a lock that a process on another node may hold.
+    """Nodes share the folder of a lock file. The agent keeps a lock that a process on another node may use.
 
-    A node cannot see whether another node's process holds the lock.
+    A node cannot see whether such a process exists.
     """
     environment, folder = place
     (folder / "lock").touch()

@@ -53,16 +53,17 @@ def test_no_thread_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_spoilt", [True, False])
 def test_whether_forks_could_use_cuda_is_asked_of_one(is_spoilt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The preloader checks in a fork whether forks could use CUDA, because torch detects this only in a fork."""
+    """Whether forked ranks can use CUDA is checked in a fork, because torch detects this only in a fork."""
     parent = os.getpid()
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: is_spoilt and os.getpid() != parent)
     assert _spoils_forks() is is_spoilt
 
 
 def test_imports_ask_nvml_whether_there_is_a_device_and_ranks_do_not_hear_of_it(tmp_path: Path) -> None:
-    """While the preloader imports, torch queries NVML for devices. Ranks do not inherit the variable that causes this.
+    """While modules are imported ahead for ranks, torch asks NVML for devices, because a variable tells it to.
 
-    A query of the CUDA driver during imports would make CUDA unusable in every forked rank.
+    The ranks do not inherit this variable. A query of the CUDA driver during the imports would make CUDA unusable in
+    every forked rank.
     """
     (tmp_path / "noting.py").write_text("import os\nprint(os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'])\n")
     code = (
@@ -92,9 +93,9 @@ print(open(sys.argv[1] + "/calls").read())
 
 
 def test_no_operator_is_compiled_ahead_and_one_that_ranks_have_built_is_loaded_once(tmp_path: Path) -> None:
-    """The preloader compiles no operator, because most jobs do not use DeepSpeed.
+    """No operator of DeepSpeed is compiled ahead, because most jobs do not use DeepSpeed.
 
-    It loads a built operator once, and no operator that a process still builds.
+    An operator that a rank has built is loaded once. An operator that a process is still building is not loaded.
     """
     package = tmp_path / "deepspeed" / "comm"
     package.mkdir(parents=True)
@@ -125,8 +126,9 @@ print(counts)
 
 
 def test_the_thread_that_watches_a_build_has_ended_when_the_build_has(tmp_path: Path) -> None:
-    """`Thread.join` may return before the kernel has ended the thread. A fork needs a process that the kernel counts as
-    single-threaded.
+    """The thread that watches a build is gone from the kernel before ranks are forked.
+
+    `Thread.join` may return earlier. A fork needs a process that the kernel counts as single-threaded.
     """
     done = subprocess.run([sys.executable, "-c", MANY, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "{1}"

@@ -1,6 +1,5 @@
-"""Functions of the shim that need no real processes.
-
-They find the members of a process tree, reasons for a cold start, records on disk, and printed lines.
+"""Functions of the shim, the process that starts ranks, without real processes. The tests cover members of a process
+tree, reasons for a cold start, records on disk, and printed lines.
 """
 
 from __future__ import annotations
@@ -181,9 +180,9 @@ def test_a_line_keeps_what_the_other_side_does_not_read_yet() -> None:
 
 
 def test_a_process_of_another_user_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shim that is not root skips another user's process, for example a rank's `sudo`.
+    """A rank's process tree contains a process of another user, such as `sudo`. A shim that is not root skips it.
 
-    Otherwise the error would end the shim and with it all its ranks.
+    Otherwise, the error would end the shim and with it all its ranks.
     """
     sent = []
 

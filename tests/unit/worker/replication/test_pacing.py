@@ -132,11 +132,11 @@ def test_senders_share_the_link() -> None:
 
 def test_who_wakes_up_late_catches_up_within_the_margin_of_a_span() -> None:
     async def work() -> None:
-        pacer = at_boundary(IdleSpan(0.0, 4.0))  # the window for chunks opens after 0.3 s
+        pacer = at_boundary(IdleSpan(0.0, 4.0))  # the part of the span in which chunks may be sent begins after 0.3 s
         assert await departures(pacer, 1, 50_000) == pytest.approx([0.3])
         await asyncio.sleep(0.7)  # wait until 0.2 s after the previous chunk has left the link
         assert await departures(pacer, 2, 50_000) == pytest.approx([1.0, 1.3])
-        # wait until 0.7 s after the previous chunk has left the link; the pacer makes up for 0.3 s
+        # wait until 0.7 s after the previous chunk has left the link. The pacer makes up for at most 0.3 s
         await asyncio.sleep(1.2)
         assert await departures(pacer, 2, 50_000) == pytest.approx([2.5, 2.7])
 
@@ -206,10 +206,10 @@ def test_the_time_until_the_holder_has_verified_the_last_bytes_belongs_to_the_tr
 
 
 def test_a_measurement_begins_and_ends_with_nobody_under_way() -> None:
-    """The pacer measures the link from one moment without a transfer to the next such moment.
+    """The pacer measures the link from a moment without any transfer to the next such moment.
 
-    The second transfer begins during the first and ends after it. The third begins with the first, and sends long after
-    both.
+    In the test, the second transfer begins during the first and ends after it. The third begins with the first, and
+    sends long after both.
     """
     wire = Wire(1e6)
     for _ in range(ENOUGH_TRANSFERS):
@@ -351,7 +351,7 @@ def test_chunks_are_booked_without_the_loop_while_a_window_has_room() -> None:
     clock = Clock()
     pacer = SpanPacer([IdleSpan(0.0, 1.0)], Link(1_000_000.0), iteration_seconds=10.0, clock=clock)
     pacer.boundary(BEGIN)
-    assert pacer.book(1000) is None  # the window has not opened yet
+    assert pacer.book(1000) is None  # the idle span has not begun yet
     clock.seconds += 0.1
     booked = 0
     for _ in range(2000):

@@ -25,7 +25,7 @@ class Network:
         self.tried: list[tuple[str, str]] = []
 
     async def dial(self, card: NetworkCard, address: Address) -> tuple[str, str]:
-        """Open a stream."""
+        """Open a stream, unless the card is dead."""
         self.tried.append((card.name, address[0][-1]))
         if card.name in self.dead:
             raise PeerLost(f"{address[0]} does not answer")

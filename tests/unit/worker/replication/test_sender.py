@@ -76,9 +76,9 @@ def test_an_agent_that_stood_still_calls_no_link_slow_for_it() -> None:
 
 
 async def test_a_watch_that_a_bug_ends_ends_its_sender_which_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug ends the task that watches the holder's silence. The sender ends too and starts again.
+    """A bug ends the task that watches whether the holder is silent. The sender ends too, and is started again.
 
-    A sender without this task would no longer measure the silence.
+    Without this task, a sender would never drop a silent holder.
     """
 
     class Unanswered:
@@ -125,10 +125,10 @@ async def test_a_link_that_seems_slow_is_treated_as_one_before_it_is_called_so(
 
 @pytest.mark.parametrize("count", [1, 12])
 async def test_a_link_that_many_share_is_suspected_and_called_slow_no_later_and_with_its_rate(count: int) -> None:
-    """Several senders share a slow link. Each first suspects the link, and then reports it as slow with the rate of the
-    link.
+    """Several senders share a slow link. Each first suspects the link, and then reports it as slow, with the whole
+    link's rate.
 
-    This takes as long as with a single sender, because each sender counts the whole time of the shared link.
+    They report it as soon as a single sender would, because each counts the whole time in which the link was used.
     """
     wire = Wire(0.05 * FLOW_BYTES_PER_SECOND)
     shards = [create_autospec(OwnedShard) for _ in range(count)]

@@ -121,7 +121,7 @@ async def test_who_is_cancelled_while_half_a_word_has_come_loses_nothing_of_it(
 
 
 async def test_a_message_with_a_flipped_bit_ends_the_session() -> None:
-    """The test flips every bit after the length in turn, in a new session each. The session ends."""
+    """The test flips each bit behind the length of a message in turn, in a new session each. The session must end."""
     for position in range(4 * 8, 8 * len(await _bytes_of(SMALL))):
         data = bytearray(await _bytes_of(SMALL))
         data[position // 8] ^= 1 << position % 8

@@ -107,7 +107,7 @@ def test_time_in_which_there_was_nothing_to_send_is_not_counted() -> None:
     clock.now += 2 * TICK
     queue.taken(10)
     queue.finish()
-    clock.now += 50 * TICK  # time passes without progress of the capture
+    clock.now += 50 * TICK  # time passes while the capture makes no progress
     queue.add([])
     assert queue.busy_seconds == 3 * TICK
     queue.add([(2, 1)])
@@ -147,8 +147,9 @@ def test_time_in_which_a_pacer_holds_all_of_it_back_is_not_counted() -> None:
 
 
 def test_a_stream_from_which_nothing_leaves_says_that_it_is_at_it() -> None:
-    """A blocked stream still reports that it tries to send, which distinguishes a blocked link from a stopped
-    process.
+    """A stream is blocked because the link carries nothing. It still reports that it tries to send.
+
+    Without these reports, a blocked link would look like a stopped process.
     """
     own, peer = socket.socketpair()
     own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 1000))
@@ -251,9 +252,9 @@ def connected() -> tuple[socket.socket, socket.socket]:
 
 
 async def test_what_leaves_of_a_chunk_counts_as_it_leaves() -> None:
-    """Sent parts of a chunk count as progress.
+    """Each sent part of a chunk counts as progress, not only a whole chunk.
 
-    Otherwise a link of 2 MB/s would appear blocked for seconds, and the owner would drop the holder.
+    Otherwise, a link of 2 MB/s would appear blocked for seconds, and the owner would drop the holder.
     """
     sender, receiver = connected()
     streams, queue = Streams(), ChunkQueue()
@@ -278,10 +279,9 @@ async def test_what_leaves_of_a_chunk_counts_as_it_leaves() -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 async def test_nobody_reads_a_slot_any_more_whose_sending_was_given_up(count: int) -> None:
-    """After a cancelled transfer, no thread reads the transfer's slot.
+    """After a transfer is cancelled, no thread reads the transfer's slot any more.
 
-    An abandoned capture and a new grant of the slot both cancel the transfer, so that the transfer may be cancelled
-    twice.
+    An abandoned capture and a new grant of the slot both cancel the transfer, so it may be cancelled twice.
     """
     sender, receiver = connected()
     streams, queue, is_read, loop = Streams(), ChunkQueue(), asyncio.Event(), asyncio.get_running_loop()
@@ -343,9 +343,9 @@ async def test_who_follows_is_told_of_the_last_chunk_before_the_shard_counts_as_
 
 @pytest.mark.parametrize("count", [1, 8])
 async def test_what_the_kernel_holds_back_of_a_stream_it_lets_go_soon(count: int) -> None:
-    """The rate limit of a stream is never so low that 64 KiB take longer than a second.
+    """The lowest rate limit of a stream lets 64 KiB pass within a second.
 
-    The kernel sends 64 KiB together and then waits for their time at the old limit, even if the limit is raised
+    The kernel sends 64 KiB at once and then waits as long as the old limit requires, even if the limit is raised
     meanwhile.
     """
     streams = Streams()

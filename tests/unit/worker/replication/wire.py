@@ -1,4 +1,4 @@
-"""A link without a network. Its clock advances with each transfer, and simultaneous transfers share its rate evenly."""
+"""A simulated link. Its clock advances with each transfer, and simultaneous transfers share its rate evenly."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The rank page as the agent maps it.
+"""The shared-memory page between a rank and its agent, as the agent maps it.
 
-It outlives the agent, but not its generation. A half that a script has overwritten does not mislead the agent.
+The page outlives the agent, but not its generation. If a script has overwritten a half, the agent ignores that half.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ async def test_granting_cancels_and_joins_who_reads_the_old_content(tmpfs: Path)
 
 
 async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slot is granted again while its digest is computed. The interrupted seal has no effect.
+    """A slot is granted again while the digest for its seal is being computed. The seal then has no effect.
 
     Otherwise, the older step would appear sealed over the newer step's bytes.
     """
@@ -182,7 +182,7 @@ async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path, mo
 
 
 async def test_a_seal_that_is_overtaken_by_a_grant_at_its_very_end_seals_nothing(tmpfs: Path) -> None:
-    """A slot is granted again when its digest is complete and the seal is not yet written.
+    """A slot is granted again when the digest for its seal is computed, and the seal is not yet written.
 
     The seal has no effect.
     """
@@ -341,9 +341,9 @@ async def test_a_pinned_slot_is_not_granted(tmpfs: Path) -> None:
 async def test_chunks_that_arrived_count_only_for_the_same_content_in_the_same_file(
     tmpfs: Path, step: int, capacity: int, is_kept: bool
 ) -> None:
-    """A new file contains zeros in place of the chunks that arrived.
+    """Some chunks of a step have arrived, and then the slot's file is replaced by a new one, which contains zeros.
 
-    These chunks do not count, and are sent again before the slot is sealed.
+    The chunks no longer count, and are sent again before the slot is sealed.
     """
     store = opened(tmpfs)
     index = await grant(store, 1, slot_count=1)
@@ -587,8 +587,7 @@ class TestRoom:
     async def test_what_admission_counts_is_what_tmpfs_holds(self, tmpfs: Path) -> None:
         """A node has exactly the slots that the control plane counts when it admits a job.
 
-        Each shard that the node owns or holds has two slots. All their pages exist before the first step, and the node
-        has no other slots.
+        Each shard that the node owns or holds has two slots. All pages of these slots exist before the first step.
         """
         capacity, copies, ranks_per_node = 3_000_000, 2, 2
         store = opened(tmpfs, memory_bytes=1 << 30)
@@ -660,9 +659,9 @@ class TestRoom:
     async def test_a_slot_that_nobody_wants_any_more_gets_no_more_pages(
         self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A cancelled reservation of slots stops allocating pages.
+        """A reservation of slots is cancelled, and stops to allocate pages.
 
-        A promise that waited for all of 16 GiB would miss its deadline.
+        A promise that waited until 16 GiB were allocated would miss its deadline.
         """
         allocate, loop, begun, reserving = (
             os.posix_fallocate,
@@ -828,12 +827,14 @@ async def test_what_is_not_kept_is_void_after_a_load(tmpfs: Path) -> None:
 
 
 class TestStrays:
-    """Strays: slots whose shard the new plan places on another node."""
+    """Strays: slots of shards that the new plan places on other nodes."""
 
     STRAY = Rank(5)
 
     async def strayed(self, tmpfs: Path, *, memory_bytes: int = 1 << 20) -> SlotStore:
-        """Return a store with two sealed slots of its own shard, and two of a shard that has moved to another node."""
+        """Return a store with two sealed slots of this node's shard, and two of a shard that the plan has moved
+        away.
+        """
         store = opened(tmpfs, memory_bytes=memory_bytes)
         for rank in (RANK, self.STRAY):
             for step in (1, 2):
@@ -843,7 +844,7 @@ class TestStrays:
 
     @staticmethod
     def placing(*ranks: Rank, base: int = 2) -> Strays:
-        """Return the rule of a plan that places these shards on the node and may use both slots of the stray."""
+        """Return the rules for strays under a plan that places only the given shards on this node."""
         return Strays(placed=frozenset(ranks), base=Step(base), needed=frozenset({Step(1)}))
 
     @staticmethod
@@ -863,7 +864,8 @@ class TestStrays:
         store.close()
         again = opened(tmpfs)
         assert again.sealed(self.STRAY, content(2)) is not None
-        again.place(self.placing(RANK, self.STRAY))  # the shard returns to this node and uses its old files
+        # the next plan places the shard on this node again, which reuses its files
+        again.place(self.placing(RANK, self.STRAY))
         again.settle_copiers(self.STRAY)
         await again.reserve(self.STRAY, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
         assert self.files(tmpfs) == ["rank-0.slot-0", "rank-0.slot-1", "rank-5.slot-0", "rank-5.slot-1"]
@@ -887,8 +889,10 @@ class TestStrays:
         store.close()
 
     async def test_they_stay_until_their_new_holders_have_the_base(self, tmpfs: Path) -> None:
-        """A node has room for exactly two slots of two shards. A reservation must not drop a stray before its new
-        holders have the base.
+        """The memory has room for exactly two slots of two shards, and a new shard needs slots.
+
+        The store must not give a stray's memory to it before the stray's new holders have the step from which training
+        starts.
         """
         store = await self.strayed(tmpfs, memory_bytes=4 * CAPACITY)
         held = Rank(1)

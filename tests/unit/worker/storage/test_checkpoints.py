@@ -141,9 +141,9 @@ async def test_only_sealed_slots_are_stored(objects: MemoryObjectStore, tmp_path
 
 
 async def test_a_damaged_object_is_never_sealed(objects: MemoryObjectStore, tmp_path: Path) -> None:
-    """The test flips every seventh byte in turn, and also cuts the object at that byte.
+    """The test damages every seventh byte in turn, and also cuts the object there.
 
-    Either the restore refuses the object, or the sealed payload is unchanged.
+    Either the restore refuses the object, or the bytes that it seals are the original ones.
     """
     first, slot = await sealed(tmp_path / "a")
     uploaded = await upload_shard(objects, slot, CHUNKS, rank_plan(), rank=RANK)

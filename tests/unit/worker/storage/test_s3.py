@@ -126,7 +126,7 @@ class FakeS3:
 
 
 def as_sent(body: Any) -> bytes:
-    """Read a body as botocore does: once for its signature, and once for sending."""
+    """Read a request body as botocore does: once to sign it, and once to send it."""
     length, first = len(body), b"".join(iter(body.read, b""))
     body.seek(0)
     assert b"".join(iter(body.read, b"")) == first
@@ -149,7 +149,9 @@ def _no_thread_is_left() -> Iterator[None]:
 
 
 class Forgetful(FakeS3):
-    """An S3 that loses its answer to the last call of an upload. botocore retries the call and finds no upload."""
+    """A fake of S3 whose answer to the last call of an upload is lost. botocore repeats the call and finds no
+    upload.
+    """
 
     found: dict[str, Any] | None = None
 
@@ -201,9 +203,9 @@ def test_parts_go_side_by_side_and_are_named_in_order() -> None:
 def test_no_more_is_digested_than_is_sent_soon(
     monkeypatch: pytest.MonkeyPatch, max_parts: int, part_bytes: int
 ) -> None:
-    """The put requests no more pieces than its connections and one waiting part can hold.
+    """An upload reads only as many pieces ahead as its connections and one waiting part can hold.
 
-    In the test, no part completes before the put waits for it.
+    In the test, no part completes before the upload waits for it.
     """
     monkeypatch.setattr(bulk, "MOST_PARTS", max_parts)
     client, go, data = FakeS3(), threading.Event(), bytes(12 * PART)
@@ -258,9 +260,9 @@ def assert_set(event: threading.Event) -> None:
 
 
 def test_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The put copies no bytes of a part.
+    """An upload sends a part without copying its bytes.
 
-    The ranks of a node upload at the same time, and copies of their parts would need more memory than the rest of the
+    All ranks of a node upload at the same time, and copies of their parts would need more memory than the rest of the
     agent.
     """
     size = 1 << 20

@@ -23,7 +23,7 @@ def _a_thread_has_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Gpus:
-    """A GPU reader whose results the test sets. While the event `answers` is clear, the driver hangs."""
+    """A reader of GPU facts whose results the test sets. While the event `answers` is not set, each read hangs."""
 
     def __init__(self) -> None:
         self.facts: tuple[GpuFacts, ...] = (GpuFacts(index=0, busy_percent=5.0),)
