@@ -142,7 +142,7 @@ class MemoryEnd(Message, frozen=True):
 
 
 class RankExit(Message, frozen=True):
-    """The exit of a rank, as observed by its shim process."""
+    """The exit of a rank, as observed by the shim (the process from which the rank was started)."""
 
     exit_class: ExitClass
     code: int
@@ -150,7 +150,7 @@ class RankExit(Message, frozen=True):
     at_seconds: float
     """Unix time of the exit."""
     boundary: Step
-    """The last step boundary that the rank passed; -1 if it passed none."""
+    """Number of steps that the rank had finished, by its last report; -1 if it had reported none."""
     last_lines: str = ""
     """The end of the rank's stderr, at most 4 KiB."""
     memory: MemoryEnd | None = None
@@ -162,7 +162,7 @@ class RankStatus(Message, frozen=True):
 
     rank: Rank
     boundary: Step
-    """The last step boundary that the rank passed; -1 before the rank has restored its state."""
+    """Number of optimizer steps that the rank has finished and reported; -1 before the rank has restored its state."""
     exit: RankExit | None = None
     phase: str = ""
     """The phase that the rank reported last.
@@ -170,20 +170,17 @@ class RankStatus(Message, frozen=True):
     One of `start`, `restore`, `first_step`, `train`, `eval`, `checkpoint`, `wait` and `close`.
     """
     still_seconds: float = 0.0
-    """Seconds since the rank last passed a boundary or changed its phase."""
+    """Seconds since the rank last finished a step or changed its phase."""
     limit_seconds: float = 0.0
     """Time limit that the script has declared for the phase, in seconds; 0 if it has declared none."""
     passed_at_seconds: float = 0.0
-    """Unix time at which the rank passed its boundary, as recorded by the rank; 0 if it is not recorded."""
+    """Unix time at which the rank finished the step `boundary`, as recorded by the rank; 0 if it is not recorded."""
     first_passed_at_seconds: float = 0.0
-    """Unix time at which the rank finished its first step after the base step.
-
-    0 if the rank has not finished such a step.
-    """
+    """Unix time at which the rank finished its first step in this generation; 0 if it has not finished one."""
 
 
 class RankStacks(Message, frozen=True):
-    """The Python stacks of one rank, taken by its agent on `TakeStacks`."""
+    """The Python stacks of one rank, read by its agent after the command `TakeStacks`."""
 
     rank: Rank
     number: int
@@ -194,7 +191,7 @@ class RankStacks(Message, frozen=True):
     Empty if the agent could not read the stacks.
     """
     same_seconds: float
-    """Seconds for which repeated readings have returned the same stacks; 0 at the first reading."""
+    """Seconds for which the agent has read the same stacks again and again; 0 at the first reading."""
     cpu_seconds: float
     """CPU time that the rank and its child processes used during `same_seconds`."""
     is_stopped: bool = False
@@ -206,10 +203,10 @@ class RankStacks(Message, frozen=True):
 
 
 class ShardProtection(Message, frozen=True):
-    """The holders of one rank's shard and their state, as observed by the owner's agent.
+    """Which nodes hold one rank's shard, as observed by the agent of the rank's node (the owner).
 
-    The *view* is the set of holders that respond to the owner. Votes wait for the holders in view and for holders that
-    are returning to the view.
+    The holders *in view* are the holders that respond to the owner. The owner votes for a step only after all holders
+    in view, and all holders that are about to return to the view, have verified it.
     """
 
     rank: Rank
@@ -230,14 +227,15 @@ class ShardProtection(Message, frozen=True):
 
 
 class CheckpointPace(Message, frozen=True):
-    """The due step and time of the next checkpoint, and the measurements for an automatic interval."""
+    """When the next checkpoint in S3 is due, and the measurements from which an automatic interval is computed."""
 
     due_step: Step = Step(-1)
     """The first commit of this step or a later one becomes a checkpoint. -1 if the job has no checkpoints by steps."""
     due_at_seconds: float = 0.0
     """Unix time after which the next commit becomes a checkpoint; 0 if the job has no interval."""
     interval_seconds: float = 0.0
-    """The interval in force; 0 if the job has no interval, or if no upload is measured yet."""
+    """Present interval between checkpoints in seconds; 0 if the job has no interval, or if no upload is measured yet.
+    """
     upload_seconds: float = 0.0
     """Duration of the newest upload of all shards; 0 if none is complete."""
     cost_seconds: float = 0.0
@@ -245,12 +243,15 @@ class CheckpointPace(Message, frozen=True):
 
 
 class RoundStatus(Message, frozen=True):
-    """The state of a generation's rounds. Only the coordinator's agent reports it."""
+    """The state of a generation's commit rounds, in which all ranks agree on steps to keep.
+
+    Only the coordinator's agent reports it.
+    """
 
     committed: Step
     proposed: Step
     boundary: Step
-    """The highest boundary that any rank reported."""
+    """The highest number of finished steps that any rank has reported."""
     committed_at_seconds: float
     """Unix time of the last commit; 0 before the first commit."""
     stopped: bool = False
@@ -281,7 +282,7 @@ class UploadedShard(Message, frozen=True):
     part_bytes: int = 0
     """Same value as `ManifestShard.part_bytes`."""
     frozen: tuple[FrozenObject, ...] = ()
-    """Objects that the shard needs besides its own. All of them are complete in S3."""
+    """S3 objects with the shard's unchanging tensors, which other shards share. All of them are complete in S3."""
 
 
 class RunningUpload(Message, frozen=True):
@@ -298,9 +299,9 @@ class RunningUpload(Message, frozen=True):
 
 
 class MetricPoint(Message, frozen=True):
-    """Metric values of one step. Rank 0 logged them, or the agent of its node measured them.
+    """Metric values of one step, logged by rank 0 or measured by the agent of its node.
 
-    After a restore, values of steps beyond the base step are superseded.
+    After a restore, values of later steps than the restored step are replaced by new values.
     """
 
     generation: Generation
@@ -313,7 +314,7 @@ class MetricPoint(Message, frozen=True):
 class MetricBatch(Message, frozen=True):
     """Metric values of one run that the control plane has not yet confirmed as stored.
 
-    An agent numbers all values that its ranks log, from 0. A lost value also uses a number.
+    An agent numbers the values of its ranks consecutively, from 0. If a value is lost, its number is not used again.
     """
 
     run: RunId
@@ -371,7 +372,7 @@ class FaultCode(StrEnum):
 
 
 class NodeFault(Message, frozen=True):
-    """A typed fault that an agent reports about its own node or job."""
+    """A fault that an agent reports about its own node or its job, with a code that programs can read."""
 
     code: str
     """A `FaultCode`, or a code that only one module reports.
@@ -391,7 +392,7 @@ class NodeFault(Message, frozen=True):
     xid: int | None = None
     """Number of NVIDIA's Xid error; set only for `gpu_xid`."""
     shard: Rank | None = None
-    """Earlier rank whose shard the node could not fetch while it restored a step of another layout.
+    """Rank whose shard the node could not fetch while it restored a step that another number of ranks had made.
 
     None for other faults.
     """
@@ -426,23 +427,24 @@ class NodeNotice(Message, frozen=True):
 
 
 class EndedRanks(Message, frozen=True):
-    """The last state of the ranks that the agent ended before it promised a new generation.
+    """The last state of a node's ranks of an earlier generation.
 
-    The agent reads it from the ranks' shared pages.
+    The agent ended these ranks before it promised a new generation. It reads their state from the pages that they
+    shared with the agent.
     """
 
     generation: Generation
     """The generation of the ended ranks."""
     boundary: Step
-    """The highest boundary that any of the ended ranks passed; -1 if none passed a boundary."""
+    """The highest number of steps that any of the ended ranks had finished; -1 if none had restored its state."""
 
 
 class PageCommit(Message, frozen=True):
-    """The newest committed step on a node's rank pages of one generation.
+    """The newest committed step of one generation, as the shared pages of a node's ranks show it.
 
-    An agent writes the committed step to the pages before it acts on that step, and the pages outlive the agent
-    process. A restore from an older step abandons a branch of the training history, but pages may still contain the
-    branch's commits. The control plane therefore counts only commits on the path of the newest started generation.
+    The agent writes a commit to the pages before it acts on it, and the pages outlive the agent process. After a
+    restore from an older step, the pages may still show commits of steps that training then abandoned. The control
+    plane therefore counts only commits from which the newest started generation continued.
     """
 
     generation: Generation
@@ -450,7 +452,7 @@ class PageCommit(Message, frozen=True):
 
 
 class MemberReport(Message, frozen=True):
-    """A node's state as a member of its job."""
+    """The state of a node that belongs to a job."""
 
     job: JobName
     run: RunId
@@ -458,11 +460,11 @@ class MemberReport(Message, frozen=True):
     """The highest promised generation. The agent ignores commands of lower generations."""
     phase: MemberPhase
     inventory: tuple[SlotRecord, ...] = ()
-    """The node's sealed slots at the time of the promise. Sent only while PROMISED."""
+    """The complete shards in the node's memory when the agent promised the generation. Sent only while PROMISED."""
     ended: EndedRanks | None = None
-    """The run's last ranks on this node; sent only while PROMISED.
+    """The last state of the ranks that this node ran for the run before.
 
-    None if no rank of the run has run on this node.
+    Sent only while PROMISED. None if no rank of the run has run on this node.
     """
     commits: tuple[PageCommit, ...] = ()
     """One entry per generation that has a commit on this node's pages, oldest first.
@@ -475,11 +477,11 @@ class MemberReport(Message, frozen=True):
     silent_peers: tuple[NodeId, ...] = ()
     """Peers of this node that have sent nothing for longer than the holder deadline."""
     round: RoundStatus | None = None
-    """The state of the rounds; None unless this agent is the coordinator's."""
+    """The state of the commit rounds; None unless this node's agent is the coordinator."""
     uploads: tuple[UploadedShard, ...] = ()
-    """Uploads of the newest two steps at most."""
+    """Shards of at most the newest two steps whose upload to S3 is complete."""
     running_uploads: tuple[RunningUpload, ...] = ()
-    """The uploads that this node has begun and not ended, in rank order."""
+    """The uploads of shards to S3 that this node has begun and not ended, in rank order."""
     faults: tuple[NodeFault, ...] = ()
     load_seconds: float = 0.0
     longest: dict[str, float] = msgspec.field(default_factory=dict[str, float])
@@ -487,16 +489,16 @@ class MemberReport(Message, frozen=True):
     stacks: tuple[RankStacks, ...] = ()
     """Stacks of the living ranks, for as long as the control plane repeats `TakeStacks`."""
     restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
-    """The source that delivered each rank's shard, in rank order; set once LOADED.
+    """Where the agent got each rank's shard from, in rank order; set once the node is LOADED.
 
-    If a source of the plan's list failed verification, the agent used a later one.
+    The agent tries the plan's sources in order, and uses the first one whose bytes pass verification.
     """
     target: Step = Step(0)
     """Total number of steps of the training, as declared by the script; 0 if the script has declared none."""
     measured: dict[str, float] = msgspec.field(default_factory=dict[str, float])
-    """By metric name: the newest measurements on this node. Each value is a mean over some seconds.
+    """By metric name: the newest measurements of this node's ranks and agent.
 
-    Empty until the first iteration has ended.
+    Each value is a mean over some seconds. Empty until the first iteration has ended.
     """
 
 
@@ -554,14 +556,14 @@ class AgentReport(Message, frozen=True):
     Empty until the agent has stored the logs for a `KeepEvidence`.
     """
     is_warm: bool = True
-    """True if a new rank starts without importing its modules first.
+    """True if the agent can start a rank without importing the rank's modules first.
 
-    Also True if the job names no modules to preload. False during preloading and after a failure to preload.
+    Also true if the job names no modules to import in advance. False during such imports, and after a failed import.
     """
     exposure: str = ""
-    """One sentence about data outside its own job that a job's code can access on this node.
+    """One sentence about data of other jobs or of the node that the present job's code can read on this node.
 
-    The sentence names the agent's files, the instance's metadata, or both. Empty if the job's code can access neither.
+    The sentence names the agent's files, the instance's metadata, or both. Empty if the job's code can read neither.
     """
     sources: tuple[str, ...] = ()
     """SHA-256 of each source archive that this node has checked, whether the archive was valid or not."""
@@ -599,9 +601,10 @@ class AgentWelcome(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """Command to promise this generation: end the ranks, close older streams, and list the sealed slots.
+    """Command to promise this generation.
 
-    The control plane repeats the command until the report shows the generation.
+    The agent ends the ranks, closes the connections of older generations, and lists the sealed slots. The control plane
+    repeats the command until the report shows the generation.
     """
 
     job: JobName
@@ -773,10 +776,7 @@ class CommandEnded(Message, frozen=True):
 
 
 class MetricsStored(Message, frozen=True):
-    """Confirmation that the control plane has stored metric values.
-
-    The agent may then delete its copy of the values.
-    """
+    """Confirmation that the control plane has stored metric values, so that the agent may delete its copy of them."""
 
     agent_id: str
     """The agent process whose numbering applies, because each agent process numbers its values from 0."""

@@ -75,7 +75,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChunkName:
-    """The parts of a log chunk's object name."""
+    """The values that the object name of a chunk (a stored piece of a node's output) contains."""
 
     node_id: NodeId
     first: int
@@ -90,7 +90,10 @@ class ChunkName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TailName:
-    """The parts of the object name of a tail (see the module's docstring)."""
+    """The values that the object name of a tail contains.
+
+    A tail is the end of a node's output, stored by another node (see the module's docstring).
+    """
 
     node_id: NodeId
     """The node that printed the lines."""

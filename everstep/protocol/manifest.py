@@ -98,11 +98,11 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     run: RunId
     generation: Generation
     parent_chain: tuple[tuple[Generation, Step], ...]
-    """(generation, base step) pairs, from this generation back to the first."""
+    """Pairs of a generation and the step from which it started, from this generation back to the first."""
     step: Step
     shards: tuple[ManifestShard, ...]
     frozen: tuple[FrozenObject, ...] = ()
-    """The objects outside of the checkpoint's folder that its shards need, by SHA-256."""
+    """Objects in other folders that the checkpoint's shards need: tensors that training does not change, by SHA-256."""
 
 
 def frozen_key(shard_key: str, sha256: str) -> str:

@@ -23,7 +23,7 @@ MAX_DIMENSIONS = 64
 
 
 class TensorPart(msgspec.Struct, frozen=True, array_like=True):
-    """A box of a logical tensor, and its place in a tensor of a slot.
+    """A box: a rectangular piece of a logical tensor, and its place in a stored tensor of a slot.
 
     A scalar has an empty shape and one element.
     """
@@ -59,10 +59,10 @@ class TensorPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 def are_disjoint(parts: Sequence[TensorPart], elements: int) -> bool:
-    """Return whether the parts fit into a stored tensor of `elements` elements and no two share an element.
+    """Return whether the boxes fit into a stored tensor of `elements` elements and no two boxes share an element.
 
-    Exception: equal boxes of several names may share their elements. Examples are tied parameters and a scalar that all
-    parameters of a group share.
+    Exception: boxes with different names may share their elements if they are equal. Examples are tied parameters, and
+    a scalar that all parameters of a group share.
     """
     if not all(part.fits(elements) for part in parts):
         return False
@@ -71,12 +71,12 @@ def are_disjoint(parts: Sequence[TensorPart], elements: int) -> bool:
 
 
 def whole(name: str, shape: tuple[int, ...]) -> TensorPart:
-    """Return the part that describes a stored tensor that is a whole logical tensor."""
+    """Return the box of a stored tensor that contains a whole logical tensor."""
     return TensorPart(name, shape, (0,) * len(shape), shape, 0)
 
 
 def parts_of_range(name: str, shape: tuple[int, ...], begin: int, end: int, start: int) -> tuple[TensorPart, ...]:
-    """Return a flat range of a logical tensor as parts.
+    """Return the boxes that together cover a flat range of a logical tensor.
 
     Args:
         name: name of the logical tensor.

@@ -64,7 +64,7 @@ class Open(Message, frozen=True):
     kind: SessionKind
     node_id: NodeId
     owner_rank: Rank
-    """The rank whose shard a replica session transfers; -1 for other kinds of sessions."""
+    """The rank whose shard is copied in a replica session; -1 in other kinds of sessions."""
     nonce: bytes
     """32 random bytes, which also serve as the session's name."""
     session: bytes = b""
@@ -145,9 +145,9 @@ class BeginShard(Message, frozen=True):
     index_bytes: int
     layout_hash: bytes
     committed: Step
-    """The newest committed step (C) that the sender has received.
+    """The newest committed step that the sender has received.
 
-    The holder must not overwrite its slot that contains C.
+    The holder must not overwrite the slot in which it holds this step.
     """
 
 
@@ -225,9 +225,10 @@ class ShardRefused(Message, frozen=True, omit_defaults=True):
 
 
 class HolderInventory(Message, frozen=True):
-    """The sealed steps of this shard at the holder. The holder's first message in a replica session.
+    """The steps of this shard that the holder has completely and verified.
 
-    The owner revokes every acknowledgement of the holder that the list does not contain.
+    It is the holder's first message in a replica session. The owner no longer counts earlier acknowledgements of the
+    holder for other steps.
     """
 
     owner_rank: Rank
@@ -238,7 +239,7 @@ class HolderInventory(Message, frozen=True):
 class FetchShard(Message, frozen=True):
     """Request for a shard with exactly this generation, step and digest.
 
-    The answer is `BeginShard`, or `ShardRefused` if the holder does not have the content.
+    The answer is `BeginShard`, or `ShardRefused` if the holder does not have this content.
     """
 
     owner_rank: Rank
@@ -268,7 +269,7 @@ class UploadPart(Message, frozen=True):
     number: int
     """Number of the part, from 1."""
     frozen: tuple[FrozenGroup, ...] = ()
-    """The tensors whose data the object does not contain."""
+    """The tensors whose bytes are in separate S3 objects, so that this upload does not contain them."""
 
 
 class PartStored(Message, frozen=True):

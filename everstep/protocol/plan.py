@@ -21,7 +21,7 @@ DEFAULT_MAX_SLOWDOWN = 0.01
 
 
 class Snapshots(StrEnum):
-    """The steps that ranks capture.
+    """Which steps the ranks copy into memory as snapshots.
 
     - EVERY_STEP: as many steps as `max_slowdown` permits.
     - FOR_CHECKPOINTS: only steps that become checkpoints, and the last step of the training.
@@ -34,7 +34,7 @@ class Snapshots(StrEnum):
 
 
 class SlotRecord(Message, frozen=True):
-    """One sealed slot in a node's inventory, the list of the node's sealed slots."""
+    """One complete and verified shard in a node's memory (a sealed slot), as the node reports it."""
 
     owner_rank: Rank
     origin_generation: Generation
@@ -61,7 +61,7 @@ class ObjectReference(Message, frozen=True):
 
 
 class ShardSource(Message, frozen=True):
-    """A source from which the owner's node can load its rank's shard of the base step.
+    """A source from which a node can load its rank's shard of the step that the generation restores.
 
     A plan lists the sources of a rank in order of preference.
     """
@@ -78,7 +78,7 @@ class ShardSource(Message, frozen=True):
 
 
 class PlanNode(Message, frozen=True):
-    """One member of the generation."""
+    """One node on which the generation runs, with its ranks."""
 
     node_id: NodeId
     address: str
@@ -86,34 +86,34 @@ class PlanNode(Message, frozen=True):
     ranks: tuple[Rank, ...]
     """Consecutive ranks of this node. A rank's index in this tuple is its LOCAL_RANK."""
     keep: tuple[SlotReference, ...] = ()
-    """Sealed slots that the node must not overwrite until the base is committed.
+    """Shards in the node's memory that it must not overwrite until the restored step is committed again.
 
     The node may overwrite all other slots of the run.
     """
 
 
 class RankPlan(Message, frozen=True):
-    """The holders of one rank's shard, and the sources of its base."""
+    """The nodes that hold one rank's shard, and the sources from which its restored step can be loaded."""
 
     rank: Rank
     holders: tuple[NodeId, ...]
     """Nodes that hold the shard, one per copy: first the owner's node, then its peers."""
     sources: tuple[ShardSource, ...] = ()
-    """Sources of the base for this shard, in order of preference.
+    """Sources of this rank's shard of the restored step, in order of preference.
 
-    Empty if the base step is 0, or if the plan has a `Relayout`.
+    Empty if training starts at step 0, or if the plan has a `Relayout`.
     """
 
 
 class Relayout(Message, frozen=True):
-    """The shards of a base step that another number of ranks, or another job, made.
+    """The shards of a restored step that another number of ranks, or another job, made.
 
-    No shard of this base exists in the new layout. Each rank of the new generation fetches the earlier shards that
-    contain its own elements.
+    These shards divide the state differently than the new ranks do. Each new rank therefore fetches the earlier shards
+    that contain its own elements.
     """
 
     world_size: int
-    """Number of ranks of the generation that made the base."""
+    """Number of ranks of the generation that made the restored step."""
     shards: tuple[tuple[ShardSource, ...], ...]
     """Sources of each earlier rank's shard, by earlier rank, in order of preference.
 
@@ -187,7 +187,7 @@ class CheckpointPlan(Message, frozen=True):
     prefix: ObjectReference
     third_slot: bool = False
     stored_step: Step = FIRST_STEP
-    """Step of the newest complete checkpoint on the path to the base; 0 if no checkpoint exists."""
+    """Step of the newest complete checkpoint in the history that this generation continues; 0 if there is none."""
     interval_seconds: float = 0.0
     """Seconds between two checkpoints; 0 disables checkpoints at a fixed interval."""
     max_overhead: float = 0.0
@@ -196,7 +196,7 @@ class CheckpointPlan(Message, frozen=True):
     The coordinator derives an automatic interval from this limit. 0 if the interval is not automatic.
     """
     max_bytes_per_second: float = 0.0
-    """Limit of the mean upload rate of a node with an automatic interval; 0 means none."""
+    """Limit of each node's mean upload rate in bytes per second, for an automatic interval; 0 means no limit."""
     stored_at_seconds: float = 0.0
     """Unix time at which the checkpoint of `stored_step` was complete.
 
@@ -236,11 +236,11 @@ class GenerationPlan(Message, frozen=True):
     parent: Generation
     """The newest earlier generation whose ranks may have run; 0 if there is none.
 
-    The base step is on the path of that earlier generation.
+    `base_step` is a step of that generation, or of a generation that it continued.
     """
     base_step: Step
     nodes: tuple[PlanNode, ...]
-    """Members of the generation, in the order of GROUP_RANK."""
+    """The nodes of the generation, in the order of GROUP_RANK."""
     ranks: tuple[RankPlan, ...]
     """Holders and sources of each rank's shard, in rank order."""
     coordinator: NodeId
@@ -250,15 +250,14 @@ class GenerationPlan(Message, frozen=True):
     checkpoint: CheckpointPlan
     timeouts: Timeouts
     relayout: Relayout | None = None
-    """Sources of a base step that another number of ranks or another job made.
+    """Sources of the restored step if another number of ranks, or another job, made it.
 
-    None if the base step has this generation's layout. With a relayout, the base step is positive and all
-    `RankPlan.sources` are empty.
+    Otherwise None. With a relayout, `base_step` is positive and all `RankPlan.sources` are empty.
     """
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
-    """Limit of the time that snapshots cost, as a fraction of the mean iteration time.
+    """Largest fraction of the mean iteration time by which snapshots may slow training down.
 
-    Above the limit, ranks take snapshots less often.
+    If snapshots would cost more, ranks take them less often.
     """
 
     @property
@@ -268,7 +267,7 @@ class GenerationPlan(Message, frozen=True):
 
     @property
     def base_shards(self) -> tuple[tuple[Rank, tuple[ShardSource, ...]], ...]:
-        """(owner rank, sources) of each shard of the base step.
+        """The rank that owns each shard of the restored step, and the sources of this shard.
 
         With a relayout, the owners are ranks of the earlier generation.
         """
@@ -277,16 +276,16 @@ class GenerationPlan(Message, frozen=True):
         return tuple((rank.rank, rank.sources) for rank in self.ranks)
 
     def node(self, node_id: NodeId) -> PlanNode:
-        """Return the member with this id.
+        """Return the node of this generation with this id.
 
         Args:
-            node_id: id of a member.
+            node_id: id of a node of the generation.
 
         Returns:
-            The member's address, its ranks and the slots that it must keep.
+            The node's address, its ranks and the slots that it must keep.
 
         Raises:
-            KeyError: the node is not a member of this generation.
+            KeyError: the node does not belong to this generation.
         """
         for node in self.nodes:
             if node.node_id == node_id:

@@ -68,13 +68,13 @@ and no acquire loads. On other processors (aarch64), a reader could see the sequ
 """
 NONE = -1
 FINISHED = -2
-"""Value of `AgentHalf.proposed` after the final round. A rank that reads it returns from `close()`."""
+"""Value of `AgentHalf.proposed` when no further step can be committed. A rank that reads it returns from `close()`."""
 ECHO_YES = 1
-"""Value of `RankHalf.echo`: the rank has not passed the announced stop."""
+"""Value of `RankHalf.echo`: yes, the rank can stop at the announced step, because it has not passed it."""
 ECHO_NO = 2
-"""Value of `RankHalf.echo`: the rank has passed the announced stop, or may have passed it."""
+"""Value of `RankHalf.echo`: no, the rank has passed the announced step, or may have passed it."""
 LATE_REASON = "late"
-"""Prefix of `Abandoned.reason` if the rank passed the step before its slot was granted.
+"""Prefix of `Abandoned.reason` if the rank passed the proposed step before its slot was granted.
 
 The coordinator then proposes steps further in advance.
 """
@@ -102,9 +102,9 @@ OWN_METRICS = "everstep/"
 
 
 class Phase(IntEnum):
-    """The activity that a rank reports. Every phase has its own time limit.
+    """What a rank is doing, as the rank reports it. Every phase has its own time limit.
 
-    In WAIT, the rank deliberately waits for something outside the job.
+    In WAIT, the rank waits on purpose for something outside the job.
     """
 
     START = 0
@@ -117,10 +117,10 @@ class Phase(IntEnum):
 
 
 class Standing(IntEnum):
-    """Whether a rank has stopped at its boundary.
+    """Whether a rank trains, has stopped after a step, or has ended its session.
 
     - MOVING: the rank has not stopped.
-    - STOPPED: the rank has stopped at a confirmed stop.
+    - STOPPED: the rank has stopped after the step at which all ranks agreed to stop.
     - CLOSING: the rank is inside `close()`.
     - CLOSED: the rank has returned from `close()`.
     """
@@ -132,10 +132,10 @@ class Standing(IntEnum):
 
 
 class StopState(IntEnum):
-    """The state of an agreed stop.
+    """Whether all ranks will stop at the same step.
 
     - NONE: no stop is announced, or the stop was withdrawn.
-    - ANNOUNCED: ranks answer with an echo, and wait if they reach the step.
+    - ANNOUNCED: each rank answers whether it can still stop at the step, and waits if it reaches the step.
     - CONFIRMED: all ranks stop at the step.
     """
 
@@ -145,11 +145,11 @@ class StopState(IntEnum):
 
 
 class Vote(IntEnum):
-    """An owner's vote on the proposed step.
+    """The vote of the agent that owns a shard on the step that the coordinator proposes to commit.
 
     - NONE: no vote yet.
-    - ACKED: all holders in view have sealed the owner's shard of the step.
-    - ABANDON: the owner's shard of the step cannot be replicated.
+    - ACKED: all holders that currently respond have verified and sealed the shard of this step.
+    - ABANDON: the shard of this step cannot be replicated.
     """
 
     NONE = 0
@@ -159,7 +159,7 @@ class Vote(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AgentHalf:
-    """The half of the page that the agent writes. The rank and a restarted agent read it."""
+    """The half of the shared-memory page that the agent writes. The rank reads it, and the agent after a restart."""
 
     generation: int
     committed: int = NONE
@@ -172,15 +172,15 @@ class AgentHalf:
     load: int = 0
     verified: int = 0
     hold: int = 0
-    """Committed step whose upload blocks training, with a strategy that blocks. 0: training continues.
+    """Committed step for whose upload to S3 the ranks wait. 0: training continues.
 
-    A rank that has reached this step waits at its boundary until the field changes.
+    A rank that has finished this step waits until the field changes. Only jobs whose checkpoints block training use it.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class RankHalf:
-    """The half of the page that the rank writes and its agent reads."""
+    """The half of the shared-memory page that the rank writes and its agent reads."""
 
     generation: int
     boundary: int = NONE
@@ -194,7 +194,7 @@ class RankHalf:
     limit: int = 0
     """Seconds that the script allows for the phase; 0 if the script has declared no limit."""
     first_passed: int = 0
-    """End of the first step after the base step, in µs of the node's monotonic clock; 0 before that.
+    """End of the rank's first step in this generation, in µs of the node's monotonic clock; 0 before that.
 
     The page outlives the agent, so a restarted agent reports the same time.
     """
@@ -258,9 +258,9 @@ def write_agent_half(page: memoryview, half: AgentHalf) -> None:
 
 
 def read_agent_half(page: memoryview) -> AgentHalf | None:
-    """Return the agent's half, or None if it cannot be read consistently now.
+    """Return the agent's half, or None if no consistent content can be read now.
 
-    None means that every attempt met a concurrent write, or that the content has an unsupported layout. The caller
+    None means that the agent wrote during every attempt, or that the content has an unsupported layout. The caller
     should read again later.
     """
     body = _read(page, 0, _AGENT.size)
@@ -360,15 +360,15 @@ class Arriving(Message, frozen=True):
 
 
 class EarlierLayout(Message, frozen=True):
-    """The layout of a base step that another number of ranks, or another job, made.
+    """How a restored step is divided into shards, if another number of ranks, or another job, made it.
 
-    The rank asks for the earlier shards that it needs with `FetchShard`.
+    The rank requests the earlier shards that it needs with `FetchShard`.
     """
 
     world_size: int
-    """Number of ranks of the generation that made the base."""
+    """Number of ranks of the generation that made the restored step."""
     here: tuple[Rank, ...]
-    """Earlier ranks whose shards are already in this node's memory."""
+    """Ranks of that generation whose shards are already in this node's memory."""
 
 
 class Welcome(Message, frozen=True):
@@ -388,11 +388,11 @@ class Welcome(Message, frozen=True):
     None if `base_step` is 0, or if `relayout` is set.
     """
     relayout: EarlierLayout | None = None
-    """The layout of the base, if the base was made by another number of ranks; None otherwise."""
+    """How the restored step is divided into shards, if another number of ranks made it; None otherwise."""
 
 
 class FetchShard(Message, frozen=True):
-    """The rank's request for a whole shard of the base in its earlier layout.
+    """The rank's request for the whole shard of an earlier rank, which divided the state differently.
 
     Valid only after a `Welcome` with `relayout`. The answer is `FetchedShard`. A rank repeats an unanswered request on
     a new connection.
@@ -406,7 +406,7 @@ class FetchShard(Message, frozen=True):
 class FetchedShard(Message, frozen=True):
     """The agent's answer to `FetchShard`.
 
-    The slot keeps its content until the rank has passed its next boundary.
+    The slot with the shard does not change until the rank has finished its next step.
     """
 
     owner_rank: Rank
@@ -420,7 +420,7 @@ class FetchedShard(Message, frozen=True):
 
 
 class SlotsRequest(Message, frozen=True):
-    """The rank's request for slots of a new or changed state layout.
+    """The rank's request for slots (files in shared memory) whose size fits a new or changed state.
 
     The answer is `SlotsGranted` or `SlotsRefused`.
     """
@@ -443,9 +443,9 @@ class SlotsGranted(Message, frozen=True):
 
 
 class SlotsRefused(Message, frozen=True):
-    """The agent's refusal of slots, which leaves the rank's state unprotected.
+    """The agent's answer that it has no memory for the requested slots, so the rank's state is not protected.
 
-    Training continues, and the owner votes ABANDON. Users see the reason.
+    Training continues, and the agent votes ABANDON on each proposed step. Users see the reason.
     """
 
     layout_hash: bytes
@@ -468,7 +468,7 @@ class Capturing(Message, frozen=True):
     index_offset: int
     index_bytes: int
     final_bytes: int
-    """Length of the final beginning of the payload, in bytes.
+    """Number of bytes at the beginning of the payload that are final.
 
     These bytes belong to `step`, and the copier does not write them again.
     """
@@ -500,7 +500,7 @@ class Captured(Message, frozen=True):
 
 
 class Abandoned(Message, frozen=True):
-    """The rank's report that it does not capture `step`, or has cancelled its capture.
+    """The rank's report that it does not copy `step` into its slot, or that it has cancelled this copy.
 
     The copier no longer writes to the slot.
     """
@@ -511,17 +511,17 @@ class Abandoned(Message, frozen=True):
 
 
 class Boundary(Message, frozen=True):
-    """The rank's request to the agent to read the rank's half of the page, which has changed."""
+    """Request of a rank that its agent reads the rank's half of the shared page, which has changed."""
 
     generation: Generation
     boundary: Step
     at_seconds: float = 0.0
-    """Time at which the rank passed the boundary, on the node's monotonic clock.
+    """Time at which the rank finished its newest step, on the node's monotonic clock.
 
-    0 if the rank passed no boundary and changed another field.
+    0 if the rank finished no step and changed another field.
     """
     blocked_seconds: float = 0.0
-    """Seconds for which saving has blocked the training thread since the previous boundary."""
+    """Seconds for which snapshots and uploads have blocked the training thread since the previous finished step."""
 
 
 class IdleSpan(Message, frozen=True, kw_only=False):
@@ -550,10 +550,9 @@ class IdleSpans(Message, frozen=True):
 
 
 class WordChanged(Message, frozen=True):
-    """The agent's request to the rank to read the agent's half of the page, which has changed.
+    """Request of the agent that a rank reads the agent's half of the shared page, which has changed.
 
-    The agent sends it only to a rank that may be waiting for a change. A training rank reads the page at every
-    boundary.
+    The agent sends it only to a rank that may be waiting for a change. A training rank reads the page after every step.
     """
 
 
@@ -567,7 +566,10 @@ class LogRecord(Message, frozen=True):
 
 
 class Logged(Message, frozen=True):
-    """Metric values logged since the previous message. `dropped_count` values did not fit the ring."""
+    """Metric values logged since the previous message.
+
+    `dropped_count` is the number of values that the rank dropped because its ring buffer was full.
+    """
 
     generation: Generation
     records: tuple[LogRecord, ...]

@@ -20,38 +20,38 @@ from everstep.protocol.rank_messages import Standing, StopState, Vote
 
 
 class Pacing(IntEnum):
-    """The time at which nodes send their replica chunks: at once, or while training leaves the network idle.
+    """When nodes send the chunks of their snapshots: at once, or while training leaves the network idle.
 
-    All nodes of a job use the same mode.
-    If the chunks of one node disturb its training traffic, the iteration of every node is delayed.
+    All nodes of a job use the same mode: if one node's chunks delay its training traffic, every node's iteration is
+    delayed.
     """
 
     AT_ONCE = 0
     TRIED = 1
-    """Trial of both other modes: the step's number selects the mode (`worker.core.pacing_trial`)."""
+    """Trial of both other modes: the number of the step selects one of them (`worker.core.pacing_trial`)."""
     IN_IDLE_SPANS = 2
 
 
 class RankRound(Message, frozen=True):
-    """One rank's part of its node's report."""
+    """What a node reports about one of its ranks."""
 
     rank: Rank
     boundary: Step
-    """The last boundary that the rank passed; -1 before the rank has restored."""
+    """Number of steps that the rank has finished; -1 before the rank has restored its state."""
     committed: Step
     """The newest committed step that the rank's agent has received; -1 if it has received none."""
     proposed: Step
     """The newest proposed step that the rank's agent has received; -1 if it has received none."""
     vote: Vote
-    """The owner's vote on `proposed`."""
+    """The vote of the rank's agent on the step `proposed`."""
     standing: Standing = Standing.MOVING
     echo_step: Step = Step(-1)
     echo: int = 0
-    """The rank's answer to the stop at `echo_step`: 0 none, 1 yes, 2 no."""
+    """Whether the rank can stop at `echo_step`: 0 no answer, 1 yes, 2 no."""
     confirmed_stop: Step = Step(-1)
-    """The confirmed stop that the rank's agent has received; -1 if it has received none."""
+    """Step at which all ranks stop, as far as the rank's agent has received it; -1 if it has received none."""
     heard_stop: Step = Step(-1)
-    """The newest announced stop that the rank's agent has received, confirmed or not."""
+    """Step of the newest announced stop that the rank's agent has received, confirmed or not."""
     pinned_step: Step = Step(-1)
     """Step whose slot must not be reused, because the agent is uploading it; -1 if no upload is running."""
     stored_step: Step = Step(-1)
@@ -60,11 +60,14 @@ class RankRound(Message, frozen=True):
     is_late: bool = False
     """True if the rank voted ABANDON because it received the proposed step too late."""
     reason: str = ""
-    """Reason why the rank votes ABANDON, or why a holder is out of view. Empty without such a reason."""
+    """Reason why the rank's agent votes ABANDON, or why it no longer waits for a holder.
+
+    Empty without such a reason.
+    """
 
 
 class NodeReport(Message, frozen=True):
-    """One node's whole state in the rounds, sent to the coordinator through the tree of agents."""
+    """Everything that one node contributes to the commit rounds, sent to the coordinator through the tree of agents."""
 
     node_id: NodeId
     term: int
@@ -105,23 +108,23 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     persist_step: Step = Step(-1)
     """A committed step that the agents upload to S3; -1 if there is none."""
     hold_step: Step = Step(-1)
-    """A committed step for whose upload all ranks wait; -1 if training continues.
+    """A committed step for whose upload to S3 all ranks wait; -1 if training continues.
 
-    Only strategies that block training use it.
+    Only jobs whose checkpoints block training use it.
     """
     stop_step: Step = Step(-1)
     stop_state: StopState = StopState.NONE
     finished: bool = False
-    """True if the final round is over.
+    """True if training has ended: every rank has stopped, and every step that could be committed is committed.
 
-    Every rank has stopped, and every step that could be committed is committed. Ranks return from `close()`.
+    Ranks then return from `close()`.
     """
     pacing: Pacing = Pacing.AT_ONCE
     held: tuple[Rank, ...] = ()
-    """Ranks whose planned holders have all sealed the shard at the base step or later.
+    """Ranks whose shard is complete on every node that the plan names for it.
 
-    Nodes with a stray of such a rank may free it. A stray is a shard on a node that the plan does not name for this
-    shard. The coordinator lists only ranks that have a stray.
+    The shard is of the restored step or a later one. Other nodes may then free a shard of such a rank that they still
+    hold (a stray). The coordinator lists only ranks that have a stray.
     """
     is_silent: bool = False
     """True while the coordinator, after its start, waits for the first report of every node.

@@ -301,8 +301,9 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     bytes: int
     parts: tuple[TensorPart, ...] | None = None
-    """The boxes of logical tensors that the tensor holds. None: the tensor is the whole logical tensor of the same
-    name.
+    """The boxes (rectangular pieces of whole parameters or optimizer states) that the tensor contains.
+
+    None: the tensor is the whole logical tensor of the same name.
     """
     is_frozen: bool = False
     """True if the script declares that training does not change the tensor (`requires_grad=False`).
