@@ -41,8 +41,8 @@ RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 OPEN_SECONDS = 5.0
 """Seconds after which an unfinished connection attempt ends and the client tries the next server.
 
-After the control plane's first welcome, the limit is the length of the lease. A disconnected agent then reaches another
-server within this server's grace period for agents.
+Once a server has accepted a connection, the limit is the length of the lease. A server that takes over the fleet waits
+for its agents during a grace period, and this limit lets a disconnected agent reach it within this time.
 """
 MAX_LINES_WAITING = 64
 """Maximum number of messages with log lines that wait to be sent. A further message replaces the oldest message."""

@@ -31,7 +31,7 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 LEAVING_SECONDS = 30.0
-"""Maximum seconds for which a node uploads output of its previous job after another job needs the node."""
+"""Maximum seconds for which another job waits while this node uploads output of its previous job."""
 LOOK_SECONDS = 1.0
 """Seconds between two checks of the progress of uploads."""
 
@@ -119,7 +119,10 @@ class Departure:
             await self._release(membership.run, wait_seconds=0.0)
 
     async def make_way(self, run: RunId) -> None:
-        """Release this node's run unless it is `run`, because the control plane has assigned the node to `run`."""
+        """Release the run that this node works for, because the control plane has assigned the node to `run`.
+
+        If the node already works for `run`, only a running departure is cancelled.
+        """
         other = self._promise.run
         if other is not None and other != run:
             await self._release(other)

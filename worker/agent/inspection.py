@@ -55,7 +55,9 @@ class RankInspection:
         """Stack samples of the running ranks; created at the control plane's first request."""
 
     def run_command(self, command: RunCommand, *, is_current: bool) -> None:
-        """Run a command beside a rank. The command is refused unless the rank runs on this node.
+        """Run a user's command on this node, beside the process of a rank.
+
+        The command is refused unless the rank runs on this node.
 
         Args:
             command: the request of the control plane.

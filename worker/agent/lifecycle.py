@@ -54,7 +54,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """Data that older generations left on this node, read for a new promise. Valid in phase PROMISED."""
+    """Data that older generations left on this node.
+
+    The agent reads it when it fulfils a promise, and reports it in phase PROMISED.
+    """
 
     inventory: tuple[SlotRecord, ...] = ()
     ended: EndedRanks | None = None
@@ -161,7 +164,10 @@ class Lifecycle:
     # -- promise
 
     def must_promise(self, command: Prepare) -> bool:
-        """Return whether the node must promise the generation of a Prepare. False for a repeated or late Prepare."""
+        """Return whether the node must promise the generation that a Prepare command names.
+
+        The result is False for a repeated or late command.
+        """
         answer = answer_prepare(self.promise.membership, command.run, command.generation)
         if answer is not Answer.PROMISE:
             log.debug("Prepare of generation %d: %s", command.generation, answer)
@@ -279,7 +285,7 @@ class Lifecycle:
         return any((record.run, record.generation) == key and record.end is None for record in self._supervisor.records)
 
     def _open_to_ranks(self, member: Member) -> None:
-        """Accept connections from this member's ranks only, and begin to upload their log lines."""
+        """Accept connections from the ranks of this generation only, and begin to upload their log lines."""
         user = user_of(member.plan.run, self._settings.state, self._settings.rank_user)
         self._ranks.admit(member.lines, user)
         self._lines.begin(member.plan, member.here)

@@ -37,9 +37,9 @@ With fewer quiet iterations, the estimated cost is the time for which the snapsh
 GROWTH = 2
 """Maximum factor by which one decision changes the interval. The next decision uses new measurements."""
 BEYOND_DOUBT = 2.0
-"""Standard errors by which the measured cost must exceed the limit before the interval grows."""
+"""Number of standard errors by which the measured cost must exceed the limit before the interval grows."""
 LIKELY = 1.0
-"""Standard errors that are added to the measured cost when a new interval is computed."""
+"""Number of standard errors that are added to the measured cost when a new interval is computed."""
 REST_EVERY = 48
 """Number of loaded iterations in a row after which one proposal is delayed by an iteration.
 

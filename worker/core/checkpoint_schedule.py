@@ -31,9 +31,10 @@ from everstep.protocol.ids import Step
 from worker.core.rounds import NONE
 
 KEPT_SHARE = 0.8
-"""Weight of the earlier measurements of the pace after each further upload.
+"""Factor by which each further upload reduces the weight of the earlier measurements of the pace.
 
-With this weight, about five uploads count. One upload may last less than a step, so one measurement shows little.
+With this factor, about the last five uploads determine the pace. One upload may last less than a step, so one
+measurement shows little.
 """
 
 

@@ -40,7 +40,7 @@ TRANSITIONS: Mapping[tuple[MemberPhase, Event], MemberPhase] = {
     (MemberPhase.LOADED, Event.START): MemberPhase.RUNNING,
     (MemberPhase.RUNNING, Event.EXITED): MemberPhase.EXITED,
 }
-"""Next phase by phase and event.
+"""The next phase, for each present phase and event.
 
 In addition, a higher Prepare moves every phase to PROMISED, and Release ends every phase.
 """

@@ -34,7 +34,10 @@ _LOST_LOADERS = re.compile(
     r"RuntimeError: DataLoader worker \(pid(?:\(s\))? (?P<pids>\d+(?:, \d+)*)\) "
     r"(?:is killed by signal: Killed\b|exited unexpectedly\s*$)"
 )
-"""Source: torch/csrc/DataLoader.cpp and torch/utils/data/dataloader.py, torch 2.13."""
+"""Matches the exception with which a DataLoader reports that its workers were killed or have exited.
+
+Source: torch/csrc/DataLoader.cpp and torch/utils/data/dataloader.py, torch 2.13.
+"""
 _KILLED = re.compile(
     r"Killed process (?P<pid>\d+) \(.*?\) total-vm:\d+kB, anon-rss:(?P<anon>\d+)kB, file-rss:(?P<file>\d+)kB"
     r"(?:, shmem-rss:(?P<shared>\d+)kB)?"

@@ -46,7 +46,7 @@ MOST_LOST = 4
 If more steps are lost in a row, the cause is probably a lost holder and not the snapshot.
 """
 BEYOND_DOUBT = 2.0
-"""A verdict before `ENOUGH` iterations needs a difference of this number of standard errors."""
+"""Number of standard errors by which the modes must differ for a verdict before `ENOUGH` iterations."""
 WORTH_RATIO = 0.01
 """Share of the time per captured step that pacing must save. A smaller gain may be noise.
 """
@@ -122,8 +122,8 @@ class PacingTrial:
 def is_tried_paced(step: Step) -> bool:
     """Return whether the trial paces the snapshot of `step`.
 
-    Within each pair of runs, the order of the two modes is pseudo-random. The pattern therefore does not coincide with
-    work that a script does every n steps.
+    Of each two consecutive groups of `RUN_STEPS` steps, one group is paced. Which of them it is, is pseudo-random. The
+    pattern therefore does not coincide with work that a script does every n steps.
     """
     pair, place = divmod(step // RUN_STEPS, 2)
     return bool(place ^ digest(pair.to_bytes(8, "little"))[0] & 1)

@@ -30,7 +30,8 @@ NONE = Step(-1)
 REASON_BYTES = 500
 """Maximum length in bytes of the reason why a step is abandoned.
 
-Reports of up to 1,024 ranks share one message, and an exception text of a script can have any length.
+Reports of up to 1,024 ranks share one message. The limit keeps this message small, because the text of a script's
+exception can have any length.
 """
 
 
@@ -434,10 +435,10 @@ class Coordinator:
         return replace(self, is_finished=True).advance() if self.final != NONE else self
 
     def halt(self) -> Coordinator:
-        """Record that the agents have begun to end the ranks. No further step is proposed.
+        """Record that the agents have begun to end the ranks after a requested stop.
 
-        After a requested stop, the committed step becomes the job's final state. Without a stop request, the call
-        changes nothing.
+        No further step is proposed, and the committed step becomes the job's final state. Without a requested stop, the
+        call changes nothing.
         """
         return replace(self, is_finished=True, proposed=NONE).advance() if self._is_stopping else self
 
@@ -500,7 +501,7 @@ class Coordinator:
     def _is_storing(self) -> bool:
         """True from the time when a step is marked for upload until no agent uploads the step.
 
-        An agent pins the slot of the step before it reports that it has received the commit.
+        An agent pins the slot of the step before it reports the commit. The value therefore stays True between the two.
         """
         return self.persist != NONE and any(
             each.committed < self.persist or each.pinned_step == self.persist for each in self.ranks
@@ -600,7 +601,10 @@ class Coordinator:
         return self
 
     def _closing(self) -> Coordinator:
-        """Propose the final step when all ranks wait at the same boundary, and finish when this step is committed."""
+        """Propose the final step when all ranks wait after the same step, and finish when this step is committed.
+
+        If the ranks wait after different steps, finish without a final step.
+        """
         if self.is_recovering or self.is_finished or not self.is_complete:
             return self
         standing = [each for each in self.ranks if each.standing is not Standing.MOVING]

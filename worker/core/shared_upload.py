@@ -21,7 +21,10 @@ from everstep.protocol.ids import NodeId
 MAX_WINDOW = 4
 """Maximum number of parts that one helper sends at a time, one per connection (`everstep.bulk.CONNECTIONS`)."""
 LATE_SECONDS = 10.0
-"""Minimum seconds after which a helper's part is late. The limit grows with the owner's own slowest part."""
+"""Minimum seconds after which the owner gives up on a part that a helper should have sent.
+
+The limit grows with the owner's own slowest part.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class SharedUpload:
     With more parts at a time, the helpers would take the last parts of a small object and finish after the owner.
     """
     claimed: int = 0
-    """The owner has claimed the unassigned parts up to this number."""
+    """The owner has claimed all parts from 1 to this number."""
     lowest: int
     """The lowest part number that a helper has received; `part_count` + 1 before the first."""
     outstanding: Mapping[int, Outstanding] = field(default_factory=dict[int, Outstanding])
@@ -179,5 +182,5 @@ class SharedUpload:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the owner waits for no helper: no part is outstanding or missing."""
+        """True if the owner need not wait for any helper: no part is outstanding or missing."""
         return not self.outstanding and not self.missing

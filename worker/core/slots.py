@@ -43,7 +43,7 @@ class SlotView:
     A pinned slot must not be overwritten.
     """
     is_busy: bool = False
-    """True if a rank's copier may still write into the slot. This is possible after a restart of the agent."""
+    """True if a rank may still copy its state into the slot. This is possible after a restart of the agent."""
 
 
 EMPTY = SlotView(SlotState.EMPTY, None)

@@ -74,7 +74,7 @@ class RoundTree:
     def below(self, node: NodeId) -> frozenset[NodeId]:
         """Return the nodes whose reports `node` sends: itself and all its descendants.
 
-        Empty if `node` is not a member.
+        Empty if `node` is not in the tree.
         """
         if node not in self.ranks:
             return frozenset()
@@ -143,7 +143,7 @@ class Reports:
         """Return whether the unsent reports only name finished steps and repeat announcements.
 
         While a step is proposed, such reports can wait for the votes of all ranks, because the votes contain the same
-        facts. A report of a rank without a proposed step is not such progress.
+        facts. The report of a rank that knows of no proposed step does not wait.
         """
         return all(
             before is not None

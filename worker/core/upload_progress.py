@@ -10,7 +10,7 @@ from everstep.protocol.ids import Rank, Step
 STALL_SECONDS = 60.0
 """Seconds without progress after which the agent reports an upload as stalled.
 
-A part of 32 MiB then has a rate below 0.6 MB/s.
+A part of 32 MiB that takes longer is sent at less than 0.6 MB/s.
 """
 
 

@@ -102,7 +102,7 @@ class HeldLines:
             try:
                 await asyncio.to_thread(_write, held.path, held.tail, added)
                 held.is_on_disk = True
-            # The lines stay in memory. They are lost only if the agent restarts before the upload.
+            # If this write fails, the lines stay in memory. They are lost only if the agent restarts before the upload.
             except OSError as error:
                 held.is_on_disk = False
                 log.warning("the lines of %s cannot be written to disk; they stay in memory: %s", peer, error)
@@ -158,7 +158,10 @@ def _read(path: Path) -> Tail:
 
 
 def _write(path: Path, tail: Tail, added: tuple[bytes, ...] | None) -> None:
-    """Write all lines, or append only `added`. Readers ignore a row that a killed process left incomplete."""
+    """Append the rows `added` to the file. If `added` is None, replace the file by all rows of `tail`.
+
+    If the process is killed during the write, readers ignore the incomplete row.
+    """
     if added is not None:
         with path.open("ab", buffering=0) as file:
             file.write(b"".join(added))

@@ -30,9 +30,9 @@ from worker.ranks.files import RankFiles, logs_of, outputs_of
 log = logging.getLogger(__name__)
 
 STILL_SECONDS = 30.0
-"""Seconds without a finished upload after which pending uploads count as stalled.
+"""Seconds without a finished upload after which an upload of an empty file counts as stalled.
 
-The limit also includes the transfer time of the largest pending upload over a slow connection.
+For a larger file, `still_seconds` adds its transfer time over a slow connection.
 """
 SLOW_BYTES_PER_SECOND = 8 * 1024 * 1024
 MAX_ATTEMPTS = 3
@@ -177,7 +177,7 @@ def still_seconds(size: int) -> float:
 
 
 def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
-    """Return the files to upload below a folder with their relative paths, and a sentence for each other entry.
+    """Return the files below a folder with their relative paths, and a sentence for each entry that cannot be uploaded.
 
     For a link to a file within the folder, the target's content is uploaded.
     """

@@ -121,7 +121,8 @@ class BaseLoading:
     async def _load_rank(self, rank: RankPlan, sources: Sequence[ShardSource] | None = None) -> None:
         """Load the base of one rank into a slot of this node, and verify it.
 
-        The load tries the plan's sources in order: this node, other nodes, S3. `sources` replaces this list.
+        The load tries the plan's sources in order: this node, other nodes, S3. If `sources` is given, it replaces this
+        list.
         """
         shard = self._shards[rank.rank]
         sources = rank.sources if sources is None else sources

@@ -84,7 +84,7 @@ class CheckpointUploads:
         self._background = Background()
         self._cleaned = asyncio.Event()
         self._progress: dict[Rank, UploadProgress] = {}
-        """The running upload of each local rank, from its beginning to its end, pauses between attempts included."""
+        """The running upload of each local rank, including the pauses between its attempts."""
         self._uploading: dict[Rank, asyncio.Task[None]] = {}
         """The newest upload task of each local rank; the task may have ended."""
 

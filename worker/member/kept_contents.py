@@ -25,7 +25,7 @@ class KeptContents:
         self.committed: Step = NONE
         """The newest committed step that an announcement or a rank's page has named, or `NONE`."""
         self.is_loading_earlier = plan.relayout is not None
-        """True while ranks of this node still load shards of the previous layout, after a relayout."""
+        """True while ranks of this node still load shards of the previous number of ranks (after a relayout)."""
         self._plan = plan
         self._named: dict[Rank, set[Content]] = {}
         for named in here.keep:

@@ -206,7 +206,7 @@ class Member:
     # -- load
 
     async def open(self, *, has_ranks: bool = False) -> Path:
-        """Prepare slots and pages for the generation, and unpack its source archive, so that its ranks can start.
+        """Prepare slots, shared-memory pages and the source tree, so that the generation's ranks can start.
 
         Args:
             has_ranks: True if ranks of the generation already run. The source tree then stays unchanged, because these
@@ -390,7 +390,7 @@ class Member:
         self._report_visible()
 
     def _is_loading_earlier(self) -> bool:
-        """Return whether a rank of this node still loads earlier shards after a relayout.
+        """Return whether a rank of this node still loads shards of the previous number of ranks (after a relayout).
 
         The ranks' pages show this even after a restart of the agent. Once all ranks have loaded, the earlier shards
         lose their additional protection from being overwritten.

@@ -45,7 +45,7 @@ STALE_RATIO = 1.5
 
 
 class Traffic:
-    """The measurements and decisions of one node.
+    """Measures iterations and snapshots on one node, and decides on pacing and on the distance between snapshots.
 
     The node's `Member` owns the object. All methods run on the agent's event loop.
     """
@@ -281,5 +281,5 @@ class _Try:
 
 
 def _untried() -> dict[bool, PacingTrial]:
-    """Return two empty pacing trials: key True while every step is proposed, key False for longer intervals."""
+    """Return two empty pacing trials: one for snapshots of every step (True), one for longer intervals (False)."""
     return {True: PacingTrial(), False: PacingTrial()}

@@ -119,7 +119,8 @@ class Supplies:
     async def _secrets(self, plan: GenerationPlan, keys: RoleKeys | None) -> dict[str, str]:
         """Read the job's secrets.
 
-        Each launch reads the secrets again, so changed secrets take effect and no secret is stored on the node.
+        Each start of the ranks reads the secrets again, so changed secrets take effect and no secret is stored on the
+        node.
         """
 
         def read(cancelled: threading.Event) -> dict[str, str]:

@@ -45,8 +45,8 @@ def main(words: list[str]) -> NoReturn:
     """Run the program, kill the processes that it left, and end with its exit code or signal.
 
     Args:
-        words: the cgroup's path, or `-` for none; the user (a result of `written`, `=` or `-`); the program and its
-            arguments.
+        words: the cgroup's path, or `-` for none; the user (as `written` returns it, or `CONFINED`); the program and
+            its arguments.
     """
     cgroup, user, *argv = words
     parent = os.getppid()

@@ -178,7 +178,7 @@ class RoundServer:
             self._final_timer.cancel()
 
     def _with_due_checkpoint(self) -> Coordinator:
-        """Return the coordinator with a request for a checkpoint, if a checkpoint is due by time.
+        """Return the coordinator. If a checkpoint is due by time, a request for the next commit is added.
 
         Only a commit can become a checkpoint, and commits result from reports. The server therefore needs no timer.
         """

@@ -58,7 +58,7 @@ The value is AWS's limit for one flow outside a placement group, 5 Gbit/s.
 SLOW_RATIO = 0.1
 """Fraction of the best measured rate below which a link counts as slow."""
 SUSPECT_RATIO = 1 / 6
-"""Fraction of the holder deadline after which a slow transfer makes the sender suspect the link.
+"""Fraction of the holder deadline. A transfer that is slow for this long makes the sender suspect the link.
 
 Only the time in which the transfer sends counts. After the full deadline, the agent reports the link as slow.
 """

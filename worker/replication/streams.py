@@ -353,7 +353,7 @@ class ChunkQueue:
     def cancel(self) -> None:
         """Stop the transfer, so that `next` returns no further chunk.
 
-        Chunks in flight may still be sent, but their sending time does not count.
+        Threads may still finish their present chunks, but this time does not count as sending time.
         """
         with self._changed:
             self.cancelled.set()

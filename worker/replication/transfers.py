@@ -216,8 +216,8 @@ async def send_shard(
 async def _wait(digests: ChunkDigests, seen: int, paused: Callable[[int], None]) -> None:
     """Wait for the next final chunks of the capture.
 
-    `paused` receives +1 before the wait and -1 after it. Meanwhile the receiver has no chunk to answer, so its silence
-    must not count.
+    `paused` receives +1 before the wait and -1 after it. During the wait, the receiver has nothing to answer. The
+    sender must therefore not treat it as silent.
     """
     paused(1)
     try:

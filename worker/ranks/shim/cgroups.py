@@ -41,7 +41,7 @@ class RankCgroups:
         Args:
             run: the rank's run.
             generation: the rank's generation.
-            pid: the rank's process, which still waits at its gate and has no children.
+            pid: the rank's process, which has not begun to run the script and has no children.
 
         Returns:
             The cgroup's path.

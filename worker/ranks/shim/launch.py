@@ -99,7 +99,10 @@ def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int)
 
 
 def execute(start: StartRank) -> NoReturn:
-    """Become `python -u script` by exec, as a cold rank. The shim's fork calls this function after `settle`."""
+    """Become `python -u script` by exec: a new interpreter runs the script (a cold start).
+
+    The shim's fork calls this function after `settle`.
+    """
     try:
         os.chdir(start.working_directory)
         os.execve(sys.executable, [sys.executable, "-u", start.script, *start.arguments], environment_of(start))
@@ -109,7 +112,7 @@ def execute(start: StartRank) -> NoReturn:
 
 
 def become(start: StartRank) -> NoReturn:
-    """Become `python -u script` without an exec, as a warm rank.
+    """Become `python -u script` without an exec: this fork of the template runs the script (a warm start).
 
     The template's fork calls this after `settle`, as the last call of its main function.
 

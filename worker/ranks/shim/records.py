@@ -22,7 +22,7 @@ from everstep.protocol.ids import RunId
 from worker.ranks.shim.messages import RankRecord
 
 RETRY_SECONDS = 1.0
-"""Seconds between two attempts to write the ends of ranks that the disk has refused."""
+"""Seconds between two attempts to write records of ended ranks that the disk has refused."""
 log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(RankRecord)
@@ -70,7 +70,7 @@ class RankRecords:
 
     @property
     def is_owing(self) -> bool:
-        """True if the disk has refused records of ended ranks, which `write_owed` must write later."""
+        """True if records of ended ranks are not on disk, because the disk has refused them. `write_owed` retries."""
         return bool(self._owed)
 
     def write_owed(self) -> None:
