@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
 def pytest_mark_fast_tests(items: list[pytest.Item]) -> None:
-    """Mark the fast tests before pytest evaluates the option -m."""
+    """Mark the fast tests before pytest applies the option -m, which selects tests by mark."""
     fast.mark_fast_tests(items)
 
 
@@ -63,9 +63,8 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.Fix
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep only a random subset of the cases of each `sampled` test, except in the full matrix.
 
-    A fast run also keeps only a random subset of the tests of shells.
-
-    pytest-randomly prints the seed. The option -p repeats a run with the same seed.
+    A fast run also keeps only a random subset of the tests that run a server, the local cloud or the loops
+    (`tests/fast.py`). pytest-randomly prints the seed. The option -p repeats a run with the same seed.
     """
     if "not full" not in config.getoption("markexpr"):
         return
@@ -118,7 +117,7 @@ def postgresql() -> Iterator[PostgreSql]:
 
 @pytest.fixture(scope="session", autouse=True)
 def sqlite_without_fsync() -> Iterator[None]:
-    """Let SQLite commit without waiting for the disk, because the wait takes longer than most transactions.
+    """Let SQLite commit without waiting for the disk, because waiting for the disk takes longer than most transactions.
 
     Only a power failure could lose data, which no test simulates. Processes that a test starts use the normal setting.
     """

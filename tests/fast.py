@@ -23,14 +23,17 @@ HEAVY_FIXTURES = {
     "postgresql": "PostgreSQL",
     "warm_parent": "a C++ compiler, which builds an operator of DeepSpeed",
 }
-"""Fixtures that start a heavy program, each with the name of the program.
+"""Fixtures that start a heavy program, each with the name of that program.
 
-No other fixture or fast test starts such a program.
+Only these fixtures may start one. No fast test may.
 """
 
 SHELL_FOLDERS = ("golden",)
 SHELL_FIXTURES = frozenset({"aws", "served", "service", "world"})
-"""Fixtures that serve the API or the local cloud, or that run the control plane's loops."""
+"""Fixtures that start the API or the local cloud, or that run the control plane's loops.
+
+A test that uses one of them is a "test of a shell".
+"""
 SHELL_TESTS_PER_DRAWN_TEST = 10
 
 
@@ -67,7 +70,7 @@ def refuse_heavy_fixture(name: str, test: pytest.Item | None) -> None:
 
 
 def undrawn_shell_tests(items: Iterable[pytest.Item], seed: int) -> set[pytest.Item]:
-    """Return the tests of shells that a fast run skips.
+    """Return the tests of servers, the local cloud and the loops that a fast run skips.
 
     Args:
         items: the fast tests of the run.

@@ -1,4 +1,4 @@
-"""Reserved TCP ports for libraries that need a port number before they listen."""
+"""TCP ports that stay reserved for libraries that need a port number before they listen."""
 
 from __future__ import annotations
 

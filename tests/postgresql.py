@@ -48,7 +48,7 @@ cd / && rm -rf "$directory"
 
 
 def programs() -> Path:
-    """Return the folder of the newest installed PostgreSQL programs, which Debian keeps off the PATH."""
+    """Return the folder of the newest installed PostgreSQL. Debian does not add this folder to the PATH."""
     on_path = shutil.which("initdb")
     found = [Path(on_path).resolve().parent] if on_path is not None else []
     found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: -int(path.parts[4]))
@@ -140,7 +140,7 @@ class PostgreSql:
 
 
 def _account() -> pwd.struct_passwd | None:
-    """Return the account that runs the server: None for the user of the tests, unless that user is root."""
+    """Return the account under which the server must run. None: the user of the tests, unless that user is root."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):

@@ -50,20 +50,20 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass
 class Launch:
-    """The rank processes that one launch has started."""
+    """The rank processes that one request has started."""
 
     parent: WarmParent
     directory: Path
     pids: list[int]
     port: ReservedPort
-    """Port of the rendezvous of these ranks."""
+    """Port at which these ranks meet to form their process group."""
     result: str
     """Path of each rank's JSON result, relative to the directory. The rank's number replaces `{rank}`."""
 
     def kill(self) -> None:
         """Kill all ranks together.
 
-        Each rank is stopped first, so that no rank observes the death of another.
+        Each rank is first stopped by a signal, so that no rank notices the death of another.
         """
         for strike in (signal.SIGSTOP, signal.SIGKILL):
             for pid in self.pids:
@@ -106,7 +106,7 @@ class Launch:
 
 
 class WarmParent:
-    """The tests' handle to the process that forks ranks.
+    """Tests use this object to request ranks from the process that forks them.
 
     The process starts immediately. It is ready some seconds later, or about a minute later on a fresh machine.
     """
@@ -187,7 +187,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries also print to the original standard output
 
-    remove_stale(os.environ, None)  # a lock that a killed run has left would block this run forever
+    remove_stale(os.environ, None)  # A lock file that a killed run has left behind would block this run forever.
     for module in IMPORTS:
         importlib.import_module(module)
     importlib.import_module("deepspeed.comm.torch").build_shm_op()

@@ -1,5 +1,5 @@
-"""The API contract, tested from both ends: a boto3 client from the generated model calls the real application on
-loopback.
+"""The API contract, tested with a client and a service: a boto3 client from the generated model calls the real
+application on loopback.
 
 `docs/openapi.json` and the service model are snapshots of the published contract. `python -m control_plane.contract`
 rewrites them. A changed file changes the API for every caller.
@@ -78,7 +78,9 @@ def http(service) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def world(service, client, tmp_path_factory) -> Iterator[dict[str, Any]]:
-    """Yield the names of the stored objects. `calls` uses them to build a successful request of each operation."""
+    """Yield the names of the objects that the service has, from which tests build a successful request of each
+    operation.
+    """
     client.create_fleet(
         FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=2, AllowDrills=True, AllowCommands=True
     )
@@ -112,7 +114,8 @@ def world(service, client, tmp_path_factory) -> Iterator[dict[str, Any]]:
     for step in (4, 8):
         job.checkpoint(step)
     job.write(jobs.change, committed_step=8)
-    client.update_fleet(FleetName="main", SpareCount=0)  # this change stores an event
+    # this write adds an event, so that the list of events is not empty
+    client.update_fleet(FleetName="main", SpareCount=0)
     token = client.create_token(Role="viewer")["Token"]["TokenId"]
     with agent(service, "i-0", says):
         yield {"source": source, "job": job, "token": token}
@@ -216,7 +219,7 @@ def test_every_route_is_an_operation_of_the_model_and_a_method_of_the_client(cli
 def test_whatever_can_be_sent_is_strict():
     """Every input schema is strict: the service refuses a value of the wrong type, as the client does.
 
-    A lax schema would convert such a value.
+    A schema that is not strict would convert such a value.
     """
     lax = [
         kind.__name__
@@ -330,7 +333,7 @@ def test_what_is_answered_is_what_the_model_has_and_nothing_is_null(http, world,
 
 
 def hold(value: Any, name: str, where: str) -> None:
-    """Assert that a value in a response matches the shape of the service model with this name."""
+    """Check that a value in a response matches the shape of this name in the service model."""
     shape = MODEL["shapes"][name]
     kind = shape["type"]
     assert value is not None, where
@@ -379,7 +382,7 @@ def test_pages_follow_each_other(client, world):
     assert [event for page in rest for event in page["Events"]] == paged[2:]
 
 
-# Refusals
+# Requests that the service refuses
 
 
 def test_every_kind_of_refusal_is_typed(client, service, world):

@@ -1,6 +1,6 @@
-"""The served Auto Scaling behaves as AWS documents.
+"""The local cloud's Auto Scaling behaves as AWS documents.
 
-The tests cover behavior that Everstep relies on and that moto lacks.
+The tests cover behavior on which Everstep relies and which the library moto lacks.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ def test_suspended_launch_launches_nothing(aws: ServedAws) -> None:
     aws.client("autoscaling").suspend_processes(AutoScalingGroupName=group, ScalingProcesses=["Launch"])
     aws.client("autoscaling").set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=1)
     witness = aws.make_group(desired=1)
-    aws.in_service(witness, 1)  # when the witness is in service, the engine has made several passes
+    # The second group's instance is in service, so the local cloud has had several chances to launch one for the first.
+    aws.in_service(witness, 1)
     assert aws.members(group) == []
     aws.client("autoscaling").resume_processes(AutoScalingGroupName=group, ScalingProcesses=["Launch"])
     aws.in_service(group, 1)
@@ -190,7 +191,8 @@ def test_an_instance_ended_from_outside_stays_an_unhealthy_member_until_it_is_re
         ]
     )
     witness = aws.make_group(desired=1)
-    aws.in_service(witness, 1)  # when the witness is in service, the engine has made several passes
+    # The second group's instance is in service, so the local cloud has had several chances to act on the first group.
+    aws.in_service(witness, 1)
     assert sorted(aws.members(group)) == sorted([lost, kept]), "not replaced"
     aws.client("autoscaling").terminate_instance_in_auto_scaling_group(
         InstanceId=lost, ShouldDecrementDesiredCapacity=False
@@ -243,7 +245,7 @@ def test_ec2_forgets_an_instance_some_time_after_its_end(aws: ServedAws) -> None
     eventually(is_forgotten)
 
 
-# Processes of instances
+# Suspended and resumed processes of Auto Scaling
 
 
 def process_of(aws: ServedAws, instance_id: str) -> Process:
@@ -296,7 +298,7 @@ def test_a_rebooted_instance_begins_anew(aws: ServedAws, boot_delay: float) -> N
     assert eventually(lambda: aws.pids().get(id)) != first.pid
 
 
-# Lower capacity
+# A lower desired capacity
 
 
 def test_a_lower_desired_capacity_ends_only_unprotected_members(aws: ServedAws) -> None:

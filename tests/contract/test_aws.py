@@ -36,7 +36,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(params=["memory", "moto"])
 def world(request: pytest.FixtureRequest) -> Iterator[tuple[Aws, Keep]]:
-    """Yield the AWS client and a function that stores a secret and returns its ARN."""
+    """Yield the AWS client of an agent, and a function that stores a secret and returns its ARN."""
     if request.param == "memory":
         made = MemoryAws(MemoryObjectStore("bucket"))
         made.roles.add(ROLE)

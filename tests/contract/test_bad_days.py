@@ -1,4 +1,4 @@
-"""Faults of the served AWS, as AWS customers observe them.
+"""Faults of the local AWS, as customers of AWS observe them.
 
 The tests observe boto3 responses, the event queue, instance metadata and the processes of instances.
 """
@@ -50,7 +50,7 @@ Event = dict[str, Any]
 
 
 def operator_of(aws: ServedAws) -> AwsOperator:
-    """Return the control plane's operator for this AWS."""
+    """Return the control plane's client of this AWS."""
     return AwsOperator(connection_of(aws))
 
 
@@ -136,7 +136,7 @@ def running(aws: ServedAws, count: int = 1, **more: Any) -> tuple[str, list[str]
 
 
 def told(aws: ServedAws, instance_id: str, word: str) -> str:
-    """Return the value after `word` in the console output of an instance.
+    """Return the value that an instance printed after `word` on its console.
 
     The user data of `running` prints parts of the instance's environment.
     """
@@ -166,13 +166,14 @@ def status(aws: ServedAws, instance_id: str) -> dict[str, Any]:
 
 
 def test_what_lasts_can_be_cleared_and_nothing_else(aws: ServedAws) -> None:
-    assert [name for name in sorted(LASTING) if aws.clear(name)] == []  # no lasting fault is active at the start
+    # The response shows that no lasting fault is active at the start.
+    assert [name for name in sorted(LASTING) if aws.clear(name)] == []
     for name in kinds().keys() - LASTING:
         with pytest.raises(httpx.HTTPStatusError, match="409"):
             aws.clear(name)
 
 
-# Warnings
+# Warnings of AWS
 
 
 def test_a_spot_warning_comes_by_event_and_metadata_and_the_end_follows(aws: ServedAws, queue: Queue) -> None:
@@ -354,7 +355,7 @@ def test_who_waits_at_a_queue_keeps_nobody_waiting(aws: ServedAws) -> None:
 
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(aws.client("sqs").receive_message, QueueUrl=empty, WaitTimeSeconds=20)
-        running(aws)  # this group causes many requests and passes of the engine
+        running(aws)  # The start of this group causes many requests, which the waiting request must not delay.
         assert not waiting.done()
         aws.client("sqs").send_message(QueueUrl=empty, MessageBody="over")
         assert [message["Body"] for message in waiting.result(timeout=20)["Messages"]] == ["over"]
@@ -497,7 +498,7 @@ def test_a_throttled_service_says_so_in_its_own_words(
     call(aws.client(service))
 
 
-# Refused faults, and AWS without faults
+# Faults that are refused, and AWS without faults
 
 
 def test_a_fault_that_cannot_happen_is_refused(aws: ServedAws) -> None:

@@ -1,7 +1,6 @@
-"""The service answers every request, valid or not, as the OpenAPI document says.
-
-The requests are generated from this document. Further requests contain errors that no schema describes. The tests run
-in one process against the real application on loopback, and send the same requests in every run.
+"""Whatever a request contains, the service answers as the OpenAPI document says. Most requests are generated from that
+document. Further requests contain errors that no schema describes. The tests run in one process against the real
+application on loopback, and send the same requests in every run.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from tests.unit.control_plane.api.test_results import Job
 
 DOCUMENT = make_surface().openapi()
 EXAMPLES = 15
-"""Number of generated requests for each operation and mode."""
+"""Number of generated requests per operation, separately for valid and for invalid requests."""
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 KNOWN = {
     "TrainingJobName": "gpt",
@@ -122,7 +121,7 @@ class Asker:
         self._service, self._session, self._tokens = service, session, of_role
 
     def holds(self, case: Any, role: Role, *checks: Any) -> None:
-        """Send one request with the token of `role`, and check that the response satisfies the contract."""
+        """Send one request with the token of `role`, and check that the response is as the OpenAPI document says."""
         headers = {"Authorization": f"Bearer {self._tokens[role]}"}
         answer = case.call(
             base_url=f"http://{self._service.address}", headers=headers, session=self._session, timeout=20
@@ -190,7 +189,7 @@ def test_requests_that_are_wrong_in_any_way_are_answered_as_the_contract_says(as
     def hold(case: Any) -> None:
         asker.holds(case, Role.ADMIN)
 
-    # An operation without parameters has no invalid requests.
+    # Without parameters, no request of the operation can be invalid.
     with contextlib.suppress(hypothesis.errors.Unsatisfiable, schemathesis.errors.SchemathesisError):
         hold()
 
@@ -496,7 +495,7 @@ def test_clients_that_send_a_byte_at_a_time_hold_up_nobody(service: Service, htt
 
 
 class Told(logging.Handler):
-    """Counts log records about clients that do not read and are therefore disconnected."""
+    """Counts log records about clients that the service disconnects because they do not read."""
 
     def __init__(self) -> None:
         super().__init__()

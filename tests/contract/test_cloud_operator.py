@@ -27,7 +27,7 @@ ABSENT = NodeId("i-0123456789abcdef0")
 
 @dataclass
 class World:
-    """An operator, and functions that change its cloud without the operator, as AWS and people do."""
+    """A `CloudOperator`, and functions that change its cloud behind its back, as AWS and people do."""
 
     operator: CloudOperator
     make_group: Callable[..., str]
@@ -126,7 +126,8 @@ def _aws_world(aws: ServedAws) -> World:
         )
 
     return World(
-        # This clock advances by a minute at each reading, so the operator reads hooks and policies at every call.
+        # This clock advances by a minute at each reading. The operator caches hooks and policies for less, so it reads
+        # them at every call.
         AwsOperator(connection, monotonic=iter(range(0, 10**9, 60)).__next__),
         make_group,
         lambda id: aws.client("ec2").terminate_instances(InstanceIds=[id]),
@@ -258,7 +259,7 @@ def test_an_instance_that_is_well_or_unknown_has_no_status_to_tell(world: World)
 
 def test_a_status_check_that_fails_is_told_by_its_name(world: World) -> None:
     name = world.make_group(desired=1)
-    # meet Everstep's contract first, because the group would otherwise terminate the instance immediately
+    # Give the group the settings that Everstep requires. Otherwise, it would terminate the instance immediately.
     ensure(world.operator, world.operator.describe_group(name))
     (id,) = world.in_service(name, 1)
     world.fail_check(id, "system")

@@ -143,7 +143,7 @@ def test_others_may_put_what_was_signed_for(store: ObjectStore, prefix: ObjectRe
 
 @pytest.mark.parametrize("region", ["us-east-1", "eu-central-1"])
 def test_addresses_for_others_are_the_regions_own(monkeypatch: pytest.MonkeyPatch, region: str) -> None:
-    """A signed upload address contains the host of the bucket's region.
+    """A signed address for an upload names the S3 host of the bucket's region.
 
     S3 redirects some requests from its global host, and a redirect invalidates the signature.
     """

@@ -22,7 +22,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "sdk.md").read_te
 
 
 class Running(Job):
-    """The job of docs/sdk.md, in the state that the loops and agents store for a running job."""
+    """The job that the examples of docs/sdk.md assume. Its database rows are those of a running job."""
 
     def __init__(self, service: Service) -> None:
         self.service = service

@@ -1,4 +1,4 @@
-"""The served local AWS refuses every request without the cluster's key.
+"""The local AWS refuses every request that is not signed with the cluster's key.
 
 Such requests may come from other users of the machine, or from web pages in a browser on the machine. User data runs
 with the rights of the user who started the cluster, possibly root. One unsigned RunInstances request would be enough

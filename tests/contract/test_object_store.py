@@ -157,7 +157,9 @@ def test_a_stream_of_any_size_comes_back(store: ObjectStore, size: int) -> None:
 
 
 class ScriptedShare:
-    """A helper that sends every even part but the last one, before the caller sends its first part."""
+    """A holder that helps with an upload: it sends every even part except the last, before the owner sends its first
+    part.
+    """
 
     def __init__(self, store: ObjectStore, key: str, data: bytes) -> None:
         self.store = store
@@ -303,7 +305,7 @@ def test_spans_of_a_target_are_filled_in_order(store: ObjectStore) -> None:
 def test_what_is_read_is_of_one_object(store: ObjectStore, is_deleted: bool) -> None:
     """An object is deleted or replaced while a reader reads it. The reader never mixes bytes of two objects.
 
-    A store may still return the old object to the end.
+    A store may still return the rest of the old object.
     """
     first, second = bytes(4 * PART_BYTES), b"\xff" * (4 * PART_BYTES)
     store.put_bytes(reference("changing"), first)
@@ -380,7 +382,10 @@ def test_many_threads_share_a_store(store: ObjectStore) -> None:
 
 
 def test_nobody_listening_is_worth_another_try() -> None:
-    """A refused connection is a retryable error. The test uses port 9 of loopback, on which no process listens."""
+    """No server listens at the store's address. The error says that a retry may succeed.
+
+    The test uses port 9 of loopback, on which no process listens.
+    """
     with pytest.raises(StoreUnavailable) as raised:
         s3_store(environment("http://127.255.255.254:9")).get_bytes(reference("key"))
     assert raised.value.retryable
@@ -403,10 +408,7 @@ def test_local_mode_reaches_loopback_only(url: str) -> None:
 
 
 def test_a_poisoned_configuration_changes_nothing(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Local mode ignores the user's AWS configuration.
-
-    The configuration names other credentials, another endpoint and a proxy.
-    """
+    """Local mode ignores the user's AWS configuration, here with other credentials, another endpoint and a proxy."""
     config = tmp_path / "config"
     config.write_text(
         "[profile real]\nregion = eu-west-1\nendpoint_url = http://198.51.100.1\n[default]\nendpoint_url = "

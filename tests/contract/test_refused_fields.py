@@ -1,4 +1,5 @@
-"""Each field of each operation refuses every value that no schema allows, with the documented error.
+"""Every field of every operation refuses values that no schema allows, and the service responds with the documented
+error.
 
 `test_bad_input.py` generates requests from the schemas. This file sends other values that JSON and HTTP allow:
 
@@ -49,7 +50,7 @@ KNOWN = {
     "TokenId": "tok-0",
     "SourceId": "0" * 64,
 }
-"""Names of existing objects, so that a bad field is the only reason for a refusal."""
+"""Names of existing objects. With them, the tested field is the only reason for a refusal."""
 NEEDED = {"GetOutput": "Key=x"}
 """Required query parameters of operations.
 
@@ -107,9 +108,8 @@ ODD_PARTS = [
     "[]",
     "0.5",
 ]
-"""Unusual replacements for one element of a page token.
-
-Some tokens may accept such an element, and others must reject it.
+"""Unusual replacements for one element of a page token: for some tokens the service must accept them, for
+others not.
 """
 
 ONE_ENGINE = pytest.mark.parametrize("service", ["sqlite"], indirect=True)
@@ -183,7 +183,7 @@ def http(service: Service) -> Iterator[httpx.Client]:
 
 
 class Answered:
-    """The status and headers of a response, and the body of a refusal."""
+    """The status and headers of a response. For a refusal, also its body."""
 
     def __init__(self, http: httpx.Client, method: str, path: str, body: bytes | None = None) -> None:
         with http.stream(method, path, content=body) as answer:
@@ -332,7 +332,7 @@ def listed() -> list[Any]:
 
 
 def token_of(http: httpx.Client, where: str, name: str) -> tuple[str, bool]:
-    """Return a page token of the operation, and whether that token is compressed."""
+    """Return a page token of the operation, and whether the service compresses this kind of token."""
     is_log = name == "GetLogEvents"
     query = "Limit=1&StartFromHead=true" if is_log else "MaxResults=1"
     said = http.get(f"{where}?{query}").json()

@@ -129,9 +129,9 @@ def test_of_two_writers_of_one_key_one_whole_object_stays(server: SeaweedFs, sto
 
 
 def test_a_part_that_changes_while_it_is_sent_is_refused(store: S3ObjectStore) -> None:
-    """A part changes while it is sent, and S3 refuses it.
+    """A part changes after its checksum was computed and while it is sent. S3 refuses the part.
 
-    S3 verifies the checksum that was computed together with the digests of the slot.
+    The checksum was computed together with the digests of the slot.
     """
     data = bytearray(DATA)
 

@@ -55,7 +55,7 @@ ABSENT = {
     "Step": "4",
     "Rank": "0",
 }
-"""Names of objects that do not exist, so that an allowed call changes nothing."""
+"""Names of objects that do not exist. A call that its role permits then changes nothing."""
 QUERY = {"GetOutput": "?Key=x"}
 BODIES: dict[str, dict[str, Any]] = {
     "ExecuteCommand": {"Command": ["true"]},
@@ -126,7 +126,10 @@ def call(
 
 
 def without(said: str, *names: str) -> str:
-    """Return a response's text without the given names and its request id. Equal responses then have equal text."""
+    """Return a response's text without its request id and without the given names.
+
+    The test compares such texts: two responses that differ only in names become equal.
+    """
     for name in names:
         said = said.replace(name, "?")
     return re.sub(r'"RequestId":"[^"]*"', "", said)
@@ -202,7 +205,7 @@ def test_a_job_from_another_projects_source_is_a_job_from_a_source_that_never_wa
 
 
 def test_a_name_that_another_project_has_taken_is_free(service) -> None:
-    """A caller creates a job whose name belongs to a job of another project. The two jobs stay separate."""
+    """A caller creates a job under a name that another project already uses. The two jobs stay separate."""
     with (
         closing(service.client(service.token(Role.SUBMITTER, "art"))) as member,
         closing(service.client(service.token(Role.SUBMITTER, "speech"))) as owner,

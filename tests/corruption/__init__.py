@@ -1,4 +1,4 @@
-"""Planted corruptions of checkpoints and replicas, over the readers that training and exports use.
+"""Corruptions of checkpoints and replicas that are planted on purpose. Training and exports must not load any of them.
 
 `python -m tests.corruption` plants 10,000 of them and reports the counts.
 """

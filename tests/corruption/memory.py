@@ -19,7 +19,7 @@ GENERATION = Generation(3)
 
 
 class Memory:
-    """The slots of one node: two steps of two ranks.
+    """The slots of one node, with two steps of each of two ranks. Corruptions are planted in these slots.
 
     Args:
         folder: empty directory on tmpfs.
@@ -33,7 +33,7 @@ class Memory:
         self._sound: dict[Path, bytes] = {}
 
     async def prepare(self) -> None:
-        """Seal the slots."""
+        """Write and seal all slots."""
         store = self._opened()
         for rank in RANKS:
             for step in (4, 5):
@@ -120,5 +120,5 @@ class Memory:
 
 
 def store_contents(store: SlotStore, rank: Rank) -> set[Content]:
-    """Return the contents of the slots of a rank."""
+    """Return which steps the slots of a rank contain."""
     return {slot.file.content for slot in store.shards.get(rank, []) if slot.file.content is not None}

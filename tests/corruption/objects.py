@@ -33,7 +33,7 @@ BUCKET = "bucket"
 
 
 def tensors(seed: int) -> dict[int, list[Stored]]:
-    """Return the tensors of one step: ZeRO's ranges on two ranks, and a whole tensor."""
+    """Return the tensors of one step: two parts of a flat ZeRO range, one per rank, and a whole tensor."""
     draw = np.random.default_rng(seed)
     whole = draw.standard_normal((20, 30)).astype(np.float32)
     edges = (0, 317, 600)
@@ -53,11 +53,11 @@ def tensors(seed: int) -> dict[int, list[Stored]]:
 
 
 Found = tuple[tuple[str, str, int, int], dict[str, bytes]]
-"""Job, run, generation and step, and the bytes of each tensor."""
+"""What a reader has loaded: job, run, generation and step, and the bytes of each tensor."""
 
 
 class Objects:
-    """A checkpoint in a folder, an older one, and the restores that read them.
+    """Two checkpoints in folders, a new and an older one, and the readers to which corrupted copies are given.
 
     Args:
         folder: empty directory for the objects and for slots.
@@ -88,7 +88,7 @@ class Objects:
         self._slots.open_run(JOB, RUN)
 
     def close(self) -> None:
-        """Close the slots."""
+        """Close the store of slots."""
         self._slots.close()
 
     def _groups_of(self, rank: int) -> Sequence[FrozenGroup]:
@@ -105,7 +105,7 @@ class Objects:
             }
 
     def _changed(self, kind: str, name: str) -> dict[str, bytes]:
-        """Return the files that a corruption changes."""
+        """Return the files that a corruption changes, with their new content."""
         data = self._sound[name]
         match kind:
             case "bit flip":

@@ -12,7 +12,7 @@ from enum import StrEnum
 from everstep.protocol import slot
 
 CHUNK_BYTES = 512
-"""Size of a chunk during a run, so that small shards have several chunks."""
+"""Size of a chunk during the tests. It is small, so that small shards have several chunks."""
 
 
 class Outcome(StrEnum):

@@ -29,11 +29,11 @@ from worker.replication.tcp import TcpSession
 SIZE = 4 * CHUNK_BYTES - 100
 COUNT = 4
 ANSWER_SECONDS = 0.1
-"""Seconds for which the owner waits for an answer of the holder. Afterwards, the owner ends the session."""
+"""How long the owner waits for an answer of the holder before it ends the session."""
 
 
 class Wire:
-    """A holder, and an owner whose bytes on the wire are corrupted.
+    """A real holder, and an owner that sends it corrupted messages and chunks.
 
     Args:
         folder: empty directory on tmpfs.
@@ -71,7 +71,7 @@ class Wire:
     async def _hang_up(self) -> None:
         """Close the session.
 
-        Once a new session of this owner begins, the holder has ended the closed session.
+        The holder notices this at the latest when a new session of the same owner begins.
         """
         if self._session is not None and self._line is not None:
             self._line.close()
@@ -79,7 +79,7 @@ class Wire:
         self._session = self._line = None
 
     def _chunks(self, kind: str, data: bytes, older: bytes, indexes: Sequence[int]) -> bytes:
-        """Return the bytes of the requested chunks on a stream, with the corruption."""
+        """Return the bytes that the owner sends for the requested chunks, with the corruption."""
         pieces = {index: data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES] for index in indexes}
         hit = self._draw.choice(list(indexes))
         if kind == "stale generation":
@@ -99,14 +99,14 @@ class Wire:
         return stream
 
     async def chunks(self, kind: str, counts: Counts) -> None:
-        """Corrupt the chunks of a transfer.
+        """Send a shard with corrupted chunks.
 
-        When the holder requests chunks again, half of the owners repeat the corruption.
+        If the holder requests chunks again, the owner repeats the corruption with a probability of one half.
         """
         await self._transferred("chunk on the wire", kind, counts, None, repeats=self._draw.random() < 0.5)
 
     async def message(self, kind: str, counts: Counts) -> None:
-        """Corrupt one of the three messages that announce a shard."""
+        """Send a shard for which one of the three messages that announce it is corrupted."""
         await self._transferred("message on the wire", kind, counts, self._draw.randrange(3), repeats=False)
 
     async def _transferred(self, place: str, kind: str, counts: Counts, hit: int | None, *, repeats: bool) -> None:
@@ -151,7 +151,7 @@ class Wire:
         return [begin, digests, EndShard(transfer=self._transfer, digest=payload_digest(data))]
 
     async def _corrupted(self, session: TcpSession, kind: str, messages: list[Message], hit: int) -> list[bytes]:
-        """Return the bytes of the messages on the wire, with the corruption."""
+        """Return the bytes of the messages that announce a shard, with the corruption."""
         frames = [await self._frame(session, message) for message in messages]
         sound = list(frames)
         if kind == "stale generation":

@@ -61,7 +61,7 @@ async def test_incident(script: Path, tmp_path: Path) -> None:
 
 
 class Teller:
-    """Executes the commands of a script and returns the resulting records and messages."""
+    """Executes the commands of a script. It collects the resulting records and messages as lines of text."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -218,7 +218,7 @@ class Teller:
         await self.tell()
 
     async def tell(self) -> None:
-        """Return the records and messages that the control plane has stored or sent since the last call."""
+        """Append the records and messages that the control plane has stored or sent since the last call."""
         world = self.world
         with world.database.read() as session:
             found = events.page(session, events.EventFilter(after_id=self.told_events), limit=1000)

@@ -1,6 +1,6 @@
-"""Only one module of the control plane reads the wall clock.
+"""Only one module of the control plane reads the wall clock, which can jump.
 
-The wall clock can jump. Ages and deadlines that other modules compute must not jump with it.
+All other modules compute ages and deadlines with that module's clock, which does not jump.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def test_the_client_and_the_command_line_need_the_base_install_alone():
 
 
 def test_help_comes_at_once():
-    """`--help` is fast: it imports neither the modules of the commands nor heavy libraries."""
+    """`--help` is fast, because it imports neither the modules of the commands nor heavy libraries."""
     heavy = (
         "boto3",
         "botocore",

@@ -1,4 +1,4 @@
-"""msgspec first reads each class at the import of a module, never later.
+"""msgspec must read each message class while modules are imported, never later.
 
 If two threads use a class for the first time at once, the process crashes. `codec.resolve` therefore makes each first
 use at import.
@@ -27,7 +27,7 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
 
 
 def first_uses(source: str) -> set[str]:
-    """Return the calls that make msgspec read a class after import."""
+    """Return the calls by which msgspec would read a class for the first time after the import."""
     tree = ast.parse(source)
     at_import = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr)]
     made = {id(call) for statement in at_import for _, call in calls(statement)}

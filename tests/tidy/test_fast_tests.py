@@ -14,12 +14,15 @@ from tests import fast
 
 STARTERS = {
     "PostgreSql": "postgresql",
-    "WarmParent": "pytest_collection_finish",  # this hook serves the fixture `warm_parent`
+    "WarmParent": "pytest_collection_finish",  # Pytest's hook that starts the process behind the fixture `warm_parent`.
     "chromium": "browser",
     "sync_playwright": "browser",
     "load_inline": "",
 }
-"""Calls that start a heavy program or a compiler. For each call, the one fixture or hook that may contain it."""
+"""Calls that start a heavy program or a compiler.
+
+For each call: the only fixture or hook that may contain it.
+"""
 
 
 def starts(path: Path) -> list[tuple[str, str]]:
@@ -68,7 +71,7 @@ def test_make_runs_what_has_the_mark():
 
 
 class NotComparable:
-    """A parameter that raises an error when compared with a string, as an array does."""
+    """A parameter of a test that raises an error when it is compared with a string, as an array does."""
 
     __hash__ = object.__hash__
 

@@ -31,7 +31,7 @@ OF_THIS_RUN = ("EVERSTEP_", "PYTEST_", "PYTHON", "COV_")
 
 
 class Drift(AssertionError):
-    """A step of the page does not fit the present code."""
+    """A step of the page does not fit the present code. The message names the step and the difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hunk:
-    """One changed passage of a diff block."""
+    """One place in a file that a diff block changes."""
 
     file: str
     place: str
@@ -66,7 +66,7 @@ def steps_of(part: str, page: str) -> list[Step]:
 
 
 def hunks(block: str) -> Iterator[Hunk]:
-    """Yield the changed passages of a diff block. A line `+++` names a file, and a line `@@` begins a passage."""
+    """Yield the changed places of a diff block. A line `+++` names a file, and a line `@@` begins a place."""
     for of_file in re.split(r"^\+\+\+ ", block, flags=re.MULTILINE)[1:]:
         file, _, places = of_file.partition("\n")
         for one in re.split(r"^@@ ", places, flags=re.MULTILINE)[1:]:

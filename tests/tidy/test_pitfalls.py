@@ -12,11 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 QUOTED = re.findall(r"^```text\n(.*?)^```", (ROOT / "docs/pitfalls.md").read_text(), re.DOTALL | re.MULTILINE)
 ANY = "…"
-"""Mark on the page for the varying part of a message."""
+"""Placeholder on the page for the part of a message that varies."""
 
 
 def templates() -> Iterator[str]:
-    """Return each string in the product's code. A mark replaces each inserted value."""
+    """Return each string in the product's code, with the placeholder in place of each inserted value."""
     for package in ("everstep", "control_plane", "worker"):
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("everstep", "control_plane", "worker", "infra")
 OUTSIDE_PRODUCT = frozenset({"awscli_initialize", "CheckpointReader"})
-"""Names that other programs call: the AWS CLI loads `everstep.aws_plugin`, and scripts pass readers to DCP."""
+"""Names that only other programs use: the AWS CLI loads `everstep.aws_plugin`, and scripts pass readers to DCP."""
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:

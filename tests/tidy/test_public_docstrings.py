@@ -26,13 +26,13 @@ UNFINISHED = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "To be 
 FEWEST_WORDS = 6
 """A module's docstring with fewer words is a label, not a description."""
 UNDOCUMENTED = {"AssertionError", "NotImplementedError", "SystemExit"}
-"""Exceptions that no caller handles. They are caused by mistakes in the code, or they end the process."""
+"""Exceptions that functions need not document: they show a mistake in the code, or end the process."""
 ON_THE_WIRE = {
     **{error.__name__: error.code for error in errors.MODELED},
     "AlreadyExists": errors.InUse.code,
     "Conflict": errors.InUse.code,
 }
-"""Codes of the API's errors, by the exception class that a route raises and `control_plane.api.errors` converts."""
+"""For exception classes that routes raise: the error code that API clients receive."""
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -127,7 +127,7 @@ def definitions(body: list[ast.stmt]) -> Iterator[Definition]:
 
 
 def promised(folder: Path, scope: ast.ClassDef) -> frozenset[str]:
-    """Return the methods of `scope` that a Protocol or a base class of the same folder describes."""
+    """Return the methods of `scope` that a Protocol or a base class in the same folder already describes."""
     bases = {ast.unparse(base) for base in scope.bases}
     return frozenset(
         name
@@ -227,7 +227,9 @@ def documented(function: Function) -> set[str]:
 
 
 def kinds_of(name: str) -> set[str]:
-    """Return the names under which an exception may be documented: its class, a base class, or its code on the wire."""
+    """Return the names under which an exception may be documented: its class, a base class, or its error code in the
+    API.
+    """
     kinds = {name}
     while more := {base for kind in kinds for base in bases().get(kind, ())} - kinds:
         kinds |= more

@@ -1,6 +1,6 @@
-"""Every reference in code and documents has a target in this repository.
+"""Every reference in code and documents leads to something that exists in this repository.
 
-References are decisions, pages, sections, files and rules.
+References name decisions, pages, sections, files and rules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHORT = re.compile(rf"`((?:[\w-]+/)+[\w-]+\.(?:{KINDS}))`")
 LINK = re.compile(r"\]\(\s*([^)\s]+)\s*\)")
 DECISION = re.compile(r"\bADR\s+(\d{4})\b")
 UNKNOWN_SECTION = "\N{SECTION SIGN}"
-"""Matches the number of a section. Numbers change, so references use anchors."""
+"""Matches a reference to a section by number. Numbers change, so references must use anchors."""
 WRITTEN_LATER = frozenset({"docs/benchmarks-device.md"})
 """Pages that a benchmark will write on hardware that was not available so far."""
 BUILT = ("control_plane/static/", "web/dist/", "web/node_modules/", "docs/pictures/")

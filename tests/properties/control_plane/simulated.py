@@ -69,12 +69,12 @@ FLEET = FleetSpec(
 MAX_SIZE = 12
 EPOCH_SECONDS = 1_000_000.0
 Domains = tuple[int, int]
-"""The number of failure domains, and a seed that determines the domain of each instance."""
+"""The number of failure domains, and the seed from which each instance's domain is derived."""
 NO_DOMAINS: Domains = (0, 0)
 """AWS reports no failure domains."""
 SILENCE = re.compile(r"(?:agent of|coordinator) (\S+) has been silent for ([0-9.]+) s")
 ROUNDED_SECONDS = 0.06
-"""Tolerance for the silence that a message states, which is rounded to a tenth of a second."""
+"""Tolerance in seconds for a silence that is stated in a message. Messages round it to a tenth of a second."""
 
 
 def spec_of(name: str, run: str, nodes: int, copies: int, ranks_per_node: int = 1) -> JobSpec:
@@ -101,7 +101,7 @@ def spec_of(name: str, run: str, nodes: int, copies: int, ranks_per_node: int = 
 
 @dataclass
 class SimulatedJob:
-    """The facts about a job that the real control plane would read from its database."""
+    """What the real control plane would read from its database about a job."""
 
     spec: JobSpec
     record: JobRecord
@@ -109,9 +109,9 @@ class SimulatedJob:
     started: set[Generation] = field(default_factory=set)
     checkpoints: list[CheckpointRecord] = field(default_factory=list)
     committed: int = -1
-    """The newest step of the current path that all holders of all shards had at the same time.
+    """The newest step of the job's current history that all holders of all shards had at the same time.
 
-    The control plane may abandon this step only for a documented reason.
+    The control plane may give up this step only for a documented reason.
     """
     advanced_at: float = 0.0
     """The last time at which the ranks completed at least two steps in one call of `train`."""
@@ -122,7 +122,7 @@ class SimulatedJob:
 
     @property
     def newest_plan(self) -> GenerationPlan | None:
-        """The newest stored plan. Unlike `plan`, it still exists while a newer generation has no plan yet."""
+        """The newest stored plan. It exists even while the job's present generation has no plan yet."""
         return self.plans[max(self.plans)] if self.plans else None
 
     @property
@@ -155,7 +155,7 @@ class Simulation:
         """Seconds by which the control plane's wall clock is ahead of `seconds`."""
         self.clock = self.started_clock()
         self.passed_at: dict[NodeId, dict[int, float]] = {}
-        """The times at which each node's ranks passed their boundaries, by the node's wall clock."""
+        """When each node's ranks finished their steps, by the node's wall clock."""
         self.domain_count, self.domain_seed = domains
         self.max_size = max_size
         self.agents: dict[NodeId, Agent] = {}
@@ -190,7 +190,7 @@ class Simulation:
         self.due: dict[NodeId, float] = {}
         """The announced times at which AWS will end instances."""
         self.losses = 0
-        """Numbers of messages to lose, counted from the next message."""
+        """How many of the next messages are lost."""
         self.upload_seconds = 1.0
         """Seconds from the end of all ranks, with success, to the end of their last upload."""
         specs = (spec_of("gpt", "a", 4, 2, ranks_per_node[0]), spec_of("bert", "b", 3, 3, ranks_per_node[1]))
@@ -209,7 +209,7 @@ class Simulation:
             for spec in specs
         ]
 
-    # The interface that `Agent` uses
+    # Methods that `Agent` calls
 
     @property
     def now(self) -> datetime:
@@ -223,13 +223,13 @@ class Simulation:
 
     @property
     def control_seconds(self) -> float:
-        """Unix seconds of the control plane's clock."""
+        """The Unix time that the control plane's clock shows."""
         return self.clock().timestamp()
 
     def control_time_of(self, seconds: float) -> float:
-        """Convert the simulated time `seconds` to the control plane's time.
+        """Return the control plane's time for the simulated time `seconds`.
 
-        The result is the control plane's present time minus the age of `seconds`.
+        It is the control plane's present time minus the age of `seconds`.
         """
         return self.control_seconds - (self.seconds - seconds)
 
@@ -287,7 +287,7 @@ class Simulation:
                 self.terminate(node_id)
 
     def agree(self, job: SimulatedJob) -> None:
-        """Complete the agreed stop of ranks that have been asked to stop."""
+        """If the ranks of a job have been asked to stop, let all of them stop at their agreed step."""
         team = self.running(job)
         if any(agent.is_told_to_stop for agent in team):
             for agent in team:
@@ -552,7 +552,9 @@ class Simulation:
             assert all(by_rank.count(rank) <= 2 for rank in by_rank)
 
     def held_steps(self, job: SimulatedJob, parent: Generation, nodes: Iterable[NodeId]) -> set[Step]:
-        """Return the steps on the path of `parent` whose shards are all in the memory of these nodes."""
+        """Return the steps that these nodes have completely in memory, among the steps in the history of generation
+        `parent`.
+        """
         slots = {
             key
             for node_id in nodes
@@ -568,19 +570,19 @@ class Simulation:
         }
 
     def check_base(self, job: SimulatedJob, observed: JobObserved, plan: GenerationPlan) -> None:
-        """Assert that the plan keeps the newest step that its nodes have completely.
+        """Check that a plan starts from the newest step that its nodes have completely, or from a newer one.
 
-        The plan may choose an older step only after a source of the base failed verification.
+        It may start from an older step only after a source of a newer step failed verification.
         """
         if not observed.record.refused:
             held = self.held_steps(job, plan.parent, (node.node_id for node in plan.nodes))
             assert plan.base_step >= max(held, default=0), "a step that is whole in memory was given up"
 
     def check_placement(self, job: SimulatedJob, plan: GenerationPlan) -> None:
-        """Assert that a shard has all its holders in one failure domain only if every other placement has the same
-        problem.
+        """Check that the placement puts all holders of a shard into one failure domain only if no placement can avoid
+        it.
 
-        Also assert that a surviving group changes only to avoid this problem.
+        Also check that a group whose nodes all remain changes only to avoid this problem.
         """
         nodes = [node.node_id for node in plan.nodes]
         copies = len(plan.ranks[0].holders)
@@ -596,7 +598,7 @@ class Simulation:
             return sum(len({domains[place] for place in holders}) == 1 for holders in held)
 
         most = max(domains.count(domain) for domain in domains)
-        # `test_placement_properties` proves that no placement has fewer such shards
+        # `test_placement_properties` checks that no placement has fewer such shards.
         least = max(0, len(nodes) - job.spec.copies * (len(nodes) - most))
         assert exposed(places(plan)) == least
         is_same_size = job.newest_plan is not None and len(job.newest_plan.nodes) == len(nodes)
@@ -604,7 +606,7 @@ class Simulation:
             assert places(plan) == places(job.newest_plan), "a surviving group changed without a reason"
 
     def check_exclusions(self, job: SimulatedJob, observed: JobObserved, decision: Decision) -> None:
-        """Assert that no node is excluded while steps advance.
+        """Check that no node is excluded while its job's steps advance.
 
         There are two exceptions: nodes that AWS reports as ended, and jobs whose ranks have all agreed on a stop.
         """
@@ -727,9 +729,9 @@ class Simulation:
                             other.seal(rank, plan.generation, agent.boundary[rank])
 
     def stamped(self, node_id: NodeId, step: int) -> float:
-        """Return the time at which a node's ranks passed a boundary, by the node's wall clock.
+        """Return when a node's ranks finished a step, by the node's wall clock.
 
-        Return 0 if they have not passed it.
+        Return 0 if they have not finished it.
         """
         return self.passed_at.get(node_id, {}).get(step, 0.0)
 
@@ -759,11 +761,14 @@ class Simulation:
             self.due[node_id] = min(self.seconds + seconds, self.due.get(node_id, self.seconds + seconds))
 
     def upload(self, job: SimulatedJob) -> None:
-        """Complete the upload of the newest step that all ranks of the running generation have."""
+        """Complete the upload of the newest step that all running ranks of the job have finished."""
         self.put(self.running(job))
 
     def save(self, job: SimulatedJob) -> None:
-        """Complete the upload of the last step once `upload_seconds` have passed since all ranks ended with success."""
+        """Complete the upload of the job's last step.
+
+        This happens `upload_seconds` after the last of its ranks ended with success.
+        """
         team = self.team(job)
         exits = [(rank_exit, agent.wall_ahead_seconds) for agent in team for rank_exit in agent.exits.values()]
         world_size = 0 if job.plan is None else job.plan.world_size

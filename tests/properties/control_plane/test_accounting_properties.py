@@ -1,4 +1,4 @@
-"""The ledger of a job adds up exactly, for every sequence of job events, restarts and clock steps.
+"""The ledger of a job divides its whole time exactly, for every sequence of events, restarts and clock steps.
 
 Each sequence is a list of passes. Between two passes the clock moves forward or back. A pass may be lost before it is
 stored, and another control plane may read the stored record again. The states follow the transition tables at random.
@@ -35,7 +35,7 @@ PASSES = st.tuples(MOVES, st.integers(0, 63), st.integers(0, 9), st.booleans(), 
 
 
 def reread(job: JobRecord) -> JobRecord:
-    """Return the record as another control plane reads it, after conversion to JSON and database times."""
+    """Return the record as another control plane would read it from the database."""
     return replace(
         job,
         microseconds=json.loads(json.dumps(job.microseconds)),
@@ -46,7 +46,10 @@ def reread(job: JobRecord) -> JobRecord:
 
 
 def wall(job: JobRecord) -> int:
-    """Return the microseconds from the job's creation to the end of its ledger, with the database's resolution."""
+    """Return the microseconds from the job's creation until the time up to which its ledger reaches.
+
+    Both times have the database's resolution.
+    """
     passed = at(accounting.accounted_until(job)) - at(job.created_at)
     return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
 
@@ -126,10 +129,9 @@ TRAINING = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 1), SIZES), min_si
 
 @given(TRAINING)
 def test_training_counts_by_the_share_of_its_nodes(history: list[tuple[float, float, tuple[int, int]]]) -> None:
-    """A reference adds n/N of each period without a failure, where n of N nodes work. The ledger has the same training
-    time.
+    """If only n of N nodes work, a period counts as n/N of its length. The ledger agrees with a reference.
 
-    Each period ends with a failure, which is detected after a part of the period. The next period has other nodes.
+    Each period ends with a failure that began earlier in the period. The next period has other numbers of nodes.
     """
     job = JobRecord(
         state=JobState.RUNNING, reason="", created_at=CREATED, state_since=CREATED, boundary=Step(1), base_step=Step(0)

@@ -1,7 +1,7 @@
 """Invariants of a fleet and its jobs under any sequence of events.
 
-Generation numbers grow, no node works for two jobs, plans are sound, and training resumes once faults end. The
-simulation asserts these invariants at every pass. This file generates the events.
+Generation numbers grow, no node works for two jobs, plans are sound, and training resumes once no more faults occur.
+The simulation asserts these invariants at every pass. This file generates the events.
 """
 
 from __future__ import annotations
@@ -210,15 +210,15 @@ def play(simulation: Simulation, story: Sequence[Event]) -> None:
 
 
 def is_drawn(bits: int, holder: NodeId, rank: Rank) -> bool:
-    """Return whether a holder lags with a rank's replica.
+    """Return whether a holder fails to store the newest step of a rank's shard.
 
-    The holder and the rank select one of 16 bits for the answer.
+    The numbers of the holder and of the rank select one of 16 bits as the answer.
     """
     return bool(bits >> (int(holder[2:]) * 5 + rank) % 16 & 1)
 
 
 def come_to_rest(simulation: Simulation) -> None:
-    """Run passes until no work is pending. Then assert that further passes request no action."""
+    """Run passes until no work is pending. Then check that further passes request nothing."""
     in_between = {NodeState.JOINING, NodeState.REBOOTING, NodeState.DRAINING, NodeState.HELD}
     quiet_steps = 0
     for _ in range(1200):
@@ -267,10 +267,10 @@ def test_one_lost_node_costs_no_committed_step(steps: int, domains: Domains, dat
 def test_a_second_loss_during_the_restore_costs_no_committed_step(
     unseen: int, has_restarted: bool, data: st.DataObject
 ) -> None:
-    """A second loss during a restore costs no committed step.
+    """A second node is lost while the nodes load the step after a first loss. No committed step is lost.
 
-    The control plane's record misses the newest commits, and holders lack the base. Each shard still has one node that
-    had the committed step.
+    The control plane has not recorded the newest commits, and some holders lack the step from which the job resumes.
+    Each shard still has one node that has the committed step.
     """
     simulation = fresh()
     job = simulation.jobs[0]
@@ -299,9 +299,9 @@ def test_a_second_loss_during_the_restore_costs_no_committed_step(
 
 
 PARTS_OF_A_SHARD_PAIR = 0b0000_0000_0010_0000
-"""Value of the lag bits that makes exactly one replica lag.
+"""Bits with which exactly one holder fails to store the newest step of one shard.
 
-This replica is on the node before the owner, and belongs to the first of the owner's two ranks.
+The holder is the node before the owner. The shard belongs to the first of the owner's two ranks.
 """
 
 
@@ -317,9 +317,9 @@ This replica is on the node before the owner, and belongs to the first of the ow
 def test_holders_that_die_with_some_of_a_nodes_shards_cost_no_step_that_others_have(
     ranks_per_node: tuple[int, int], which: int, bits: int, lost: list[int]
 ) -> None:
-    """Nodes are lost when a holder has sealed the newest step of only some ranks of a node.
+    """Nodes are lost while a holder has the newest step of only some of an owner's ranks.
 
-    The loss costs no step that the remaining nodes have completely.
+    No step is lost that the remaining nodes have completely.
     """
     simulation = fresh(ranks_per_node=ranks_per_node)
     job = simulation.jobs[which]
@@ -350,9 +350,9 @@ def test_no_clock_changes_the_age_of_a_silence() -> None:
 
 
 def test_a_judge_that_takes_a_difference_of_unix_times_for_the_age_of_a_silence_is_found() -> None:
-    """A planted `judge` computes the age of a silence from Unix times, and the simulation detects the bug.
+    """A planted bug computes how long a node has been silent from Unix times. The simulation detects the bug.
 
-    The real `judge` limits a silence by the monotonic age of the node's last report.
+    The real `judge` takes the age of the node's last report by the monotonic clock as an upper limit.
     """
 
     def mixed(node: NodeObserved, *, silence: Silence | None, now: float, **others: Any) -> evidence.Verdict:

@@ -1,4 +1,4 @@
-"""The placement is as good as the best placement of an exhaustive search, on small clusters.
+"""On small clusters, the placement of shards is as good as the best one of an exhaustive search.
 
 A shard is exposed if all its holders are in one failure domain. The placement exposes no shard without need, and
 changes no group without need.
@@ -28,7 +28,10 @@ def names(count: int) -> list[NodeId]:
 def planned(
     domains: Sequence[int], copies: int, before: Sequence[Sequence[int]] = ()
 ) -> tuple[Holders, tuple[tuple[int, ...], ...]]:
-    """Place nodes in these failure domains. Return the holders of each GROUP_RANK, and the groups."""
+    """Place one rank on each node, given the nodes' failure domains.
+
+    Return the holders of each rank, and the groups.
+    """
     nodes = names(len(domains))
     found = placement.plan(
         nodes, copies, {node: f"d{domain}" for node, domain in zip(nodes, domains, strict=True)}, before

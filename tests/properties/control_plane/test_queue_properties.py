@@ -1,7 +1,6 @@
-"""Properties of the job queue.
-
-A job that overtakes never delays the job at the head of the queue, whichever jobs end and when. The queue pauses no
-more jobs than needed. `schedule`, which the tests call, does not receive the real duration of jobs.
+"""A job that starts before others in the queue never delays the job at the head of the queue, whichever jobs end and
+when. The queue pauses no more jobs than needed. `schedule`, which the tests call, does not receive the real duration of
+jobs.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def starts(jobs: Sequence[FleetJob], lengths: dict[RunId, int], capacity: int = 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.lists(st.integers(1, 12), max_size=6), st.integers(1, 20))
 def test_whichever_of_the_others_end(head: int, newcomer: int, holding: list[int], capacity: int) -> None:
-    """`cannot_delay` agrees with its definition, whichever other jobs end."""
+    """`cannot_delay` equals its definition: whichever of the other jobs end, the job at the head can start no later."""
     left = [sum(some) for size in range(len(holding) + 1) for some in combinations(holding, size)]
     is_harmless = all(capacity - taken - newcomer >= head for taken in left if capacity - taken >= head)
     assert cannot_delay(head, newcomer, holding, capacity) == is_harmless

@@ -1,4 +1,4 @@
-"""The choice of the base over random histories of a job whose number of ranks changes.
+"""The choice of the step from which a generation starts, in random histories of a job whose number of ranks changes.
 
 Every generation captures a few steps on its nodes, and some nodes are lost. The next generation has another number of
 ranks. A reference computes by brute force which steps are complete.
@@ -27,7 +27,7 @@ def digest(rank: int, origin: int, step: int) -> bytes:
 
 @dataclass
 class Story:
-    """A job that runs on all nodes it has, one rank per node."""
+    """A simulated job that runs on all its nodes, with one rank per node."""
 
     nodes: list[NodeId]
     slots: dict[NodeId, list[SlotRecord]] = field(default_factory=dict)
@@ -36,7 +36,10 @@ class Story:
     committed: Step = NO_STEP
     base: Step = FIRST_STEP
     base_origin: Generation = NO_GENERATION
-    """The generation that made the shards of the base. 0 after a change of the number of ranks, and for step 0."""
+    """The generation whose ranks made the shards of the step `base`.
+
+    0 if another number of ranks made that step, and for step 0.
+    """
 
     @property
     def path(self) -> recovery.Path:
@@ -89,7 +92,10 @@ class Story:
         return restore
 
     def kept(self, node: NodeId, rank: int) -> set[tuple[Generation, Step]]:
-        """Return what a node must keep of a shard: the committed step, or everything up to the base."""
+        """Return what a node must keep of a shard: the committed step.
+
+        Before the first commit: all steps up to the start step.
+        """
         newest = self.lineage[-1].generation
         held = [slot for slot in self.slots[node] if slot.owner_rank == rank]
         if self.committed != -1:
@@ -126,7 +132,7 @@ class Story:
     def train(self, step: Step, captured: list[bool], *, commits: bool, stores: bool) -> None:
         """Capture one step. It is committed only if every rank and its neighbour have captured it.
 
-        A base is committed first if its slots have the present number of ranks.
+        The step from which the generation started is committed first, if the same number of ranks made it.
         """
         newest, world = self.lineage[-1].generation, len(self.nodes)
         holders = [(self.nodes[(rank + copy) % world], rank) for rank in range(world) for copy in range(min(2, world))]
@@ -163,7 +169,7 @@ class Story:
     # -- invariants
 
     def complete_steps(self) -> set[int]:
-        """Return all complete steps on the path, by brute force.
+        """Return all complete steps in the job's present history, by brute force.
 
         A step of a generation is complete if nodes or checkpoints hold the shards of all ranks of that generation.
         """

@@ -1,4 +1,7 @@
-"""Retention in random stories: each deletion leaves a later verified checkpoint, and the newest restorable one."""
+"""Checkpoints that a job no longer needs are deleted, in random stories.
+
+Each deletion leaves a later verified checkpoint, and the newest one from which the job can be restored.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The ledger of a job's time agrees with the time stamps of its ranks.
 
-Stories contain launches, faults, pauses, hangs and absences of the control plane, in any order. The oracle uses the
-stamp of every step and the time at which the story stopped the ranks. It uses no decision of the control plane.
+Stories contain launches, faults, pauses, hangs and absences of the control plane, in any order. The expected times
+follow from the stamp of every step and from the times at which a story stopped the ranks, not from decisions of the
+control plane.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from everstep.protocol.ids import Generation
 from tests.properties.control_plane.simulated import SimulatedJob, Simulation
 
 SECONDS_PER_FAULT = 6.0
-"""Largest error of the ledger per fault.
+"""Largest error of the ledger per fault, in seconds.
 
-The start of a loss is the node's last report. Reports and passes occur once a second, and a lease lasts three seconds.
+A loss is counted from the node's last report. Reports and passes occur once a second, and a lease lasts three seconds.
 """
 
 Event = tuple[str, int]
@@ -75,7 +76,7 @@ class Stamped(Simulation):
         self.note()
 
     def note(self) -> None:
-        """Record the incidents that the passes decided, and the time at which ranks stopped at an agreed stop."""
+        """Record the incidents of the last passes. If the job pauses or stops, record that its ranks have stopped."""
         for decision in self.last_decisions:
             for incident in getattr(decision, "incidents", ()):
                 self.incidents[incident.id] = incident
@@ -111,8 +112,9 @@ class Stamped(Simulation):
                 self.restart(amount)
 
     def trained_seconds(self) -> float:
-        """Return how many seconds ranks worked on new steps, by their stamps and by the time at which the story stopped
-        them.
+        """Return how many seconds the ranks worked on new steps.
+
+        The time follows from the stamps of the steps and from the times at which the story stopped the ranks.
         """
         total, reached = 0.0, 0
         for launch in self.launches.values():

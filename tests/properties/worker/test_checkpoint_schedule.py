@@ -1,4 +1,7 @@
-"""The automatic interval keeps the modelled overhead and rate within their bounds for any measurement."""
+"""The automatic interval of checkpoints keeps its two promises for any measured upload.
+
+Neither the modelled slowdown nor the modelled rate of uploads exceeds its bound.
+"""
 
 from __future__ import annotations
 

@@ -27,10 +27,11 @@ def test_a_holder_has_the_newest_lines_of_every_step_that_it_acknowledged(events
             owner = owner.extended(len(printed), rows, limit_bytes=LIMIT_BYTES)
             printed += rows
         elif event == "holder restarts":
-            # a restarted holder has its lines from its disk, and opens new connections
+            # a restarted holder reads its lines from its disk and opens new connections
             holder, sent = Tail.of(holder.first, holder.rows), 0
         elif event == "owner restarts":
-            owner, sent = Tail.of(0, printed).newest(LIMIT_BYTES), 0  # a restarted owner has its lines from its journal
+            # a restarted owner reads its lines from its journal
+            owner, sent = Tail.of(0, printed).newest(LIMIT_BYTES), 0
         else:
             lines = owner.since(sent).newest(LIMIT_BYTES)
             parts = list(lines.batches())

@@ -1,4 +1,6 @@
-"""Invariants of the coordinator under random reports, and of a shard under random events."""
+"""Properties that always hold for the coordinator under random reports, and for an owner's shard under random
+events.
+"""
 
 from __future__ import annotations
 
@@ -76,10 +78,9 @@ DROPPED_AFTER_ITS_ACKNOWLEDGEMENT: list[tuple[str, object, object]] = [
     ("acknowledge", "i-b", 1),
     ("hear", 1, 2),
 ]
-"""Events that drop a holder after its acknowledgement.
+"""Events after which a step is committed without a holder that had acknowledged it.
 
-The holder acknowledges step 1, is dropped before the vote, and then sends nothing. Step 1 is committed without this
-holder.
+The holder acknowledges step 1, is dropped before the owner votes, and then sends nothing.
 """
 
 

@@ -1,4 +1,4 @@
-"""A shared upload ends with every part stored once as expected, whatever its helpers do."""
+"""When a shared upload ends, every part is stored once, whatever the helpers do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVENTS = ("claim", "assign", "store", "store twice", "store another's", "lose", 
 
 
 def states_of(state: SharedUpload, sent: set[int]) -> list[int]:
-    """Return each part once per state: claimed, unassigned or sent by the owner, outstanding, stored, missing."""
+    """Return each part once for each state that it has. The owner's own parts are one of these states."""
     own = {*range(1, state.lowest), *sent}
     return sorted([*own, *state.outstanding, *state.stored, *state.missing])
 

@@ -1,4 +1,4 @@
-"""Nodes with strays through a whole relaunch of a job: a second loss costs no step, and no node waits forever.
+"""Strays during a whole relaunch of a job: a second loss of a node costs no step, and no node waits forever for memory.
 
 A stray is a shard on a node that the new plan no longer places there. The memory of each node has exactly the planned
 size. The placement, the choice of the base and the rules for strays are real.
@@ -32,7 +32,7 @@ SLOTS = 2
 
 @dataclass
 class Node:
-    """A node whose memory is exactly the size that its planned shards need."""
+    """A simulated node. Its memory has exactly the size that the shards of the plan need."""
 
     node_id: NodeId
     room: int
@@ -40,9 +40,9 @@ class Node:
     steps: dict[Rank, set[Step]] = field(default_factory=dict)
     strays: Strays = field(default_factory=Strays)
     made: frozenset[Rank] = frozenset()
-    """Shards that have memory for all their slots on this node.
+    """Shards that the plan places on this node and whose slots all have memory.
 
-    A shard that stays placed on this node keeps its memory.
+    A shard that the earlier plan also placed here keeps its memory.
     """
 
     @property
@@ -72,7 +72,7 @@ class Node:
                     self.steps[rank].discard(step)
 
     def receive(self, rank: Rank, base: Step) -> bool:
-        """Seal the base of a shard that the plan places here. Return False without a free slot."""
+        """Store the start step of a shard that the plan places here. Return False if no memory is free."""
         if len(self.steps.get(rank, ())) >= SLOTS:
             return False  # this line is never reached, because the plan leaves a slot free for the base
         if self.used >= self.room and rank not in self.made:
@@ -88,7 +88,7 @@ class Node:
 
 
 class DropsAtFirstRequest(Strays):
-    """A planted bug: a request for a slot drops every stray that occupies its memory."""
+    """A planted bug: as soon as a new shard needs a slot, every stray that occupies memory is dropped."""
 
     __slots__ = ()
 
@@ -97,7 +97,9 @@ class DropsAtFirstRequest(Strays):
 
 
 class DropsAtFirstAnnouncement(Strays):
-    """A planted bug: the first announcement drops all strays, even if no new holder has sealed them."""
+    """A planted bug: the coordinator's first announcement drops all strays, even if no new holder has their
+    shards yet.
+    """
 
     __slots__ = ()
 
@@ -182,7 +184,9 @@ class Relaunch:
         )
 
     def load(self) -> None:
-        """Load the plan: each node keeps the contents of its keep list, and each owner gets the base."""
+        """Load the plan: each node keeps the slots that the plan lists, and each owner gets the step from which
+        training starts.
+        """
         for member in self.plan.nodes:
             node = self.nodes[member.node_id]
             before, node.steps = frozenset(node.steps), {}
@@ -213,7 +217,7 @@ class Relaunch:
         return strayed(self.plan) - {rank for rank, _ in self.missing}
 
     def send(self, number: int) -> bool:
-        """Send one of the missing replicas to its holder. Return False if the holder has no free slot."""
+        """Send one missing copy of a shard to its holder. Return False if the holder has no memory for it."""
         rank, holder = self.missing[number % len(self.missing)]
         return self.nodes[holder].receive(rank, self.base)
 
@@ -228,9 +232,9 @@ class Relaunch:
     # -- invariants
 
     def best_without(self, lost: NodeId) -> Step:
-        """Return the newest step whose shards are all on nodes other than `lost`.
+        """Return the newest step that the nodes other than `lost` have completely.
 
-        `NONE` means that the committed step and all newer steps are incomplete.
+        `NONE` means that they have neither the committed step nor a newer one.
         """
         others = [node for node in self.nodes.values() if node.node_id != lost]
         ranks = [each.rank for each in self.plan.ranks]
@@ -254,7 +258,7 @@ def relaunches(draw: st.DrawFn, *, losses: int) -> Relaunch:
         names, copies, {node: f"d{each}" for node, each in zip(names, labels, strict=True)}
     ).holders
     partners = [[labels[names.index(holder)] for holder in holders[names[place]][1:]] for place in lost]
-    # A spare that shares the failure domain of the lost node's partner usually makes the placement change the group.
+    # A new node in the failure domain of the lost node's partner usually makes the placement change the group.
     spares = [draw(st.sampled_from(each)) for each in partners]
     ranks_per_node = draw(st.integers(1, 2))
     replica_count = count * (copies - 1) * ranks_per_node
@@ -337,10 +341,10 @@ def test_strays_that_are_dropped_before_the_new_holder_has_sealed_are_found(
 
 
 def test_a_stray_without_the_base_stays_although_its_owner_keeps_it_too() -> None:
-    """A node keeps a stray without the base, although the stray's owner has the same step.
+    """A node needs memory, and keeps a stray with an older step, although the stray's owner has this step too.
 
-    Node n6 has two strays: step 9 of n3's shard, and steps 9 and 10 of n5's shard. It needs memory for one slot. Only
-    n3 and n6 hold any step of n3's shard.
+    The stray is needed because another shard's newest step is incomplete elsewhere. Node n6 has two strays: step 9 of
+    n3's shard, and steps 9 and 10 of n5's shard. Only n3 and n6 hold any step of n3's shard.
     """
     lacks_newest = {2, 5, 6}
     sealed = [replica not in lacks_newest for replica in range(14)]
@@ -351,7 +355,7 @@ def test_a_stray_without_the_base_stays_although_its_owner_keeps_it_too() -> Non
 
 
 def test_a_stray_stays_if_its_owner_alone_has_the_base_of_another_rank() -> None:
-    """A node keeps a stray while only the owner has the newest step of another rank.
+    """A node keeps a stray as long as the stray's owner is the only node with the newest step of its other rank.
 
     Only n3 has step 10 of its rank 7. If n3 is lost, all ranks resume from step 9, which n1 has for both ranks of n3.
     """

@@ -191,9 +191,9 @@ def test_a_profile_that_is_configured_again_means_the_new_endpoint(configured, m
 
 
 def test_what_a_profile_of_the_users_does_not_say_is_told(configured, monkeypatch, capsys):
-    """A user has changed the section of a profile, so that it lacks settings. `everstep configure` prints them.
+    """A user's own section of a profile lacks settings. `everstep configure` prints the settings and adds none of them.
 
-    It changes neither this section nor the profile's `ca_bundle`, which may serve other services.
+    The profile's `ca_bundle`, for example, may serve other services too.
     """
     path, bundle = configured / ".aws" / "config", configured / "ca.pem"
     bundle.touch()
