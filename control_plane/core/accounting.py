@@ -33,13 +33,14 @@ class Bucket(StrEnum):
 
     - QUEUE: the job waits in the queue.
     - PROVISION: the job waits for its first nodes.
-    - START: the job's first launch, until the job completes its first step.
-    - TRAIN: the ranks train, and the launch has completed a new step.
+    - START: the job starts its ranks and has not completed its first step yet.
+    - TRAIN: the ranks train, and have completed a new step since their start.
     - SHORTAGE: training time that is lost because the job trains on fewer nodes than it requested. With n of N nodes,
       n/N of the training time counts as TRAIN, and the rest as SHORTAGE.
-    - STALL: the launch has completed a step, and the next step already takes longer than the hang limit.
+    - STALL: the ranks have completed a new step, and the next step already takes longer than the hang limit.
     - DETECT, REPLACE, REWORK: an incident is open and in the phase of the same name.
-    - RESTORE: an incident is open and in the phase of this name, or a launch after a pause has completed no new step.
+    - RESTORE: an incident is open and in the phase of this name. Also after a pause, until the restarted ranks complete
+      a new step.
     - STOPPING: the control plane has requested an agreed stop.
     - PAUSED: the job has no nodes, because a job of higher priority received them or a person paused the job.
     - UNACCOUNTED: no control-plane server was working on the job, and no incident covers this time.
@@ -104,7 +105,7 @@ _MICROSECONDS_PER_HOUR = 3600 * _MICRO
 
 
 Members = tuple[int, int]
-"""The size of a generation: the number of its nodes, and how many nodes are missing to the job's NodeCount."""
+"""The size of a generation: the number of its nodes, and how many nodes fewer than NodeCount it has."""
 WHOLE: Members = (1, 0)
 """The size of a generation that lacks no node."""
 

@@ -214,10 +214,13 @@ class FleetDecision:
     desired_count: int = 0
     """The number of nodes that the fleet needs."""
     vacancies: Vacancies = ()
-    """Instances that the group desires but does not have, to store for the next pass."""
+    """Instances that the group desires but does not have. The next pass reads this value from the database."""
     is_frozen: bool = False
     is_blind: bool = False
-    """Whether most of the fleet's agents are silent. True even if a person has lifted the resulting freeze."""
+    """Whether most of the fleet's agents are silent.
+
+    True even if a person has confirmed that these nodes are lost, so that the fleet terminates nodes again.
+    """
     reason: str = ""
     implications: tuple[Implication, ...] = ()
     """Entries that this pass adds to the histories of nodes that work for no job."""

@@ -49,7 +49,10 @@ class Principal:
 
 
 def nonce(key: bytes, random: bytes, now: float) -> str:
-    """Return a nonce with a seal. The server later verifies the seal instead of storing the nonce.
+    """Return a nonce that contains its expiry and a seal (a keyed digest of both).
+
+    When an agent returns the nonce, the server verifies the seal. It therefore need not store the nonces that it
+    issues.
 
     Args:
         key: the server's secret key, used for nonces only.

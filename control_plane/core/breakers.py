@@ -26,9 +26,10 @@ from control_plane.core.observed.jobs import JobSpec, Trial
 from everstep.protocol.ids import Generation, Step
 
 NO_PROGRESS_TIMES = 3
-"""Multiple of `max_attempts` after which the job fails if none of its failures was followed by a new highest step.
+"""Limit of failures without progress, as a multiple of `max_attempts`.
 
-The limit also applies to failures that differ from each other.
+The job fails after this many failures between which training reached no new highest step. The failures may differ from
+each other.
 """
 
 
@@ -164,22 +165,28 @@ def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> t
 
 
 def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_spare: bool) -> Course | None:
-    """Return OTHER_NODE if one node caused all these failures, and a spare exists, and no node was tried before."""
+    """Return OTHER_NODE if it applies, else None.
+
+    One node must have caused all these failures, a spare must exist, and no other node may have been tried before.
+    """
     is_one_node = alike[-1].node_id is not None and len({failure.node_id for failure in alike}) == 1
     return Course.OTHER_NODE if has_spare and is_one_node and all(trial.kind != "node" for trial in tried) else None
 
 
 def _older_state(alike: Sequence[FailureRecord], tried: Sequence[Trial], older_base: Step) -> Course | None:
-    """Return OLDER_STATE if the last two attempts restored the same step, and no older step was tried.
+    """Return OLDER_STATE if it applies, else None.
 
-    Otherwise return None.
+    The last two attempts must have restored the same step, and no older step may have been tried.
     """
     is_one_state = len(alike) > 1 and alike[-1].base_step == alike[-2].base_step > older_base > 0
     return Course.OLDER_STATE if is_one_state and all(trial.kind != "state" for trial in tried) else None
 
 
 def _alike(failures: Sequence[FailureRecord]) -> list[FailureRecord]:
-    """Return the last failure, and the failures directly before it that look like it."""
+    """Return the last failure, after the failures directly before it that equal it.
+
+    Failures are equal if they occurred at the same step, with the same exit class and exit code.
+    """
     alike: list[FailureRecord] = []
     for failure in reversed(failures):
         if not _looks_like(failure, failures[-1]):

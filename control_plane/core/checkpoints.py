@@ -201,7 +201,10 @@ def to_verify(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> 
 
 
 def _excess(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> list[KeptCheckpoint]:
-    """Return the checkpoints beyond the limits, oldest step first, with or without a later verified one."""
+    """Return the checkpoints that exceed the limits, oldest step first.
+
+    The function does not check whether a later checkpoint is verified.
+    """
     newest_first = sorted(kept, key=lambda each: (each.step, each.generation), reverse=True)
     counted = [each for each in newest_first if each.is_counted and not each.is_damaged]
     beyond = {each.key for each in (counted[limits.max_count :] if limits.max_count is not None else ())}

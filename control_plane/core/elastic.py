@@ -83,7 +83,8 @@ def is_due(spec: JobSettings, record: JobRecord, now: float, timeouts: Timeouts)
     """Return whether a running job should now stop in order to continue on more nodes.
 
     One stop for several nodes costs less than several stops. The job therefore waits for further missing nodes, for at
-    most `patience_seconds`. All nodes must have been ready for a lease, so that an unstable node causes no stop.
+    most `patience_seconds`. All nodes must have been ready for `lease_seconds`, so that an unstable node causes no
+    stop.
 
     Args:
         spec: settings of the job, with its limits of nodes and its patience.

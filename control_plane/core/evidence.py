@@ -230,11 +230,11 @@ def _own_word(
 
 
 def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts) -> Verdict:
-    """Return the verdict on a node whose agent reports but whose replicas do not answer.
+    """Return the verdict on a node that reports, but does not answer other members.
 
-    Unresponsive replicas are only one class of evidence. They therefore count after T_max. The verdict is never final,
-    because the node may hold the only copy of its own shards. A job gives up the node only if this loses no committed
-    step.
+    The node's replica threads, which receive shards from the owners, do not answer. This is only one class of evidence.
+    It therefore counts after T_max. The verdict is never final, because the node may hold the only copy of its own
+    shards. A job gives up the node only if this loses no committed step.
     """
     lasted = now - impairment.since
     words = f"the replicas on {node.node_id} have not responded to their owners for {lasted:.0f} s"
@@ -448,10 +448,10 @@ def first_passed_at(reports: Mapping[NodeId, MemberReport], base: Step) -> float
 
 
 def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId]:
-    """Return the nodes that have not answered other members' data connections for the holder deadline.
+    """Return the nodes that have not answered other members for the holder deadline.
 
-    Two kinds of reports count. A shard's owner no longer counts the node as a holder, or the coordinator received no
-    answer from the node.
+    Two kinds of reports count. The owner of a shard reports that it no longer counts the node as a holder. The
+    coordinator reports that it received no answer from the node.
     """
     silent = frozenset(peer for node, report in reports.items() for peer in report.silent_peers if peer != node)
     return silent | frozenset(

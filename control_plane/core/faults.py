@@ -352,7 +352,7 @@ def _has_failed_load(plan: GenerationPlan, report: MemberReport) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FailedSources:
-    """Sources from which a generation could not load.
+    """Sources of shards from which nodes failed to load.
 
     No source occurs twice. The order is that of nodes and ranks.
     """

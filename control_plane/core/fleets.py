@@ -263,7 +263,7 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, "a user released it")
             elif row.release == "terminate" and not self._lacks_evidence(row):
                 self.move(row, NodeEvent.EXCLUDED, f"a user released it for termination; it was held: {row.reason}")
-                if _has_successor(row):  # The desired capacity already includes the replacement.
+                if _has_successor(row):  # The fleet requested the replacement while it held the node.
                     self.rows[row.node_id] = replace(self.rows[row.node_id], replaced_at=self.now)
 
     def follow_requests(self) -> None:
@@ -431,7 +431,10 @@ class _Table:
                 room -= 1
 
     def waiting(self) -> list[NodeRecord]:
-        """Return the nodes out of service for which no replacement was requested yet."""
+        """Return the nodes that the fleet has taken out of service but not yet replaced.
+
+        No pass has requested a replacement for these nodes.
+        """
         out = self.in_state(NodeState.DRAINING, NodeState.HELD)
         return [
             row

@@ -116,7 +116,7 @@ def learned(pace: Pace, world_size: int, reports: Mapping[NodeId, MemberReport])
 
 
 def limits(phase: str, pace: Pace, timeouts: Timeouts, declared: float = 0.0) -> Limits:
-    """Return the limits of a phase.
+    """Return how long a rank may spend in a phase without progress.
 
     Args:
         phase: the phase, as ranks report it.

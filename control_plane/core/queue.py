@@ -153,8 +153,9 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_counts: Sequence[
     reachable = 1  # Bit n is set if some subset of the jobs with nodes holds exactly n nodes.
     for count in holding_counts:
         reachable |= reachable << count
-    least = max(0, capacity - head_count - newcomer_count + 1)  # With fewer used nodes than this number, both jobs fit.
-    critical = range(least, capacity - head_count + 1)  # With a number of used nodes in this range, only the head fits.
+    # Below `least` used nodes, the head and the new job both fit. For a number in `critical`, only the head fits.
+    least = max(0, capacity - head_count - newcomer_count + 1)
+    critical = range(least, capacity - head_count + 1)
     return not any(reachable >> taken & 1 for taken in critical)
 
 
@@ -236,7 +237,7 @@ def _victims(head: FleetJob, holding: Sequence[FleetJob], free: int, now: float)
         soon += job.claim_count
     if soon < head.node_count:
         return []
-    for job in reversed(chosen[:]):  # A later choice can make an earlier choice unnecessary.
+    for job in reversed(chosen[:]):  # Remove jobs from the choice that later chosen jobs made unnecessary.
         if soon - job.claim_count >= head.node_count:
             chosen.remove(job)
             soon -= job.claim_count

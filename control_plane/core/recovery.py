@@ -151,14 +151,14 @@ def choose(survey: Survey) -> Restore:
     """Return the newest step that every rank can restore, with its sources.
 
     A step qualifies if the shard of every rank has a source, for the number of ranks that made the step. If no step
-    qualifies, the base is step 0, which needs no source. The job loop calls this function once all members have
-    promised. Earlier, the loop calls the function to check whether the restore needs a missing member at all.
+    qualifies, the result is step 0, for which ranks need no source. The job loop calls this function once all members
+    have promised. Earlier, the loop calls the function to check whether the restore needs a missing member at all.
 
     Args:
         survey: shards in memory and in S3 that the members can get.
 
     Returns:
-        The base, its sources, and the slots that each node must keep.
+        The step, its sources, and the slots that each node must keep.
     """
     new_world = len(survey.owners)
     found = _sources_by_state(survey)
@@ -239,9 +239,9 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
 
 
 def _forgotten(found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]], world_size: int) -> tuple[Rank, ...]:
-    """Return the ranks whose shards no node holds in memory.
+    """Return the ranks of which no node holds a shard in memory.
 
-    Only shards of states of `world_size` ranks count.
+    Only shards that `world_size` ranks made count.
     """
     held = {
         rank
@@ -254,7 +254,7 @@ def _forgotten(found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]], wor
 
 
 def stored(survey: Survey, base: Step) -> CheckpointRecord | None:
-    """Return the newest complete checkpoint that is not newer than the restored step, or None.
+    """Return the newest complete checkpoint up to the restored step, or None.
 
     `base` is the restored step, as `choose` returned it. Only checkpoints on the survey's path count.
     """
@@ -270,9 +270,9 @@ def stored(survey: Survey, base: Step) -> CheckpointRecord | None:
 def _keep(survey: Survey, node: NodeId, base: Step, *, is_relayout: bool = False) -> tuple[SlotReference, ...]:
     """Return the slots that a node must not overwrite before the base is committed.
 
-    The result contains slots on the path, up to the base. If a node lacks a shard's base, it needs one free slot to
-    receive the base. In its other slots, the node keeps first the newest committed step, and then the newest other
-    steps.
+    The base is the restored step. The result contains slots up to the base that belong to the restored history. If a
+    node lacks a shard of the base, it needs one free slot to receive this shard. In its other slots, the node keeps
+    first the newest committed step, and then the newest other steps.
 
     In a relayout, the base is never committed in the new layout. Each node needs one free slot for the first step of
     the new generation. In its other slots, the node keeps first the base.

@@ -111,7 +111,7 @@ class _Search:
         )
 
     def outside(self, index: int, domain: str) -> int:
-        """Return the number of a group's members that are outside a domain."""
+        """Return how many of a group's members are in another failure domain than `domain`."""
         return sum(self.domains[node] != domain for node in self.groups[index])
 
     # -- the ring
@@ -133,7 +133,7 @@ class _Search:
                 return
 
     def orders(self, ring: int) -> Iterator[Option]:
-        """Yield the ring with one member moved to another position, and with two members exchanged."""
+        """Yield new orders of the ring: one member moved to another position, or two members exchanged."""
         group = self.groups[ring]
         for i in range(len(group)):
             for j in range(len(group)):

@@ -194,8 +194,8 @@ class FleetStatus(StrEnum):
     Every pass derives the status from its observations. The status is not stored and has no transition table.
 
     - ACTIVE: the fleet takes all actions.
-    - FROZEN: the group differs from the registered contract, or most agents are silent at the same time. The fleet
-      terminates no instance until this condition ends.
+    - FROZEN: the group differs from the registered contract, or most agents are silent at the same time. Until this
+      condition ends, the fleet terminates only instances that AWS is ending.
     - DELETING: the fleet terminates its nodes one by one. Then the control plane deletes the fleet.
     """
 

@@ -180,7 +180,7 @@ _RUNGS = (
 
 
 def ladder(detection_seconds: float) -> Timeouts:
-    """Return all timeouts for one detection time.
+    """Return all timeouts that follow from one detection time.
 
     Args:
         detection_seconds: the target time in seconds to detect a failure. Every rung is a multiple of it.
@@ -202,7 +202,7 @@ def ladder(detection_seconds: float) -> Timeouts:
 
 
 def check(timeouts: Timeouts) -> Timeouts:
-    """Return `timeouts`, after a check that its rungs and the fixed limits are in order.
+    """Check that a ladder's timeouts and the fixed limits are in order.
 
     Args:
         timeouts: a ladder from any source, in seconds.

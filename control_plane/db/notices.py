@@ -1,7 +1,7 @@
 """Notices: announcements by AWS about instances.
 
 Any control-plane server may store a notice. The server that holds the job's lease reads it. A row remains while the
-announced change may still happen. Each pass reads all rows, so a pass that starts before a notice arrives does no harm.
+announced change may still happen. Each pass reads all rows, so the next pass finds a notice that arrives during a pass.
 
 Invariant: an event yields one row per node and kind, however often it is delivered.
 """

@@ -49,7 +49,7 @@ class Exporter(ABC):
     """
 
     look_seconds: ClassVar[float] = LOOK_SECONDS
-    """Seconds between two passes without failures."""
+    """Pause after a successful pass, in seconds."""
 
     def __init__(self, database: Database, name: str, leaser: Leaser, now: Callable[[], datetime]) -> None:
         self._database = database
@@ -181,7 +181,7 @@ class _Taken:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.position: int | None = None
-        """Id of the last event that is converted or skipped. Events without a job are skipped."""
+        """Id of the last event of the page that is in `entries` or was skipped. Events without a job are skipped."""
 
 
 def _first(page: Sequence[EventRecord]) -> _Taken:

@@ -317,10 +317,10 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
 
 
 def _may_pause(spec: jobs.JobSpec, record: JobRecord) -> bool:
-    """Return whether the queue may pause the job, because this would lose almost no work.
+    """Return whether the queue may pause the job for another job.
 
-    True for a preemptible job that runs without an open incident, that no person has taken over, and whose newest
-    generation has committed a new step.
+    The job must be preemptible, and no person may have taken it over. It must run without an open incident, and its
+    newest generation must have committed a new step. A pause then loses almost no work.
     """
     return (
         spec.preemptible

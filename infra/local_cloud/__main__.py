@@ -81,7 +81,7 @@ def up(
     """Start a local AWS, a control plane and a fleet, and wait until its nodes have connected."""
     from infra.local_cloud.up import ClusterOptions, LocalCluster
 
-    # Raise SystemExit, so that `up` ends all parts that it has started.
+    # On SIGTERM, raise SystemExit, so that `up` ends all processes that it has started.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     began = time.monotonic()
     cluster = LocalCluster(state_dir, progress=_Printed())

@@ -60,7 +60,7 @@ def with_losses(view: JobView, lost: tuple[Fault, ...]) -> JobView:
     told = incidents.with_faults(drills.recast(view.seen.drill, incident, fresh), fresh)
     is_lost = any(fault.cause not in (Cause.NOTICE, Cause.REQUESTED) for fault in fresh)
     is_planned = {*told.evidence} <= {move.evidence for move in moves.asked(view.record.moves)}
-    if not is_planned:  # The incident of a planned departure already has a decision, and its last step is replicated.
+    if not is_planned:  # A planned departure has already set `decision`, and peers hold copies of the node's last step.
         told = with_group_loss(told, plan)
         told = replace(told, decision=decision_words(told.cause, told.instance_ids))
     failures = breakers.forgiven(view.record.failures, plan.generation) if is_lost else view.record.failures

@@ -39,7 +39,7 @@ If more time has passed, no control plane watched the job in between.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """The input of one pass over a job, with values derived from it."""
+    """The observations of one pass over a job, with the verdicts and history entries derived from them."""
 
     now: float
     spec: JobSpec
@@ -86,7 +86,7 @@ class JobView:
 
 
 def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: JobRecord) -> JobView:
-    """Return the view of a pass.
+    """Return the input of a pass over a job (its view).
 
     The view contains the agents' reports about the newest generation and a verdict on every node. The view's record
     omits exclusions of nodes that the fleet has already removed from the job.

@@ -296,9 +296,9 @@ class Memo:
     silences: tuple[Silence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
     doubted: tuple[RefusedSource, ...] = ()
-    """Memory slots that were unreachable in one load.
+    """Copies of shards in nodes' memory that were unreachable in one load.
 
-    If a slot is unreachable in a second load, plans no longer use it.
+    If a copy is unreachable in a second load, plans no longer use it.
     """
     impairments: tuple[Impairment, ...] = ()
     moves: tuple[Departure, ...] = ()

@@ -165,7 +165,7 @@ class NodeObserved:
     The fleet fulfils the request after the job has given the node up.
     """
     domain: str | None = None
-    """The failure domain, if AWS reports it."""
+    """The failure domain: the network node in EC2 to which the instance is attached. None until AWS has reported it."""
     notices: tuple[Notice, ...] = ()
     """Announcements by AWS about the instance, one per kind.
 

@@ -57,11 +57,11 @@ class CheckpointUpload:
     """Number of the generation whose agents upload the checkpoint."""
     step: Step
     stored_bytes: int
-    """Bytes that S3 has stored, of finished and of running shards."""
+    """Bytes that S3 has stored, of shards whose upload has ended and of shards whose upload runs."""
     total_bytes: int
     """Bytes of all shards whose upload has begun."""
     slowest: RunningUpload
-    """The running shard with the smallest stored share."""
+    """Of the shards whose upload runs, the shard of which S3 has stored the smallest fraction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +75,10 @@ class DamagedCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedSource:
-    """A source of a shard that failed verification or was unreachable.
+    """A source from which a node failed to load a shard.
 
-    Later plans do not use this source.
+    Later plans do not use this source. The shard from this source failed verification, or the source was unreachable
+    twice.
     """
 
     rank: Rank
