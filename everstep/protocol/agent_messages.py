@@ -203,7 +203,7 @@ class RankStacks(Message, frozen=True):
 
 
 class ShardProtection(Message, frozen=True):
-    """Which nodes hold one rank's shard, as observed by the agent of the rank's node (the owner).
+    """The nodes that hold one rank's shard, as observed by the agent of the rank's node (the owner).
 
     The holders *in view* are the holders that respond to the owner. The owner votes for a step only after all holders
     in view, and all holders that are about to return to the view, have verified it.
@@ -227,7 +227,7 @@ class ShardProtection(Message, frozen=True):
 
 
 class CheckpointPace(Message, frozen=True):
-    """When the next checkpoint in S3 is due, and the measurements from which an automatic interval is computed."""
+    """Due step and time of the next checkpoint in S3, and the measurements that set an automatic interval."""
 
     due_step: Step = Step(-1)
     """The first commit of this step or a later one becomes a checkpoint. -1 if the job has no checkpoints by steps."""

@@ -21,7 +21,7 @@ DEFAULT_MAX_SLOWDOWN = 0.01
 
 
 class Snapshots(StrEnum):
-    """Which steps the ranks copy into memory as snapshots.
+    """Rule for the steps that the ranks copy into memory as snapshots.
 
     - EVERY_STEP: as many steps as `max_slowdown` permits.
     - FOR_CHECKPOINTS: only steps that become checkpoints, and the last step of the training.

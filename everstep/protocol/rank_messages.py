@@ -102,7 +102,7 @@ OWN_METRICS = "everstep/"
 
 
 class Phase(IntEnum):
-    """What a rank is doing, as the rank reports it. Every phase has its own time limit.
+    """Activity of a rank, as the rank reports it. Every phase has its own time limit.
 
     In WAIT, the rank waits on purpose for something outside the job.
     """
@@ -360,7 +360,7 @@ class Arriving(Message, frozen=True):
 
 
 class EarlierLayout(Message, frozen=True):
-    """How a restored step is divided into shards, if another number of ranks, or another job, made it.
+    """Division of a restored step into shards, if another number of ranks, or another job, made it.
 
     The rank requests the earlier shards that it needs with `FetchShard`.
     """

@@ -20,7 +20,7 @@ from everstep.protocol.rank_messages import Standing, StopState, Vote
 
 
 class Pacing(IntEnum):
-    """When nodes send the chunks of their snapshots: at once, or while training leaves the network idle.
+    """Time at which nodes send the chunks of their snapshots: at once, or while training leaves the network idle.
 
     All nodes of a job use the same mode: if one node's chunks delay its training traffic, every node's iteration is
     delayed.
@@ -33,7 +33,7 @@ class Pacing(IntEnum):
 
 
 class RankRound(Message, frozen=True):
-    """What a node reports about one of its ranks."""
+    """State of one rank, as its node reports it to the coordinator."""
 
     rank: Rank
     boundary: Step
