@@ -96,10 +96,10 @@ class AgentLink(Protocol):
 
     @property
     def word(self) -> AgentHalf | None:
-        """The agent's half of the page, as the rank last read it successfully; None before the first successful read.
+        """The agent's half of the shared-memory page, as the rank last read it; None before the first read.
 
-        The value stays available while the agent is disconnected. The link ignores the half of another generation, and
-        a page that the script has overwritten.
+        The value stays available while the agent is disconnected. The link ignores a half of another generation, and a
+        page that the script has overwritten.
         """
 
     def welcome(self) -> Arriving | Welcome:
@@ -129,13 +129,14 @@ class AgentLink(Protocol):
         ...
 
     def poll(self) -> AgentHalf | None:
-        """Return the agent's half of the page, then process received messages.
+        """Read the agent's half of the shared-memory page, then process received messages.
 
-        Return None while the agent is disconnected, or if the page holds no readable half of this generation.
+        Return the half. Return None while the agent is disconnected, or if the page holds no readable half of this
+        generation.
         """
 
     def publish(self, half: RankHalf) -> None:
-        """Write the rank's half of the page."""
+        """Write the rank's half of the shared-memory page."""
 
     def send(self, message: Sent) -> None:
         """Send a message reliably: now, or as soon as the socket accepts it.
@@ -229,7 +230,7 @@ class UnixAgentLink:
         self._heard_count = 0
         """Number of messages received from the agent."""
         self._welcome: Arriving | Welcome | None = None
-        """Newest message about the snapshot to restore. A `Welcome` is final."""
+        """Newest message about the snapshot to restore. After a `Welcome`, no further message follows."""
         self._wanted: FetchShard | None = None
         """Unanswered request for an earlier rank's shard; None if the agent has answered."""
         self._fetched: FetchedShard | None = None
@@ -275,13 +276,13 @@ class UnixAgentLink:
         return self._welcome
 
     def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
-        """Pass the result of `poll` to `is_enough` until `is_enough` returns True.
+        """Poll until `is_enough` accepts the agent's half of the page.
 
-        Between two attempts, the call waits until the agent sends a message. The session uses this only before the
-        first step.
+        Between two polls, the call waits until the agent sends a message. The session uses it only before the first
+        step.
 
         Args:
-            is_enough: returns True to end the wait.
+            is_enough: receives the result of `poll`, and returns True to end the wait.
 
         Raises:
             AgentUnreachable: the rank was not connected for `welcome_seconds`.

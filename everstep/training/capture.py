@@ -38,7 +38,7 @@ class StateTensor:
     is_deferred: bool
     """True if only an optimizer step changes the tensor.
 
-    The copier may then copy it during the next forward and backward pass.
+    The copier may then copy it after the step, during the next forward and backward pass.
     """
     wrapper: torch.Tensor | None = None
     """The tensor that the script uses (a DTensor), if `tensor` is the memory behind it.
@@ -51,7 +51,7 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CapturePlan:
-    """Offsets of the tensors of one layout in a slot.
+    """The plan of a snapshot: the tensors to copy into a slot, and the offset of each tensor there.
 
     The plan is rebuilt when a tensor appears, disappears or changes its shape.
     """
@@ -64,7 +64,7 @@ class CapturePlan:
     """
     index_offset: int
     index: IndexWriter
-    """Packer of the payload's index: the entries of the plan's tensors, and the plain values of each boundary."""
+    """Writes the index at the end of the payload: names and places of the tensors, and plain values of each step."""
 
     @classmethod
     def make(
@@ -100,7 +100,10 @@ class CapturePlan:
         return cls(tuple(entries), tuple(gaps), offset, IndexWriter(tuple(entries)))
 
     def fits(self, tensors: Sequence[StateTensor]) -> bool:
-        """Return whether these tensors match the plan by name, dtype, shape and declared change."""
+        """Return whether the plan still fits these tensors.
+
+        It fits if names, dtypes, shapes and `is_deferred` are the same, in the same order.
+        """
         return len(tensors) == len(self.entries) and self.fits_at(0, tensors)
 
     def fits_at(self, first: int, tensors: Sequence[StateTensor]) -> bool:

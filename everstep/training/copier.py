@@ -48,7 +48,7 @@ Progress = Callable[[int, int], None]
 
 
 class CopyTicket:
-    """Handle of a started copy."""
+    """A started copy, with methods to wait for its stages."""
 
     def __init__(self) -> None:
         self._done = threading.Event()
@@ -60,10 +60,10 @@ class CopyTicket:
         self._done.set()
 
     def wait(self) -> None:
-        """Wait until the calling thread may change the sources.
+        """Wait until the calling thread may change the copied tensors.
 
-        On a device, the call only makes the thread's stream wait. Work of that stream that changes the sources then
-        runs after the copy.
+        On a device, the call does not block the thread: it makes the thread's stream wait. Work of that stream that
+        changes the tensors then runs after the copy.
         """
         self._done.wait()
 
@@ -87,7 +87,7 @@ class Copier(Protocol):
     """
 
     is_prompt: bool
-    """True if a copy starts immediately. False if a copy first waits for earlier work on a device."""
+    """True if a copy starts when it is requested. False if it first waits for earlier work on a device."""
 
     def copy(self, copies: Copies) -> None:
         """Copy now, and return when the calling thread may change the sources.
@@ -263,15 +263,15 @@ def copy_now(copies: Copies) -> None:
 
 
 def parts(copies: Copies) -> Iterator[tuple[Copies, int, int]]:
-    """Yield copies in order, in parts of about `PIECE_BYTES`.
+    """Divide copies into pieces of about `PIECE_BYTES`, and yield the pieces in order.
 
-    A part consists of many small tensors, or of a piece of a large tensor.
+    A piece consists of many small tensors, or of a range of a large tensor.
 
     Args:
         copies: copies to divide. A non-contiguous source stays undivided.
 
     Yields:
-        The part, the number of targets that are complete after it, and the bytes of the next target that are copied.
+        The piece, the number of targets that are complete after it, and the bytes of the next target that are copied.
     """
     begun = size = 0
     for number, (source, target) in enumerate(zip(copies.sources, copies.targets, strict=True)):

@@ -60,7 +60,7 @@ NODE_RING_BYTES = 64 * 1024 * 1024
 Apart from its slots, the copiers of a node need no other pinned memory.
 """
 MARKS = 64
-"""Upper limit of events per copy that mark its progress."""
+"""Largest number of events that mark the progress of one copy."""
 REGISTERED_BYTES = 256 * 1024 * 1024
 """Size of one registered piece, in bytes.
 
@@ -262,7 +262,7 @@ class _Mark:
 
 @dataclass(slots=True)
 class _Run:
-    """A contiguous range of a slot that one copy fills, from one tensor or several small tensors."""
+    """A contiguous range of a slot that is filled by one transfer, from one tensor or several small tensors (a run)."""
 
     targets: list[torch.Tensor]
     sources: list[torch.Tensor]
@@ -277,7 +277,7 @@ class _Run:
 
     @property
     def begin(self) -> int:
-        """Address of the first target."""
+        """Address of the run's first byte in the slot."""
         return self.targets[0].data_ptr()
 
     @property
@@ -292,7 +292,7 @@ class _Run:
 
     @property
     def place(self) -> torch.Tensor:
-        """Target range in the slot, uint8[size], including the zeros between tensors."""
+        """The bytes of the slot that the run fills, uint8[size], including the zeros between tensors."""
         return tensor_bytes(self.targets[0]).as_strided((self.size,), (1,))
 
     def take(self, other: _Run, limit: int) -> bool:
@@ -372,7 +372,7 @@ class _Gather:
 
 
 class CudaTicket(CopyTicket):
-    """Handle of a copy on the device.
+    """A started copy on the device.
 
     Args:
         device: CUDA device on which the event was recorded.

@@ -175,7 +175,9 @@ class DataStream:
         return self._source.order if isinstance(self._source, _MapLoader) else None
 
     def relaid(self, state: dict[str, Tree], *, is_same_rank: bool) -> dict[str, Tree]:
-        """Convert a position of another layout into a position for `load_state_dict`. Changes nothing.
+        """Convert the data position of a launch with another number of ranks into a position for `load_state_dict`.
+
+        Changes nothing.
 
         Args:
             state: result of `state_dict` on a rank of the earlier launch.
@@ -450,7 +452,7 @@ class PlacedSampler:
 
     @property
     def is_resuming(self) -> bool:
-        """True if the next walk starts in the middle of an epoch."""
+        """True if the next pass through the sampler starts in the middle of an epoch."""
         return self._skip_count is not None
 
     def resume(self, place: Place | None, skip_count: int) -> None:
@@ -487,12 +489,12 @@ class PlacedSampler:
 
 @dataclass(slots=True)
 class Place:
-    """Progress of a walk, and the generator states from which a restarted process repeats the walk."""
+    """Progress of a walk (one pass through a sampler), and the generator states to repeat the walk."""
 
     began: rng.States
     """State of each generator at the start of the walk. `Walk.repeat` starts from these states."""
     walked_count: int = 0
-    """Items that the loader requested from the walk, including a request that reached the end.
+    """Number of items that the loader requested from the walk, the end included.
 
     A loader whose workers prefetch requests more items than the script receives.
     """
@@ -545,7 +547,7 @@ class Walk:
         self._place = place
         self._is_known = _draws_once(items)
         self._left = list(place.began)
-        """State of each generator after the walk's own last draw."""
+        """State of each generator after the walk last drew from it. Another state shows that other code has drawn."""
         self._streams: dict[int, Tree] = {}
         """State of the walk's own stream for each generator from which it has forked."""
 

@@ -35,7 +35,7 @@ LOGICAL_PREFIXES = ("model/", "optimizer/")
 
 
 class EarlierShards(Protocol):
-    """Access to the shards of the step to restore, in the layout of the generation that made it."""
+    """Access to the shards of the restored step, as the ranks that made the step divided it."""
 
     @property
     def world_size(self) -> int:
@@ -65,7 +65,7 @@ class EarlierShards(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgentShards:
-    """`EarlierShards` that this node's agent loads."""
+    """Shards of the restored step that this node's agent loads on request."""
 
     link: AgentLink
     layout: EarlierLayout
@@ -157,7 +157,7 @@ def map_shard(path: Path, run: RunId, rank: Rank, step: Step) -> EarlierShard:
 
 @dataclass(slots=True)
 class HeldTensor:
-    """The parts of a logical tensor that the mapped shards hold."""
+    """The boxes (pieces) of one logical tensor that the mapped shards contain."""
 
     dtype: str
     """Name of the dtype in torch, for example `float32`."""
@@ -170,7 +170,10 @@ class HeldTensor:
 
 
 class EarlierTensors:
-    """The logical tensors of the mapped shards, and the slot tensors of the shard that supplies the values."""
+    """All logical tensors of which the mapped shards contain pieces.
+
+    One of the shards also supplies this rank's values, such as data positions. Its own tensors are available by name.
+    """
 
     def __init__(self) -> None:
         self.shards: list[EarlierShard] = []
@@ -258,7 +261,7 @@ class EarlierTensors:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A tensor of this rank's new layout, and the boxes of logical tensors that fill it."""
+    """A tensor that this rank loads, and the boxes (pieces of logical tensors) that fill it."""
 
     name: str
     """Name of the tensor in a slot of the new layout."""
@@ -267,7 +270,7 @@ class Target:
     parts: tuple[TensorPart, ...]
     """Boxes that fill the tensor.
 
-    If several names have a box at the same place, the boxes have equal elements and either one suffices.
+    If boxes of several names fill the same elements, their content is equal, and either one suffices.
     """
     is_padded: bool = False
     """True if elements without a box are padding and become zeros."""
@@ -282,7 +285,7 @@ class Target:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def check(self) -> None:
-        """Check that the boxes cover the tensor.
+        """Check that every element of the tensor is in a box, except for padding.
 
         Raises:
             CannotRelayout: some elements have no box, because two shardings, or the script's own parallelism, divide a

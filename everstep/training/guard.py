@@ -36,7 +36,7 @@ logger = logging.getLogger("everstep.training")
 
 @dataclass(slots=True)
 class Flight:
-    """One snapshot, from its boundary until the guard has checked its copy."""
+    """One snapshot, from the optimizer step after which it is taken until the guard has checked its copy."""
 
     sources: Sources
     """Tensors that must not change before the copy has ended."""
@@ -46,7 +46,7 @@ class Flight:
     Called after the copy. It misses changes that torch does not count.
     """
     copies: Sequence[torch.Tensor] | None
-    """Copies in the slot with which an audited snapshot's tensors are compared; None if the snapshot is not audited."""
+    """Copies of the tensors in the slot, for the comparison of an audited snapshot; None without an audit."""
     ticket: CopyTicket
     settle: Callable[[Sequence[str], BaseException | None], None]
     """Function that the guard calls once, with the names of tensors that changed too early.
@@ -54,7 +54,7 @@ class Flight:
     The second argument is the error that ended the comparison; None if there was no error.
     """
     blocked_seconds: float
-    """Seconds for which the boundary blocked the training thread."""
+    """Seconds for which the start of the snapshot has already blocked the training thread."""
 
 
 class Guard:
@@ -69,7 +69,10 @@ class Guard:
         self._flight: Flight | None = None
         self._flight_count = 0
         self.blocked_seconds: deque[float] = deque(maxlen=KEPT_MEASUREMENTS)
-        """Seconds for which each recent snapshot blocked training, at the boundary and at the guard together."""
+        """Seconds for which each recent snapshot blocked training.
+
+        A value is the sum of two times: right after the step, and before the next change of the state.
+        """
         self.total_blocked_seconds = 0.0
         """Seconds for which all snapshots and uploads of this process together blocked training."""
         self.unstable: set[str] = set()

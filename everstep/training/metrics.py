@@ -156,7 +156,7 @@ class MetricRing:
         self._dropped_count = 0
         """Number of records that were dropped in this process. Only the thread that adds records changes it."""
         self._told_count = 0
-        """Number of dropped records that were reported to the agent. Only the thread that sends records changes it."""
+        """Number of dropped records that the agent already knows of. Only the thread that sends records changes it."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="everstep-metrics", daemon=True)
         self._has_begun = False

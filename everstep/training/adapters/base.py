@@ -50,10 +50,10 @@ WRAPPER_NAMES = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wra
 
 @dataclass(frozen=True, slots=True)
 class AdapterState:
-    """The part of a snapshot that one adapter contributes."""
+    """Contribution of one adapter to a snapshot: live tensors of models and optimizers, and plain values."""
 
     lists: Sequence[list[StateTensor]]
-    """Lists of live tensors. The adapter returns the same list object until a tensor is replaced."""
+    """Lists of live tensors. While the tensors stay the same objects, the adapter returns the same list object."""
     fresh: list[StateTensor]
     """Live tensors that may be different objects at each boundary, such as gradients."""
     values: Tree
@@ -73,15 +73,17 @@ class Adapter(Protocol):
     kind: str
 
     def prepare(self) -> None:
-        """Make the first step after a launch use the same order of computation as all later steps.
+        """Make the first step after a launch compute in the same order as all later steps.
 
+        Otherwise, the first step after a restore would give other results than the same step of an undisturbed run.
         Collective: all ranks call this together. `init` calls it once per launch.
         """
 
     def facts(self) -> dict[str, str]:
-        """Return the facts about the layout that must be equal in two launches.
+        """Return the facts about models and optimizers that must be equal for a snapshot to fit.
 
-        A launch can restore a snapshot of another launch only if these facts are equal. They are constant after `init`.
+        A launch can restore a snapshot of another launch only if both have the same facts. They are constant after
+        `init`.
         """
         ...
 
@@ -105,17 +107,16 @@ class Adapter(Protocol):
         """
 
     def parts(self, states: Sequence[StateTensor]) -> Mapping[str, tuple[TensorPart, ...]]:
-        """Return the boxes of logical tensors that tensors of a slot hold.
+        """Return, for each stored tensor, the rectangular pieces (boxes) of whole parameters that it contains.
 
-        Called when a slot's layout changes.
+        Called when the tensors of a snapshot or their shapes change.
 
         Args:
             states: all tensors of the rank's state. The adapter ignores the tensors of other adapters.
 
         Returns:
             The boxes by the tensor's name. A tensor that contains only padding has no box. A tensor that is a whole
-                logical
-            tensor is missing.
+            parameter or optimizer state has no entry.
         """
         ...
 
@@ -136,38 +137,40 @@ class Adapter(Protocol):
         """
 
     def targets(self, earlier: EarlierTensors, values: EarlierState) -> Sequence[Target]:
-        """Return the tensors that `load` will read if the state comes from another layout.
+        """Return the tensors that `load` will read if another number of ranks made the snapshot.
 
-        Called repeatedly while more earlier shards are mapped. The boxes of parameters are the same in every call.
+        Called repeatedly while the rank maps more shards of that snapshot. The boxes of parameters are the same in
+        every call.
 
         Args:
-            earlier: the earlier shards that are mapped so far.
+            earlier: the shards of the earlier ranks that are mapped so far.
             values: values of an earlier rank.
 
         Returns:
-            Tensors of this rank's layout, in the order in which `load` reads them.
+            Tensors of this rank, in the order in which `load` reads them.
 
         Raises:
-            CannotRelayout: a tensor cannot be mapped. The error names the tensor.
+            CannotRelayout: a tensor cannot be filled from the earlier shards. The error names the tensor.
         """
         ...
 
     def translate(self, values: EarlierState) -> Tree:
-        """Return the values for `load`, made from the values of an earlier rank of any kind of training.
+        """Convert the values of an earlier rank into values for this adapter's `load`.
 
         Args:
-            values: values that the earlier rank's adapter of the same position observed.
+            values: values that the earlier rank's adapter of the same position observed. The rank may have used another
+                kind of training.
 
         Returns:
             A tree like that of this adapter's `observe`.
 
         Raises:
-            CannotRelayout: a value cannot be mapped. The error names its object.
+            CannotRelayout: a value cannot be converted. The error names its object.
         """
         ...
 
     def synchronize(self) -> None:
-        """Rebuild derived state of ranks and modules from the loaded state.
+        """Rebuild the state that ranks derive from the loaded state, such as 16-bit weights.
 
         Collective. Called once after `load`, when the whole snapshot has arrived.
         """
@@ -346,10 +349,10 @@ class NamedOptimizer:
         return self.arenas[0]
 
     def of_earlier(self, earlier: EarlierTensors) -> list[StateTensor]:
-        """Return meta tensors for the optimizer state that the mapped earlier shards hold.
+        """Return the optimizer state that this rank will load, as far as the mapped shards contain it.
 
-        The tensors have the sizes of this rank. The adapter can size a parameter's state as soon as a mapped shard
-        holds a part of the parameter.
+        The shards are those of earlier ranks. The result consists of tensors on the meta device with the sizes of this
+        rank. The size of a parameter's state is known as soon as a mapped shard contains a piece of it.
         """
         found: list[StateTensor] = []
         for name, parameter in self.members:
@@ -372,7 +375,7 @@ class NamedOptimizer:
     def wanted(self, earlier: EarlierTensors) -> list[str]:
         """Return the names of scalars that show whether the earlier optimizer had state for a parameter.
 
-        The list covers the parameters of which this rank holds no elements and no mapped shard holds state.
+        The list covers only parameters for which neither this rank nor a mapped shard of an earlier rank has elements.
         """
         return [
             f"{self.prefix}{name}/{key}"
@@ -387,13 +390,13 @@ class NamedOptimizer:
         return () if expected is None else expected(self._options()[name])
 
     def adopt(self, saved: Mapping[str, Any]) -> Tree:
-        """Return values for `load` from an optimizer of another kind of training.
+        """Convert the values of an optimizer of another kind of training into values for `load`.
 
         Args:
             saved: the values that the earlier optimizer's `observe` returned.
 
         Returns:
-            The values. Options that this optimizer lacks are dropped.
+            The values, without options that this optimizer lacks.
 
         Raises:
             CannotRelayout: the optimizers have different numbers of groups, or parameters that now share one state have
@@ -579,7 +582,7 @@ class ExtraStates:
         return {name: module.get_extra_state() for name, module in self._modules.items()}
 
     def load(self, values: Mapping[str, Tree]) -> None:
-        """Keep the states that `observe` returned until `finish` passes them to the modules."""
+        """Store the given states until `finish` passes them to the modules."""
         self._loaded = values
 
     def finish(self) -> None:
@@ -670,7 +673,7 @@ def tensor_names(found: Sequence[tuple[str, Hashable]]) -> list[str]:
 
 
 def check_distinct(names: Sequence[str]) -> None:
-    """Reject two tensors with the same name.
+    """Raise an error if two tensors have the same name.
 
     Args:
         names: names of all tensors that a snapshot would contain.

@@ -161,15 +161,15 @@ class Buffers:
             owner._buffers[key] = other._buffers[other_key]
 
     def of_earlier(self, earlier: EarlierTensors, values: Tree) -> tuple[list[StateTensor], list[Target]]:
-        """Return the buffers that earlier shards hold.
+        """Return the buffers that this rank will load from shards of earlier ranks.
 
         Args:
-            earlier: the earlier shards that this rank has mapped so far.
+            earlier: the shards of earlier ranks that this rank has mapped so far.
             values: the tree that `observe` returned on an earlier rank.
 
         Returns:
-            The live buffers that are sharded over ranks, and targets for all other buffers. An unsharded buffer is
-            loaded from the shard that supplies `values`, because the ranks' copies may differ.
+            For each buffer that is sharded over ranks, the live buffer. For each other buffer, a tensor of the earlier
+            size: it is loaded from the shard that supplies `values`, because the ranks' copies may differ.
 
         Raises:
             CannotRelayout: a buffer has another dtype than before.

@@ -240,14 +240,14 @@ class DeepSpeedAdapter:
     def _state_targets(
         self, name: str, master: torch.Tensor, parts: Sequence[TensorPart], earlier: EarlierTensors
     ) -> list[Target]:
-        """Return the targets for the optimizer state of one master weight.
+        """Return the tensors to load for the optimizer state of one master weight, with the boxes that fill them.
 
-        If the earlier optimizer had no state for a parameter, the load fills the parameter's elements with zeros.
-        DeepSpeed itself also creates its state as zeros.
+        If the earlier optimizer had no state for a parameter, the parameter's elements become zeros. DeepSpeed itself
+        also creates its state as zeros.
         """
         prefix = self._optimizer.prefix
         owners = {part.name: earlier.entries(prefix + part.name.removeprefix("model/")) for part in parts}
-        # A partition of padding belongs to no parameter, so use the counters of any parameter.
+        # This partition contains only padding and so belongs to no parameter. Use the counters of any parameter.
         known = owners if parts else dict(earlier.entries_below(prefix))
         found: list[Target] = []
         if not any(known.values()):

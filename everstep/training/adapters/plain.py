@@ -41,10 +41,11 @@ from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree
 
 GRADIENT_BOUNDARIES = 8
-"""Number of boundaries for which an optimizer's accumulated gradients stay in the capture plan.
+"""Number of steps after which an optimizer's accumulated gradients leave the capture plan.
 
-Each further boundary with accumulated gradients restarts the count. After a single step that a gradient scaler skipped,
-the gradients therefore leave the plan after this number of boundaries.
+The capture plan lists the tensors that snapshots copy. The count starts again after each step that leaves accumulated
+gradients. The gradients of a single step that a gradient scaler skipped therefore leave the plan after this number of
+steps.
 """
 
 _NO_GRADIENT, _ZERO_GRADIENT, _LIVE_GRADIENT = 0, 1, 2
@@ -83,13 +84,13 @@ class PlainAdapter:
         self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
         self._listed = NamedTensors()
         self._used: dict[str, list[_GradientMark]] = {}
-        """By optimizer name: the gradients after the optimizer's newest step.
+        """By optimizer name: the gradients right after the optimizer's step, to detect later changes.
 
-        Only optimizers that stepped since the last boundary have an entry.
+        Only optimizers that stepped since the last finished step have an entry.
         """
         self._ownerless = [parameter for parameter in self._parameters.values() if id(parameter) not in self._owner]
         self._accumulating: dict[str | None, int] = {}
-        """Number of further boundaries for which each optimizer's gradients stay in the capture plan.
+        """Number of further steps for which each optimizer's gradients stay in the capture plan.
 
         The key None stands for parameters without an optimizer.
         """
@@ -234,7 +235,7 @@ class PlainAdapter:
         }
 
     def _check_gradients(self, saved: Mapping[str, bytes]) -> None:
-        """Reject a state with gradients that the script accumulates across a boundary.
+        """Raise an error if the state contains gradients that the script accumulates over several steps.
 
         Each rank accumulates its own gradients, so another number of ranks cannot use them.
         """
