@@ -66,7 +66,7 @@ class Remains:
 
     @classmethod
     def of(cls, store: SlotStore) -> Remains:
-        """Return what the slots and pages of this node contain."""
+        """Read what the slots and the shared-memory pages of this node contain."""
         return cls(store.inventory(), store.ended_ranks(), store.page_commits())
 
 

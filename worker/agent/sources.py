@@ -72,7 +72,7 @@ class SourcePrefetch:
         try:
             await asyncio.to_thread(self._archives.keep, {source.sha256 for source in sources})
         except OSError as error:
-            # The control plane's next request deletes the archives.
+            # The control plane repeats its request, and this node then tries again to delete the archives.
             log.info("unneeded source archives cannot be deleted: %s", error)
         self._asked.notify()
 

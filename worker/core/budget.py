@@ -1,9 +1,9 @@
 """Decides how often a step is proposed, so that snapshots slow training at most by `Protection.MaxSlowdown`.
 
-Iterations in which a snapshot is captured or sent are *loaded*; all others are *quiet*. The cost of a snapshot is the
-extra time of its loaded iterations, compared with quiet iterations. The cost is at least the time for which the
-snapshot blocked the rank. The budget chooses the interval between two snapshots so that the cost, spread over the
-interval, is within the limit.
+To propose a step is to ask all ranks to capture their state after it. Iterations in which a snapshot is captured or
+sent are *loaded*; all others are *quiet*. The cost of a snapshot is the extra time of its loaded iterations, compared
+with quiet iterations. The cost is at least the time for which the snapshot blocked the rank. The budget chooses the
+interval between two snapshots so that the cost, spread over the interval, is within the limit.
 
 `docs/benchmarks.md` compares a job without a limit (*Slowdown of a real model*) with the same job under the default
 limit (*Slowdown under a budget*).

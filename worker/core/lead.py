@@ -1,8 +1,8 @@
 """Decides how many steps ahead of the ranks the coordinator proposes a step.
 
-This number is the *lead*. All ranks must receive the proposal before they pass the proposed step. A rank that receives
-a proposal too late cannot capture that step, and the round is *late*. With a lead of one, every step can be committed;
-with a lead of two, every second step.
+This number is the *lead*. To propose a step is to ask all ranks to capture their state after it. All ranks must receive
+the proposal before they pass the proposed step. A rank that receives a proposal too late cannot capture that step, and
+the round is *late*. With a lead of one, every step can be committed; with a lead of two, every second step.
 
 A lead that is too short loses one step per late round. A lead that is too long loses steps in every round. The lead
 therefore grows by one after every late round, and the coordinator soon tries a shorter lead again. If a round is late

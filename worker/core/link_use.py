@@ -1,6 +1,6 @@
 """Measures how long the transfers of a node use their shared network link, in total and per transfer.
 
-The transfers of all ranks of a node begin at the same boundary. The throughput of the link is the bytes of all
+The transfers of all ranks of a node begin when the same step ends. The throughput of the link is the bytes of all
 transfers, divided by the time in which at least one transfer was active. The rate of one transfer is its bytes divided
 by its share of this time. A second that four transfers share counts as a quarter of a second for each transfer.
 

@@ -1,6 +1,7 @@
 """Measures how long a rank stays between two boundaries, or within one phase of its page.
 
-A *stay* is the time in which the phase, the boundary and the announced limit of a rank do not change.
+A rank's boundary is the last step that it finished. A *stay* is the time in which the phase, the boundary and the
+announced limit of a rank do not change.
 
 Invariant: the duration of a stay is recorded only after the rank has moved on by itself. The duration ends at the last
 reading of the stay, because several short stays may lie between two readings. The duration of a phase with an announced
@@ -33,7 +34,7 @@ class PhaseClock:
     phase: str = ""
     boundary: int = -2
     since: float = 0.0
-    """Monotonic time of the first reading of the present stay, in seconds."""
+    """Monotonic time of the first reading with the present phase, boundary and limit, in seconds."""
     seen_at: float = 0.0
     longest: Mapping[str, float] = field(default_factory=dict[str, float])
     """Longest finished duration of each phase, in seconds."""
@@ -60,5 +61,5 @@ class PhaseClock:
 
     @property
     def still_seconds(self) -> float:
-        """Seconds from the first to the last reading of the present stay."""
+        """Seconds for which all readings have shown the present phase, boundary and limit."""
         return self.seen_at - self.since

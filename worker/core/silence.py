@@ -6,9 +6,9 @@
 A single failed attempt with progress is a broken connection: the holder stores the received chunks, and the next
 attempt sends the rest. An attempt without any progress counts as silence.
 
-A dropped holder may return to the view when it answers. It must first wait if it was dropped while attempts failed, or
-dropped again after a return. The wait is at least as long as the failure, and doubles each time. A persistent fault
-therefore delays commits less and less often.
+A dropped holder may return to the view (the holders for which votes wait) when it answers. It must first wait if it was
+dropped while attempts failed, or dropped again after a return. The wait is at least as long as the failure, and doubles
+each time. A persistent fault therefore delays commits less and less often.
 
 The owner checks the holder once per period. If a check is late, the owner itself did not run, and messages from this
 time are still unread.

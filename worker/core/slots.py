@@ -3,9 +3,9 @@
 A holder has two slots per shard, or three if the job asks for three. Each slot stores one *content*: the state of the
 shard at one step of one generation.
 
-Invariant: contents that must not be overwritten are identified by origin generation and step. A slot with any other
-content may be overwritten, but only with the step that is being proposed or loaded. The plan lists the contents that
-the generation may still need.
+Invariant: contents that must not be overwritten are identified by their step and the generation that captured it. A
+slot with any other content may be overwritten, but only with the step that is being proposed or loaded. The plan lists
+the contents that the generation may still need.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from worker.tasks import together
 
 log = logging.getLogger(__name__)
 REGAIN_SECONDS = 1.0
-"""Seconds between two attempts to fetch a base that this node has lost."""
+"""Seconds between two attempts to fetch the state of a rank (its base) that this node has lost."""
 
 
 class BaseLoading:

@@ -1,6 +1,7 @@
 """Uploads the committed shards that the coordinator marks as checkpoints to S3.
 
-The agent retries a failed upload a few times. Meanwhile the slot stays pinned, so that its step can still be stored.
+The agent retries a failed upload a few times. Meanwhile the slot stays pinned: it cannot be overwritten, so that its
+step can still be stored.
 
 Invariant: the slot of an upload is pinned before it can be granted again. Uploads of one shard run one after another.
 """

@@ -59,7 +59,7 @@ NO_LAYOUT = "the rank's slots are not ready yet"
 
 
 FetchEarlier = Callable[[Rank, ReportedFaults], Awaitable[FetchedShard | None]]
-"""Loads a shard of the previous layout (`EarlierShards.fetch`)."""
+"""Loads a shard that a rank left before the number of ranks changed (`EarlierShards.fetch`)."""
 
 
 class RankLines:
@@ -243,7 +243,7 @@ class RankLines:
                 del lines[rank]
 
     def message(self, rank: Rank, message: Message) -> None:
-        """Handle one message of a rank, such as a boundary or a captured step (see `RankEvents`)."""
+        """Handle one message of a rank, for example that it finished or captured a step (see `RankEvents`)."""
         shard = self._shards[rank]
         if getattr(message, "generation", self.generation) != self.generation:
             return

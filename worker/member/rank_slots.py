@@ -259,7 +259,7 @@ class RankSlots:
     # -- captures
 
     def capturing(self, shard: OwnedShard, capturing: Capturing) -> None:
-        """Digest the final part of a running capture, and offer this part to the holders."""
+        """Digest the part of a running capture that the rank has finished, and offer this part to the holders."""
         slot = self._slot_of(shard, capturing)
         if slot is not None and 0 <= capturing.final_bytes <= capturing.payload_bytes:
             self._follow(shard, slot, capturing).grow(capturing.final_bytes)

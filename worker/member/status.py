@@ -17,7 +17,7 @@ from worker.shards.owned_shard import OwnedShard
 
 
 class MemberStatus:
-    """Reads the parts of a `Member`, and updates the phase clocks of its ranks."""
+    """Reads the state of a generation from the parts of its `Member`, and updates the ranks' phase clocks."""
 
     def __init__(
         self,

@@ -261,7 +261,7 @@ class Traffic:
             self.on_pacing(wanted)
 
     def _pace(self, step: Step) -> None:
-        """Select the pacer for the chunks of the snapshot captured at boundary `step`."""
+        """Select the pacer for the chunks of the snapshot of `step`."""
         self._was_paced, self._is_paced = self._is_paced, None if self._planned is None else self._waits(step)
         if self._planned is not None:
             self._pacer.hold(self._planned if self._is_paced else UNPACED)

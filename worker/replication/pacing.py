@@ -44,7 +44,7 @@ With fewer bytes, the rate would depend on the latency instead of the link.
 
 
 class Pacer(Protocol):
-    """Interface that a sender calls before each chunk."""
+    """Decides when a chunk may be sent. A sender calls this interface before each chunk."""
 
     @property
     def chunk_bytes(self) -> int:

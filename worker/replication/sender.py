@@ -3,7 +3,7 @@
 The sender sends the steps that the pure `Shard` selects for this holder. When the holder has sealed a step, its answer
 counts as an acknowledgement.
 
-Invariant: the sender measures the holder's silence only while it owes the holder data (`worker.core.silence`). An idle
+Invariant: the sender measures the holder's silence only while the holder lacks data (`worker.core.silence`). An idle
 connection therefore never counts as silent.
 """
 
@@ -264,7 +264,7 @@ class ReplicaSender:
         held_lines = self._held_lines
 
         async def before_end() -> list[PrintedLines]:
-            # The slot is sealed, so all lines printed before this step's boundary are available.
+            # The slot is sealed, so all lines that the ranks printed during this step are available.
             nonlocal held_lines
             lines = await self._printed(self._held_lines) if self._printed is not None else Tail()
             held_lines = max(self._held_lines, lines.end)
@@ -357,7 +357,7 @@ class ReplicaSender:
         """
         streams = self.streams
         while (count := len(streams.lines)) < min(self.stream_count.count, self._most_streams):
-            # A session without any stream cannot transfer data, so the holder's silence counts.
+            # Without any stream, the session cannot transfer data. If the holder does not answer, it counts as silent.
             beside = int(count > 0)
             self._paused(beside)
             try:

@@ -446,7 +446,7 @@ class OwnedShard:
         self._apply(self._core.answer(peer))
 
     def drop(self, peer: NodeId) -> None:
-        """Record that `peer` missed the holder deadline, so that the peer leaves the view."""
+        """Record that `peer` missed the holder deadline, so that votes no longer wait for this peer."""
         self._apply(self._core.drop(peer))
 
     def acknowledge(self, peer: NodeId, content: Content) -> None:

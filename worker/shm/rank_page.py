@@ -24,7 +24,7 @@ from everstep.protocol.rank_messages import (
 
 
 class RankPage:
-    """One rank's page. The node's `Member` owns, opens and closes it."""
+    """The memory page that one rank shares with the agent. The node's `Member` owns, opens and closes it."""
 
     def __init__(self, path: Path, *, generation: int) -> None:
         """Open or create the page at `path`. A page of another generation is cleared."""

@@ -471,7 +471,7 @@ class SlotStore:
         return slot.digests, True
 
     async def seal_followed(self, slot: Slot, digests: ChunkDigests, *, expected: bytes | None = None) -> bytes | None:
-        """Digest the content as it becomes final, and seal the slot when it is complete.
+        """Digest each part of the content as soon as the writer has finished it; seal the slot after the last part.
 
         Args:
             slot: the slot of these digests.
@@ -625,7 +625,7 @@ class SlotStore:
 
     @staticmethod
     async def _digest(slot: Slot, digests: ChunkDigests) -> ChunkDigests:
-        """Digest chunks as they become final, until the payload is whole."""
+        """Digest each chunk as soon as the writer has finished it, until all chunks are digested."""
         size = digests.header.payload_bytes
         at_once = max(1, -(-BATCH_BYTES // chunk_bytes(size)))
         while not digests.is_whole:
