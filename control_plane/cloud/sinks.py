@@ -148,7 +148,7 @@ class TopicSink(_ServiceSink):
             },
         }
         if self._arn.endswith(".fifo"):
-            group = f"{entry.project}/{entry.job_name}"  # Jobs of other projects may have the same name.
+            group = f"{entry.project}/{entry.job_name}"  # Job names are unique per project only.
             made |= {"MessageGroupId": group, "MessageDeduplicationId": str(entry.event_id)}
         return made
 

@@ -2,9 +2,9 @@
 
     created_at ── queue ── provision ── start ── train ── detect ── replace ── restore ── rework ── train ── …
 
-A launch counts as training from its first new step on. The ranks' own time stamps determine the time of this step.
-While an incident is open, its phase selects the bucket: `detect`, `replace`, `restore` or `rework`. Launches after a
-pause also count as `restore`.
+Ranks count as training from their first new step after a start. Their own time stamps determine the time of this step.
+While an incident is open, its phase selects the bucket: `detect`, `replace`, `restore` or `rework`. The start after a
+pause also counts as `restore`.
 
 The ledger counts whole microseconds, because sums of floats are inexact. `accounted_until` is the time up to which the
 ledger has charged. It never decreases. If the clock steps back behind `accounted_until`, the ledger charges no time

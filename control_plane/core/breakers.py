@@ -4,14 +4,14 @@
                                                                                yes, or the node alone holds committed
                                                                                steps: first the state, then the node
     the node    a spare takes over the failing rank's node: is it a bad node, or a bad script?
-    the state   the base of the last two failures is skipped, and an older one used: a bad state, or a bad script?
+    the state   an older step than the last two attempts restored is used: a bad state, or a bad script?
 
 Each change allows one more attempt, and is tried at most once. A change of node needs a spare. A change of state needs
 an older state other than the script's initial one. If the job still fails after both changes, the script is at fault.
 
 A failure counts until training passes the highest step that any generation had reached before the failure.
 
-Invariant: `rule` gives up after at most MaxAttempts + 2 failures that look alike.
+Invariant: `rule` gives up after at most MaxAttempts + 2 equal failures.
 """
 
 from __future__ import annotations

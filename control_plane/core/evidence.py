@@ -7,14 +7,15 @@
     one class alone for T_max                                GONE; while steps advance: IMPAIRED if its agent reports,
                                                              else UNCLEAR
     one class, shorter                                       UNCLEAR
-    steps advance while the node is silent                   ALIVE: other members report boundaries of its ranks
+    steps advance while the node is silent                   ALIVE: other members report steps that its ranks finished
 
 A job gives up an impaired member at an agreed stop, once another node can take over (ADR 0016).
 
-Silence means that the control plane receives no message from the node's agent.||Invariant: every verdict except ALIVE
-contains its evidence in sentences. Silence counts only while this control plane could have received a report. While
-steps advance, only AWS's report makes a node GONE. A fleet is blind while most of its agents are silent although AWS
-reports their instances running. In a blind fleet, silence proves nothing.
+Silence means that the control plane receives no message from the node's agent. A fleet is blind while most of its
+agents are silent although AWS reports their instances running.
+
+Invariant: every verdict except ALIVE contains its evidence in sentences. Silence counts only while this control plane
+could have received a report, and never in a blind fleet. While steps advance, only AWS's report makes a node GONE.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ Stacks prove a hang in these cases:
 
     a rank is stopped by a signal                         SIGSTOP, a debugger: it cannot continue by itself
     every live rank is asleep                             same stacks as in the previous reading, idle CPU and GPU
-    a rank is asleep, others are two boundaries ahead     the others do not depend on it, and it waits for nothing
+    a rank is asleep, others are two steps ahead          the others do not depend on it, and it waits for nothing
     no rank's stack has changed up to the last limit      covers busy waiting: NCCL uses CPU and GPU
 
 If ranks are in different phases, the longest limit of these phases applies to all ranks, because ranks wait for each
-other. The phases start and restore occur once per launch and depend mostly on caches and downloads. Their limit
+other. The phases start and restore occur once per generation and depend mostly on caches and downloads. Their limit
 therefore never falls below the limit of a phase that the job has not measured yet. For the first step of a later
 generation, the limit follows from the longest start, first step and step of earlier generations.
 

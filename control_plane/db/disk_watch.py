@@ -75,7 +75,7 @@ class DiskWatch:
 
     def stored(self) -> None:
         """Record a committed transaction, which is evidence that the database's disk has space again."""
-        if not self._records:  # Without a recorded failure, the method needs no lock.
+        if not self._records:  # The usual case without a failed write takes no lock.
             return
         with self._lock:
             for place, record in self._records.items():

@@ -34,7 +34,7 @@ def spend(session: Session, nonce: str, ends_at: datetime) -> bool:
     try:
         with session.begin_nested():
             session.add(SpentNonce(digest=digest, ends_at=ends_at))
-    except IntegrityError:  # A concurrent transaction has stored the nonce.
+    except IntegrityError:  # A concurrent transaction has used the nonce first.
         return False
     return True
 

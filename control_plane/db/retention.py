@@ -5,7 +5,7 @@
     nodes          ended nodes, their fault histories, and their agents' session tokens
     tokens         revoked and expired tokens; used nonces after their expiry
     generations    of ended jobs, except the newest generation
-    plans          of all jobs, except the newest few plans; the lineage remains because restores follow it
+    plans          of all jobs, except the newest few; parents and times remain, because restores need them
     protection     of ended jobs
     metrics        of ended jobs
 

@@ -177,7 +177,7 @@ def _read(url: str) -> URL:
     """Parse the database's URL and set the driver that Everstep uses."""
     try:
         found = make_url(url)
-    except ValueError as error:  # For example, the port is not a number.
+    except ValueError as error:  # Raised if, for example, the port is not a number.
         raise ArgumentError(f"the database URL cannot be read: {error}") from error
     match found.get_backend_name():
         case "sqlite":

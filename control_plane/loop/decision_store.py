@@ -92,7 +92,7 @@ class DecisionStore:
             # only later.
             self._fleet_leases.check(session, before.fleet_name)
             if decision.fleet is not None and not fleets.takes_jobs(session, decision.fleet):
-                return False  # The fleet was deleted after the read.
+                return False  # The fleet to which the job moves was deleted after the read.
             if before.state != after.state.value and not _keeps_its_turn(session, before, after.state, observed, now):
                 return False
             if decision.plan is not None:
@@ -188,7 +188,7 @@ class DecisionStore:
             reason=decision.reason,
         )
         if fleet.blindness_lifted_at is not None and not decision.is_blind:
-            # Otherwise the column stays unchanged, because a user may have lifted the freeze after the read.
+            # Clear a confirmation that this pass has read. Keep a newer confirmation, which a user gave after the read.
             changes["blindness_lifted_at"] = None
         is_same = all(getattr(fleet, column) == value for column, value in changes.items())
         domains = {

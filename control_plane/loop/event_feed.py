@@ -166,7 +166,7 @@ class EventFeed:
                 me.changed.clear()
                 batch = await self._after(position, me)
                 if me.end is not None:
-                    break  # The stream ended during the read.
+                    break  # Drop the batch, because the stream ended during the read.
                 if not batch.events and batch.position == position:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(self._heartbeat_seconds):

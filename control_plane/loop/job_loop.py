@@ -131,7 +131,7 @@ class JobLoop:
         """Make a pass over a job, and log a failure. The scheduler never runs two passes of one job at once."""
         job = self._live.get(run)
         if job is None:
-            return  # The job has ended, or another server manages its fleet.
+            return  # Since the wake-up, the job has ended or another server has taken its fleet over.
         with about(job=job.name, run=run, generation=job.generation or None):
             try:
                 await self.make_pass(run)
@@ -176,8 +176,8 @@ class JobLoop:
                 spec, observed = self._observer.observe_job(stored, now)
                 decision = decide(now, spec, observed, self._policy)
                 if not self._fleet_leases.holds(fleet):
-                    # Nothing was sent or stored. The job's own lease stays valid, for the case that this server gets
-                    # the fleet's lease again.
+                    # The server has lost the fleet's lease, so drop the decision. Keep the job's lease: this server may
+                    # get the fleet's lease again.
                     return None
                 for action in decision.actions:
                     if isinstance(action, PutManifest):

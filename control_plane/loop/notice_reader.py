@@ -125,7 +125,7 @@ class NoticeReader:
         answer: asyncio.Future[tuple[QueuedMessage, ...]] = loop.create_future()
 
         def settle(settled: Callable[[], None]) -> None:
-            with suppress(RuntimeError):  # The event loop is closed because the server has stopped.
+            with suppress(RuntimeError):  # Raised if the server has stopped and its event loop is closed.
                 loop.call_soon_threadsafe(lambda: None if answer.done() else settled())
 
         def receive() -> None:

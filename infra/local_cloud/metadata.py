@@ -142,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, *_: Any) -> None:
-        """Log nothing, because agents poll."""
+        """Log nothing, because agents send requests every few seconds."""
 
 
 def _child(name: str, path: str) -> str:

@@ -1,7 +1,8 @@
 """Connects moto 5.2.5 with the engine. Only this module replaces functions of moto.
 
-moto answers all calls that the engine does not implement. This module uses private names of moto. The version of moto
-is therefore pinned, and the contract suite checks the resulting service.
+The engine (`auto_scaling` and `ec2`) emulates the behaviour that moto lacks. moto answers all calls that the engine
+does not implement. This module uses private names of moto. The version of moto is therefore pinned, and the contract
+suite checks the resulting service.
 """
 
 from __future__ import annotations

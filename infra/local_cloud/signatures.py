@@ -85,7 +85,7 @@ class Denied(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedKey:
-    """An access key that the local cloud issued, with its secret and its limits."""
+    """An access key that the local cloud issued, with its secret, its expiry and its rights."""
 
     secret_access_key: str = field(repr=False)
     session_token: str = field(default="", repr=False)

@@ -243,11 +243,11 @@ class LocalCluster:
             with self._locked():
                 if not of_run or not self._run_file.exists() or self._run_file.read_text() == of_run:
                     self._end_all()
-        else:  # The directory was removed while the cluster ran.
+        else:  # The directory with the records was removed while the cluster ran.
             self._end_marked()
             network.remove(network.network_name(self.state_dir))
             for part in (STANDBY, CONTROL_PLANE, AWS):
-                self._parts.end(part)  # Reap the child processes. The removed directory contained their records.
+                self._parts.end(part)  # Reap the processes that this object started as children.
 
     def status(self) -> tuple[PartStatus, ...]:
         """Return the status of the recorded processes."""
