@@ -75,7 +75,7 @@ _BY_INCIDENT = {
     IncidentState.REWORKING: Bucket.REWORK,
 }
 _PHASES = (Bucket.DETECT, Bucket.REPLACE, Bucket.RESTORE, Bucket.REWORK)
-"""The phases of an incident, in order."""
+"""The buckets of an incident's four phases, in the order of the phases."""
 _SURVIVES_A_GAP = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.RUNNING})
 """Job states whose bucket also applies to periods in which no control plane was active.
 

@@ -119,7 +119,9 @@ class CompleteTermination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldTermination:
-    """Extend a terminating hook by its timeout, until the upload of the job's last step is complete."""
+    """Extend a terminating lifecycle hook by its timeout, so that the job can store its last step before AWS ends the
+    node.
+    """
 
     group: str
     hook: str

@@ -109,7 +109,7 @@ def follow(
             )
         return Followed(drill=drill)
     struck_at = drill.struck_at
-    assert struck_at is not None  # A drill enters state STRUCK with `struck_at`.
+    assert struck_at is not None  # The pass that entered state STRUCK also set `struck_at`.
     if record.incident is not None and drill.incident_id == "" and in_words(drill) in record.incident.evidence:
         drill = replace(drill, incident_id=record.incident.id)
     has_trained_on = record.incident is None and record.state in _TRAINS

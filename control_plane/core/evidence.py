@@ -130,8 +130,7 @@ def judge(
         silence: the node's tracked silence, or None while the node reports.
         stepped_at: Unix seconds at which ranks of other members finished their newest step. A step after the node's
             last report is evidence that the node was alive.
-        out_of_view: whether other members report that the node's replicas do not answer. This is the data plane's
-            evidence.
+        out_of_view: whether other members report that the node does not answer them. This is the data plane's evidence.
         is_blind: whether most of the fleet is silent. Silence then proves nothing.
         now: Unix seconds.
         timeouts: limits for silence and for missing steps.
@@ -347,7 +346,7 @@ def track_impairments(
     Args:
         known: the impairments of the previous pass.
         nodes: the members.
-        out_of_view: members whose replicas do not answer.
+        out_of_view: members that do not answer other members.
         progress: for each node, the progress that all other members report.
         now: Unix seconds.
         timeouts: limits that decide which problems count as impairments.

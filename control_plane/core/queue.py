@@ -153,7 +153,8 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_counts: Sequence[
     reachable = 1  # Bit n is set if some subset of the jobs with nodes holds exactly n nodes.
     for count in holding_counts:
         reachable |= reachable << count
-    # Below `least` used nodes, the head and the new job both fit. For a number in `critical`, only the head fits.
+    # If the remaining jobs use fewer than `least` nodes, both jobs fit. If the number is in `critical`, only the head
+    # fits.
     least = max(0, capacity - head_count - newcomer_count + 1)
     critical = range(least, capacity - head_count + 1)
     return not any(reachable >> taken & 1 for taken in critical)
@@ -237,7 +238,7 @@ def _victims(head: FleetJob, holding: Sequence[FleetJob], free: int, now: float)
         soon += job.claim_count
     if soon < head.node_count:
         return []
-    for job in reversed(chosen[:]):  # Remove jobs from the choice that later chosen jobs made unnecessary.
+    for job in reversed(chosen[:]):  # Drop each chosen job without which the head still fits.
         if soon - job.claim_count >= head.node_count:
             chosen.remove(job)
             soon -= job.claim_count

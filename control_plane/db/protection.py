@@ -73,7 +73,7 @@ class ShardTotals:
 
     shard_count: int
     fewest_in_view: int
-    """Smallest number of holders of any shard for which commits wait."""
+    """The lowest number of holders in view (holders for which commits wait), over all shards."""
     has_reason: bool
     """Whether at least one owner reports a reason for incomplete protection of its shard."""
 

@@ -154,14 +154,16 @@ class Exclusion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Impairment:
-    """A member that continues to train with a problem: a fault of its own, or unresponsive replicas.
+    """A member that continues to train with a problem.
+
+    The member's own agent reports a fault, or the member does not answer other members.
 
     `core.evidence` updates this record in every pass.
     """
 
     node_id: NodeId
     is_out_of_view: bool
-    """True if the member's replicas do not answer. False if its agent reports a fault."""
+    """True if the node does not answer other members. False if its own agent reports a fault."""
     since: float
     boundary: Step
     stepped_at: float
