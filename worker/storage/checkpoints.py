@@ -4,7 +4,7 @@
     download    objects ─▶ granted slot ─▶ sealed only if it matches the digest in the plan
 
 Invariant: an object named by an `UploadedShard` is complete, and its content matches its slot's digest. A slot is
-sealed only if the object has exactly the requested content.
+sealed only if the downloaded objects have exactly the requested content.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     tensors that the script declares frozen ─▶ groups ─▶ SHA-256 ─▶ run=<run>/frozen/<sha256>.safetensors
 
-A frozen object is sent only if S3 does not have it. The declaration can be wrong, for example for averaged weights, so
-a group whose content has changed since the last upload goes into the shard's own object.
+A frozen object is sent only if S3 does not have it. A group is a sequence of tensors with about `GROUP_BYTES`, which
+one object stores. The script's declaration can be wrong, for example for averaged weights. If the content of a group
+has changed since the last upload, the shard's own object contains its tensors.
 
 Invariant: the content of a frozen object hashes to its name. Nobody overwrites such an object with other content.
 """
@@ -26,18 +27,21 @@ from worker.shm.slot_file import SlotFile
 from worker.storage.object_store import ObjectStore, OnStored, StoredObject
 
 GROUP_BYTES = 256 * 1024 * 1024
-"""Bytes of tensors at which a frozen object is full. A larger tensor has an object of its own.
+"""A group is complete as soon as its tensors have at least this number of bytes. No tensor is divided.
 
-Smaller objects would need more requests per upload. Larger ones would divide worse among the ranks.
+Smaller objects would need more requests per upload. With larger ones, ranks would share the work less evenly.
 """
 LEAST_BYTES = 1024 * 1024
-"""Bytes below which frozen tensors stay in the shard's own object: the requests would cost more than the bytes."""
+"""Minimum bytes of the last group. If fewer bytes of frozen tensors remain, the shard's own object contains them.
+
+For so few bytes, the requests for an object of its own would take longer than the bytes.
+"""
 _PIECE_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The content of a group at the last upload."""
+    """The content of one group of frozen tensors at the last upload."""
 
     step: Step
     digest: bytes
@@ -47,7 +51,10 @@ class _Seen:
 
 
 class FrozenTensors:
-    """The frozen tensors of one shard during one generation. Used by one upload at a time."""
+    """Stores the frozen tensors of one shard during one generation, and remembers their content.
+
+    Only one upload at a time uses the object.
+    """
 
     def __init__(self, *, group_bytes: int = GROUP_BYTES, least_bytes: int = LEAST_BYTES) -> None:
         """Create the object before the shard's first upload.
@@ -147,7 +154,8 @@ class FrozenTensors:
 def _head(objects: ObjectStore, place: ObjectReference) -> StoredObject | None:
     """Return the description of a frozen object, or None if it does not exist.
 
-    S3 denies the request for a missing object if the role may not list the bucket. The put shows whether that is so.
+    If the role may not list the bucket, S3 answers "access denied" for a missing object. The result is then None, too.
+    If the role lacks other permissions, the following upload fails with the same error.
     """
     try:
         return objects.head(place)
@@ -178,7 +186,10 @@ def _pieces(slot: SlotFile, tensors: Sequence[TensorEntry], check: Callable[[], 
 def _verified(
     slot: SlotFile, tensors: Sequence[TensorEntry], sha256: str, check: Callable[[], None]
 ) -> Iterator[bytes | memoryview]:
-    """Yield the content of a frozen object. Raise before the end if it does not hash to its name."""
+    """Yield the content of a frozen object.
+
+    After the last piece, raise an error if the content does not hash to its name.
+    """
     whole = hashlib.sha256()
     for piece in _pieces(slot, tensors, check):
         whole.update(piece)

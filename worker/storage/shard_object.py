@@ -31,7 +31,7 @@ class ShardObject:
             slot: mapped file of the slot, which is sealed and pinned.
             chunk_digests: digests of the slot's chunks, as computed when the slot was sealed. The object contains them.
             piece_bytes: maximum bytes of one view.
-            frozen: the tensors whose data lies in frozen objects, as the owner's upload has divided them.
+            frozen: groups of tensors whose data is in frozen objects, as the owner's upload has formed them.
 
         Raises:
             StoreRefused: the header would exceed the limit of safetensors.
@@ -47,7 +47,7 @@ class ShardObject:
         self._own = [entry for number, entry in enumerate(self._entries) if number not in elsewhere]
         """The tensors whose data the object contains."""
         self._frozen = [number in elsewhere for number in range(len(self._entries))]
-        """Whether another object contains the data, for each tensor."""
+        """For each tensor: True if a frozen object contains its data instead of this object."""
         try:
             self._beginning = safetensors.encode_header(header, packed, chunk_digests, frozen)
         except OversizedMessage as error:
