@@ -57,7 +57,7 @@ class Trace(Protocol):
         ...
 
     def mark(self) -> bool:
-        """Record a boundary. Return False if other code has ended the recording."""
+        """Mark the end of an iteration in the recording. Return False if other code has ended the recording."""
         ...
 
     def end(self) -> Read:
@@ -84,13 +84,13 @@ class NetworkProfiler:
         self._unread: Read | None = None
 
     def boundary(self, at_seconds: float) -> None:
-        """Process a boundary: start, mark, end or read the recording when it is due.
+        """Process the end of an iteration: start, mark, end or read a recording when it is due.
 
-        Called once per iteration. The script waits while the profiler ends and reads a recording, and each takes
-        milliseconds. The profiler therefore does them at different boundaries.
+        Called once per iteration. Ending a recording and reading it each take milliseconds, for which the script waits.
+        The profiler therefore does them after different iterations.
 
         Args:
-            at_seconds: time of the boundary on the monotonic clock.
+            at_seconds: end of the iteration on the monotonic clock.
         """
         if self._last is not None:
             self._iterations.append(at_seconds - self._last)

@@ -122,7 +122,7 @@ def read_earlier(shards: EarlierShards, state: RankState, expected: Expected, wo
 
 @dataclass(frozen=True, slots=True)
 class Relaid:
-    """A checked state in this rank's layout (`restore.Restorable`)."""
+    """A state made by other ranks, converted for this rank and checked, but not loaded yet (`restore.Restorable`)."""
 
     tensors: SavedTensors
     adapter_values: Tree
@@ -139,7 +139,7 @@ class Relaid:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """The plain values for each live adapter, from the earlier rank whose state this rank continues."""
+    """The plain values that this rank loads, from the earlier rank whose state it continues."""
 
     state: RankState
     pairs: Sequence[EarlierState]
@@ -177,7 +177,7 @@ class _Values:
 
 
 def _check_facts(was: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Check the facts that hold in every layout: optimizers, groups, buffers, loaders."""
+    """Check the facts that must be equal for any number of ranks: optimizers, groups, buffers, loaders."""
     has_engine = any(value.startswith("deepspeed") for facts in (was, now) for value in facts.values())
 
     def is_compared(key: str) -> bool:
@@ -211,28 +211,28 @@ def _check_names(earlier: EarlierTensors, state: RankState, values: _Values) -> 
 
 @dataclass(slots=True)
 class _Reads:
-    """A target tensor and the reads that fill it."""
+    """A tensor of this rank, and the copies from mapped shards that fill it."""
 
     target: Target
     items: list[tuple[ReadItem, TensorPart]] = field(default_factory=list)
 
 
 class _Cover:
-    """Plans reads of mapped boxes for targets, with DCP's planner.
+    """Plans, with DCP's planner, which bytes of the mapped shards are copied into which tensors of this rank.
 
     Args:
-        earlier: the earlier shards that this rank has mapped so far; more may follow.
+        earlier: the shards of earlier ranks that this rank has mapped so far; more may follow.
         earlier_size: number of earlier ranks, for messages.
     """
 
     def __init__(self, earlier: EarlierTensors, earlier_size: int) -> None:
         self.reads: dict[str, _Reads] = {}
-        """By name: the targets whose boxes are all mapped."""
+        """By name: the tensors that the mapped shards cover completely, and the copies that fill them."""
         self._earlier = earlier
         self._earlier_size = earlier_size
 
     def add_all(self, targets: Sequence[Target]) -> list[Target]:
-        """Plan the reads of targets. Return the targets for which a box is not mapped yet."""
+        """Plan the copies that fill these tensors. Return the tensors that need a shard that is not mapped yet."""
         for name in self.reads.keys() - {target.name for target in targets}:
             del self.reads[name]
         return [target for target in targets if not self._is_covered(target)]
@@ -254,7 +254,7 @@ class _Cover:
         return True
 
     def _items(self, target: Target, number: int, part: TensorPart) -> list[tuple[ReadItem, TensorPart]] | None:
-        """Return the reads of one box, or None if the mapped shards do not hold all of it."""
+        """Return the copies that fill one box, or None if the mapped shards do not contain all of it."""
         held = self._earlier.get(part.name)
         if held is None:
             return None
@@ -286,7 +286,7 @@ class _Cover:
             )
 
     def explain(self, target: Target) -> tuple[str, str]:
-        """Return the name of a target that all earlier shards together do not cover, and the reason."""
+        """Return the name of a tensor that all earlier shards together cannot fill, and the reason."""
         for alternatives in _places(target):
             part = alternatives[0]
             held = self._earlier.get(part.name)
@@ -302,7 +302,7 @@ class _Cover:
 
 
 def _places(target: Target) -> list[list[TensorPart]]:
-    """Return the boxes of a target, grouped by their place in the tensor."""
+    """Return the boxes that fill a tensor, grouped by their place in the tensor."""
     places: dict[tuple[int, int], list[TensorPart]] = {}
     for part in target.parts:
         if part.elements:
@@ -320,11 +320,13 @@ def metadata_of(held: HeldTensor) -> TensorStorageMetadata:
 
 
 class RelaidTensors(SavedTensors):
-    """The tensors of this rank's layout. `bring` fills them from mapped shards.
+    """The tensors that this rank loads.
+
+    `bring` fills each of them from the mapped shards of earlier ranks.
 
     Args:
-        cover: the planned reads of every tensor of the layout.
-        earlier: the earlier shards from which the reads copy.
+        cover: the planned copies for every tensor of this rank.
+        earlier: the shards from which `bring` copies.
     """
 
     def __init__(self, cover: _Cover, earlier: EarlierTensors) -> None:

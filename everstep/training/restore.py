@@ -66,7 +66,7 @@ class Restorable(Protocol):
 
     @property
     def tensors(self) -> SavedTensors:
-        """The tensors of the state by name, in this rank's layout."""
+        """The tensors of the state by name, as this rank stores them."""
         ...
 
     def adapters(self) -> Tree:
@@ -228,7 +228,7 @@ class _Tensors(SavedTensors):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Identity and layout that a slot must have for this rank to restore from it."""
+    """Expected content of the slot to restore from: run, rank, step, and the facts about models and optimizers."""
 
     run: RunId
     rank: Rank

@@ -219,9 +219,9 @@ def is_same(one: Tree, other: Tree) -> bool:
 
 
 def branch(generators: Sequence[Generator], index: int) -> Tree:
-    """Return the state of a new stream, derived from a generator's present state.
+    """Return the state of a new stream of random numbers, derived from a generator's present state.
 
-    The stream shares no numbers with the generator.
+    The new stream has other numbers than the generator.
 
     Args:
         generators: the generators that `states` was called with. They keep their states.

@@ -82,12 +82,12 @@ from everstep.training.step_rules import Decision, RankView, decide, decide_alon
 from everstep.training.step_watch import StepWatch, uncompiled
 
 LOOK_SECONDS = 0.05
-"""Maximum pause, in seconds, between two reads of the page while a rank waits at a boundary.
+"""Longest time in seconds between two reads of the shared page while a rank waits after a finished step.
 
 The rank polls because the agent's wake-up message, `WordChanged`, may be lost.
 """
 QUIET_SECONDS = 0.25
-"""Longest delay of a boundary report that needs no answer from the agent.
+"""Longest time in seconds for which the rank may delay its report of a finished step that needs no answer.
 
 The rank combines several such reports into one message. The delay is too short for users and peers to notice.
 """
@@ -101,9 +101,9 @@ NOT_COMPILED = (
     "Everstep waits here for the copy of the state: compile optimizer.step() without fullgraph=True, or "
     "call it uncompiled"
 )
-"""Reason that torch.compile prints if the user requires a whole graph (`fullgraph=True`).
+"""Text that torch.compile prints if the script requires an unbroken graph (`fullgraph=True`).
 
-All other compiled graphs break at the guard, so the guard is called in every step.
+Every other compiled graph breaks where the guard is called, so the guard runs in every step.
 """
 ENDS = (StopIteration, StopAsyncIteration, GeneratorExit)
 """Exceptions that mark the end of an iterator."""
@@ -113,7 +113,7 @@ logger = logging.getLogger("everstep.training")
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The answer of `boundary` to the script."""
+    """The result of `boundary`, by which the script decides whether to continue."""
 
     step: int
     """Number of finished steps."""
@@ -122,7 +122,7 @@ class Control:
 
 
 class _Half(TypedDict, total=False):
-    """The values that the rank has set on its half of the page (`RankHalf`)."""
+    """The values that the rank has set on its half of the shared-memory page (`RankHalf`)."""
 
     boundary: int
     phase: Phase
@@ -184,11 +184,11 @@ class TrainingSession:
         self._is_stopped = False
         self._is_closed = False
         self._has_left = False
-        """True if the script started a step or called `fence` since the last boundary."""
+        """True if the script started another step or called `fence` since it last called `boundary`."""
         self._progress = state.progress()
-        """Value of `RankState.progress` at the last boundary."""
+        """Value of `RankState.progress` when the script last called `boundary`."""
         self._departure = ""
-        """Reason why the state in `close` may differ from the state at the last boundary.
+        """Reason why the state in `close` may no longer be the state of the last finished step.
 
         `close` sets it. Empty if the state is the same.
         """
@@ -199,9 +199,9 @@ class TrainingSession:
         """
         self._told_blocked_seconds = 0.0
         self._told_at = -math.inf
-        """Time of the newest boundary that the rank reported without delay, in seconds of `clock`."""
+        """Time of the newest finished step that the rank reported without delay, in seconds of `clock`."""
         self._profiler: NetworkProfiler | None = None
-        # The idle spans of local rank 0 represent the whole node.
+        # Only local rank 0 profiles the network, because the ranks of a node have the same idle times.
         if link.has_agent and environment.world_size > 1 and environment.local_rank == 0:
             self._profiler = NetworkProfiler(self._report_spans, TorchTrace())
 
@@ -498,7 +498,7 @@ class TrainingSession:
         logger.warning("step %d is not captured at the end: %s", self._boundary, self._departure)
 
     def _final_round(self) -> None:
-        """Wait at the last boundary until the step is committed.
+        """Wait after the last step until it is committed.
 
         The wait also ends when no further commit can follow, or after the time limit.
         """
@@ -518,9 +518,9 @@ class TrainingSession:
         )
 
     def _await_upload(self) -> Decision:
-        """Wait at this boundary while an upload blocks training (`Decision.is_held`).
+        """Wait while the upload of a finished step blocks training (`Decision.is_held`).
 
-        The phase shows that the rank waits on purpose, so a long upload does not count as a hang.
+        The rank reports the phase `wait`, so a long upload does not count as a hang.
         """
         begun = self._clock()
         with self.phase("wait", limit_seconds=MAX_LIMIT_SECONDS):
@@ -533,7 +533,7 @@ class TrainingSession:
                     return decision
 
     def _await_stop(self) -> Decision:
-        """Wait at the announced stop until the agent confirms or withdraws it.
+        """Wait after the step of an announced stop, until the agent confirms or withdraws the stop.
 
         The rank also waits while the agent restarts or its page cannot be read.
         """
@@ -545,14 +545,14 @@ class TrainingSession:
                 return decision
 
     def _attend(self) -> Decision:
-        """Read the agent's half of the page, decide by `step_rules`, and execute the decision."""
+        """Read the agent's half of the shared page, decide by `step_rules` what to do, and do it."""
         half = self._link.poll()
         if half is not None:
             return self._act(half)
         return decide_alone(self._view(), word) if (word := self._link.word) is not None else Decision()
 
     def _may_wait(self, decision: Decision, passed_at: float) -> bool:
-        """Return whether this boundary may be reported together with a later boundary.
+        """Return whether this finished step may be reported later, together with the next one.
 
         Every report takes processor time from the running step.
         """
@@ -643,7 +643,7 @@ class TrainingSession:
     ) -> tuple[tuple[mmap.mmap, Snapshot] | None, str]:
         """Return this rank's mapped slot and snapshot, or the reason why the snapshot is unusable.
 
-        Without a base step, there is neither a snapshot nor a reason.
+        At step 0, nothing is restored, so there is neither a snapshot nor a reason.
         """
         mapped, self._mapped = self._mapped, None
         if not named.base_step:
@@ -680,10 +680,7 @@ class TrainingSession:
         return count >= accumulate if before is None else self._state.steps_made() != before
 
     def _nudge(self) -> None:
-        """Send a message that makes the agent read the page.
-
-        The message may be lost.
-        """
+        """Send a message after which the agent reads the rank's half of the page. The message may be lost."""
         self._link.hint(
             Boundary(
                 generation=self._link.generation, boundary=Step(self._boundary), at_seconds=0.0, blocked_seconds=0.0
@@ -691,7 +688,7 @@ class TrainingSession:
         )
 
     def _word(self, passed_at: float) -> Boundary:
-        """Return the message that reports the current boundary.
+        """Return the message that reports the newest finished step.
 
         It includes the seconds for which saving blocked training since the last report.
         """
@@ -708,7 +705,7 @@ class TrainingSession:
         self._link.hold(IdleSpans(generation=self._link.generation, iteration_seconds=iteration_seconds, spans=spans))
 
     def _publish(self, **changes: Unpack[_Half]) -> None:
-        """Update the given fields of the rank's half of the page.
+        """Update the given fields of the rank's half of the shared page.
 
         Other fields keep their values. Safe from any thread.
         """

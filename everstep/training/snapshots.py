@@ -62,15 +62,15 @@ saves. A rank with few cores reports no progress, because early digests and tran
 the commit and block training.
 """
 ASK_AGAIN_BOUNDARIES = 100
-"""Boundaries between two checks of a state for which the agent refused slots.
+"""Number of steps between two checks of a state for which the agent refused slots.
 
 The state may have become small enough for the node's memory.
 """
 COLD_BYTES = 8 * 1024 * 1024
-"""Up to this many bytes copied at the boundary, the copier's thread computes the digests.
+"""Limit of the bytes copied right after a step up to which the copier's thread computes the digests.
 
-Above this limit, it does so only if the deferred tensors are at least as large as the bytes copied at the boundary.
-Training waits for the copier, so longer digest work would block training.
+Above this limit, the thread computes them only if the tensors that it copies later are at least as large. Training
+waits for the copier, so longer digest work would block training.
 """
 
 Told = TypeVar("Told", Capturing, Captured)
@@ -80,7 +80,7 @@ logger = logging.getLogger("everstep.training")
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Layout of the content that a capture writes into its slot. Valid once the copies have ended."""
+    """Step and sizes of the content that a capture writes into its slot. Valid once the copies have ended."""
 
     step: int
     slot: int
@@ -119,14 +119,15 @@ class _Capture:
 
 
 class _Verdict:
-    """Decides once whether an unaudited snapshot is consistent, and reports the result.
+    """Decides once whether the copy of a snapshot is consistent, and reports the result.
 
-    Safe from any thread. The result is reported after the copy has ended. Torch raises a tensor's version only when an
-    operation ends. The deciding check therefore waits until the training thread executes no torch operation. The first
-    such moment is a pause after the copy, or the guard.
+    For snapshots without an audit. Safe from any thread. The copy is consistent if no tensor changed while it was
+    copied. Torch raises a tensor's version only when an operation ends. The decision is therefore made at a moment when
+    the training thread executes no torch
+    operation: at a pause after the copy, or at the guard. The result is reported after the copy has ended.
 
     Args:
-        moved: returns the names of tensors whose version or address changed since the boundary.
+        moved: returns the names of tensors whose version or address changed since the step ended.
         settle: called once with these names, and with the error that ended the copy, the check or the wait at the
             guard.
     """
@@ -173,13 +174,13 @@ class _Verdict:
 
 
 class _Tensors:
-    """The tensors of a plan that are the same objects at every boundary.
+    """The tensors of a snapshot that are the same objects after every step.
 
-    A snapshot copies some of these tensors at the boundary, and the remaining tensors later in the background.
+    A snapshot copies some of these tensors right after the step, and the others later in the background.
 
     Args:
         lists: the observed lists of tensors.
-        unstable: names of tensors that once changed outside an optimizer step. They are copied at the boundary.
+        unstable: names of tensors that once changed outside an optimizer step. They are copied right after the step.
     """
 
     def __init__(self, lists: Sequence[list[StateTensor]], unstable: Collection[str]) -> None:
@@ -194,7 +195,7 @@ class _Tensors:
         self.count = len(tensors)
 
     def are(self, lists: Sequence[list[StateTensor]], unstable: Collection[str]) -> bool:
-        """Return whether the observed lists hold the same tensors with the same shapes as before."""
+        """Return whether the observed lists have the same tensors with the same shapes as before."""
         return (
             len(unstable) == self.unstable_count
             and len(lists) == len(self.lists)
@@ -221,10 +222,10 @@ class _WarmDigests:
         self._next = 0
 
     def reach(self, final_bytes: int) -> None:
-        """Compute the digests of the chunks that are complete now.
+        """Compute the digests of the chunks whose bytes are final.
 
         Args:
-            final_bytes: length of the payload's prefix that no copy will write again.
+            final_bytes: number of bytes at the beginning of the payload that no copy will write again.
         """
         while (
             self._next < chunk_count(self._payload_bytes)
@@ -282,7 +283,7 @@ class Snapshotter:
         self._granted: SlotsGranted | None = None
         self._memories: Mapping[int, SlotMemory] = {}
         self._refused_count = 0
-        """Number of boundaries since the agent last refused slots."""
+        """Number of finished steps since the agent refused slots; 0 if its last answer was no refusal."""
         self._ticket: CopyTicket | None = None
         """Ticket of the newest copy."""
         self._unresumable = ""
@@ -290,14 +291,14 @@ class Snapshotter:
         self.settled = NONE
         """The step that the rank captured or abandoned last."""
         self.telling = NONE
-        """The captured step whose boundary report the copier's thread sends, or `NONE`.
+        """The captured step that the copier's thread reports to the agent as finished, or `NONE`.
 
         If the training thread sent the report, the agent would wake up on the core that training needs at that moment.
         """
 
     @property
     def has_slots(self) -> bool:
-        """True when the agent has granted slots for the current plan."""
+        """True when the agent has granted slots of the size that the current plan needs."""
         return self._plan is not None and isinstance(self._link.slots, SlotsGranted)
 
     @property
@@ -318,9 +319,9 @@ class Snapshotter:
                 self._request(foreseen)
 
     def begin(self, announce: Callable[[], None]) -> None:
-        """Map and prefault the first slots in the background when they are granted.
+        """Map the first slots in the background when they are granted, and allocate their pages.
 
-        Mapping at a boundary would block training. `restore` calls this once and does not wait for the thread.
+        Doing this after a step would block training. `restore` calls this once and does not wait for the thread.
 
         Args:
             announce: called first, in that thread; informs the agent. On few cores the agent's wake-up takes the core
@@ -341,7 +342,7 @@ class Snapshotter:
     def prepare(self) -> None:
         """Request slots if none are requested, and map granted slots.
 
-        The session calls this at every boundary, after a capture.
+        The session calls this after every step, after a capture.
         """
         if self._plan is None:
             try:
@@ -361,12 +362,12 @@ class Snapshotter:
     def forget(self) -> None:
         """Reset `settled`, because the agent no longer proposes this step.
 
-        In the final round the agent may propose the step again, and the rank must answer the new proposal too.
+        At the end of training the agent may propose the step again, and the rank must answer the new proposal too.
         """
         self.settled = NONE
 
     def capture(self, step: int, slot: int) -> None:
-        """Capture the current boundary into a granted slot.
+        """Start to copy the state of the finished step into a granted slot.
 
         Return when the script may continue to train.
 
@@ -403,9 +404,9 @@ class Snapshotter:
         return self._write(capture, observed, self._plan, memory)
 
     def _is_planned(self, observed: Observed) -> bool:
-        """Return whether the current plan fits this state.
+        """Return whether the current plan still fits the observed state.
 
-        Most boundaries find the same tensor objects as the boundary before; the check is then short.
+        Usually the tensor objects are the same as after the previous step; the check is then short.
         """
         assert self._plan is not None
         if self._tensors is not None and self._tensors.are(observed.lists, self._guard.unstable):
@@ -434,8 +435,8 @@ class Snapshotter:
             self._on_copying(capture.step)
             self._copier.copy(now)
             if is_audited:
-                # An audit needs the state of the boundary. A later copy would already contain a wrong change, and the
-                # comparison would miss it.
+                # An audit compares the state right after the step. A later copy could already contain a wrong change,
+                # and the comparison would miss it.
                 self._copier.copy(later)
             index_bytes = memory.write_values(plan, observed.values)
             written = _Written(capture.step, capture.slot, plan.index_offset, index_bytes)
@@ -493,7 +494,7 @@ class Snapshotter:
         *,
         is_audited: bool,
     ) -> None:
-        """Start the deferred copies and arm the guard."""
+        """Start the copies in the background, and make the guard wait for them before the next change of the state."""
         assert self._tensors is not None
         sources = self._tensors.later
         is_large = self._tensors.later_bytes >= STREAMED_BYTES
@@ -624,7 +625,7 @@ class Snapshotter:
             self._note(_reason(error))
 
     def _map(self, granted: SlotsGranted) -> Mapping[int, SlotMemory]:
-        """Map the slots whose files have the granted size.
+        """Map the granted slots, except those whose files are smaller than granted.
 
         A smaller file still holds an older, smaller state. Before the agent grants such a slot, it replaces the file
         and sends a new `SlotsGranted`.

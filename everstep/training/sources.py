@@ -42,7 +42,7 @@ class Marks:
 
 
 class Sources:
-    """The live tensors of one part of a plan, in the plan's order.
+    """Some live tensors of a snapshot's plan, in the plan's order, with aliases of their memory.
 
     Args:
         tensors: each tensor with its position in the plan.
@@ -62,7 +62,7 @@ class Sources:
         self.has_wrappers = any(state.wrapper is not None for _, state in tensors)
 
     def renew(self) -> bool:
-        """Update the aliases to the tensors' current memory.
+        """Update the aliases after tensors have got other memory.
 
         Return False if a tensor's shape or dtype differs from the plan.
         """

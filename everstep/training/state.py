@@ -54,7 +54,7 @@ class Observed:
     While the tensors stay the same, `observe` returns the same list object.
     """
     fresh: list[StateTensor]
-    """Tensors that may be different objects at each boundary. A slot stores them after `lists`.
+    """Tensors that may be other objects after each step. A slot stores them after `lists`.
 
     Examples are buffers that a module replaces, and generator states.
     """
@@ -243,7 +243,7 @@ class RankState:
         self._kept = self._kept or self._passing()
 
     def end_step(self) -> None:
-        """Start a new step. Called at every boundary."""
+        """Start a new step. The session calls this after every finished step."""
         self._kept = None
         for adapter in self.adapters:
             adapter.end_step()
@@ -278,9 +278,9 @@ class RankState:
         return counts.pop() if len(counts) == 1 and len(self.adapters) == 1 else accumulate
 
     def _passing(self) -> dict[str, Tree]:
-        """Return the parts of the state that an evaluation may change.
+        """Return the state that an evaluation may change.
 
-        The result has the training mode of every module, the position of every loader, and the states of the process's
+        It consists of the training mode of every module, the position of every loader, and the states of the process's
         random generators.
         """
         return {

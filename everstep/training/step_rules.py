@@ -15,16 +15,19 @@ from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, FINISHED, LATE_RE
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """State of the rank at the moment it reads the agent's half of the page."""
+    """State of a rank from which it decides, together with the agent's half of the shared page."""
 
     boundary: int
     """Number of finished steps."""
     base: int
     """The step that the rank restored; 0 if it restored none. The rank never captures this step again."""
     settled: int
-    """The step that the rank has captured or abandoned, for as long as the agent proposes this step."""
+    """The proposed step that the rank has already captured or abandoned.
+
+    It is reset when the agent's proposal changes.
+    """
     echo_step: int = NONE
-    """The newest announced stop that the rank answered."""
+    """Step of the newest announced stop that the rank has answered."""
     has_slots: bool = False
     obstacle: str = ""
     """Reason why the rank cannot capture any step now; empty if the rank can capture."""
@@ -32,7 +35,7 @@ class RankView:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Actions of the rank at this boundary. At most one of `capture_slot` and `abandon` is set."""
+    """Actions of the rank after a finished step. At most one of `capture_slot` and `abandon` is set."""
 
     capture_slot: int | None = None
     abandon: tuple[int, str] | None = None
@@ -40,28 +43,28 @@ class Decision:
     echo: tuple[int, int] | None = None
     """Answer to the announced stop: its step, and `ECHO_YES` or `ECHO_NO`."""
     must_wait: bool = False
-    """True when a stop is announced for this boundary and not yet confirmed.
+    """True when a stop after this step is announced but not yet confirmed.
 
     The rank then waits and reads the page again.
     """
     is_stopped: bool = False
     is_held: bool = False
-    """True while the upload of a step that this rank has passed blocks training.
+    """True while training waits for the upload of a step that this rank has finished.
 
-    The rank then waits and reads the page again. The wait needs no other rank: the agents end it when their uploads
+    The rank then waits and reads the page again. It waits for no other rank: the agents end the wait when the uploads
     end.
     """
     is_quiet: bool = False
     """True when the proposed step is still in the future and no stop is announced.
 
-    The rank may then report this boundary later.
+    The rank may then delay its report of this step.
     """
 
 
 def decide(view: RankView, half: AgentHalf) -> Decision:
-    """Return the rank's next actions after it has read `half`.
+    """Return what the rank does next, from its own state and the agent's half of the shared page.
 
-    The session calls this at every boundary, and repeatedly while the rank waits. Equal inputs give equal decisions.
+    The session calls this after every step, and repeatedly while the rank waits. Equal inputs give equal decisions.
 
     Args:
         view: the rank's own state.
@@ -105,9 +108,9 @@ def decide_alone(view: RankView, word: AgentHalf) -> Decision:
 
 
 def is_final_round_over(boundary: int, half: AgentHalf) -> bool:
-    """Return whether a rank that waits at `boundary` in `close` may end.
+    """Return whether a rank that waits in `close` after step `boundary` may end.
 
-    True if its step is committed, or if no further commit can follow.
+    True if this step is committed, or if no further commit can follow.
     """
     return half.proposed == FINISHED or half.committed == boundary
 
