@@ -310,7 +310,7 @@ class Coordinator:
     No node has a slot of the base in the new layout, so the base is neither proposed nor uploaded.
     """
     snapshots: Snapshots = Snapshots.EVERY_STEP
-    """Selects which steps the coordinator proposes. The base is proposed in any case."""
+    """Selects which steps the coordinator proposes. The base is always proposed, except if `is_relayout`."""
     is_blocking: bool = False
     """Whether ranks wait for the upload of each checkpoint."""
     distance: int = 1

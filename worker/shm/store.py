@@ -454,7 +454,7 @@ class SlotStore:
         return NoRoom(needed_bytes=needed_bytes, available_bytes=free.f_bavail * free.f_frsize, is_passing=True)
 
     def follow(self, slot: Slot, header: SlotHeader) -> tuple[ChunkDigests, bool]:
-        """Return the object that digests the content of a slot while a writer fills the slot.
+        """Return the digests of the content that is being written into a slot; empty digests for new content.
 
         Args:
             slot: slot that was granted for this content.
