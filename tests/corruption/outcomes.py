@@ -1,4 +1,4 @@
-"""Counts of planted corruptions by place, kind and outcome, and the changes of bytes that all places share."""
+"""How many corruptions were planted, by place, kind and outcome. Also functions that corrupt bytes, for all places."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ def print_run(world: World, name: str, last_words: Mapping[int, str]) -> None:
         lineage = jobs.lineage(session, record.run_id)
     reached = {each.generation_before: each.reached_step for each in world.incidents(name)}
     ends = [each.planned_at for each in lineage[1:]] + [record.ended_at]
-    for entry, over_at in zip(lineage, ends, strict=False):  # the loop is empty for a waiting job, which has no launch
+    # A waiting job has not been launched, so the loop has no element.
+    for entry, over_at in zip(lineage, ends, strict=False):
         if entry.started_at is None:
             continue
         launch = launches[entry.number]

@@ -16,7 +16,10 @@ from tests.e2e.jobs import PATIENCE_SECONDS, SCRIPTS, SHAPES, Job, Workplace, wa
 
 NAME = "from-the-dashboard"
 FIRST, SECOND = "1:6", "1:14"
-"""Moments at which all ranks wait: at the first, the test checks the pages; at the second, the first launch ends."""
+"""Steps after which all ranks wait.
+
+At the first, the test checks the pages. At the second, the first generation ends.
+"""
 PATIENCE_MS = PATIENCE_SECONDS * 1000
 
 
@@ -115,7 +118,7 @@ def tell(page: Page, place: Workplace, job: Job) -> None:
     expect(page.get_by_role("link", name=re.compile("^replace, incident"))).to_have_count(1)
     for node in incident["ReplacementInstanceIds"]:
         expect(page.locator("svg.timeline")).to_contain_text(node)
-    # the script passes its last boundary before it ends
+    # the script finishes its last step before it ends
     expect(page.locator("dl.facts").first).to_contain_text("18 of 18")
     page.goto(f"/jobs/{NAME}/metrics")
     expect(page.get_by_role("region", name="What Everstep measures")).to_contain_text("Step time")

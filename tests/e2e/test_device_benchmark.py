@@ -1,4 +1,4 @@
-"""The cluster part of the device benchmark, on the CPU."""
+"""The part of the device benchmark that needs a cluster, here on the CPU."""
 
 from __future__ import annotations
 

@@ -262,8 +262,8 @@ def test_the_control_plane_is_killed_and_comes_back(place: Workplace, start: Cal
 def test_an_agent_is_killed_and_comes_back(place: Workplace, start: Callable[..., Job], whose: str) -> None:
     """An agent is killed and restarted. Its ranks continue to train.
 
-    While the agent is silent, the advancing steps prove that the ranks are alive. The new agent takes over the slots,
-    the ranks and the rounds.
+    While the agent is silent, the advancing steps prove that the ranks are alive. The new agent takes over the slots
+    and the ranks, and votes on new steps.
     """
     job = start(PAIRS, holds=(FIRST,), steps=100, pace_seconds=0.08)
     in_mid_training(job)

@@ -132,15 +132,15 @@ class FakeOperator:
             self._reconcile()
 
     def end_instance(self, instance_id: NodeId, state: Ec2State = Ec2State.TERMINATED) -> None:
-        """End an instance as EC2 would. Its group keeps it as an unhealthy member."""
+        """Terminate an instance as EC2 would by itself. Its group keeps it as an unhealthy member."""
         with self._lock:
             self._end(instance_id, state, "Client.UserInitiatedShutdown: User initiated shutdown")
             self._reconcile()
 
     def shrink(self, instance_id: NodeId) -> None:
-        """Make the group terminate a member by itself.
+        """Make the group terminate an instance by itself.
 
-        Its terminating hook holds the instance first.
+        The group's terminating hook delays the termination first.
         """
         with self._lock:
             group = next(group for group in self._groups.values() if instance_id in group.members)

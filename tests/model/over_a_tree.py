@@ -1,4 +1,5 @@
-"""Models of the rounds whose reports and announcements travel over a tree of agents.
+"""Models of the two protocols between coordinator and agents, whose reports and announcements travel over a tree of
+agents.
 
 The models reuse `tests.model.step_protocol` and `tests.model.stop_agreement`, and replace only the transport of their
 messages. Reports and announcements travel from relay to relay, and each relay remembers what it forwarded. A node may
@@ -205,7 +206,7 @@ class TreeModel(Generic[W]):
         return self.model.is_done(world.world)
 
     def moves(self, world: TreeWorld[W]) -> Iterator[tuple[Event, TreeWorld[W]]]:
-        """Yield every possible event of the rounds and of the tree, with the state after it."""
+        """Yield every possible event of the protocol and of the tree, with the state after it."""
         for event, after in self.model.moves(world.world):
             seat = self.model.restarted(event)
             if seat is not None:

@@ -110,13 +110,13 @@ class Plan(NamedTuple):
     base: int
     origin: int
     keep: tuple[tuple[frozenset[Content], frozenset[Content]], ...]
-    """Contents that a node must not discard, by seat: of the node's shard and of its share."""
+    """Contents that a node must not discard, by seat: first of its own shard, then of its share."""
     rebuilt: tuple[Contribution | None, ...]
-    """The shard to rebuild, by rank. None if the node has its shard, or if the base is step 0."""
+    """By rank: the shard to rebuild. None if the node has its shard, or if the generation starts from step 0."""
 
 
 class Inventory(NamedTuple):
-    """The sealed slots of one node, frozen when the node promised."""
+    """The sealed slots of one node at the time of its promise to join the new generation."""
 
     committed: int
     shards: tuple[Content, ...]
@@ -137,13 +137,13 @@ class Restore(NamedTuple):
 
 
 class World(NamedTuple):
-    """One state of the model. A seat is a position in the plan; the rank of a seat has the same number."""
+    """One state of the model. A seat is a position in the plan, which a node fills. Its rank has the same number."""
 
     generation: int
     """The newest started generation."""
     issued: int
     lineage: tuple[tuple[int, int, int], ...]
-    """Every started generation as (generation, parent, base)."""
+    """Every started generation, as its number, its parent's number, and the step from which it started."""
     base: int
     origin: int
     """The generation whose ranks captured the step `base`."""
@@ -331,7 +331,7 @@ class Model:
         )
 
     def path(self, world: World) -> recovery.Path:
-        """Return the path of the newest started generation: the generation and its ancestors."""
+        """Return the newest started generation and its ancestors, each with the newest step that counts as its own."""
         return _path(world.lineage, world.generation)
 
     # -- events
@@ -709,7 +709,10 @@ class Model:
             yield from self._losses(world._replace(faults=world.faults + 1), "lose again")
 
     def _promised(self, world: World, restore: Restore, seat: int) -> World:
-        """A node promises: it closes its lines, discards unsealed shares, and reports its inventory."""
+        """A node promises to stop its old work.
+
+        It closes its connections, discards unsealed shares, and lists its sealed slots.
+        """
         world = self._cut(world, {seat})
         world = world._replace(shares=put(world.shares, seat, _sealed_only(world.shares[seat])))
         committed = NONE if seat in world.new else world.shards[seat].committed

@@ -182,7 +182,7 @@ class Model:
         return self._started(world, Plan(0, 0, world.keep), 1)
 
     def _started(self, world: World, plan: Plan, generation: int) -> World:
-        """Return the state in which a new generation runs. Every node has loaded, so ranks and rounds start."""
+        """Return the state when a new generation starts: every node has loaded the plan, and all ranks run."""
         world_size, base = self.shape.world_size, Step(plan.base)
         coordinator = self.rules.coordinator.begin(world_size=world_size, base=base, every_steps=self.shape.every_steps)
         shards = tuple(self.rules.shard.begin(base, self._peers(rank)) for rank in self.ranks)
@@ -243,7 +243,7 @@ class Model:
         )
 
     def path(self, world: World) -> recovery.Path:
-        """Return the path of the newest started generation: the generation and its ancestors."""
+        """Return the newest started generation and its ancestors, each with the newest step that counts as its own."""
         return _path(world.lineage, world.generation)
 
     def half(self, world: World, rank: int) -> AgentHalf:
@@ -296,7 +296,7 @@ class Model:
         else:
             yield from self._restore_moves(world, world.restore)
 
-    # -- rounds
+    # -- reports and announcements
 
     def _line(self, world: World, seat: int) -> Iterator[tuple[Event, World]]:
         coordinator, ranks = world.coordinator, self.ranks_of(seat)
@@ -410,7 +410,7 @@ class Model:
         if not before.is_recovering and coordinator.committed < before.committed:
             raise Violation(f"C falls from {before.committed} to {coordinator.committed}")
         if coordinator.proposed not in (NONE, before.proposed):
-            # a recovered coordinator repeats the unfinished round of the base
+            # A restarted coordinator proposes the start step again if its commit was not complete.
             again = before.is_recovering and coordinator.proposed == world.base
             is_forgotten = all(shard.proposed != coordinator.proposed for shard in world.shards)
             again |= coordinator.proposed == coordinator.final and is_forgotten
@@ -824,7 +824,7 @@ class Model:
                     yield ("spoil", rank, seat, index), self._restarted(spoiled, seat)
 
     def _is_voted(self, world: World, rank: int, content: Content) -> bool:
-        """Return whether a rank has voted for this content; a vote cannot be withdrawn."""
+        """Return whether a rank has already voted for this content. A vote cannot be withdrawn."""
         shard = world.shards[rank]
         return shard.vote is Vote.ACKED and content == self.content(world, shard.proposed)
 
@@ -1028,9 +1028,9 @@ class Model:
         )
 
     def _page_commit(self, world: World, seat: int) -> tuple[int, int]:
-        """Return the generation and C that a node reports from its pages.
+        """Return the generation and the committed step C that a node reports from its ranks' shared-memory pages.
 
-        C is -1 on pages that a load cleared or that a new node created.
+        C is -1 if a load has cleared the pages or a new node has created them.
         """
         committed = max(world.shards[rank].committed for rank in self.ranks_of(seat))
         return world.generation, NONE if seat in world.cleared else committed

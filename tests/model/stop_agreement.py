@@ -2,10 +2,11 @@
 
 The real `Coordinator`, `Shard` and rank rules make the decisions; docs/design.md#agreed-stop contains the rules.
 
-Training is synchronous: a rank passes boundary k+1 only after all other ranks have passed boundary k. Each agent has
-one rank and no replicas. The newest report and announcement arrive at any later moment. In the fine form, messages are
-in transit for a while and may be stale on arrival. The control plane requests a stop at any moment and repeats its
-request. The coordinator's agent restarts, uploads pin slots, and the final round may be abandoned.
+Training is synchronous: a rank passes boundary k+1, the point after step k+1, only after all other ranks have passed
+boundary k. Each agent has one rank and no replicas. The newest report and announcement arrive at any later moment. In
+the fine form, messages are in transit for a while and may be stale on arrival. The control plane requests a stop at any
+moment and repeats its request. The coordinator's agent restarts, uploads pin slots, and the final round may be
+abandoned.
 
     python -m tests.model.stop_agreement RANKS STEPS RESTARTS [--bug NAME] [--every K] [--slots 2|3] [--no-stop]
     [--hurry] [--fine]
@@ -399,7 +400,7 @@ class Model:
         )
 
     def _look(self, agent: Agent, process: Process) -> Process:
-        """Read the page and act, as the session does at a boundary and while the rank waits."""
+        """A rank reads its page and acts, as a session does at the end of each step and while it waits."""
         half = self._half(agent)
         if half.proposed != process.settled:
             process = process._replace(settled=NONE)

@@ -170,7 +170,7 @@ def test_a_mismatch_walks_back(seed: int) -> None:
 
 
 def steps_at_owner(world: World, rank: int) -> set[int]:
-    """Return the sealed steps in the owner's own slots."""
+    """Return the steps that the owner of a rank's shard has sealed in its own slots."""
     return {
         view.content.step
         for view in world.slots[rank][0]
@@ -303,7 +303,8 @@ def _second_loss(rules: Rules) -> Driver[World]:
     def pair(*contents: Content) -> tuple[SlotView, ...]:
         return tuple(SlotView(SlotState.SEALED, content) for content in contents)
 
-    # Rank 0 has dropped node 1 and sealed the next step alone. Both nodes hold the next step of rank 1.
+    # Rank 0's owner counts without node 1 and has sealed the next step alone. Of rank 1's shard, both nodes have the
+    # next step.
     laid = world._replace(
         slots=((pair(mine, newer), pair(other, mine)), (pair(mine, newer), pair(mine, newer))),
         dropped=world.dropped | {(0, 1)},
@@ -374,7 +375,7 @@ def _crashed_with_an_uncommitted_step(rules: Rules) -> Driver[World]:
 def test_a_base_that_counts_as_committed_from_the_start_loses_the_step_before() -> None:
     unfilled: Callable[[Event], bool] = lambda event: event[0] == "connect" and event[1] == 1  # noqa: E731
     good = _crashed_with_an_uncommitted_step(Rules())
-    # No newer step is captured before all holders have the base.
+    # No newer step is captured before all holders have the step from which the generation started.
     with pytest.raises(Found, match="the end is not reached"):
         good.until(lambda world: world.best > 0 and world.granted[0] >= 0, without=unfilled, limit=3000)
     bad = _crashed_with_an_uncommitted_step(BUGS["base-committed"])

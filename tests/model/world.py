@@ -87,7 +87,7 @@ class Plan(NamedTuple):
     base: int
     origin: int
     keep: tuple[tuple[frozenset[Content], ...], ...]
-    """Contents that a node must not discard, by seat and rank."""
+    """By seat and rank: contents of the rank's shard that the node must not discard."""
 
 
 class Restore(NamedTuple):
@@ -96,9 +96,10 @@ class Restore(NamedTuple):
     dead: frozenset[int]
     """Seats whose lost node has no replacement yet."""
     inventories: tuple[tuple[tuple[int, Content], ...] | None, ...]
-    """Inventory of each node, by the node's number: pairs of rank and content, frozen when the node promised.
+    """By the node's number: the sealed slots that the node listed with its promise, as pairs of rank and content.
 
-    None until the node promises the newest generation."""
+    None until the node promises the newest generation.
+    """
     quiet: frozenset[int] = frozenset()
     """Seats that have promised any generation since the last start, and so stopped all work for the old generation."""
     plan: Plan | None = None
@@ -106,13 +107,13 @@ class Restore(NamedTuple):
 
 
 class World(NamedTuple):
-    """One state of the model. A seat is a position in the plan (a GROUP_RANK); its node may be replaced."""
+    """One state of the model. A seat is a position in the plan (a GROUP_RANK). The node in it may be replaced."""
 
     generation: int
     """The newest started generation."""
     issued: int
     lineage: tuple[tuple[int, int, int], ...]
-    """Every started generation as (generation, parent, base)."""
+    """Every started generation, as its number, its parent's number, and the step from which it started."""
     base: int
     origin: int
     """The generation whose ranks captured the step `base`."""
@@ -152,7 +153,7 @@ class World(NamedTuple):
     stood: tuple[frozenset[int], ...]
     """By rank: the seats that counted as holders when the owner last acknowledged a step."""
     dropped: frozenset[tuple[int, int]]
-    """Each (rank, seat) whose holder the owner no longer counts."""
+    """Each (rank, seat) whose node the rank's owner no longer counts as a holder."""
     spoiled: frozenset[tuple[int, int, Content]]
     """Each (rank, seat, content) that a node acknowledged and then lost, while the owner counts the acknowledgement.
 

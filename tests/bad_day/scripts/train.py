@@ -1,6 +1,6 @@
 """A small training run with a minimum step time: three gloo ranks average the gradients of a small network.
 
-Its results are the same with and without Everstep. Each rank appends a line per boundary to a file in the folder
+Its results are the same with and without Everstep. Each rank appends a line after each step to a file in the folder
 `trace`.
 """
 
@@ -42,7 +42,7 @@ class Points(Dataset):
 
 
 class Tracer:
-    """Writes a line for each boundary with a single write, so that a kill leaves no partial line."""
+    """Writes a line after each step, with a single write, so that a kill leaves no partial line."""
 
     def __init__(self, rank: int) -> None:
         self.file = None

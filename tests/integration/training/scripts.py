@@ -557,7 +557,9 @@ def batch_norm() -> Scenario:
 
 
 def two_optimizers() -> Scenario:
-    """Return a scenario whose second optimizer steps every third time, with gradients accumulated across boundaries."""
+    """Return a scenario whose second optimizer steps every third time, so that its gradients accumulate over several
+    steps.
+    """
     models = {"body": network(), "head": nn.Linear(1, 1)}
     optimizers: dict[str, torch.optim.Optimizer] = {
         "body": torch.optim.AdamW(models["body"].parameters(), lr=1e-2),

@@ -1123,7 +1123,7 @@ def test_a_change_before_the_copy_is_noticed(tmp_path: Path, begin: Begin, is_hi
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent)
         if not is_hidden:
-            # train until the audited snapshots at the start of the launch are over
+            # train until the first snapshots of the launch are over, which have an audit
             train(session, step, lambda: len(agent.commits) >= 4)
         agent.messages.clear()
         weight = next(step.model.parameters())

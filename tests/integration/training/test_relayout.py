@@ -141,7 +141,8 @@ def launch(scenarios: Scenarios, directory: Path, world: int, until: int, agent:
 def samples_of(results: list[dict[str, Any]]) -> dict[int, list[int]]:
     """Return the samples of every step, interleaved over the ranks.
 
-    In each round of batches, the first sample of every rank comes first, then the second sample of every rank.
+    Of the batches that the ranks read at the same time, the first sample of every rank comes first, then the second one
+    of every rank.
     """
     found: dict[int, list[int]] = {}
     for step in results[0]["steps"]:

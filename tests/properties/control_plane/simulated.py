@@ -703,9 +703,9 @@ class Simulation:
     def train(
         self, job: SimulatedJob, steps: int, *, is_lagging: Callable[[NodeId, Rank], bool] = lambda holder, rank: False
     ) -> None:
-        """Let all ranks complete `steps` steps.
+        """Let all ranks finish `steps` steps.
 
-        If `is_lagging` returns True for a node and a rank, the node does not seal its replica of this rank.
+        If `is_lagging` returns True for a node and a rank, this node does not store the steps of this rank's shard.
         """
         plan = job.plan
         if steps >= evidence.COUNTER_EVIDENCE_BOUNDARIES and self.running(job):

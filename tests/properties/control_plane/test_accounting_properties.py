@@ -57,7 +57,7 @@ def wall(job: JobRecord) -> int:
 def one_pass(job: JobRecord, now: float, choice: int, nodes: int, is_stalled: bool) -> JobRecord:
     """Charge the elapsed time to the job, then apply a random event that the transition tables allow.
 
-    Every launch has another number of nodes.
+    Each launch has another number of nodes than the one before.
     """
     before = job
     job = accounting.charge(job, now, gap_seconds=12.0, node_count=nodes, is_stalled=is_stalled)

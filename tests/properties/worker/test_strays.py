@@ -1,7 +1,7 @@
 """Strays during a whole relaunch of a job: a second loss of a node costs no step, and no node waits forever for memory.
 
 A stray is a shard on a node that the new plan no longer places there. The memory of each node has exactly the planned
-size. The placement, the choice of the base and the rules for strays are real.
+size. The placement, the choice of the start step and the rules for strays are real.
 
 Owners had sealed step 10 when a node was lost. In the first case, step 9 is committed and each holder may have sealed
 step 10 or not. In the second case, all have sealed step 10 and owners have captured step 11 over step 9. Transfers,
@@ -74,7 +74,7 @@ class Node:
     def receive(self, rank: Rank, base: Step) -> bool:
         """Store the start step of a shard that the plan places here. Return False if no memory is free."""
         if len(self.steps.get(rank, ())) >= SLOTS:
-            return False  # this line is never reached, because the plan leaves a slot free for the base
+            return False  # this line is never reached, because the plan leaves a slot free for the start step
         if self.used >= self.room and rank not in self.made:
             self.make_room()
         if self.used >= self.room and rank not in self.made:
@@ -343,8 +343,8 @@ def test_strays_that_are_dropped_before_the_new_holder_has_sealed_are_found(
 def test_a_stray_without_the_base_stays_although_its_owner_keeps_it_too() -> None:
     """A node needs memory, and keeps a stray with an older step, although the stray's owner has this step too.
 
-    The stray is needed because another shard's newest step is incomplete elsewhere. Node n6 has two strays: step 9 of
-    n3's shard, and steps 9 and 10 of n5's shard. Only n3 and n6 hold any step of n3's shard.
+    Node n6 has two strays: step 9 of n3's shard, and steps 9 and 10 of n5's shard. Only n3 and n6 hold any step of n3's
+    shard. If n3 is lost too, step 9 on n6 is the only copy that remains.
     """
     lacks_newest = {2, 5, 6}
     sealed = [replica not in lacks_newest for replica in range(14)]

@@ -294,7 +294,7 @@ def everstep_launch(**changed: Any) -> EverstepLaunch:
 
 def test_samples_of_everstep_are_scaled_and_sorted() -> None:
     values = of_everstep([everstep_launch()]).values
-    # the three audited snapshots are reported separately, so only the others are here
+    # the three snapshots with an audit are reported separately, so this value covers only the others
     assert values["blocked"] == pytest.approx([4.0, 8.0] * 2)
     assert values["blocked_audited"] == pytest.approx([160.0, 80.0, 120.0] * 2)
     assert values["unblocked"] == pytest.approx([2.0] * 2)

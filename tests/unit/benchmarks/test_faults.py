@@ -36,7 +36,7 @@ COUNT = 40
 
 
 def made(*lengths: Sequence[float], held: float = 0.001, committed: bool = True) -> tuple[Boundary, ...]:
-    """Return the boundaries of steps with these durations in seconds, starting at second 0.
+    """Return the trace of a rank whose steps have these durations in seconds. It starts at second 0.
 
     Each argument contains the durations of one part of a case: before, during and after the fault.
     """

@@ -101,7 +101,7 @@ def test_a_quiet_run_is_reported_without_reservations() -> None:
     [
         ((0.004, 0.009), 0.12, "**+0.7%** (median of 2 pairs; +0.4% to +0.9%), budget 1%: pass."),
         ((0.3, 0.32), 0.12, "+30.0% to +32.0%), budget 1%: **falls short**."),
-        # the launches without snapshots differ by more than this slowdown
+        # among themselves, the launches without snapshots differ by more than this slowdown
         ((0.02, 0.03), 0.12, "**Inconclusive**: **+2.5%**"),
         ((0.004, 0.03), 0.12, "**Inconclusive**: **+1.7%**"),
         # some launches without snapshots are 30 % slower than the others

@@ -57,7 +57,7 @@ OTHERS = [
     Proof(opened=other(node_id=NodeId("i-x"))),
     Proof(opened=other(owner_rank=Rank(2))),
     Proof(opened=other(nonce=b"z" * 32)),
-    # The fields together have the same characters, but another boundary between them.
+    # The two fields have the same characters in total, but divide them at another place.
     Proof(opened=other(node_id=NodeId("i-a1"), owner_rank=Rank(0)), listener=NodeId("i-b")),
 ]
 

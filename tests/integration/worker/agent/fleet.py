@@ -1,5 +1,5 @@
-"""Real agents in one event loop, with real slots on tmpfs, real TCP and real rounds. The control plane, the ranks and
-the shims (which start ranks) are fakes that tests control.
+"""Real agents in one event loop. Their slots on tmpfs, their TCP connections and their agreement on steps are real. The
+control plane, the ranks and the shims (which start ranks) are fakes that tests control.
 
 A scripted rank makes one step at a time. Its state at step k is a function of (rank, k), so that tests can check
 every byte that an agent holds.
@@ -204,7 +204,7 @@ class ScriptedRank:
     arriving: Arriving | None = None
     restored: bytes | None = None
     captures: bool = True
-    """False: the rank does not capture granted steps, like a rank whose capture never ends."""
+    """False: the rank does not capture a step although it has a slot for it, like a rank whose capture never ends."""
     stops_at: int | None = None
     """Number of bytes after which the rank's copier pauses. None: the copier does not pause."""
     half_captured: Capturing | None = None
@@ -640,7 +640,7 @@ class Fleet:
                 await asyncio.sleep(0.005)
 
     def is_expected(self) -> bool:
-        """Return whether every rank has a granted slot for a step that it has not reached yet."""
+        """Return whether every rank has been granted a slot for a step that it has not finished yet."""
         return all(rank.word.slot != NONE and rank.word.proposed > rank.boundary for rank in self.ranks)
 
     def is_committed(self, step: int) -> bool:
@@ -686,7 +686,8 @@ class Fleet:
         return self._plan(base, sources if base else [()] * count, keep)
 
     def make_chosen_plan(self, worlds: Mapping[Generation, int]) -> GenerationPlan:
-        """Return the plan that the control plane's core chooses, with a relayout if the number of ranks has changed.
+        """Return the plan that the control plane's decision code chooses. If the number of ranks has changed, it is a
+        relayout.
 
         Args:
             worlds: number of ranks of each earlier generation. Each one continues from the one before.

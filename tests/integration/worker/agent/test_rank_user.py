@@ -1,7 +1,7 @@
 """Files that an agent opens to the user of its ranks.
 
-These files are the slots of its own ranks, their pages, the socket, and the folders above. Slots that the node holds
-for other nodes stay closed.
+These files are the slots of its own ranks, their pages, the socket, and the folders above. Slots with copies of other
+nodes' shards stay closed.
 """
 
 from __future__ import annotations

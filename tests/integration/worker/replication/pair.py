@@ -139,7 +139,7 @@ class Pair:
     # -- the holder
 
     def listen(self) -> None:
-        """Accept sessions of the generation's members."""
+        """Accept sessions of the nodes that belong to the generation."""
         if not self.listener.port:
             self.listener.start(HOLDER_ADDRESS)
         self.listener.admit(credentials(HOLDER), self._serve)
@@ -206,7 +206,9 @@ class Pair:
         await end(self._sending)
 
     async def capture(self, step: int) -> None:
-        """Grant, write and seal a step in the owner's own slot, as the rank and its agent do."""
+        """Capture a step in the owner's own slot, as the rank and its agent do: grant the slot, write it and
+        seal it.
+        """
         capture = await self.begin_capture(step)
         capture.write(self.payload_bytes)
         await capture.seal()

@@ -114,10 +114,7 @@ class Node:
 
 
 class Network:
-    """Several nodes with their rounds, each on its own loopback address.
-
-    The first node is the coordinator.
-    """
+    """Several nodes that agree on steps, each on its own loopback address. The first node is the coordinator."""
 
     def __init__(
         self,

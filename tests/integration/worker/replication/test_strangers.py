@@ -1,4 +1,7 @@
-"""The listener accepts sessions of the generation's members. It refuses and counts all other peers, and continues."""
+"""The listener accepts sessions of the nodes that belong to its generation.
+
+It refuses and counts all other peers, and keeps listening.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ pytestmark = pytest.mark.integration
 
 
 async def is_alive(pair: Pair) -> bool:
-    """Return whether a member of the generation can open a session."""
+    """Return whether a node of the generation can still open a session."""
     session = await pair.dial()
     first = await session.receive()
     session.close()
@@ -211,9 +214,9 @@ async def test_strangers_who_say_nothing_keep_no_member_out(pair: Pair, monkeypa
 async def test_a_flood_from_one_address_evicts_itself_and_no_member(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member's handshake is the oldest when a flood of connections arrives from one address.
+    """A flood of connections arrives from one address while a node of the generation is in the middle of its handshake.
 
-    The listener keeps the member's handshake and evicts those of the flood.
+    The node's handshake is the oldest. The listener keeps it and evicts handshakes of the flood.
     """
     monkeypatch.setattr(tcp, "MAX_UNPROVEN", 4)
     loop = asyncio.get_running_loop()

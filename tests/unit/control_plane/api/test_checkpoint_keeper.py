@@ -1,7 +1,7 @@
 """The checkpoint keeper deletes checkpoints beyond a job's limit.
 
-It never deletes a pinned, the newest or a needed checkpoint. If a server dies during a deletion, the next server
-completes the deletion.
+It never deletes a checkpoint that is the newest, that a person has pinned, or from which a job would resume. If a
+server dies during a deletion, the next server completes the deletion.
 """
 
 from __future__ import annotations

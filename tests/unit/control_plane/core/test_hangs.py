@@ -80,7 +80,7 @@ FOUR = tuple(status(rank, still=95.0) for rank in range(4))
         # 5 × 40 s, the learned duration of an evaluation
         ("eval", hangs.Limits(first=200.0, second=300.0, last=600.0)),
         ("checkpoint", hangs.Limits(first=600.0, second=900.0, last=1800.0)),  # this phase has no learned duration yet
-        # this phase has a learned duration, but its caches may be cold this time
+        # This phase has a learned duration. Its caches may be cold this time, so the longer general limit counts.
         ("start", hangs.Limits(first=600.0, second=900.0, last=1800.0)),
         # 5 × 9 s, a duration that an earlier generation learned
         ("first_step", hangs.Limits(first=45.0, second=90.0, last=600.0)),

@@ -705,7 +705,7 @@ async def test_a_stop_without_agreement_waits_for_what_was_committed(world: Worl
     world.kill_rank(coordinator)
     await world.until(lambda: "waits for its last checkpoint" in world.job().reason)
     assert world.job().state == JobState.STOPPING
-    # The coordinator receives HaltRanks, although its own ranks have ended.
+    # Its own ranks have ended, but the coordinator's node must still receive HaltRanks.
     assert coordinator.node_id in {node for node, message in world.said if isinstance(message, HaltRanks)}
     await world.upload(7)
     await world.until(lambda: world.job().state == JobState.STOPPED)

@@ -38,9 +38,9 @@ def asked(world: World) -> list[tuple[str, int, int]]:
 
 
 async def replaced(world: World) -> Agent:
-    """Terminate a member that held the only copy of a shard.
+    """Terminate a node of the job that held the only copy of a shard.
 
-    Return its replacement's agent, before this agent loads the base.
+    Return the agent of the new node, before it loads the plan.
     """
     before = {*world.agents}
     world.terminate(world.team()[0])

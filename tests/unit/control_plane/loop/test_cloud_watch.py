@@ -1,6 +1,5 @@
-"""Facts that the control plane reads from AWS only now and then.
-
-These are scheduled events, waiting hooks, the network topology and reasons of failed launches.
+"""Facts that the control plane reads from AWS only now and then: scheduled events, instances that a hook holds, the
+network topology, and reasons of failed launches.
 """
 
 from __future__ import annotations
@@ -202,7 +201,7 @@ async def test_a_hook_is_held_while_the_last_step_has_only_nodes_that_go(world: 
     world.operator.shrink(leaving.node_id)
     await world.until(lambda: world.is_stopped)
     world.finish()
-    for _ in range(200):  # these passes take longer than the hook's timeout
+    for _ in range(200):  # these passes take longer than the hook holds the instance
         await world.tick()
     assert leaving.node_id in world.agents
     assert "only the departing nodes hold its last step" in world.job().reason

@@ -844,7 +844,7 @@ class World:
         self.operator.events[agent.node_id] = (event,)
 
     def suspended(self, reason: str) -> Callable[[GroupState], GroupState]:
-        """Return a function that marks the group's Launch process as suspended for the given reason."""
+        """Return a function that marks launches of the group as suspended, for the given reason."""
         return lambda group: replace(
             group, suspended_processes=group.suspended_processes | {"Launch"}, suspension_reasons={"Launch": reason}
         )

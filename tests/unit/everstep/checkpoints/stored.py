@@ -21,7 +21,7 @@ FOLDER = f"run={RUN}/gen=3/step=7/"
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a slot: its elements, and the boxes of logical tensors that they form."""
+    """A tensor of a slot: its elements, and which parts (boxes) of logical tensors they form."""
 
     name: str
     data: np.ndarray

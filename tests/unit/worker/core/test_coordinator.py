@@ -155,7 +155,8 @@ def test_steps_fall_on_the_interval_of_checkpoints_and_each_is_persisted_once() 
         (7, 0, [7, 10, 15]),  # the checkpoint that was due at step 5 ended together with its generation
         (13, 5, [13, 15, 20]),
         (10, 5, [10, 15, 20]),
-        (10, 10, [15, 20, 25]),  # step 10 needs no checkpoint, because the base was restored from it
+        # step 10 needs no new checkpoint, because the generation was restored from its checkpoint
+        (10, 10, [15, 20, 25]),
         (9, 5, [10, 15, 20]),
         (0, 0, [5, 10, 15]),
     ],
@@ -335,7 +336,7 @@ class TestStop:
 
 
 class TestEnd:
-    """The final round, which commits the last step of the training."""
+    """The final round: after all ranks have finished their last step, the coordinator commits this step."""
 
     @staticmethod
     def closing(

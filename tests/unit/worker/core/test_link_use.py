@@ -1,4 +1,4 @@
-"""The busy time of a link that several transfers share."""
+"""For how long a link was in use, if several transfers use it at the same time."""
 
 from __future__ import annotations
 

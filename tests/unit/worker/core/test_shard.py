@@ -1,4 +1,6 @@
-"""An owner's shard in the rounds: its votes, the holders that count, and the steps to send to each holder."""
+"""What an owner's agent knows about its shard: its votes, the holders that count, and the steps to send to each
+holder.
+"""
 
 from __future__ import annotations
 

@@ -232,7 +232,8 @@ def test_an_iteration_that_began_with_chunks_of_the_other_way_counts_for_neither
         assert unlike >= 2
         trial = node.traffic.trial
         assert trial.verdict is None
-        # Three iterations do not count: the first, which has no earlier boundary, the unplanned second, and the last.
+        # Three iterations do not count: the first, of which no start is known; the second, which was not planned; and
+        # the last.
         counted = len(ways) - 3 - unlike
         assert len(trial.paced.seconds) + len(trial.at_once.seconds) == counted
 
@@ -533,7 +534,7 @@ class Training(Node):
             self.report(Vote.NONE)
             is_captured = self.core.proposed == self.step
             if is_captured:
-                self.report(Vote.ACKED)  # the vote of the shard arrives before the next boundary
+                self.report(Vote.ACKED)  # the rank's agent votes before the next step ends
                 committed.append(self.core.committed)
             self.iterate(1.0 + is_captured * max(0.0, 0.3 - idle_seconds), captured=is_captured)
         return committed, (self.now - begun_at) / count - 1.0

@@ -94,7 +94,7 @@ def test_chunks_fill_the_middle_of_the_idle_spans_and_nothing_else() -> None:
     async def work() -> None:
         pacer = at_boundary(IdleSpan(1.0, 2.0), IdleSpan(6.0, 1.0))
         times = await departures(pacer, 5, 50_000)  # each chunk takes half a second, and the pacer uses 0.85 of a span
-        # without another boundary, the last chunk waits until its time limit
+        # The rank finishes no further step, so the last chunk waits until its time limit.
         assert times == pytest.approx([1.15, 1.65, 2.15, 6.075, 20.0])
 
     run(work)
@@ -358,7 +358,7 @@ def test_chunks_are_booked_without_the_loop_while_a_window_has_room() -> None:
         booked += pacer.book(1000) is not None
         clock.seconds += 0.001
     assert 800 <= booked <= 850, "the window has room for 850 of 1 ms, and a part of it had passed"
-    clock.seconds += 10.0  # without the next boundary, the chunk waits until its time limit
+    clock.seconds += 10.0  # the rank finishes no further step, so the chunk waits until its time limit
     assert pacer.book(1000) is None
     pacer.boundary(clock.seconds - 0.1)
     assert pacer.book(1000) == 0.0

@@ -1,6 +1,6 @@
 """The sender decides whether a holder's link is slow.
 
-It takes into account which part of the link the node's other transfers use.
+Other transfers of the node on the same link do not make the link look slow.
 """
 
 from __future__ import annotations
