@@ -60,7 +60,7 @@ READ_ATTEMPTS: Final = 5
 """Maximum number of requests for one range. If the connection breaks during the last one, the read fails."""
 _READ_BYTES: Final = 1024 * 1024
 _GATHERED_BYTES: Final = 256 * 1024
-"""Small consecutive pieces of a part are joined up to this size and sent in one write."""
+"""Limit in bytes up to which small consecutive pieces of a part are joined and sent in one write."""
 _PAUSE_SECONDS: Final = 0.2
 _MOST_PAUSE_SECONDS: Final = 20.0
 _CHECKSUM: Final = "CRC64NVME"
@@ -81,7 +81,7 @@ class OtherRange(Exception):
 
 
 class SendCancelled(Exception):
-    """The sender of a part was cancelled while S3 received the part."""
+    """The caller cancelled the upload of a part while the HTTP client was reading the part."""
 
 
 def part_bytes_of(size: int, least: int = PART_BYTES) -> int:
@@ -98,9 +98,10 @@ def part_bytes_of(size: int, least: int = PART_BYTES) -> int:
 
 
 def full_jitter(attempt: int, draw: Callable[[], float] = random.random) -> float:
-    """Return a random pause in seconds before the next attempt. Its upper limit doubles with each failed attempt.
+    """Return a random pause in seconds before the next attempt.
 
-    Source: AWS Architecture Blog, Exponential Backoff And Jitter ("full jitter").
+    The largest possible pause doubles with each failed attempt, up to a fixed limit. Source: AWS Architecture Blog,
+    Exponential Backoff And Jitter ("full jitter").
 
     Args:
         attempt: number of failed attempts, at least 1.
@@ -209,13 +210,13 @@ class PartSink(Protocol):
 
 
 class Helpers(Protocol):
-    """Other processes that send parts of the same upload.
+    """Other processes that send some parts of an upload in place of the caller.
 
-    Each call but `sent` comes from the thread of `put_parts`.
+    `put_parts` calls every method except `sent` in its own thread.
     """
 
     def claim(self, number: int) -> bool:
-        """Return whether the caller must send a part itself, because no helper sends the part.
+        """Decide who sends a part. Return True if the caller must send it, because no helper does.
 
         Args:
             number: number of the part; ascending from 1 over all calls.
@@ -229,19 +230,20 @@ class Helpers(Protocol):
         """Record that S3 has stored a part that the caller sent. Called in the part's thread."""
 
     def next_missing(self, expected: Mapping[int, tuple[int, int]]) -> int | None:
-        """Wait for the helpers, and return a part that the caller must send after all.
+        """Wait for the helpers, and return a part that no helper has stored, so that the caller must send it.
 
         Called after the last `claim`, until the result is None.
 
         Args:
-            expected: size in bytes and CRC64NVME of each part that the caller did not claim.
+            expected: size in bytes and CRC64NVME of each part that the caller left to the helpers.
 
         Returns:
-            Number of a part that no helper has stored as expected. None when S3 has stored all parts of the helpers.
+            Number of a part that no helper has stored with this size and checksum. None when S3 has all parts of the
+            helpers.
         """
 
     def stored(self) -> Sequence[StoredPart]:
-        """Return the parts that helpers have stored as expected. Called once, at the end."""
+        """Return the parts that helpers have stored with the expected size and checksum. Called once, at the end."""
         ...
 
 

@@ -111,13 +111,16 @@ class ServiceFacts:
     """Reason why the service has no configured endpoint or does not respond. Empty if it responded."""
     hint: str = ""
     is_refused: bool = False
-    """True if the service responded and rejected the token."""
+    """True if the service responded, but did not accept the token."""
     version: str = ""
     role: str = ""
     project: str = ""
     expires_at: datetime | None = None
     skew_seconds: float | None = None
-    """This machine's clock minus the service's clock, as precise as the request's duration permits."""
+    """Seconds by which this machine's clock is ahead of the service's; None without a response.
+
+    The value may be wrong by `uncertainty_seconds`, because the request itself takes time.
+    """
     uncertainty_seconds: float = 0.0
 
 
@@ -141,7 +144,7 @@ class AwsFacts:
     caller: str = ""
     region: str = ""
     permissions: Mapping[str, bool | None] = field(default_factory=dict[str, bool | None])
-    """Whether each action is allowed. None: unknown."""
+    """By IAM action: True if the caller may use it, False if not, None if it is unknown."""
     quota: Quota | None = None
     quota_error: str = ""
 

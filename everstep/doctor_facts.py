@@ -43,7 +43,7 @@ DRY_RUNS: Final = {
     "ec2:DescribeInstanceStatus": "describe_instance_status",
     "ec2:DescribeInstanceTopology": "describe_instance_topology",
 }
-"""Actions with a dry run that needs no instance, and their client methods."""
+"""EC2 actions whose permission a dry run can check without an instance, each with boto3's method."""
 QUOTAS: Final = {"p": "L-417A185B", "g": "L-DB2E81BA", "trn": "L-2C3B7624", "inf": "L-1945791B"}
 """EC2's quotas of running on-demand instances, by the prefix of the instance type.
 

@@ -35,12 +35,15 @@ OPERATION: Final = "StreamEvents"
 PATH: Final = "/v1/events/stream"
 CONNECT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 30.0
-"""Read timeout. The service sends a keep-alive every ten seconds."""
+"""Longest time in seconds without any data from the service, after which the connection counts as broken.
+
+The service sends a keep-alive every ten seconds.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One complete block of the stream."""
+    """One complete message of the stream."""
 
     kind: str
     """`message`, `end` or `position`.
@@ -49,7 +52,7 @@ class Frame:
     """
     data: Json
     event_id: int | None
-    """Id to pass as `AfterEventId` to continue after this frame."""
+    """Id of the event. A reader that continues after it passes the id as `AfterEventId`. None without an id."""
 
 
 def frames(lines: Iterable[bytes]) -> Iterator[Frame]:

@@ -109,8 +109,9 @@ def _told(value: Any, shape: Any) -> str:
 
 
 def _masked(value: Any, shape: Any) -> Any:
-    """Return a value with its sensitive parts replaced by `MASK`. Values that the model does not describe stay
-    unchanged.
+    """Return a copy of a value in which `MASK` replaces every field that the contract marks as sensitive.
+
+    Values that the service model does not describe stay unchanged.
     """
     if shape is None:
         return value

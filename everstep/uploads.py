@@ -36,7 +36,7 @@ _pause = threading.Event().wait
 
 
 class Outcome(Enum):
-    """The result of an upload.
+    """The result of an upload with a signed URL.
 
     - TAKEN: S3 has stored the whole archive.
     - EXPIRED: the URL has expired, and the caller may try a new URL.

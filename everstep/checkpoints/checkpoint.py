@@ -231,7 +231,7 @@ def open_checkpoint(uri: str) -> Checkpoint:
 
 
 def _run_elements(shape: tuple[int, ...], box: Box) -> int:
-    """Return the number of consecutive elements of a box that are also consecutive in the whole tensor."""
+    """Return how many elements of a box lie one after another both in the box and in the whole tensor."""
     elements = 1
     for length, size in zip(reversed(shape), reversed(box.sizes), strict=True):
         elements *= size

@@ -20,7 +20,7 @@ number generator.
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangular part of a logical tensor, and its position in the shard of a rank."""
+    """A rectangular piece of a whole parameter or optimizer state, and its place in the shard of one rank."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -50,15 +50,15 @@ class LogicalTensor:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The logical tensors of a checkpoint."""
+    """The whole parameters and optimizer states of a checkpoint, joined from the shards of all ranks."""
 
     tensors: dict[str, LogicalTensor]
     """Complete tensors by name, in the order of the lowest rank's shard."""
     incomplete: dict[str, str]
-    """The reason why a tensor cannot be read, by its name.
+    """By the name of a tensor that cannot be read: the reason.
 
-    Boxes are missing or overlap, or ranks contradict each other about dtype or shape. An example is a buffer whose
-    shape depends on the data of each rank.
+    Either its boxes (the pieces that ranks hold) are missing or overlap, or ranks disagree about its dtype or shape. An
+    example is a buffer whose shape depends on the data of each rank.
     """
 
 

@@ -182,7 +182,7 @@ class ShardObject:
         return chunk
 
     def _pieces(self, begin: int, end: int) -> Iterator[_Span]:
-        """Yield the pieces of data in a range of the payload."""
+        """Yield the stored ranges that together contain the tensor bytes of a range of the payload."""
         number = max(0, bisect_right(self._begins, begin) - 1)
         for span in islice(self._spans, number, None):
             if span.begin >= end:
@@ -194,7 +194,7 @@ class ShardObject:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A range of the payload, and the place of its bytes."""
+    """A range of a shard's payload, and the stored object that contains its bytes."""
 
     begin: int
     end: int
@@ -210,7 +210,10 @@ def _spans_of(stored: StoredObject, data_begin: int, spans: Sequence[tuple[int, 
 
 
 def _frozen_object(group: FrozenGroup, frozen: Mapping[str, StoredObject], stored: StoredObject) -> StoredObject:
-    """Return the opened frozen object of a group. Raise CorruptCheckpoint if it is another one than the group's."""
+    """Return the opened object with the unchanging tensors of a group.
+
+    Raise CorruptCheckpoint if the manifest lacks the object or names another size.
+    """
     if (found := frozen.get(group.sha256)) is None:
         raise CorruptCheckpoint(f"{stored.name} needs the frozen object {group.sha256}, which the manifest lacks")
     if found.size != group.object_bytes:

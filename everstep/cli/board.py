@@ -22,7 +22,10 @@ from everstep.cli.terminal import safe_cell
 
 EVENTS_SHOWN: Final = 8
 RATE_SECONDS: Final = 5.0
-"""Minimum number of seconds over which a step rate is measured. Steps are whole numbers, so shorter spans are noisy."""
+"""Shortest time in seconds over which a job's step rate is measured.
+
+Steps are whole numbers, so a rate over a shorter time would be noisy.
+"""
 _STYLES: Final = {"Training": "green", "Recovering": "yellow", "Failed": "red", "Paused": "dim", "Pending": "cyan"}
 
 
@@ -32,7 +35,7 @@ class Pace:
 
     since: datetime
     boundary: int
-    """The job's latest step when the measurement began, at the time `since`."""
+    """Number of steps that the job had finished at the time `since`."""
     steps_per_second: float | None = None
 
 

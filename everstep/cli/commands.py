@@ -180,9 +180,9 @@ class Shown:
     body: Json
     """The service's answer. `--query` and the formats for programs use this field."""
     person: Part | tuple[Part, ...]
-    """The parts of the answer that a table prints to stdout."""
+    """The output for people, printed to stdout if `--output` is `table` and there is no `--query`."""
     note: str = ""
-    """A remark or the next command to run. A table prints the note to stderr."""
+    """A remark, or the next command to run. Printed to stderr together with `person`."""
     exit_code: int = 0
 
 

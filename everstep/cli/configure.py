@@ -93,11 +93,9 @@ def _ask(what: str, *, hide: bool) -> str:
 def _add_profile(path: Path, name: str, region: str, ca_bundle: str | None, endpoint_url: str | None) -> str:
     """Append an AWS profile to the AWS configuration file, unless a profile of that name exists.
 
-    The user owns an existing profile. The function only updates its endpoint, and only if the endpoint has the form
-    that this function writes.
-
-    Return the lines that the user must add to an existing profile, or an empty text. `endpoint_url` is None for the
-    default profile, whose endpoint the service model already contains.
+    An existing profile belongs to the user. The function changes only its endpoint, and only if the endpoint has the
+    form that this function writes. Return the lines that the user must add to an existing profile, or an empty text.
+    `endpoint_url` is None for the default profile, whose endpoint the service model already contains.
     """
     text = path.read_text() if path.exists() else ""
     bundle = f"ca_bundle = {Path(ca_bundle).resolve()}\n" if ca_bundle else ""

@@ -43,7 +43,7 @@ _THE_CALLERS = (
     "ConflictException",
     "ThrottlingException",
 )
-"""Codes of errors that the caller has caused.
+"""Codes of the service's errors that the caller's own request has caused.
 
 The command prints no request id for them, because the service's log contains no further details.
 """
@@ -67,7 +67,7 @@ class Facts:
 
 
 Part = str | Rows | Facts
-"""A part of the output for a person: a table, names and values, or a text that is printed unchanged."""
+"""One piece of a command's output for people: a table, names and values, or a text that is printed unchanged."""
 
 
 def show(person: Part | Sequence[Part]) -> None:

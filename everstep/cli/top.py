@@ -24,7 +24,7 @@ from everstep.errors import ServiceFailed
 
 LOOK_SECONDS: Final = 2.0
 Wait = Callable[[float], Json | None]
-"""Waits for an event, at most for a number of seconds. Returns None if no event arrived."""
+"""Function that waits for the next event, for at most the given seconds. It returns None if no event arrived."""
 
 
 def jobs_under_way(service: Any, name: str | None) -> list[Json]:

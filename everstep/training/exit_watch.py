@@ -23,11 +23,11 @@ from types import TracebackType
 from typing import Final
 
 _EXITS: Final = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
-"""Functions that scripts call to exit. The last two exist only if `site` was imported."""
+"""Functions that a script may call to exit, as module and name. `site` adds the last two, so they may be missing."""
 
 
 class ExitWatch:
-    """Calls `close` or `drain` when the process ends.
+    """Calls `close` when the process ends with success, and `drain` at every end of the process.
 
     Args:
         close: called at most once, when the script ends with success, in the process that created the watch.
@@ -51,7 +51,7 @@ class ExitWatch:
         atexit.register(self._at_exit)
 
     def cancel(self) -> None:
-        """Stop watching. Idempotent."""
+        """Undo the watch, so that the end of the process calls neither function. Idempotent."""
         atexit.unregister(self._at_exit)
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._excepthook

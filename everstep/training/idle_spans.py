@@ -17,7 +17,7 @@ from everstep.protocol.rank_messages import IdleSpan
 SHORTEST_RATIO = 0.01
 """Shortest idle time that counts as a span, as a fraction of the iteration. A shorter span is useless for transfers."""
 AGREEING_RATIO = 0.5
-"""Minimum fraction of the iterations that must have the same number of spans."""
+"""Smallest fraction of the iterations that must have equally many spans. With fewer, the result has no spans."""
 
 _NORMAL = 1.4826
 """Standard deviation of a normal distribution, in units of its median absolute deviation."""

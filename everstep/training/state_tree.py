@@ -153,7 +153,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def place_of(tensor: torch.Tensor) -> list[str]:
-    """Return the kind of the tensor's device in a list, or an empty list for host memory.
+    """Return the kind of the tensor's device (such as `cuda`) in a list, or an empty list for host memory.
 
     The device's index is omitted, because a rank uses one device and each launch may choose another index.
     """

@@ -78,7 +78,8 @@ class StepWatch:
         self._report = report
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._unrelated: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-        """Optimizers that update no parameter of this session, each with its number of parameters at the last check."""
+        """Optimizers that updated no parameter of this session at the last check, each with its number of parameters.
+        """
         self._updated_outside_graphs = uncompiled(self._updated_by, NOT_COMPILED)
         """`_updated_by`, wrapped so that compiled code calls it outside the graph. torch.compile cannot trace
         addresses.

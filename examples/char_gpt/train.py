@@ -92,7 +92,7 @@ deepspeed.init_distributed("gloo")
 rank, world_size = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(settings.seed)
 
-# With a global batch size, an elastic job accumulates more batches on fewer ranks.
+# Keep the global batch size if the job continues on fewer ranks: each rank then accumulates more batches per step.
 accumulate = everstep.training.accumulation(settings.global_batch, settings.batch) if settings.global_batch else 1
 config = {
     "train_micro_batch_size_per_gpu": settings.batch,

@@ -155,23 +155,27 @@ class Demo:
     # -- faults
 
     def kill_rank(self, job: str) -> None:
-        """SIGKILL one rank process during training."""
+        """Kill one rank during training. Everstep must then restore from the memory of the rank's own node."""
         description = self.wait("the first steps", job, lambda seen: seen["CommittedStep"] >= FIRST_FAULT_STEP)
         rank = 2
         pid = self.cluster.kill_rank(description["NodeIds"][rank], rank)
         self.say(f"[red]killed[/] rank {rank} (pid {pid}, SIGKILL) on {description['NodeIds'][rank]}")
 
     def terminate_instance(self, job: str) -> None:
-        """Terminate one EC2 instance directly, bypassing its Auto Scaling group."""
+        """Terminate one EC2 instance without its Auto Scaling group.
+
+        Everstep must then restore from another node's memory.
+        """
         description = self.wait("more steps", job, lambda seen: seen["CommittedStep"] >= SECOND_FAULT_STEP)
         victim = description["NodeIds"][1]
         self.cluster.inject(Terminate(target=victim))
         self.say(f"[red]terminated[/] instance {victim}")
 
     def terminate_group(self, job: str, base: int, newcomer: str) -> None:
-        """Wait for a checkpoint newer than step `base`, then terminate both holders of a shard together.
+        """Wait for a checkpoint of a later step than `base`, then terminate both nodes that hold one shard.
 
-        The function does not terminate `newcomer`, the replacement instance of the previous incident.
+        Both nodes are terminated at the same time, so the shard can be restored only from S3. The function does not
+        terminate `newcomer`, the replacement instance of the previous incident.
         """
 
         def checkpointed(_: dict[str, Any]) -> bool:
@@ -195,7 +199,9 @@ class Demo:
     # -- the complete demo
 
     def run(self) -> dict[str, Any]:
-        """Run the whole demo and return the report.
+        """Train a job while it loses a rank, an instance and a group of nodes.
+
+        Then compare it with an undisturbed job. Return the report.
 
         Raises:
             DemoFailed: a step of the demo had another outcome than expected.
@@ -233,7 +239,9 @@ class Demo:
 
 
 def check(incidents: list[dict[str, Any]], report: dict[str, Any]) -> None:
-    """Check that each incident has the expected cause, restore source and number of lost steps, and that the loss fell.
+    """Check the incidents, and that the loss fell.
+
+    Each incident must have the expected cause and restore source, and at most the expected number of lost steps.
 
     Raises:
         DemoFailed: an incident or the loss differs.
@@ -255,7 +263,7 @@ def check(incidents: list[dict[str, Any]], report: dict[str, Any]) -> None:
 
 
 def summary(incident: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of an incident that the report contains."""
+    """Return those fields of an incident that the report contains, by their names in the report."""
     return {
         "cause": incident["Cause"],
         "evidence": incident["Evidence"],
