@@ -44,7 +44,7 @@ A job on a busy machine is slow, but it makes progress.
 
 @dataclass(frozen=True)
 class Bench:
-    """The cluster, client and folder that the parts of a benchmark share."""
+    """The cluster, client and folder that all measurements of a benchmark share."""
 
     cluster: LocalCluster
     client: Any

@@ -57,7 +57,7 @@ class Begun:
 
     @property
     def parts(self) -> Sequence[str]:
-        """Names of the parts that this run measures, from `--only`."""
+        """Names of the benchmark's parts that this run measures, from the option `--only`."""
         return list(self.arguments.only)
 
     @property

@@ -54,7 +54,7 @@ class Page:
     """Description of one benchmark's page: its files, and the functions that turn results into texts."""
 
     name: str
-    """Name of the template, and part of the names of the results and the page."""
+    """Name of the template file. It is also part of the file names of the results and the page."""
     command: str
     """The command that measures, such as `make bench-api`."""
     run: type[Any]

@@ -23,7 +23,7 @@ class Bar:
 
     label: str
     parts: Sequence[tuple[float, str]]
-    """Value and colour of each part of the bar."""
+    """Length and colour of each section of the bar, from left to right."""
     text: str
     """Text at the end of the bar."""
     interval: tuple[float, float] | None = None

@@ -13,23 +13,23 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A boundary that a rank has passed."""
+    """One finished step of a rank, as the rank recorded it in its trace file."""
 
     generation: int
     step: int
     at: float
-    """Monotonic seconds at which the rank passed the boundary."""
+    """Monotonic seconds at which the rank finished the step."""
     snapshots: int = 0
     """Number of snapshots since the start of the rank's process, if the script records them."""
 
 
 def read_trace(directory: Path, ranks: int) -> list[list[Passed]]:
-    """Return the boundaries in each rank's trace. An incomplete last line is skipped."""
+    """Return the finished steps in each rank's trace file. An incomplete last line is skipped."""
     return [parse((directory / f"rank{rank}").read_text()) for rank in range(ranks)]
 
 
 def parse(text: str) -> list[Passed]:
-    """Return the boundaries of one rank's trace, in order."""
+    """Return the finished steps in the text of one rank's trace file, in order."""
     return [
         Passed(int(generation), int(step), float(at), *map(int, snapshots))
         for generation, step, at, *snapshots in whole_rows(text)
@@ -42,19 +42,19 @@ def whole_rows(text: str) -> list[list[str]]:
 
 
 def step_seconds(passed: Sequence[Passed]) -> list[float]:
-    """Return the duration of each step, between boundaries of one generation."""
+    """Return the seconds between each step's end and the next step's end in the same generation."""
     return [later.at - earlier.at for earlier, later in pairwise(passed) if later.generation == earlier.generation]
 
 
 def highest_step(ranks: Iterable[Sequence[Passed]], generation: int) -> int:
-    """Return the highest boundary that any rank passed in this or an earlier generation; 0 if there is none."""
+    """Return the highest step that any rank finished in this or an earlier generation; 0 if there is none."""
     return max((each.step for passed in ranks for each in passed if each.generation <= generation), default=0)
 
 
 def first_beyond(ranks: Iterable[Sequence[Passed]], generation: int, step: int) -> float | None:
-    """Return the time at which every rank had passed a boundary beyond `step` in a later generation.
+    """Return the time at which every rank had finished a later step than `step`, in a later generation.
 
-    Return None if a rank has not passed such a boundary yet.
+    Return None if a rank has not finished such a step yet.
     """
     firsts = [
         min((each.at for each in passed if each.generation > generation and each.step > step), default=None)

@@ -156,9 +156,9 @@ def _loader() -> Loader:
 
 
 def _require_ours(http_response: Any, **_: Any) -> None:
-    """Reject a successful response that another server sent.
+    """Raise an error if another server than Everstep sent a successful response.
 
-    botocore accepts any page as the response of an operation without output members.
+    If an operation has no output, botocore would accept any web page as its response.
     """
     if http_response.status_code < 300 and http_response.url and "x-amzn-requestid" not in http_response.headers:
         raise ConfigurationError(

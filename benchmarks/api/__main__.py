@@ -214,7 +214,7 @@ def measure_commands(service: Service, *, count: int) -> dict[str, list[float]]:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure the requested parts."""
+    """Measure the parts of the benchmark that `--only` names, by default all: requests, reports, logs and commands."""
     is_quick, parts = begun.is_quick, begun.parts
     found: dict[str, Any] = {"job_count": 1_000 if is_quick else JOBS}
     with serving(begun.home / "server", found["job_count"]) as service:

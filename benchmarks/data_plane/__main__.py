@@ -128,7 +128,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Run every launch; return all measured values, and the floors of every size."""
+    """Launch every system; return all measured values, and the floors (lower bounds) of every state size."""
     arguments, home = begun.arguments, begun.home
     peers = tuple(peer for peer in PEERS if arguments.peers is None or peer.name in arguments.peers)
     sizes = sizes_of([256], (), is_quick=True) if begun.is_quick else sizes_of(arguments.sizes, peers, is_quick=False)

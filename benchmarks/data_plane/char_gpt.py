@@ -49,7 +49,7 @@ In a cycle, every compared system trains one block of steps in turn. The CPU tim
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Measurements of one launch, in which all systems take turns."""
+    """Measurements of one launch of two ranks, which train under all systems in turn."""
 
     cycles: list[Cycle]
     kept_ratio: Mapping[str, float]

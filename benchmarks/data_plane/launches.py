@@ -124,7 +124,10 @@ def _run_to_the_end(
 
 
 class FloorPair:
-    """Two processes that measure the floors on request. Leaving the context ends both processes."""
+    """Two processes that measure, on request, times that no system can beat (floors).
+
+    Leaving the context ends both processes.
+    """
 
     def __init__(self, home: Path, mebibytes: int) -> None:
         self._home = home

@@ -15,7 +15,7 @@ from benchmarks.rows import limits, number, table, without_verdicts
 Seconds = Mapping[str, Sequence[float]]
 """Seconds that each of the two processes measured, by name of the floor."""
 Floors = dict[int, dict[str, LaunchFloor]]
-"""Floors before and after Everstep's launches, by state size in MiB."""
+"""Floors (lower bounds) measured before and after Everstep's launches, by state size in MiB."""
 PICTURE = "Milliseconds per GiB by system, with floors"
 PANELS = (
     ("training blocked per snapshot", "blocked", ("memcpy",)),

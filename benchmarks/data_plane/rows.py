@@ -175,7 +175,10 @@ class Goal:
     If the tuple is empty, `factor` itself is the limit, in the metric's unit.
     """
     watched: tuple[str, ...] = ()
-    """Floors that affect the measured value but not its limit. The row is inconclusive if such a floor changes."""
+    """Names of floors that affect the measured value but not its limit.
+
+    If such a floor changes during the measurement, the row is inconclusive.
+    """
     statistic: Callable[[Sequence[float]], float] = statistics.median
     suffix: str = ""
     unit: str = "ms/GiB"

@@ -122,12 +122,15 @@ def _add_rank(found: Measured, rank: Mapping[str, Any]) -> None:
 
 
 def commit_seconds(steps: Mapping[str, Any]) -> list[float]:
-    """Return the time from each boundary's call to its commit."""
+    """Return the seconds from each step's boundary call until the step was committed."""
     return [at - began for began, at in zip(steps["began_at"], steps["committed_at"], strict=True) if at is not None]
 
 
 def snapshots_commit_seconds(steps: Mapping[str, Any]) -> list[float | None]:
-    """Return the time from the boundary's call to the commit, for each snapshot; None for uncommitted snapshots."""
+    """Return the seconds from the boundary call to the commit, for each step with a snapshot.
+
+    None if the step was not committed.
+    """
     rows = zip(steps["has_snapshot"], steps["began_at"], steps["committed_at"], strict=True)
     return [None if at is None else at - began for has_snapshot, began, at in rows if has_snapshot]
 

@@ -31,7 +31,7 @@ from benchmarks.rows import Row
 LEAST_STATE_BYTES = 8 * GIB
 """Minimum bytes of a capture. The rate of a smaller capture gets no verdict."""
 LEAST_RATE_RATIO = 0.9
-"""Lower limit of the copy rate with registered slot pages, relative to the rate of pinned memory."""
+"""Lower limit of: rate of snapshots into registered slots ÷ rate of plain copies of pinned memory."""
 MOST_SLOWDOWN_RATIO = 0.01
 LEAST_PAIRS = 4
 """Minimum number of pairs of blocks for a verdict on a slowdown. With fewer pairs, the verdict is inconclusive."""
@@ -60,7 +60,7 @@ def broken(part: str, reason: str) -> Row:
 
 
 def floor_of(found: Mapping[str, Any]) -> Floor:
-    """Return the rates of pinned memory in GiB/s, split into the first and the second half of the measurements."""
+    """Return the rates of copies of pinned memory in GiB/s, separately for the first and the second half of the run."""
     rates = [rate(found["bytes"], seconds) for seconds in found["seconds"]]
     half = max(1, len(rates) // 2)
     return Floor(Summary.of(rates[:half]), Summary.of(rates[half:] or rates[:half]))

@@ -24,11 +24,11 @@ WHOLE = "Protected"
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """One entry of a rank's trace, written when the rank passes a boundary."""
+    """One line of a rank's trace, which the script writes after each finished step."""
 
     step: int
     at: float
-    """Monotonic seconds at which the rank passed the boundary."""
+    """Monotonic seconds at which the rank finished the step."""
     held_seconds: float
     """Seconds for which the session blocked the script in the step that ends at this boundary."""
     committed: int
@@ -45,7 +45,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Observations of one case: the ranks' boundaries, and the API's protection reports."""
+    """Observations of one case: the steps of every rank, and the protection states that the API reported."""
 
     name: str
     ranks: tuple[tuple[Boundary, ...], ...]
@@ -122,7 +122,7 @@ def parse(text: str) -> tuple[Boundary, ...]:
 
 
 def steps_in(passed: Sequence[Boundary], span: Span) -> list[tuple[Boundary, Boundary]]:
-    """Return the boundaries at the ends of all steps that overlap a span completely or partly."""
+    """Return the trace entries before and after each step that overlaps a time span completely or partly."""
     return [(earlier, later) for earlier, later in pairwise(passed) if later.at > span.begin and earlier.at < span.end]
 
 
@@ -132,9 +132,9 @@ def step_seconds(passed: Sequence[Boundary], span: Span) -> list[float]:
 
 
 def commits_ratio(passed: Sequence[Boundary], span: Span) -> float:
-    """Return commits ÷ steps of a span, as one rank saw them.
+    """Return commits ÷ steps of a time span, as one rank saw them.
 
-    A commit counts if the rank's page shows it at the next boundary.
+    A step counts as a commit if the newest committed step on the rank's shared page rose during the step.
     """
     steps = steps_in(passed, span)
     return sum(later.committed > earlier.committed for earlier, later in steps) / len(steps)

@@ -58,7 +58,7 @@ QUICK = Sizes(
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure the requested parts."""
+    """Measure the parts of the benchmark that `--only` names, by default all."""
     sizes = QUICK if begun.is_quick else Sizes()
     options = ClusterOptions(nodes=NODES, spares=SPARES, node_memory_bytes=sizes.node_memory_bytes)
     found: dict[str, Any] = {}

@@ -37,7 +37,7 @@ During these steps, Everstep profiles the network and tries different sending ra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """Result of one sequence of launches."""
+    """Step times of the model in launches with and without an agent, and the slowdown computed from them."""
 
     order: str
     """Kind of each launch, in order: A is a launch under an agent, B a launch without an agent."""
@@ -54,7 +54,7 @@ class Slowdown:
     The values include snapshots during the uncounted first steps, and snapshots that Everstep audited.
     """
     snapshots_ratio: float
-    """Snapshots ÷ counted steps of the launches under an agent; 1 if every step was kept."""
+    """Snapshots ÷ steps, for the counted steps of the launches under an agent; 1 if every step had a snapshot."""
     settle_steps: int = WARM_UP_STEPS
     max_slowdown: float | None = None
     """The job's budget (`Protection.MaxSlowdown`); None if every step is kept."""

@@ -88,18 +88,18 @@ class Budgeted:
         )
 
     def quiet_boundary(self, at: float) -> None:
-        """Record a boundary of a profiled iteration, in which no snapshot is sent."""
+        """Record the end of a profiled iteration, during which no snapshot is sent."""
         self._tell(at, is_sending=False)
 
     def boundary(self, at: float, *, is_sending: bool) -> bool:
-        """Record a boundary.
+        """Record the end of an iteration.
 
         Args:
-            at: monotonic seconds.
+            at: end of the iteration in monotonic seconds.
             is_sending: whether the last snapshot is still being sent.
 
         Returns:
-            Whether a snapshot begins here.
+            Whether a snapshot of this step begins.
         """
         self._step += 1
         self._tell(at, is_sending=is_sending)

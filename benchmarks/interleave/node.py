@@ -282,7 +282,7 @@ class Node:
         self.sending = asyncio.create_task(work())
 
     def begins(self, scheme: Scheme, at: float, *, is_sending: bool) -> bool:
-        """Return True if a snapshot begins at this boundary.
+        """Return True if a snapshot begins at the end of this iteration.
 
         No snapshot begins while the previous snapshot is still being sent.
         """

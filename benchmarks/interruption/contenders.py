@@ -49,7 +49,7 @@ class Contender(Protocol):
     """Ranks that must finish a new step before the benchmark considers the system recovered from a fault."""
 
     def trace(self) -> list[list[Passed]]:
-        """Return the boundaries in each rank's trace."""
+        """Return the finished steps that each rank has recorded in its trace file."""
 
     def settle(self) -> None:
         """Wait until the system has recovered completely from the last fault and is ready for the next fault."""
@@ -72,7 +72,7 @@ class Contender(Protocol):
 
 
 def traced(folder: Path) -> list[list[Passed]]:
-    """Return the boundaries in each rank's trace; empty for a rank that has not started."""
+    """Return the finished steps in each rank's trace file; empty for a rank that has not started."""
     files = [folder / f"rank{rank}" for rank in range(RANKS)]
     return [parse(file.read_text()) if file.exists() else [] for file in files]
 

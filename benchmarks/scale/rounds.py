@@ -55,7 +55,7 @@ class RoundFigure:
     arity: int
     depth: int
     round_ms: float
-    """Mean duration of a round in milliseconds, with all agents on one core."""
+    """Mean milliseconds per round, from one commit to the next, with all agents on one core."""
     path_ms: float
     """Estimated duration of a round in a cluster without network latency, in milliseconds.
 
@@ -136,7 +136,7 @@ class Fleet:
         self.tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
-        """Start the round members of all agents and the coordinator's round server."""
+        """Start each agent's side of the rounds (`RoundMember`), and the coordinator's `RoundServer`."""
         for number, member in enumerate(self.members):
             _agent.set(number)
             run = (

@@ -24,7 +24,7 @@ boundary = TrainingSession.boundary
 with (directory / f"rank{rank}").open("a", buffering=1) as trace:
 
     def traced_boundary(session: TrainingSession) -> Control:
-        """Pass the boundary, then record it."""
+        """Call the session's `boundary`, then write a line to the rank's trace."""
         control = boundary(session)
         trace.write(f"{generation} {control.step} {time.monotonic():.6f} {len(session.blocked_seconds)}\n")
         sessions.add(session)

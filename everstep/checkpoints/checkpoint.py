@@ -211,8 +211,8 @@ def open_checkpoint(uri: str) -> Checkpoint:
         manifest = decode_manifest(data)
     except ProtocolError as error:
         raise CorruptCheckpoint(f"{uri}: {error}") from error
-    # The manifest names the keys of the original bucket. A copy of the checkpoint keeps the keys' part below the
-    # folder.
+    # The manifest names keys in the original bucket. In a copy of the checkpoint, only the end of each key is the same,
+    # from the checkpoint's folder on.
     folder = f"run={manifest.run}/gen={manifest.generation}/step={manifest.step}/"
     base = key.rpartition("/")[0]
     found = _FOLDER.search(f"{base}/")

@@ -14,7 +14,7 @@ class CorruptCheckpoint(CheckpointError):
 
 
 class IncompleteTensor(CheckpointError):
-    """The shards contain only a part of a logical tensor, or disagree about its dtype, shape or boxes."""
+    """The shards together do not contain a whole parameter or optimizer state, or disagree about its dtype or shape."""
 
 
 class StoreFailure(CheckpointError):

@@ -13,8 +13,9 @@ from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.slot import SlotIndex
 
 LOGICAL_PREFIXES = ("model/", "optimizer/")
-"""First parts of the names of logical tensors. Any other tensor belongs to one rank, such as the state of its random
-number generator.
+"""Prefixes of the names of logical tensors (whole parameters and optimizer states).
+
+Any other tensor belongs to one rank, such as the state of its random number generator.
 """
 
 

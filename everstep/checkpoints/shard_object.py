@@ -30,7 +30,10 @@ from everstep.protocol.safetensors import LENGTH, MAX_HEADER_BYTES, FrozenGroup,
 from everstep.protocol.slot import DIGEST_BYTES, SlotIndex, chunk_bytes, chunk_range, digest, unpack_index
 
 CACHED_CHUNKS: Final = 4
-"""Number of chunks in the cache of a checkpoint: 16 MiB for shards of up to 128 GiB. Small tensors share a chunk."""
+"""Number of chunks in the cache of a checkpoint.
+
+They use 16 MiB if a shard has at most 128 GiB. The cache exists because small tensors share a chunk.
+"""
 
 
 class ChunkCache:

@@ -626,7 +626,7 @@ class Load(Message, frozen=True):
 
 
 class Start(Message, frozen=True):
-    """Command to start training, sent once every member has verified its shards."""
+    """Command to start training, sent when all nodes of the job have verified the shards that their ranks restore."""
 
     job: JobName
     run: RunId

@@ -525,10 +525,10 @@ class Boundary(Message, frozen=True):
 
 
 class IdleSpan(Message, frozen=True, kw_only=False):
-    """A recurring part of the iteration in which training does not use the network."""
+    """A time span in every iteration in which training does not use the network."""
 
     begin_seconds: float
-    """Median time from the boundary to the beginning of the span, in seconds."""
+    """Median time in seconds from the end of the previous step to the beginning of the span."""
     seconds: float
     """Median duration of the span in seconds."""
     deviation_seconds: float = 0.0

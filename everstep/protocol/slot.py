@@ -313,7 +313,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def logical_parts(self) -> tuple[TensorPart, ...]:
-        """The parts, with the whole tensor as its only part if `parts` is None."""
+        """The boxes of logical tensors in this tensor. If `parts` is None, the only box is the whole tensor."""
         return (whole(self.name, self.shape),) if self.parts is None else self.parts
 
 
@@ -339,10 +339,10 @@ def pack_index(index: SlotIndex) -> bytes:
 
 
 class IndexWriter:
-    """Packs indexes of one layout repeatedly: the tensors once, and the values at each boundary.
+    """Packs the indexes of many snapshots with the same tensors: the tensors once, and the values of each step.
 
     Args:
-        tensors: the tensors of the layout.
+        tensors: the tensors of the snapshots.
     """
 
     def __init__(self, tensors: tuple[TensorEntry, ...]) -> None:
@@ -353,7 +353,7 @@ class IndexWriter:
         """The beginning of the packed index, which is the same for all indexes of this layout."""
 
     def suffix(self, values: bytes) -> bytes:
-        """Return the part of the index after `prefix`, for these values."""
+        """Return the end of the index, which contains these values and follows `prefix`."""
         return _index_end(values)
 
     def size(self, values: bytes) -> int:

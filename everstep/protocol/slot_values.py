@@ -12,8 +12,10 @@ class SlotValues(msgspec.Struct, frozen=True, array_like=True):
     """Plain values of one rank's step."""
 
     facts: bytes
-    """Layout facts as msgpack. Their digest is the layout hash. If the layout hashes of two launches differ, the facts
-    explain the difference.
+    """Facts about models and optimizers as msgpack.
+
+    Their digest is the layout hash of the slot. If the layout hashes of two launches differ, the facts explain the
+    difference.
     """
     adapters: bytes
     """Adapter values, encoded by `state_tree.encode`. A restore needs them before all other values."""

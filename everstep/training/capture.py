@@ -130,7 +130,7 @@ class CapturePlan:
 
 
 class SlotMemory:
-    """Mapped payload of one slot, with one tensor view per planned tensor.
+    """The payload of one slot, mapped into this process, with a view for each tensor of the plan.
 
     Args:
         path: the slot file.
@@ -165,9 +165,9 @@ class SlotMemory:
         return self._views
 
     def write_values(self, plan: CapturePlan, values: bytes) -> int:
-        """Write the plain values of a boundary to the end of the index. Return the index's size in bytes.
+        """Write the plain values of a step to the end of the index.
 
-        Call `views` with the same plan first.
+        Return the index's size in bytes. Call `views` with the same plan first.
         """
         assert self._plan is plan
         suffix = plan.index.suffix(values)

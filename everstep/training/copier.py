@@ -36,7 +36,7 @@ The chunk is then still in the processor's cache when its digest is computed. La
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """A list of copies. The copier copies each source to the target with the same index."""
+    """Tensors to copy: each source is copied to the target with the same index."""
 
     sources: Sequence[torch.Tensor]
     targets: Sequence[torch.Tensor]
@@ -44,7 +44,8 @@ class Copies:
 
 Done = Callable[[BaseException | None], None]
 Progress = Callable[[int, int], None]
-"""Progress callback. Arguments: the number of complete targets, and the copied bytes of the next target."""
+"""Function that receives the progress of a copy: the number of complete targets, and the copied bytes of the next one.
+"""
 
 
 class CopyTicket:

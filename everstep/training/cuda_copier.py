@@ -55,9 +55,9 @@ GATHER_BYTES = 8 * 1024 * 1024
 """Size of each stream's gather buffer in device memory, in bytes."""
 RING_BUFFERS = 2
 NODE_RING_BYTES = 64 * 1024 * 1024
-"""Pinned memory for the rings of all ranks of a node together, in bytes.
+"""Total bytes of pinned memory for the rings (cycles of buffers) of all ranks of a node.
 
-Apart from its slots, the copiers of a node need no other pinned memory.
+The copiers of a node need no other pinned memory except their slots.
 """
 MARKS = 64
 """Largest number of events that mark the progress of one copy."""
@@ -223,7 +223,7 @@ def _runtime() -> ctypes.CDLL:
 
 @dataclass(slots=True)
 class _Buffer:
-    """One pinned host buffer of the ring, and the copy that uses it."""
+    """One pinned host buffer of the ring, and the copy that is filling it."""
 
     memory: torch.Tensor
     event: Event
@@ -443,7 +443,7 @@ class CudaCopier:
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
         if self._last is not None:
-            self._last.join()  # The host runs at most one boundary ahead, so the events can be reused.
+            self._last.join()  # The host runs at most one step ahead, so the events can be reused.
         self._begin.record(self._device.current_stream())
         self._last = ticket = CudaTicket(self._device, self._end)
         self._thread.put(lambda: self._copy(copies, done, progress, ticket))
@@ -596,7 +596,7 @@ class CudaCopier:
         return slot is not None and piece.data_ptr() + piece.numel() <= slot.end
 
     def _cut(self, target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield matching pieces of target and source.
+        """Divide a copy into pieces, and yield each piece's target and source.
 
         No piece crosses the end of a registered piece of the slot.
         """

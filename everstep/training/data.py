@@ -393,7 +393,8 @@ class _MapLoader:
         is_first, self._has_begun = not self._has_begun, True
         if not self._sampler.is_resuming:
             if is_first and epoch > 0 and self._loader.persistent_workers:
-                # In the undisturbed run, persistent workers start this epoch without drawing a base seed.
+                # An undisturbed run keeps its workers from epoch to epoch, so it draws no base seed at the start of
+                # this epoch.
                 self._sampler.hold()
             return iter(self._loader)
         # `iter` draws a base seed. The undisturbed run already drew this seed at the start of the epoch, so restore the
@@ -501,13 +502,13 @@ class Place:
     forks: list[Fork] = field(default_factory=list)
 
     def tree(self) -> Tree:
-        """Return the place as a state tree (`everstep.training.state_tree`), for a snapshot."""
+        """Return the progress of the walk as a state tree (`everstep.training.state_tree`), for a snapshot."""
         forks: list[Tree] = [(fork.number, fork.index, fork.found) for fork in self.forks]
         return {"began": list(self.began), "walked": self.walked_count, "forks": forks}
 
     @classmethod
     def of(cls, tree: Tree) -> Place | None:
-        """Return the place that `Place.tree` encoded as `tree`, or None if `tree` is None."""
+        """Return the progress that `Place.tree` encoded as `tree`, or None if `tree` is None."""
         values = cast("dict[str, Any] | None", tree)
         if values is None:
             return None

@@ -52,7 +52,7 @@ class _Coming:
 
     places: _Places
     taken: Mapping[str, int]
-    """By value name: the index of the value's place in the pinned memory."""
+    """By name of the value: the index in the pinned memory to which the device copies the value."""
     event: Event
 
 

@@ -31,7 +31,10 @@ from everstep.training.restore import decode_facts, decode_values
 from everstep.training.state_tree import Tree, dtype_name
 
 LOGICAL_PREFIXES = ("model/", "optimizer/")
-"""First parts of the names of logical tensors. All other tensors belong to one rank."""
+"""Prefixes of the names of logical tensors (whole parameters and optimizer states).
+
+All other tensors belong to one rank.
+"""
 
 
 class EarlierShards(Protocol):
@@ -253,7 +256,7 @@ class EarlierTensors:
         return self._own.get(name)
 
     def own_tensor(self, name: str) -> torch.Tensor:
-        """Return the content of a slot tensor of the shard that supplies this rank's values, as a view."""
+        """Return a tensor of the shard that supplies this rank's values, as a view, by its name in the slot."""
         assert self._own_shard is not None
         entry = self._own[name]
         return self._own_shard.box(entry, TensorPart(name, entry.shape, (0,) * len(entry.shape), entry.shape, 0))
@@ -277,7 +280,7 @@ class Target:
     is_own: bool = False
     """True if the tensor is an unchanged copy from the shard that supplies this rank's values."""
     is_optional: bool = False
-    """True if the earlier launch may lack the tensor. The rank then maps all shards to look for it."""
+    """True if the earlier launch may have no such tensor. The rank then maps all shards before it concludes so."""
 
     @property
     def nbytes(self) -> int:

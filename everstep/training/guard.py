@@ -41,7 +41,7 @@ class Flight:
     sources: Sources
     """Tensors that must not change before the copy has ended."""
     moved: Callable[[], Sequence[str]]
-    """Returns the names of tensors whose version or address changed since the boundary.
+    """Returns the names of tensors whose version or address changed since the step ended.
 
     Called after the copy. It misses changes that torch does not count.
     """

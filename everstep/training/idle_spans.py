@@ -68,7 +68,7 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def _gaps(busy: Sequence[Interval], begin: float, end: float, shortest: float) -> list[Interval]:
-    """Return the idle intervals of one iteration, relative to its boundary."""
+    """Return the idle intervals of one iteration, in seconds since the end of the previous step."""
     gaps, free_from = [], begin
     for one, other in (*busy, (end, end)):
         if other < begin:

@@ -46,7 +46,7 @@ BOUNDARY = "everstep:boundary"
 
 logger = logging.getLogger("everstep.training")
 Read = Callable[[], tuple[list[Interval], list[float]]]
-"""Function that reads a recording. Returns intervals of network use and marked boundaries, on one clock."""
+"""Function that reads a recording: intervals of network use, and the marked ends of iterations, on one clock."""
 
 
 class Trace(Protocol):

@@ -194,7 +194,7 @@ def _check_facts(was: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 
 def _check_names(earlier: EarlierTensors, state: RankState, values: _Values) -> None:
-    """Check that this launch has every tensor of the earlier model."""
+    """Raise an error if the earlier model had a tensor that the present model lacks."""
     names = set(state.parameters())
     names |= {key.partition(" ")[2] for key in state.facts if key.startswith(("buffer ", "tie "))}
     for pair in values.pairs:
@@ -268,7 +268,7 @@ class _Cover:
         found = create_read_items_for_chunk_list(part.name, metadata_of(held), [chunk])
         if sum(math.prod(item.lengths) for item in found) != part.elements:
             return None
-        # The target's name makes the key unique, because one logical box may fill several targets.
+        # Add the tensor's name to the key, because one box may fill several tensors of this rank.
         place = MetadataIndex(f"{target.name}#{number}")
         return [(replace(item, dest_index=place), part) for item in found]
 

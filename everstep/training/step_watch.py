@@ -81,8 +81,9 @@ class StepWatch:
         """Optimizers that updated no parameter of this session at the last check, each with its number of parameters.
         """
         self._updated_outside_graphs = uncompiled(self._updated_by, NOT_COMPILED)
-        """`_updated_by`, wrapped so that compiled code calls it outside the graph. torch.compile cannot trace
-        addresses.
+        """`_updated_by`, wrapped so that compiled code calls it outside the graph.
+
+        torch.compile cannot trace addresses.
         """
         _open(self)
 

@@ -53,7 +53,7 @@ class Steps:
     """
     has_snapshot: list[bool] = field(default_factory=list)
     began_at: list[float] = field(default_factory=list)
-    """Time at which the script called each boundary."""
+    """Time of the boundary call of each step."""
     committed_at: list[float | None] = field(default_factory=list)
     """Time at which the rank's shared-memory page showed each step as committed.
 

@@ -66,7 +66,7 @@ class Floors:
         return socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port))
 
     def round(self) -> dict[str, float]:
-        """Measure every floor once."""
+        """Run every operation once with the other process, and return the seconds of each by its name."""
         floors: dict[str, Callable[[], None]] = {
             "memcpy": self._copy,
             "digest": self._digest,

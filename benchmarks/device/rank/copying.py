@@ -41,7 +41,7 @@ class Captures:
     cpu_seconds: list[float] = field(default_factory=list)
     """CPU time of the whole process during the capture."""
     allocation_count: int = 0
-    """Allocations of device memory or pinned memory during captures."""
+    """Number of allocations of device memory or pinned memory during the captures. None is expected."""
     equal: list[bool] = field(default_factory=list)
 
 

@@ -217,7 +217,7 @@ class Trainer:
         """Steps with snapshots whose duration counts in the result."""
 
     def step(self, *, is_kept: bool) -> None:
-        """Run one step, with or without a boundary after it."""
+        """Run one step. If requested, call the session's `boundary` after it."""
         loss = self._model.step()
         if is_kept:
             self._session.log(loss=loss)
@@ -328,7 +328,7 @@ def train() -> None:
 
 
 def keep_step() -> None:
-    """Run rank 1: pass the same number of boundaries as rank 0, with a tiny state."""
+    """Run rank 1: call `boundary` as often as rank 0, with a tiny state."""
     torch.manual_seed(rank)
     net = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -55,7 +55,7 @@ class AdapterState:
     lists: Sequence[list[StateTensor]]
     """Lists of live tensors. While the tensors stay the same objects, the adapter returns the same list object."""
     fresh: list[StateTensor]
-    """Live tensors that may be different objects at each boundary, such as gradients."""
+    """Live tensors that may be other objects after each step, such as gradients."""
     values: Tree
 
     @property
@@ -90,14 +90,14 @@ class Adapter(Protocol):
     def check(self) -> None:
         """Raise an error if the script made changes since `init` that a restarted script could not restore.
 
-        The session calls this at every captured boundary, after `observe`.
+        The session calls this for every snapshot, after `observe`.
 
         Raises:
             CannotResume: the script changed an object in such a way. The error names the object.
         """
 
     def observe(self) -> AdapterState:
-        """Return the current state without copying. Called at every captured boundary."""
+        """Return the current state without copying. Called for every snapshot."""
         ...
 
     def foresee(self) -> AdapterState | None:
@@ -212,7 +212,7 @@ class Adapter(Protocol):
     def end_step(self) -> None:
         """Start a new step. Gradients that exist before this call belong to the finished step.
 
-        The session calls this first at every boundary.
+        The session calls this first after every step.
         """
 
 
@@ -362,7 +362,7 @@ class NamedOptimizer:
                 is_like = key not in SCALARS and tuple(parameter.shape) == held.shape
                 shapes[key] = (tuple(local.shape) if is_like else held.shape), held.dtype
             if not local.numel():
-                # Empty tensors are part of the state, although no box names them.
+                # Empty tensors are part of the state, although no shard lists a box for them.
                 empty = dict(earlier.empty_entries(f"{self.prefix}{name}"))
                 if entries:
                     empty |= dict.fromkeys(self._expected_keys(name), dtype_name(local.dtype))
@@ -578,7 +578,7 @@ class ExtraStates:
         return list(self._modules)
 
     def observe(self) -> dict[str, Tree]:
-        """Return the present extra states. Called at every captured boundary."""
+        """Return the present extra states. Called for every snapshot."""
         return {name: module.get_extra_state() for name, module in self._modules.items()}
 
     def load(self, values: Mapping[str, Tree]) -> None:

@@ -105,9 +105,7 @@ class DeepSpeedAdapter:
             map(id, chain.from_iterable(self._zero.fp16_groups if self._is_stage_3 else self._zero.bit16_groups))
         )
         self._others = [(called, p) for called, p in self._parameters if id(p) not in held or not p.requires_grad]
-        """Parameters without a master weight: frozen parameters, and parameters that no group of the optimizer
-        contains.
-        """
+        """Parameters without a master weight: frozen parameters, and parameters in no group of the optimizer."""
         of_buffers = names[len(parameters) :]
         self._buffers = Buffers(plain_local)
         self._buffers.add(self._prefix, self._engine.module, of_buffers)

@@ -69,7 +69,10 @@ class DcpAsync:
 
 
 class DcpAsyncProcess(DcpAsync):
-    """Adapter of `async_save` with a process as the writer. The process and the rank share the staged copy."""
+    """Adapter of `async_save` with a process as the writer.
+
+    The rank copies its state into memory that it shares with this process.
+    """
 
     writer = AsyncCheckpointerType.PROCESS
     is_shared = True
