@@ -79,8 +79,7 @@ def plan(*, seed: int, minutes: float, has_links: bool) -> list[Line]:
         minutes: length of the day.
         has_links: True if links can be cut.
 
-    Returns:
-        The lines in order of time. The first line hits two jobs together.
+    Returns: The planned faults in order of time. The first one terminates an instance of each of two jobs.
     """
     chance = random.Random(f"{seed}/{minutes}/{has_links}")
     ends = minutes * 60 - LAST_SECONDS
@@ -104,7 +103,7 @@ def plan(*, seed: int, minutes: float, has_links: bool) -> list[Line]:
 
 
 def faults(line: Line) -> tuple[AnyFault, ...]:
-    """Return the faults of a line: two faults for a pair, otherwise one. Each fault has a role as its target."""
+    """Return the faults of a plan line: two faults for a pair, otherwise one. Each fault has a role as its target."""
     place = line.pick // 7 % 60  # 60 is divisible by 1 to 6, so each of up to six targets is equally likely
     node, shard = (
         f"{'last job' if line.follows else f'job {line.pick % 6}'} {part} {place}" for part in ("node", "shard")

@@ -64,7 +64,7 @@ COST_SECONDS: Final = {
     "checks": 1.0,
     "throttle": 1.0,
 }
-"""Seconds for which one strike of a kind keeps a job from training, as the highest mean that the rules accept.
+"""For how many seconds one strike may keep a job from training, on average, by the kind of the strike.
 
 The times are four times those on a quiet machine with two cores, and twice those on a busy one. The bound for ETTR, the
 fraction of time spent on training, follows from them.
@@ -300,7 +300,7 @@ def lost_steps(day: Day) -> list[str]:
     allowed = sum(
         MEMORY_STEPS
         if incident.source in ("local", "peer")
-        # The incident has no source if all copies were lost before the first complete checkpoint. The job then starts
+        # The incident names no source if all copies were lost before the first complete checkpoint. The job then starts
         # again.
         else every.get(incident.job, 0) * (2 if _has_missed_a_checkpoint(incident, day.strikes) else 1)
         for incident in day.incidents

@@ -168,7 +168,10 @@ class Strikes:
         self._note(at, "throttle", (), effect, seen)
 
     def _end(self, kind: str, groups: list[list[AnyFault]]) -> None:
-        """Terminate instances within one second. The strike on each Auto Scaling group is recorded separately."""
+        """Terminate all given instances within one second.
+
+        Each inner list names the instances of one strike, for example all holders of a shard.
+        """
         inits = {node: identify(pid) for node, pid in self._cluster.instances().items()}
         hits, at = [], time.time()
         for group in groups:

@@ -126,8 +126,8 @@ def _aws_world(aws: ServedAws) -> World:
         )
 
     return World(
-        # This clock advances by a minute at each reading. The operator caches hooks and policies for less, so it reads
-        # them at every call.
+        # This clock advances by a minute at each reading. The operator keeps hooks and policies for only five seconds,
+        # so it reads them at every call.
         AwsOperator(connection, monotonic=iter(range(0, 10**9, 60)).__next__),
         make_group,
         lambda id: aws.client("ec2").terminate_instances(InstanceIds=[id]),

@@ -1,6 +1,6 @@
 """Event sinks over boto3 against moto: an EventBridge bus, an SNS topic and a FIFO topic.
 
-Each test receives the events through a queue.
+The tests receive the events through an SQS queue behind the sink.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def test_an_operation_is_for_those_whom_the_table_names(http, headers, path, met
 
 
 def foreign() -> list[Any]:
-    """Return each operation that names an object of a project and that a role below admin may call."""
+    """Return each operation that names an object of a project and that a viewer or a submitter may call."""
     about = [
         each
         for each in OPERATIONS

@@ -52,7 +52,7 @@ class Wire:
         self._earlier = [bytes(64)] * 3
         """Uncorrupted messages and chunks of the previous transfer.
 
-        The corruption "stale generation" repeats one of them.
+        The corruption "stale generation" sends one of them again.
         """
 
     async def close(self) -> None:

@@ -85,7 +85,7 @@ def watched(
     )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     yield page
-    # The test may have left a request of the page unanswered. After a failure, it never answers the request.
+    # The page's requests may still wait for an answer of the test. After a failure, the test never answers.
     page.unroute_all(behavior="ignoreErrors")
     context.close()
     expected = (*refusals, *(CUT_OFF if is_cut else ()))

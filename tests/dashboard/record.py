@@ -218,7 +218,7 @@ def record(name: str, folder: Path = FOLDER) -> Path:
 
     Args:
         name: name of the story.
-        folder: folder of the recording.
+        folder: where the recording is written.
 
     Returns:
         The written file. It replaces an earlier recording of the story.

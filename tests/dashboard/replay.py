@@ -16,7 +16,7 @@ from tests.sqlite import make_migrated
 
 
 class Replay:
-    """All recordings, each with its own fleet and job. No agent is connected and no loop runs.
+    """All recordings, each with its own fleet and job. No agent is connected, and no loop of the control plane runs.
 
     Args:
         directory: folder for the database.

@@ -123,7 +123,7 @@ class Workplace:
     def reference(self, shape: Shape, parameters: Mapping[str, str]) -> list[Json]:
         """Return the result of each rank of an undisturbed run.
 
-        Each combination of world size and hyperparameters is run once.
+        Each combination of world size and hyperparameters is run only once.
         """
         own = {key: value for key, value in parameters.items() if key not in ("pace_seconds", "says", "waits_after")}
         key = (shape.world, json.dumps(own, sort_keys=True))

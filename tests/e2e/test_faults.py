@@ -144,7 +144,7 @@ def test_a_host_dies_without_a_word_of_aws(place: Workplace) -> None:
     """A host crashes while EC2 reports it as running. Two kinds of evidence prove the loss, so Everstep replaces the
     node.
 
-    Everstep does not terminate the instance, but holds it for a person.
+    Everstep does not terminate the instance. It keeps the instance out of use until a person decides.
     """
     job = in_training(place, "crashed")
     victim, spares = job.node_of(1), spares_of(place, job)

@@ -19,7 +19,7 @@ DETECTION_SECONDS = 0.5
 STEPS, PACE_SECONDS = 80, 0.3
 OBSTACLE = network.obstacle()
 MEGABITS, WIDTH = 40, 680
-"""Over the slow link, a shard of 6 MB takes more than a second, and an all-reduce of 2 MB less."""
+"""Over the slow link, a shard of 6 MB takes more than a second, and an all-reduce of 2 MB takes less than a second."""
 
 
 @pytest.fixture(scope="module")

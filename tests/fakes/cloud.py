@@ -64,7 +64,10 @@ class FakeOperator:
         self.exhausted_zones: set[str] = set()
         """Availability zones without capacity for more instances."""
         self.launch_retry = timedelta(0)
-        """Time that a group waits after a failed launch before it retries. A caller's new request ends the wait."""
+        """How long a group waits after a failed launch before it tries again.
+
+        A new request for capacity ends the wait.
+        """
         self.now = now
         self.calls: list[tuple[object, ...]] = []
         """The changes that callers requested, in order. Tests compare them with the expected ones."""

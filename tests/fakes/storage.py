@@ -188,10 +188,7 @@ class MemoryAws:
         self.roles: set[str] = set()
         self.assumed_count = 0
         self.used: list[tuple[str, str]] = []
-        """(secret or role, access key id) of each call.
-
-        The access key id is empty for the node's own credentials.
-        """
+        """For each call: the secret or role, and the access key id. The id is empty for the node's own credentials."""
         self._objects = objects
         self._now = now
 

@@ -78,7 +78,8 @@ def copied_at_a_boundary() -> Work:
 
 def copied_into_live_tensors() -> Work:
     source, target = filled(1), filled(0)
-    # The test calls `_move` itself: `copy_into_live` also queries torch about each tensor, which releases the lock.
+    # The test calls `_move` itself, because `copy_into_live` would also release the lock when it queries torch about
+    # each tensor.
     return lambda: _move(target.data_ptr(), source.data_ptr(), SIZE)
 
 

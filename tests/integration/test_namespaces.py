@@ -51,7 +51,7 @@ def left_of(name: str) -> list[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def own_network() -> Iterator[None]:
-    """Move the tests' thread, and each process that it starts, into a network with only a loopback."""
+    """Move this thread, and every process that it starts, into a network that has only a loopback."""
     with open("/proc/thread-self/ns/net", "rb") as of_machine:
         libc = ctypes.CDLL(None, use_errno=True)
         assert libc.unshare(network.CLONE_NEWNET) == 0, ctypes.get_errno()

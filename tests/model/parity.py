@@ -97,7 +97,7 @@ class ShareSlot(NamedTuple):
 
     view: SlotView = EMPTY
     value: frozenset[Token] = frozenset()
-    """The slot's bytes: the shards that it contains an odd number of times."""
+    """Stands for the slot's bytes: the names of the shards that were combined into it an odd number of times."""
     share: Share | None = None
     """The contributions so far. None unless the slot is WRITING."""
     header: frozenset[Contribution] = frozenset()

@@ -132,7 +132,7 @@ def keep_base_only(committed: Content | None, planned: Collection[Content], base
 
 
 def choose_newest_per_rank(survey: recovery.Survey) -> recovery.Restore:
-    """Choose slots by step alone and ignore the generation that captured them."""
+    """For each rank, choose its newest slots, even if they were captured in different histories of the job."""
     everything = {record.origin_generation: Step(2**62) for listed in survey.inventories.values() for record in listed}
     return recovery.choose(replace(survey, path=everything))
 

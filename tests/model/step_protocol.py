@@ -574,7 +574,7 @@ class Model:
         return is_granted or slot == slots.being_written(world.slots[rank][0], self.content(world, step))
 
     def _is_followed(self, world: World, rank: int, step: int) -> bool:
-        """Return whether an owner's agent still waits for the capture of a step."""
+        """Return whether an owner's agent still expects the report of a capture that its rank has begun."""
         process = world.processes[rank]
         is_written = any(
             view.state is SlotState.WRITING and view.content == self.content(world, step)
@@ -1168,7 +1168,7 @@ def _record(rank: int, content: Content) -> SlotRecord:
 
 
 def _promised(pair: Pair) -> Pair:
-    """Return a shard's slots after its rank has ended: incomplete slots are free."""
+    """Return a shard's slots after its rank has ended: slots that were being written are free."""
     return tuple(view if view.state is SlotState.SEALED else EMPTY for view in _unpinned(pair))
 
 

@@ -193,7 +193,7 @@ class Model:
         yield from self._around(world)
 
     def _at_once(self, world: World) -> World:
-        """Unless the model is fine, let every agent grant its slot and every waiting rank read its page immediately.
+        """Unless `is_fine` is set, let every agent grant its slot and every waiting rank read its page immediately.
 
         Other processes do not observe these events.
         """

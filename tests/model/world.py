@@ -132,7 +132,7 @@ class World(NamedTuple):
     None for every seat whose node is reachable.
     """
     limbo_commits: tuple[tuple[int, int], ...]
-    """Generation and committed step on the page of an unreachable node, by seat."""
+    """By seat: generation and committed step on the shared-memory page of an unreachable node."""
     recorded: int
     """The committed step that the control plane has recorded when it makes a plan.
 
@@ -195,7 +195,9 @@ class Shape:
         return range(seat * self.ranks_per_node, (seat + 1) * self.ranks_per_node)
 
     def holders(self) -> tuple[tuple[int, ...], ...]:
-        """Return the seats that hold each rank's shard, by the control plane's own placement. The owner is first."""
+        """Return the seats that hold each rank's shard, the owner's first, as the control plane's placement code
+        chooses them.
+        """
         planned = placement.plan([NodeId(f"{seat}") for seat in range(self.nodes)], self.copies, {}).holders
         return tuple(
             tuple(int(node) for node in planned[NodeId(f"{self.seat_of(rank)}")]) for rank in range(self.world_size)

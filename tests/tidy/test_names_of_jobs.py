@@ -22,7 +22,7 @@ ALLOWED = {
 """Functions that may compare a name, by module. `db/jobs.py` builds the statements of `ByNameOrRun`."""
 JOBS = {"Job", "JobRow", "_JOB"}
 COMPARISONS = {"in_", "is_", "like", "ilike", "startswith", "endswith", "contains", "between", "not_in", "is_not"}
-"""Methods of a column that compare it."""
+"""Methods of a database column with which a query compares the column."""
 SEARCHES = {"db/job_lists.py": {"_conditions"}}
 """Functions that search for a part of a name, by module. They filter by the project too."""
 

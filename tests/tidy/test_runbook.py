@@ -20,7 +20,7 @@ PARTS = ("**It means**", "**Look at**", "**Do**")
 
 
 def sections() -> dict[str, str]:
-    """Return each section by the last part of its address, as `page_of` of web/build.py names it."""
+    """Return each section of the runbook by the last part of its address, which `page_of` of web/build.py derives."""
     found = re.findall(r"^### (.+)\n((?:(?!^##).*\n?)*)", RUNBOOK, re.MULTILINE)
     return {heading.lower().replace(" ", "-"): text for heading, text in found}
 

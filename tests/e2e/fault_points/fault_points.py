@@ -34,17 +34,17 @@ prefix.
 
 
 class Moment(StrEnum):
-    """Point in a step or a recovery at which a process receives the signal.
+    """Points in a step or a recovery at which a process can receive a signal.
 
-    For CAPTURE, the process is a rank; otherwise it is an agent.
+    For CAPTURE, the process is a rank. Otherwise, it is an agent.
     """
 
     CAPTURE = "capture"
     """A rank has copied half of its tensors to its slot in the background."""
     SEAL_OWN = "seal own"
-    """The digest of a snapshot of this node's rank is computed, and the header of its slot still says WRITING."""
+    """An agent has computed the digest of its own rank's snapshot. The slot's header still says WRITING."""
     SEAL_REPLICA = "seal replica"
-    """The digest of a replica of another node's shard is computed, and the header of its slot still says WRITING."""
+    """An agent has computed the digest of another node's shard that it holds. The slot's header still says WRITING."""
     REPLICA_SENT = "replica sent"
     """The owner's node has sent the first chunk of a shard to its holder."""
     REPLICA_RECEIVED = "replica received"
@@ -134,7 +134,7 @@ def _is_ours(slot: Path) -> bool:
 def _transfers(module: Any) -> None:
     """Wrap the functions that send and receive the first chunk of a shard.
 
-    The task that started the transfer determines the kind of its session.
+    Whether the shard is a replica or is being restored depends on the task that started the transfer.
     """
     send_shard, receive_shard, send_chunks = module.send_shard, module.receive_shard, module.send_chunks
     incoming = module.IncomingShard
@@ -242,7 +242,10 @@ WRAPPED: dict[str, Callable[[ModuleType], None]] = {
     "worker.agent.promise": _promises,
     "worker.ranks.supervisor": _starts,
 }
-"""Each module with the function that wraps it, before another module can import a name from it."""
+"""Modules, each with the function that wraps it.
+
+The wrapping takes place before another module can import a name from it.
+"""
 
 
 class _Loader(importlib.machinery.SourceFileLoader):

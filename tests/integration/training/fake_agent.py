@@ -357,7 +357,8 @@ class FakeAgent:
 
     def _drop(self) -> None:
         self.proposed = NONE
-        self.lead += 2  # propose later steps, because the rank that abandoned received the proposal too late
+        # The rank that abandoned the step received the proposal too late. Propose steps earlier from now on.
+        self.lead += 2
         for line in self.lines:
             line.write(proposed=NONE, slot=NONE)
 

@@ -388,8 +388,8 @@ def zero(
 ) -> Scenario:
     """Return a DeepSpeed ZeRO scenario.
 
-    With `leave`, the script itself changes one layer, outside the optimizer. `universal` is the folder of a universal
-    checkpoint that the engine loads first.
+    With `leave`, the script itself changes one layer, which its optimizer does not update. `universal` is the folder of
+    a universal checkpoint that the engine loads first.
     """
     import deepspeed
     from deepspeed.ops.adam import DeepSpeedCPUAdam
@@ -526,7 +526,7 @@ def transformers(kind: str = "ddp", logits: str = "") -> Scenario:
 
 
 class Counted(nn.Module):
-    """A module whose output depends on its number of calls, which only `get_extra_state` returns."""
+    """A module whose output depends on how often it was called. Only `get_extra_state` returns this number."""
 
     calls = 0
 
@@ -616,7 +616,7 @@ def scaler() -> Scenario:
 
 
 def max_norm() -> Scenario:
-    """Return a scenario whose embedding changes in forward, which only an audit detects."""
+    """Return a scenario whose embedding changes its own weights in forward. Only an audit detects this change."""
     model = nn.ModuleDict({"table": nn.Embedding(32, WIDTH, max_norm=0.5), "rest": network()})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = schedule(optimizer)
@@ -672,8 +672,8 @@ def momentum_encoder() -> Scenario:
 def kept_gradients() -> Scenario:
     """Return a scenario whose result depends on whether a gradient is zero or missing.
 
-    It calls `zero_grad` with `set_to_none=False`. A frozen layer, and a branch that only the first steps use, have
-    gradients of both kinds.
+    It calls `zero_grad` with `set_to_none=False`. A frozen layer and an unused layer have no gradient. A branch that
+    only the first steps use has a gradient of zeros afterwards.
     """
     model = nn.ModuleDict(
         {"body": network(), "side": nn.Linear(1, 1), "never": nn.Linear(1, 1), "frozen": nn.Linear(1, 1)}
@@ -723,7 +723,10 @@ def accumulated() -> Scenario:
 
 
 def data(kind: str = "plain", workers: int = 0, persistent: bool = False) -> Scenario:
-    """Return a scenario with augmented data from one kind of loader; an epoch has four batches at two ranks."""
+    """Return a scenario that reads augmented data through one kind of loader.
+
+    At two ranks, an epoch has four batches.
+    """
     options: dict[str, Any] = {"noisy": True, "num_workers": workers, "batch_size": 12}
     if workers:
         options["persistent_workers"] = persistent

@@ -192,7 +192,7 @@ class Simulation:
         self.losses = 0
         """How many of the next messages are lost."""
         self.upload_seconds = 1.0
-        """Seconds from the end of all ranks, with success, to the end of their last upload."""
+        """Seconds from the successful end of all ranks until the last upload has ended."""
         specs = (spec_of("gpt", "a", 4, 2, ranks_per_node[0]), spec_of("bert", "b", 3, 3, ranks_per_node[1]))
         if is_elastic:
             specs = (
@@ -234,7 +234,7 @@ class Simulation:
         return self.control_seconds - (self.seconds - seconds)
 
     def step_wall_clock(self, process: int, seconds: float) -> None:
-        """Step the wall clock of one process: 0 is the control plane, and any other number is a node."""
+        """Set the wall clock of one process forward or back. 0 is the control plane, and any other number is a node."""
         names = sorted(self.agents)
         if process == 0:
             self.wall_ahead_seconds += seconds
@@ -663,7 +663,9 @@ class Simulation:
     # Events
 
     def team(self, job: SimulatedJob) -> list[Agent]:
-        """Return the agents of the newest generation if all are alive and work for it, else an empty list."""
+        """Return the agents of the job's newest generation, or an empty list if one of them is dead or does not work
+        for it.
+        """
         plan = job.plan
         if plan is None:
             return []
@@ -801,7 +803,7 @@ class Simulation:
         agent.run, agent.slots, agent.plan, agent.boundary, agent.exits = None, {}, None, {}, {}
 
     def settle(self, limit: int = 400) -> None:
-        """Trigger no further faults, and run passes until every unfinished job trains again.
+        """Inject no further faults, and run passes until every unfinished job trains again.
 
         Announced events that are true occur immediately. AWS withdraws all other announcements.
         """

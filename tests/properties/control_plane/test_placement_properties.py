@@ -49,7 +49,7 @@ def exposed(holders: Holders, domains: Sequence[int]) -> int:
 
 @cache
 def arrangements(count: int, copies: int) -> list[Holders]:
-    """Return every placement that the strategy allows.
+    """Return every placement that the rules of Everstep allow.
 
     Each group has `copies` nodes. The last group also contains the remaining nodes and places its copies in a ring.
     """

@@ -103,10 +103,9 @@ class Story:
         return {(slot.origin_generation, slot.step) for slot in held if slot.step <= self.base}
 
     def receive(self, node: NodeId, rank: int, origin: Generation, step: Step) -> bool:
-        """Store a shard of one step on a node.
+        """Store a shard of one step on a node. Return False if no slot of the node may be overwritten.
 
-        Without a free slot, the shard replaces the oldest step that the node need not keep. Return False if the node
-        must keep all its slots.
+        Without a free slot, the shard replaces the oldest step that the node need not keep.
         """
         held = [slot for slot in self.slots[node] if slot.owner_rank == rank]
         if any((slot.origin_generation, slot.step) == (origin, step) for slot in held):

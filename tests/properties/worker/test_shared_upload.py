@@ -14,7 +14,11 @@ EVENTS = ("claim", "assign", "store", "store twice", "store another's", "lose", 
 
 
 def states_of(state: SharedUpload, sent: set[int]) -> list[int]:
-    """Return each part once for each state that it has. The owner's own parts are one of these states."""
+    """Return the numbers of all parts, once for every state in which a part is.
+
+    A part may be sent by the owner, outstanding or stored at a helper, or missing. The test checks that each part has
+    one state.
+    """
     own = {*range(1, state.lowest), *sent}
     return sorted([*own, *state.outstanding, *state.stored, *state.missing])
 

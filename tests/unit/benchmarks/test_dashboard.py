@@ -1,4 +1,4 @@
-"""The report of the dashboard's response times."""
+"""The benchmark of the dashboard's response times: its page."""
 
 from __future__ import annotations
 

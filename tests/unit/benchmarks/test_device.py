@@ -47,7 +47,7 @@ Found = dict[str, Any]
 
 
 class Lagging(FakeDevice):
-    """The fake device of the copier's tests, which the benchmark observes like a real device."""
+    """The fake device of the copier's tests, as an object that the benchmark can measure like a real device."""
 
     def __init__(self, registration: Registration, gate: Callable[[], object]) -> None:
         super().__init__()

@@ -101,7 +101,8 @@ def test_a_case_settles_under_everstep_before_anything_is_measured() -> None:
     assert others == program(CROWDED)
     assert all(block.is_measured for block in others)
     (crowded,) = (case for case in CASES if case.is_crowded)
-    # The budget needs `ENOUGH` iterations with snapshots, and as many again for each of four doublings of the interval.
+    # The budget needs `ENOUGH` iterations with snapshots. After each of four doublings of the interval, it needs as
+    # many again.
     assert crowded.settle_iterations >= 5 * ENOUGH
 
 

@@ -64,7 +64,7 @@ def test_busy_is_relative_to_cores() -> None:
 
 
 def test_pairs_cancel_a_drift_that_favours_one_side() -> None:
-    # Without drift, B costs 1.0 and A costs 1.1. The machine gets slower by 10 % of B's cost with each launch.
+    # Without drift, B takes 1.0 and A takes 1.1. With each launch, the machine gets slower by 10 % of B's time.
     drift = [1.0, 1.1, 1.2, 1.3]
     ratios = paired_ratios("ABBA", [cost * slower for cost, slower in zip([1.1, 1.0, 1.0, 1.1], drift, strict=True)])
     assert ratios[0] < 0.1 < ratios[1]

@@ -69,9 +69,9 @@ every_one_that_asks = pytest.mark.parametrize("words", ASKING, ids=" ".join)
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Callable[[str], None]]]:
-    """Open a terminal with a person who types.
+    """Open a terminal, and yield a function that types a text on it, as a person does.
 
-    The yielded function types a text. It returns a function that waits until given words appear on the terminal.
+    That function returns another one, which waits until given words appear on the terminal.
     """
     ours, theirs = os.openpty()
     with open(theirs) as reader, open(os.dup(theirs), "w", buffering=1) as writer:

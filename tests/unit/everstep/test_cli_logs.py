@@ -150,9 +150,9 @@ def test_since_is_sent_as_the_contract_has_times(run) -> None:
 
 @pytest.mark.parametrize("options", [(), ("--rank", "1"), ("--stream", "stderr")])
 def test_without_following_all_lines_so_far_are_shown_merged_and_with_times(run, options) -> None:
-    """Without `-f` the command prints all current lines, merged and with times.
+    """Without `-f`, the command prints all current lines of all ranks in one list, with their times.
 
-    This also holds for a running job, whose streams are not yet stored.
+    This also holds for a running job, whose newest lines are not stored yet.
     """
     said = [event("zero"), event("one", 1), event("bad", 1, "stderr"), event("Node i-1 was lost", None, "gap")]
 

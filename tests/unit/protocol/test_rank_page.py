@@ -89,7 +89,7 @@ class Killed(Exception):
 
 
 class LastStore:
-    """The store of a sequence number at which the writer dies.
+    """Replaces the store of a half's sequence number by the death of the writer.
 
     `is_done`: the writer dies after this store, not before it.
     """

@@ -449,7 +449,7 @@ def test_memory_is_set_aside_for_the_gradients_that_lie_in_it_and_for_no_others(
         return Arena(size)
 
     monkeypatch.setattr(plain, "Arena", noting)
-    # The adapter would refuse a tensor on the meta device, which here replaces a tensor in device memory.
+    # A tensor on the meta device stands for one in device memory. The adapter would refuse a real meta tensor.
     monkeypatch.setattr(plain, "check_parameter", lambda *_: None)
     parts: dict[str, torch.Tensor] = {
         "sharded": distribute_tensor(torch.ones(4, 16), mesh, [Shard(0)]),
@@ -517,7 +517,7 @@ def test_a_sharded_tensor_is_made_over_the_memory_it_is_given(
 ) -> None:
     parameter = distribute_tensor(torch.ones(3, 4), mesh, [Shard(0)])
     local = torch.full((2, 4), 7.0, dtype=dtype)
-    # This state occurs if parameters are in host memory and the mesh consists of GPUs.
+    # This state occurs if the parameters are in host memory while their mesh consists of GPUs.
     monkeypatch.setattr(mesh, "_device_type", "meta")
     made = FSDPAdapter({}, {}).rewrap(parameter, local)
     assert isinstance(made, DTensor)

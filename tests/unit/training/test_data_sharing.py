@@ -100,7 +100,10 @@ class Shape:
     `nothing`: it draws none.
     """
     is_shared: bool
-    """True if the sampler draws from the generator that the run shares, False if it draws from its own."""
+    """True if the sampler draws from the generator that the whole run shares.
+
+    False if it has a generator of its own.
+    """
 
 
 SAMPLERS = ("shuffle", "replacement", "long", "weighted", "subset", "rejecting", "process", "eager", "streamed", "list")

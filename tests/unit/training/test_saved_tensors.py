@@ -1,4 +1,4 @@
-"""Copies of saved tensors are batched: no copy is lost or delayed past its flush."""
+"""Copies of saved tensors are collected and made together. No copy is lost or made later than the next flush."""
 
 from __future__ import annotations
 

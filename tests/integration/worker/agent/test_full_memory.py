@@ -1,6 +1,6 @@
 """Another process has filled a node's tmpfs.
 
-The job does not fail permanently, and no generation waits for this node.
+The job does not fail for good, and no later generation waits for this node.
 """
 
 from __future__ import annotations

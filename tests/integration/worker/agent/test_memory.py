@@ -19,7 +19,7 @@ from worker.member import rank_slots
 pytestmark = pytest.mark.integration
 SHARD_BYTES = 32 * 1024**2
 ALLOWED_BYTES = 64 * 1024**2
-"""Bytes that a node may use beyond its slots and what admission counts."""
+"""Bytes that the buffers of all three agents may use, beside the slots of one node."""
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
@@ -72,7 +72,7 @@ async def test_what_is_used_while_steps_are_kept_is_what_admission_counts(fleet:
     before, shared_before = resident("VmRSS"), resident("RssShmem")
     await fleet.launch()
     await fleet.train(4)
-    # Slots are shared memory and stay mapped. The rest of the peak is private memory.
+    # The slots are shared memory and stay mapped. What remains of the peak is the private memory of the agents.
     private = resident("VmHWM") - before - (resident("RssShmem") - shared_before)
     (needed,) = counted
     for node in fleet.nodes:

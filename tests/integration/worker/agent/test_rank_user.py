@@ -19,9 +19,9 @@ from worker.ranks.files import make_home
 
 pytestmark = pytest.mark.integration
 USER = RankUser(os.getuid() or 61_244, os.getgid() or 61_245)
-"""User of the ranks: root may choose any user, other users only themselves.
+"""User of the ranks: root may choose any user, and any other user only itself.
 
-A release removes this user's files in /tmp, so that no other test may use the same user.
+The end of a job removes this user's files in /tmp, so no other test may use the same user.
 """
 
 

@@ -73,7 +73,7 @@ def serve(family: int, address: str) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def metadata_service() -> AsyncIterator[None]:
-    """Run a machine with both addresses of the service at the other end of this thread's only network link."""
+    """Run the metadata service, at both its addresses, at the other end of this thread's only network link."""
     own_network()
     with ThreadPoolExecutor(1) as far_end:
         thread = far_end.submit(own_network).result()

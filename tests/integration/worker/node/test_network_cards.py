@@ -44,9 +44,9 @@ def received(line: socket.socket, size: int) -> int:
 
 @pytest.mark.allow_hosts(["10.77.0.0/24"])
 def test_streams_go_over_all_cards_both_ways(class_net: Path) -> None:
-    """Packets of the second card's streams leave through the second card.
+    """Packets of streams on the second card leave through the second card.
 
-    A VPC drops packets that leave through another card.
+    In a VPC, packets that leave through another card would be dropped.
     """
     if not may_have_one():
         pytest.skip("no right to a network namespace")

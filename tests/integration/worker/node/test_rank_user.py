@@ -303,9 +303,9 @@ async def sent_is_the_ranks_alone(made: Machine, plan: GenerationPlan) -> None:
 
 
 def test_looks_at_a_rank_and_commands_beside_it_run_on() -> None:
-    """The agent reads the stacks of a warm rank and runs commands beside it.
+    """The agent reads the stacks of a rank that a template process has forked, and runs commands beside it.
 
-    A warm rank changes its user without an exec, so the kernel hides the process. The shim makes the process readable
+    Such a rank changes its user without an exec, so the kernel hides the process. The shim makes the process readable
     again.
     """
 

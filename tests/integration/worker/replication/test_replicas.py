@@ -1647,7 +1647,7 @@ async def test_a_restarted_holder_is_not_stuck_with_a_half_received_shard(pair: 
     again = SlotStore(root, memory_bytes=1 << 20)
     assert pair.owner_store.run is not None
     again.open_run(pair.owner_store.job, pair.owner_store.run)
-    # end the writers of the shard, as `Member.adopt` does if the shard's rank is on another node
+    # Declare the writers of the shard as ended, as `Member.adopt` does if the shard's rank is on another node.
     again.settle_copiers(RANK)
     assert (
         await again.grant(RANK, content(2), keep={content(1)}, capacity_bytes=4000, layout_hash=LAYOUT, slot_count=2)

@@ -176,7 +176,7 @@ def note_reports(network: Network, node: Node) -> list[RankRound]:
 
 @pytest.fixture
 async def pair() -> AsyncIterator[Network]:
-    """Yield the coordinator and one member. Their ranks vote only when the test calls `say`."""
+    """Yield two nodes: the coordinator and another one. Their ranks vote only when the test calls `say`."""
     made = Network(2)
     for node in made.nodes:
         node.votes = False

@@ -199,7 +199,7 @@ async def test_a_hello_with_what_no_node_has_is_refused(service, token, node, ch
 
 
 async def test_a_node_has_joined_with_its_first_report(service, token, node):
-    # the agent has sent no report, so its welcome may be lost and the instance may join again
+    # The agent has sent no report. It may have missed the answer to its join, so the instance may join again.
     for agent in ("a1", "a2"):
         async with line(service, token) as opened:
             session = (await join(opened, node, agent)).session_token

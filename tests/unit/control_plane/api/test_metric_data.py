@@ -34,7 +34,7 @@ def log(service, client, source, fleet):
 def test_what_is_no_number_any_more_is_told_all_the_same(client, log):
     """NaN and infinity reach the caller as numbers.
 
-    JSON cannot contain them, so the service sends them as text, as AWS does. The client converts the text.
+    JSON has no form for them, so the service sends them as text, as AWS does, and the client converts the text.
     """
     log("loss", {3: float("nan"), 4: float("inf"), 5: 0.5})
     (result,) = client.get_metric_data(TrainingJobName="gpt")["MetricDataResults"]

@@ -185,7 +185,7 @@ def test_a_reader_sees_one_state_whatever_is_committed_meanwhile(database: Datab
 def test_how_transactions_see_each_other_is_no_matter_of_the_databases_settings(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Transactions set their own isolation levels, independent of the database's default.
+    """Transactions set their own isolation levels, whatever the database's default is.
 
     Under a stricter level, a writer would read the state from before it acquired the lock.
     """

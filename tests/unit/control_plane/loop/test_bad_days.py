@@ -945,7 +945,7 @@ async def test_a_database_that_is_lost_again_and_again_in_a_recovery_loses_no_de
 ) -> None:
     """Every third commit fails with a cut connection during a recovery. The recovery loses no decision.
 
-    The failing commits are those of passes and of their effects.
+    Commits of passes fail, and also commits of the work that passes start.
     """
     world.submit()
     await world.running()

@@ -125,7 +125,7 @@ async def test_a_stop_while_the_first_launch_hangs_ends_within_30_s(world: World
 async def test_a_stop_during_slow_steps_waits_for_the_agreement(world: World) -> None:
     """All steps are slow but within every time limit.
 
-    A stop request waits for the ranks' agreement, and no hang is suspected.
+    A stop request waits until the ranks agree on a step, and the control plane suspects no hang.
     """
     world.submit()
     await world.running()

@@ -1,6 +1,6 @@
 """The notice reader passes events from a queue to the loops.
 
-Events may be duplicated, late, malformed or about foreign instances. Several servers read the queue.
+Events may be duplicated, late or malformed, or name instances of no fleet. Several servers read the queue.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def small(tmp_path: Path):
 
 
 async def stands(world: World, name: str = "low") -> None:
-    """Run the loops until all ranks of a job have stopped at an agreed step and have ended."""
+    """Run the loops until all ranks of a job have stopped after the same agreed step, and end the ranks."""
     await world.until(lambda: world.job(name).state == JobState.PAUSING and world.is_stopped)
     world.finish(name)
     await world.tick()

@@ -274,9 +274,9 @@ class Agent:
         return max(max(self.boundary.values(), default=-1) - (not self.has_ended_well), -1)
 
     def seen(self, rank: Rank, holder: NodeId) -> tuple[Step, float]:
-        """Return the newest step that the owner has verified on a holder for a rank, and the time of the verification.
+        """Return the newest step of a rank that the owner has verified on a holder, and the time of this verification.
 
-        If the holder is unreachable, return the last verified step.
+        If the holder is unreachable, return the step that was verified last.
         """
         before = self.verified.get((rank, holder), (Step(-1), 0.0))
         if not self.world.serves(holder) or not self.world.serves(self.node_id):
@@ -525,7 +525,7 @@ class World:
         self.left_faults: dict[NodeId, tuple[NodeFault, ...]] = {}
         self.before_pass: Callable[[], Awaitable[None]] | None = None
         self.hangs = False
-        """True if calls to S3 and AWS that a sweep starts take longer than the sweep."""
+        """True if calls to S3 and AWS that one turn of the loops starts are still running when the next turn begins."""
         self.add_fleet(FLEET, GROUP, "us-east-1a", nodes=nodes, spares=spares, max_size=max_size)
         self.start_server()
 
@@ -695,7 +695,7 @@ class World:
     async def tick(self, seconds: float = 0.5) -> None:
         """Advance time, and let each agent and each control-plane loop act once.
 
-        Calls to S3 and AWS that a loop starts complete before any agent acts, unless `hangs` is True.
+        Calls to S3 and AWS that a loop starts end before any agent acts, unless `hangs` is True.
         """
         self.now += timedelta(seconds=seconds)
         self.operator.advance(timedelta(seconds=seconds))
@@ -731,7 +731,8 @@ class World:
             await sweep()
             await self.runner.job_loop.idle()
             if not self.hangs:
-                # this completes the calls of the sweep, so that the order of events is the same in every run
+                # This completes the calls that the loops have started, so that the order of events is the same in every
+                # run.
                 await self.runner.executor.close()
         for agent in list(self.agents.values()):
             await agent.act()
@@ -763,7 +764,7 @@ class World:
     async def upload(self, step: int, name: str = "gpt", *, seconds: float = 0.0, nodes: int | None = None) -> None:
         """Report every agent's shard of a step as uploaded to S3, after an upload of `seconds`.
 
-        With `nodes`, only that many agents have uploaded their shards, in the order of GROUP_RANK.
+        With `nodes`, only the first agents in the order of GROUP_RANK have uploaded their shards: as many as `nodes`.
         """
         for agent in self.team(name)[:nodes]:
             assert agent.run is not None

@@ -26,7 +26,8 @@ def train(
 ) -> tuple[Budget, list[float], int]:
     """Simulate iterations of 1 s, each `extra` seconds longer while a snapshot is sent.
 
-    Return the budget, the durations of all iterations and the number of snapshots.
+    Return the budget (which chooses the interval of snapshots), the durations of all iterations and the number of
+    snapshots.
     """
     rng = random.Random(seed)
     seconds: list[float] = []
@@ -189,6 +190,6 @@ def test_a_snapshot_that_now_and_then_lasts_longer_costs_one_proposal_at_a_rest(
         budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=True, has_begun=number % 8 != 7)
     assert 1.0 < budget.iterations_per_snapshot < 1.5
     assert budget.distance == 2
-    # The first iteration of the pause still overlaps the snapshot that began before the pause.
+    # Snapshots pause. The first iteration of the pause still overlaps the snapshot before it.
     budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=True, has_begun=False)
     assert budget.distance == 2, "nothing quiet was seen: it rests again"

@@ -119,7 +119,7 @@ def test_a_step_is_never_proposed_twice() -> None:
 
 
 def test_after_one_late_round_every_step_is_proposed_again_soon() -> None:
-    """One late round makes the coordinator propose two steps ahead, but only for a few rounds.
+    """After one late round, the coordinator proposes steps two steps ahead, but only for a few rounds.
 
     Otherwise, a short training would lose half of its commits.
     """

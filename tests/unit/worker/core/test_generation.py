@@ -1,4 +1,7 @@
-"""Phases of a generation on a node. The table of transitions permits exactly promise, load and start."""
+"""The phases of a generation on a node: promised, loaded, running and ended.
+
+The table of transitions permits only the commands that fit the present phase.
+"""
 
 from __future__ import annotations
 

@@ -93,8 +93,8 @@ class Node:
     def try_late_pacing(self) -> None:
         """Run iterations until the node has decided between paced and unpaced transfers.
 
-        A paced iteration takes 1.0 s, and an unpaced iteration 1.1 s. After a paced iteration, the next one has no
-        capture.
+        A paced iteration takes 1.0 s, and an unpaced iteration 1.1 s. The transfer of a paced iteration is late, so the
+        next iteration has no capture.
         """
         is_late = False
         while self.traffic.trial.verdict is None:
@@ -185,9 +185,9 @@ def test_chunks_go_at_once_where_pacing_has_nothing_to_gain(
 
 
 def test_chunks_go_at_once_where_iterations_are_no_shorter_for_pacing() -> None:
-    """The node sends chunks without pacing where pacing does not shorten iterations.
+    """Pacing makes iterations no shorter, for example because agents and ranks share the cores.
 
-    This happens, for example, if agents and ranks share the cores.
+    The node then sends chunks at once.
     """
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""CPU priorities: of threads that compute for a long time, and of sessions for which ranks wait."""
+"""CPU priorities of threads that compute for a long time, and of sessions of processes for which ranks wait."""
 
 from __future__ import annotations
 

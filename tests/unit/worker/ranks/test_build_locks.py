@@ -72,7 +72,7 @@ def test_where_nothing_was_ever_built_nothing_happens(tmp_path: Path) -> None:
 def test_nothing_is_removed_but_from_the_ranks_own_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The agent removes locks only in folders that belong to the ranks' user.
 
-    In such a folder, a link may point to any other folder.
+    A rank could place a link to any other folder there, and the agent must not follow it.
     """
     name, lock = str(tmp_path), tmp_path / "private/py311_cpu/cpu_adam/lock"
     lock.parent.mkdir(parents=True)

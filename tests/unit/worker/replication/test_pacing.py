@@ -174,7 +174,7 @@ def test_the_link_is_what_the_fastest_of_enough_transfers_says() -> None:
         wire.bytes_per_second = 1_000_000.0 / number
         wire.carry(1_000_000)
         assert wire.pacer.bytes_per_second is None
-    wire.bytes_per_second = 1e12  # at this rate, a transfer takes only the latency
+    wire.bytes_per_second = 1e12  # at this rate, a transfer takes hardly longer than the link's latency
     wire.carry(TELLING_BYTES - 1)
     assert wire.pacer.bytes_per_second is None
     wire.bytes_per_second = 3_000_000.0

@@ -237,7 +237,10 @@ class Asked(socket.socket):
 async def test_a_stream_has_its_buffers_even_where_the_kernel_gives_everybody_less(
     is_root: bool, asked: tuple[int, int]
 ) -> None:
-    """Many kernels limit buffers to 208 KiB, which allows 0.2 GB/s at a round trip of 1 ms."""
+    """A stream gets large buffers although the kernel's limit for all users is low.
+
+    Many kernels limit buffers to 208 KiB, which allows only 0.2 GB/s at a round trip of 1 ms.
+    """
     streams, line = Streams(), Asked(is_root=is_root)
     streams.add(line)
     assert {option for option, value in line.options.items() if value == BUFFER_BYTES} == set(asked)

@@ -57,10 +57,9 @@ def test_without_a_node_the_kernel_is_not_asked() -> None:
 
 
 def test_the_real_thread_has_the_policy_that_it_had() -> None:
-    """The agent restores the thread's memory policy. The real kernel is asked for memory node 0, which every machine
-    has.
+    """The agent requests memory node 0 from the real kernel, and then restores the thread's earlier memory policy.
 
-    A container may refuse the request.
+    Every machine has memory node 0. A container may refuse the request.
     """
     before = set_policy(None)
     with near(0):

@@ -20,7 +20,7 @@ from worker.storage.frozen import FrozenTensors
 from worker.storage.object_store import ObjectStore
 
 BASES = {f"base{number}": bytes([number]) * 320 for number in range(4)}
-"""Frozen tensors. Two of them fill a group."""
+"""Frozen tensors of a rank, by name. Two of them fill one group, which is stored as one frozen object."""
 GROUP_BYTES, LEAST_BYTES = 640, 100
 
 

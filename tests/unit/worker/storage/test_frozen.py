@@ -161,7 +161,10 @@ async def test_a_difference_between_ranks_is_kept(tmp_path: Path) -> None:
 
 
 async def test_tensors_that_change_in_spite_of_their_declaration_go_into_the_shard(tmp_path: Path) -> None:
-    """Averaged weights need no gradient and change at each step."""
+    """A tensor that counted as frozen changes at each step, as averaged weights do, which need no gradient.
+
+    It is uploaded in the shard. Once it has stayed the same for an upload, it is uploaded as frozen again.
+    """
     objects, node = Recorder(), Node.of(tmp_path / "node")
     await node.upload(objects, 1)
     objects.sent_frozen()
@@ -257,7 +260,10 @@ async def test_a_slot_that_changes_during_the_upload_gives_no_frozen_object(tmp_
 
 
 async def test_a_damaged_slot_is_never_named_by_a_shard(tmp_path: Path) -> None:
-    """The damage precedes the upload, so a frozen object has it under the digest of the damaged content."""
+    """A slot is damaged before its upload. The upload fails, and no shard is stored that would name the damaged tensor.
+
+    Only frozen objects may have been stored. Their names contain the digest of the damaged content.
+    """
     objects, node = Recorder(), Node.of(tmp_path / "node")
     slot, payload = await node.seal(1, BASES)
     with slot.payload(128, 129) as view:
