@@ -90,13 +90,13 @@ class CheckpointReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the parts of tensors that the plan requests, and copy the parts into the planner's tensors.
+        """Copy the requested pieces of tensors from the checkpoint into the planner's tensors.
 
-        The checkpoint stores each tensor in boxes. A box is read once, even if the plan requests several parts of the
-        box. Memory: one box at a time.
+        The checkpoint stores each tensor in boxes: the rectangular pieces that ranks held. A box is read once, even if
+        several pieces of it are requested. Memory: one box at a time.
 
         Args:
-            plan: the requested parts of boxes on this rank.
+            plan: the pieces that this rank needs, each within one box.
             planner: provides this rank's tensors, which receive the data.
 
         Returns:

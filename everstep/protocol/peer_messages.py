@@ -249,10 +249,10 @@ class FetchShard(Message, frozen=True):
 
 
 class UploadPart(Message, frozen=True):
-    """The owner's request that a holder sends one part of the upload of a shard to S3.
+    """The request of a shard's owner that a holder uploads one part of the shard to S3.
 
-    The holder reads the part from its replica. The answer is `PartStored`, or `ShardRefused` if the holder cannot help.
-    The holder keeps the replica until the session ends.
+    The holder reads the bytes from its copy of the shard, and keeps the copy until the session ends. The answer is
+    `PartStored`, or `ShardRefused` if the holder cannot upload the part.
     """
 
     owner_rank: Rank

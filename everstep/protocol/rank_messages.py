@@ -343,11 +343,12 @@ class RankHello(Message, frozen=True):
 
 
 class Arriving(Message, frozen=True):
-    """The agent's first answer while the snapshot of the base step is still loading. `Welcome` follows.
+    """The agent's first answer while it still loads the snapshot that the rank restores.
 
-    The snapshot's index is complete. The page's field `verified` holds the verified length of the payload. The rank may
-    copy verified bytes, but must not train before `Welcome`. If the page's `load` differs from this message's `load`,
-    the agent may rewrite the slot. Then all copied bytes are invalid, and another `Arriving` or a `Welcome` follows.
+    `Welcome` follows. The snapshot's index is complete. The shared page's field `verified` is the number of bytes at
+    the beginning of the payload that are verified. The rank may copy these bytes, but must not train before `Welcome`.
+    If the page's `load` differs from this message's `load`, the agent may overwrite the slot. All copied bytes are then
+    invalid, and another `Arriving` or a `Welcome` follows.
     """
 
     generation: Generation
@@ -372,10 +373,11 @@ class EarlierLayout(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The agent's report that all nodes have verified the shards that their ranks restore.
+    """The agent's report that every node has verified the shards that its ranks restore.
 
-    The rank may then restore. The message contains the paths of the slot to restore from and of the rank's page.
-    With `relayout`, no shard is verified yet: the agent verifies each earlier shard when a rank asks for it.
+    The rank may then restore. The message contains the paths of the slot to restore from and of the shared page.
+    Exception: with `relayout`, no shard is verified yet, and the agent verifies each earlier shard when a rank requests
+    it.
     """
 
     generation: Generation

@@ -151,10 +151,10 @@ class SlotMemory:
         return self.payload.data_ptr() - HEADER_BYTES, len(self._map)
 
     def views(self, plan: CapturePlan) -> list[torch.Tensor]:
-        """Return a view for each planned tensor, with its shape and dtype.
+        """Return a view of the slot for each tensor of the plan, with the tensor's shape and dtype.
 
-        The first call for a plan writes the plan's constant bytes: zeros between tensors, and the beginning of the
-        index.
+        The first call for a plan writes the bytes that are the same in every snapshot: zeros between tensors, and the
+        beginning of the index.
         """
         if self._plan is not plan:
             self._views = [view_of(self.payload, entry) for entry in plan.entries]

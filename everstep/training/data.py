@@ -457,7 +457,7 @@ class PlacedSampler:
         return self._skip_count is not None
 
     def resume(self, place: Place | None, skip_count: int) -> None:
-        """Make the next walk continue the interrupted walk at `place`.
+        """Make the next walk continue the interrupted walk whose progress is `place`.
 
         `skip_count` is the number of items of the interrupted walk that the script received. If `place` is None, the
         next walk starts a new epoch.
@@ -557,13 +557,15 @@ class Walk:
             yield item
 
     def repeat(self, skip_count: int) -> Sequence[object]:
-        """Repeat the walk up to its place. Afterwards the generators have the same states as before the call.
+        """Repeat the walk up to the item that the loader requested last.
+
+        Afterwards, the generators are in their earlier states.
 
         Args:
             skip_count: number of items whose batches the script received.
 
         Returns:
-            Items up to the place whose batches the script did not receive.
+            The repeated items whose batches the script did not receive.
         """
         waiting: list[object] = []
         with rng.kept(self._generators):
@@ -782,7 +784,7 @@ class _Replayed:
 
 
 def check_apart(streams: Iterable[DataStream]) -> None:
-    """Reject two loaders that share a generator if one of them restores the generator from its own state.
+    """Raise an error if two loaders share a generator and one of them restores it from its own state.
 
     Args:
         streams: all registered streams.

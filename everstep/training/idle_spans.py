@@ -27,17 +27,18 @@ Interval = tuple[float, float]
 
 
 def idle_spans(busy: Sequence[Interval], boundaries: Sequence[float]) -> tuple[IdleSpan, ...]:
-    """Return the idle spans of a typical iteration.
+    """Return the time spans of a typical iteration in which training does not use the network.
 
     The result uses medians. GEMINI (section 5.4) uses averages, but one delayed iteration would shift the averages of
     all later spans and inflate their deviations.
 
     Args:
         busy: intervals in which the network was in use, in any order. They may overlap.
-        boundaries: times of the boundaries between iterations, ascending, on the same clock.
+        boundaries: times at which iterations ended, ascending, on the same clock.
 
     Returns:
-        Spans in order of time, relative to the boundary. Empty if the network was never used or no pattern repeats.
+        Spans in order of time, in seconds since the end of the previous iteration. Empty if the network was never used
+        or no pattern repeats.
     """
     iterations = list(itertools.pairwise(boundaries))
     if not iterations or not busy:

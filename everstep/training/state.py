@@ -150,7 +150,7 @@ class RankState:
         return torch.cuda.device(min(devices)) if devices else nullcontext()
 
     def observe(self) -> Observed:
-        """Return the current state. The training thread calls this at every captured boundary.
+        """Return the current state. The training thread calls this for every snapshot.
 
         Returns:
             Live tensors and encoded values.

@@ -87,17 +87,17 @@ def decide(view: RankView, half: AgentHalf) -> Decision:
 
 
 def decide_alone(view: RankView, word: AgentHalf) -> Decision:
-    """Return the rank's next actions while the agent is disconnected or the page is unreadable.
+    """Return what the rank does next while the agent is disconnected or the page is unreadable.
 
-    Without the agent the rank captures no step, answers no stop and waits for no upload. It still stops at a stop that
-    it has accepted.
+    Without the agent, the rank captures no step, answers no stop and waits for no upload. It still stops after the step
+    of a stop that it has accepted.
 
     Args:
         view: the rank's own state.
         word: the agent's half of the page as the rank last read it, of this generation.
 
     Returns:
-        A decision to stop at this boundary, to wait for the agent because other ranks may stop here, or to continue.
+        A decision to stop after this step, to wait for the agent because other ranks may stop here, or to continue.
     """
     is_here = word.stop == view.boundary
     has_agreed = view.echo_step == word.stop

@@ -98,7 +98,9 @@ class Buffers:
         self._check(self._places[len(self._places) - len(self._late) :])
 
     def observe(self) -> tuple[list[StateTensor], Tree]:
-        """Return the live buffers, the names that share a tensor, and the devices. Called at every captured boundary.
+        """Return the live buffers, the names that share a tensor, and the devices.
+
+        Called for every snapshot.
 
         Returns:
             Tensors, and a tree for `load`.

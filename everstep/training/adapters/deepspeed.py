@@ -472,9 +472,9 @@ def _is_on_nvme(offload: Any) -> bool:
 
 
 def check_accumulation(name: str, engine: Any) -> None:
-    """Reject a boundary between two micro-batches of one step.
+    """Raise an error if the script calls `boundary` between two micro-batches of one step.
 
-    If the script sets DeepSpeed's gradient accumulation boundary itself, the check trusts the script.
+    If the script itself sets DeepSpeed's gradient accumulation boundary, the check trusts the script.
 
     Args:
         name: registered name of the engine, for the error.
