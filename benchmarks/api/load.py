@@ -175,8 +175,7 @@ def _report(node: NodeId, number: int, ranks: int) -> AgentReport:
     """Return the report of a node on which a job trains.
 
     The job has `ranks` ranks on this node, and each rank's shard is stored on two nodes. Two reports of a node differ
-    only
-    in the step.
+    only in the step.
     """
     of_node: Sequence[int] = range(ranks)
     member = MemberReport(

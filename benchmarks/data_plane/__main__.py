@@ -236,8 +236,7 @@ def floors_of(launches: list[list[report.Seconds]], state_bytes: int) -> dict[st
     """Return the floors of one system: a median per floor and launch, with one entry per launch.
 
     If the system was launched only once, the measurements of that launch are split into an earlier and a later half.
-    The
-    report can then still show whether the floor changed.
+    The report can then still show whether the floor changed.
 
     Args:
         launches: floor measurements of each launch, in order.

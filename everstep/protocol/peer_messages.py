@@ -80,8 +80,9 @@ class Challenge(Message, frozen=True):
 
 
 class Answer(Message, frozen=True):
-    """The dialler's proof that it holds the generation's key, computed from the listener's nonce. The listener replies
-    with `Accepted` or `Refused`.
+    """The dialler's proof that it holds the generation's key, computed from the listener's nonce.
+
+    The listener replies with `Accepted` or `Refused`.
     """
 
     mac: bytes

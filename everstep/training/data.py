@@ -559,7 +559,7 @@ class Walk:
     def repeat(self, skip_count: int) -> Sequence[object]:
         """Repeat the walk up to the item that the loader requested last.
 
-        Afterwards, the generators are in their earlier states.
+        Afterwards, the generators have the same states as before the call.
 
         Args:
             skip_count: number of items whose batches the script received.
