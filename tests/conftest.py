@@ -26,7 +26,7 @@ def _seed_torch(seed: int) -> None:
         torch.manual_seed(seed)
 
 
-# Examples have no deadline, because a busy machine runs them slowly.
+# Hypothesis sets no time limit per example, because a busy machine runs the examples slowly.
 settings.register_profile("everstep", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("everstep")
 

@@ -1,17 +1,18 @@
 """Explicit-state model of parity protection (docs/adr/0035-parity-in-memory.md), over the real decision code.
 
-    worker.core.rounds.Shard, Coordinator       rounds, votes, views: a member's peers are its group's other members
+    worker.core.rounds.Shard, Coordinator       reports and votes; the holders of a member are the rest of its group
     worker.core.slots.writable, kept            which slot may be written, for shards and for shares
-    control_plane.core.recovery.choose          the base of a new generation, its sources and keep lists
-    control_plane.core.placement.plan           the groups
-    tests.model.parity_rules                    accumulation of a share, and what survivors can rebuild
+    control_plane.core.recovery.choose          the step from which a generation starts, and the slots to keep for it
+    control_plane.core.placement.plan           the groups of nodes
+    tests.model.parity_rules                    how a share is accumulated, and what survivors can rebuild
 
 Each node has one rank. A rank captures and seals a step at once, because `tests.model.step_protocol` explores captures.
 This model explores contributions: chunks that arrive twice, lines that break, agents that restart between two chunks,
 offers of outdated steps, headers and shares that memory damages, and losses at every moment, also during a restore.
 
-The bytes of a share are symbolic: the set of the shards that it contains an odd number of times. A second application
-of a chunk removes the shard from the set, exactly as XOR does.
+A share is the XOR of one part of each shard of the group's other members. Its bytes are symbolic here: the set of the
+shards that it contains an odd number of times. A second application of a chunk removes the shard from the set, exactly
+as XOR does.
 
     python -m tests.model.parity NODES GROUP STEPS FAULTS [--bug NAME] [--walks N] [--seed S] [--steady]
 """
@@ -50,7 +51,7 @@ Token = tuple[int, Content]
 DAMAGE: Token = (-1, Content(Generation(0), Step(0)))
 """A token that stands for changed bits. A share that a memory fault has damaged contains it."""
 SHARE = 1_000
-"""Offset that marks a share. An inventory or a keep list names a share by its holder's rank plus this number."""
+"""Offset that marks a share. Inventories and plans name a share by its holder's rank plus this number."""
 REBUILT = NodeId("rebuilt")
 """A fictitious node in the survey for `recovery.choose`. It holds the shards that the survivors can rebuild."""
 WEIGHTS = {

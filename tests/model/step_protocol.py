@@ -1,9 +1,9 @@
 """Explicit-state model of the step protocol (docs/design.md#rounds), with the real decision code.
 
-    worker.core.rounds.Shard, Coordinator       rounds, votes, views
+    worker.core.rounds.Shard, Coordinator       reports, votes, and which holders count
     worker.core.slots.writable, kept            which slot may be written
-    everstep.training.step_rules.decide         a rank's action at a boundary
-    control_plane.core.recovery.choose          the base of a new generation, its sources and keep lists
+    everstep.training.step_rules.decide         what a rank does after a step
+    control_plane.core.recovery.choose          the step from which a generation starts, and the slots to keep for it
 
 All other events may occur at any later moment: a report or an announcement is received, a copier finishes, a stream
 progresses, an agent or the coordinator restarts, a holder is dropped, nodes die, promise or load. The next failure may
@@ -1140,7 +1140,7 @@ class Model:
 
 
 def _as(kind: type[T], value: T) -> T:
-    """Return the same state with the rules of `kind`."""
+    """Return the value as an object of the class `kind`, whose rules apply from then on."""
     return kind(**{each.name: getattr(value, each.name) for each in fields(value)})  # type: ignore[arg-type]
 
 

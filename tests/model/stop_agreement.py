@@ -43,10 +43,10 @@ class Violation(Exception):
 
 
 class Mode(IntEnum):
-    """Position of a rank relative to a boundary or to the end.
+    """Position of a rank.
 
-    AT a boundary; BETWEEN two boundaries; WAITING at an announced stop; STOPPED at a confirmed stop; CLOSING inside
-    `close()`; CLOSED.
+    AT: a step has just ended. BETWEEN: the rank is in a step. WAITING: at an announced stop. STOPPED: at a confirmed
+    stop. CLOSING: inside `close()`. CLOSED: after it.
     """
 
     AT = 0

@@ -43,7 +43,7 @@ class Process(NamedTuple):
     is_connected: bool = True
     """True while the process has a connection to its agent."""
     is_closing: bool = False
-    """True while the process waits at its last boundary, inside `close()`."""
+    """True while the process waits inside `close()`, after its last step."""
 
     @property
     def settled(self) -> int:

@@ -26,7 +26,7 @@ For each call: the only fixture or hook that may contain it.
 
 
 def starts(path: Path) -> list[tuple[str, str]]:
-    """Return each starting call of a file with the function around it."""
+    """Return each call of a file that starts a heavy program, with the function around the call."""
     found = []
     tree = ast.parse(path.read_text())
     around = {

@@ -29,7 +29,7 @@ BANNED = re.compile(
 )
 """Everyday verbs that docstrings of public classes and functions replace by verbs of the field."""
 WORDS_OF_AN_ENTRY = 5
-"""Fewest words of an entry that has neither a unit nor a value."""
+"""Fewest words of an `Args` entry in which neither a unit nor a value occurs."""
 INFORMATIVE = re.compile(r"[`\d/]|second|byte|None|empty|path|step|rank|node|UTC|ms\b", re.IGNORECASE)
 
 

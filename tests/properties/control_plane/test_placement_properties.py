@@ -1,7 +1,7 @@
 """On small clusters, the placement of shards is as good as the best one of an exhaustive search.
 
-A shard is exposed if all its holders are in one failure domain. The placement exposes no shard without need, and
-changes no group without need.
+A shard is exposed if all its holders are in one failure domain. The placement exposes a shard, or changes a group, only
+where every other placement would be worse.
 """
 
 from __future__ import annotations

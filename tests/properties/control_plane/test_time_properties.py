@@ -151,7 +151,7 @@ def test_only_the_time_in_which_ranks_made_new_steps_is_training(story: list[Eve
 
 
 def check_incidents(world: Stamped) -> None:
-    """Assert that the phases of all incidents equal the ledger."""
+    """Check that the phases of all incidents together have the same seconds as the entries of the ledger."""
     record = world.job.record
     until = accounting.accounted_until(record)
     for name, bucket in zip(

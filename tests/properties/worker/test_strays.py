@@ -88,7 +88,7 @@ class Node:
 
 
 class DropsAtFirstRequest(Strays):
-    """A planted bug: as soon as a new shard needs a slot, every stray that occupies memory is dropped."""
+    """A planted bug: as soon as a new shard needs a slot, every stray is dropped that uses the memory for it."""
 
     __slots__ = ()
 

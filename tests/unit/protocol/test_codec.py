@@ -156,7 +156,8 @@ def test_a_code_of_a_fault_is_a_plain_word_on_the_line(code: FaultCode) -> None:
     assert encode(fault) == encode(msgspec.structs.replace(fault, code=str(code.value)))
     read = decode(encode(fault), NodeFault)
     assert read == fault
-    assert read.code in {code}  # the control plane looks up codes in sets
+    # A code must work as a member of a set, because the control plane looks up codes in sets.
+    assert read.code in {code}
 
 
 def test_an_oversized_message_is_neither_sent_nor_read() -> None:

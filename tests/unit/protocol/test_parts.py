@@ -1,4 +1,4 @@
-"""A flat range of a tensor is cut into boxes that hold exactly its elements, in their order."""
+"""A flat range of a tensor is cut into boxes (ranges in every dimension) with exactly its elements, in their order."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class Pair:
         await capture.seal()
 
     async def begin_capture(self, step: int) -> Capture:
-        """Grant a slot of the owner for a step."""
+        """Grant one of the owner's slots for a step. Return the capture, which the test continues."""
         committed = self.shard.committed
         keep = {content(committed)} if committed != NONE else set()
         index = await self.owner_store.grant(

@@ -186,9 +186,12 @@ async def pair() -> AsyncIterator[Network]:
 
 @pytest.fixture
 async def tree() -> AsyncIterator[Network]:
-    """0 ─┬─ 1 ─┬─ 3 ── 7, 8
-    │     └─ 4
-    └─ 2 ─── 5, 6"""
+    """Yield nine nodes whose messages travel over this tree. Node 0 is the coordinator.
+
+    0 ─┬─ 1 ─┬─ 3 ── 7, 8
+       │     └─ 4
+       └─ 2 ─── 5, 6
+    """
     made = Network(9, arity=2)
     yield made
     await made.close()

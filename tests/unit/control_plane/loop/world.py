@@ -440,7 +440,7 @@ class Agent:
         return found is not None
 
     def reads(self, rank: Rank, source: ShardSource) -> bool:
-        """Return True if a source has a shard with the digest in the plan."""
+        """Return True if the source still has the shard, and its digest is that in the plan."""
         if source.kind == "s3":
             return True
         holder = self.world.agents.get(source.node_id or NodeId(""))
@@ -474,7 +474,7 @@ class Agent:
 
 
 def record_of(rank: Rank, source: ShardSource) -> SlotRecord:
-    """Return the record of the slot that a source has."""
+    """Return the description of the slot in which a source has a rank's shard."""
     return SlotRecord(
         owner_rank=rank,
         origin_generation=source.origin_generation,

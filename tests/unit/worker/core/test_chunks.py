@@ -57,7 +57,8 @@ def test_p4d_gpt2_100b_fits_into_a_fraction_of_its_iteration() -> None:
         spans(*[0.5] * 8), shard, 1, **BUFFERS, bandwidth_bytes_per_second=400 * GBIT, alpha_seconds=1e-4, mu=0.8
     )
     assert sent(chunks) == shard
-    assert {chunk.span for chunk in chunks} == {0, 1, 2, 3, 4}  # 1.73 s with start-up times need five spans of 0.4 s
+    # With start-up times, the snapshot takes 1.73 s, which needs five spans of 0.4 s.
+    assert {chunk.span for chunk in chunks} == {0, 1, 2, 3, 4}
     assert max(chunk.bytes_count for chunk in chunks) == 32 * MIB
     busy = sum(Link(400 * GBIT, 1e-4).seconds(chunk.bytes_count) for chunk in chunks)
     assert 1.5 < busy < 1.8

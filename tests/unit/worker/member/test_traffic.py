@@ -376,7 +376,7 @@ def test_what_waits_for_a_span_waits_no_longer_when_chunks_are_to_go_at_once() -
         node.now = asyncio.get_running_loop().time() - 0.1
         while not isinstance(node.pacer.current, SpanPacer):
             node.iterate(0.0001)
-        # this chunk takes a second of the link, longer than any span
+        # This chunk would use the link for a second. No idle span is that long.
         waiting = asyncio.create_task(node.pacer.admit(10_000_000))
         await asyncio.sleep(0)
         assert not waiting.done()
@@ -432,7 +432,7 @@ def test_a_rank_that_does_not_iterate_leaves_the_network_to_snapshots(half: Rank
         node.now = asyncio.get_running_loop().time() - 0.1
         while not isinstance(node.pacer.current, SpanPacer):
             node.iterate(0.0001)
-        # this chunk takes a second of the link, longer than any span
+        # This chunk would use the link for a second. No idle span is that long.
         waiting = asyncio.create_task(node.pacer.admit(10_000_000))
         await asyncio.sleep(0)
         assert not waiting.done()

@@ -13,7 +13,7 @@ from worker.shm.numa import DEFAULT, PREFERRED, UNKNOWN, gpu_nodes, near, set_po
 
 
 class Kernel:
-    """One thread's memory policy."""
+    """A fake kernel that stores the memory policy of one thread."""
 
     def __init__(self, mode: int | None = DEFAULT) -> None:
         self.mode = mode

@@ -108,7 +108,7 @@ def test_what_nvml_tells(nvml: FakeNvml) -> None:
     reader = gpu_reader({})
     assert nvml.registered == [100, 101]
     nvml.events = [(1, 79), (1, 13)]
-    nvml.reasons = 0x4 | 0x40  # the power cap, which is harmless, and the thermal limit
+    nvml.reasons = 0x4 | 0x40  # two reasons for a lower clock: the power cap, which is harmless, and the thermal limit
     first, second = reader.read()
     assert first == GpuFacts(
         index=0, name="H200", ecc_uncorrectable=3, slowed_by=("heat, by hardware",), busy_percent=75.0
