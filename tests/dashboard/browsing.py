@@ -85,7 +85,7 @@ def watched(
     )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     yield page
-    # The page's requests may still wait for an answer of the test. After a failure, the test never answers.
+    # Drop the routes of the test. After a failure, it never answers the requests that still wait for it.
     page.unroute_all(behavior="ignoreErrors")
     context.close()
     expected = (*refusals, *(CUT_OFF if is_cut else ()))

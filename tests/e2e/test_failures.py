@@ -139,8 +139,8 @@ def test_a_second_instance_is_lost_during_the_recovery(start: Callable[..., Job]
 def test_a_rank_is_killed_in_the_middle_of_a_capture(start: Callable[..., Job]) -> None:
     """A rank is killed while one of its slots is being written.
 
-    The first captures of a launch are audited: such a capture ends only when the next step begins. A rank that waits
-    before that is therefore in the middle of a capture.
+    The first captures of a launch are audited: such a capture ends only just before the optimizer's next step. A rank
+    that waits before that is therefore in the middle of a capture.
     """
     victim = 2
     job = start(PAIRS, holds=tuple(f"1:{step}" for step in range(1, STEPS)))

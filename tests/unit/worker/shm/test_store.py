@@ -341,9 +341,9 @@ async def test_a_pinned_slot_is_not_granted(tmpfs: Path) -> None:
 async def test_chunks_that_arrived_count_only_for_the_same_content_in_the_same_file(
     tmpfs: Path, step: int, capacity: int, is_kept: bool
 ) -> None:
-    """Some chunks of a step have arrived, and then the slot's file is replaced by a new one, which contains zeros.
+    """A slot that has received a chunk is granted again. The chunk counts only for the same step in the same file.
 
-    The chunks no longer count, and are sent again before the slot is sealed.
+    A larger slot gets a new file, which contains zeros in place of the chunk.
     """
     store = opened(tmpfs)
     index = await grant(store, 1, slot_count=1)
