@@ -1,7 +1,7 @@
 """Instances in network namespaces: the local cloud cuts and slows their connections, and removes every namespace.
 
 The module runs in a network of its own. A new bridge in the machine's network would make every browser there cancel its
-requests, and another test process may use a browser at the same time.
+requests. Another test process may use a browser at the same time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ledger of a job's time agrees with the time stamps of its ranks.
 
 Stories contain launches, faults, pauses, hangs and absences of the control plane, in any order. The expected times
-follow from the stamp of every step and from the times at which a story stopped the ranks, not from decisions of the
+follow from the stamp of every step and from the times at which a story stopped the ranks. They use no decision of the
 control plane.
 """
 
