@@ -318,7 +318,7 @@ def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeou
 
 
 def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts) -> str:
-    """Return a sentence about ranks that wait within a limit that their script declared.
+    """Return a sentence about ranks that wait within a limit that their script, or a strategy, declared.
 
     Empty while no wait exceeds the learned limit of an ordinary step.
     """
@@ -331,10 +331,7 @@ def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts)
         return ""
     limit = max(status.limit_seconds for status in at_gate.values())
     waits = "waits" if len(at_gate) == 1 else "wait"
-    return (
-        f"{_named(at_gate, living)} {waits} in {_phases(at_gate)} on purpose, for at most {limit:g} s as the script "
-        "declares"
-    )
+    return f"{_named(at_gate, living)} {waits} on purpose (phase {_phases(at_gate)}), for at most {limit:g} s"
 
 
 def _is_due(now: float, still: float, suspicion: Suspicion, limit: Limits, timeouts: Timeouts) -> bool:

@@ -520,10 +520,10 @@ class TrainingSession:
     def _await_upload(self) -> Decision:
         """Wait while the upload of a finished step blocks training (`Decision.is_held`).
 
-        The rank reports the phase `wait`, so a long upload does not count as a hang.
+        The rank reports the phase `checkpoint`, so a long upload does not count as a hang.
         """
         begun = self._clock()
-        with self.phase("wait", limit_seconds=MAX_LIMIT_SECONDS):
+        with self.phase("checkpoint", limit_seconds=MAX_LIMIT_SECONDS):
             while True:
                 self._guard.reach()
                 self._link.wait(LOOK_SECONDS)

@@ -89,21 +89,23 @@ def decide(view: RankView, half: AgentHalf) -> Decision:
 def decide_alone(view: RankView, word: AgentHalf) -> Decision:
     """Return what the rank does next while the agent is disconnected or the page is unreadable.
 
-    Without the agent, the rank captures no step, answers no stop and waits for no upload. It still stops after the step
-    of a stop that it has accepted.
+    Without the agent, the rank captures no step and answers no stop. It still stops after the step of a stop that it has
+    accepted, and it still waits for an upload, because the other ranks wait too.
 
     Args:
         view: the rank's own state.
         word: the agent's half of the page as the rank last read it, of this generation.
 
     Returns:
-        A decision to stop after this step, to wait for the agent because other ranks may stop here, or to continue.
+        A decision to stop after this step, to wait for the agent because other ranks wait or may stop here, or to
+        continue.
     """
     is_here = word.stop == view.boundary
     has_agreed = view.echo_step == word.stop
     return Decision(
         must_wait=is_here and has_agreed and word.stop_state is StopState.ANNOUNCED,
         is_stopped=is_here and word.stop_state is StopState.CONFIRMED,
+        is_held=0 < word.hold <= view.boundary,
     )
 
 

@@ -492,9 +492,10 @@ class Coordinator:
         """The step for whose upload all ranks wait, or `NONE`.
 
         The wait begins after the commit and requires no message of a rank, so it cannot block collective operations.
-        The wait ends when no agent uploads the step, also after failed uploads.
+        The wait ends when no agent uploads the step, also after failed uploads. It also ends when the ranks must stop,
+        so that the ranks reach the step of the stop while the upload continues.
         """
-        is_over = self.is_recovering or self.is_finished
+        is_over = self.is_recovering or self.is_finished or self._is_stopping
         return self.persist if self.is_blocking and self._is_storing and not is_over else NONE
 
     @property

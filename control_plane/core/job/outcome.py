@@ -77,7 +77,7 @@ def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
     record = decision.record
     if record.incident is not None and record.incident.state is IncidentState.CLOSED:
         record = replace(record, incident=None)
-    figures = {
+    figures: dict[str, object] = {
         "accounted_until": before.accounted_until,
         "microseconds": before.microseconds,
         "node_microseconds": before.node_microseconds,
@@ -89,19 +89,26 @@ def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
         "committed_at": before.committed_at,
         "pace": before.pace,
     }
+    if record.uploading is not None and before.uploading is not None:
+        figures["uploading"] = before.uploading
     if replace(record, **figures) == before:  # type: ignore[arg-type]
         is_due = now - before.progress_at >= PROGRESS_SECONDS
-        moved = (record.boundary, record.committed, record.proposed) != (
-            before.boundary,
-            before.committed,
-            before.proposed,
-        )
         is_charged = before.accounted_until is not None and now - before.accounted_until < 5 * PROGRESS_SECONDS
-        if not (is_due and moved) and is_charged:
+        if not (is_due and _has_moved(before, record)) and is_charged:
             return replace(decision, record=before)
-    if (record.boundary, record.committed, record.proposed) != (before.boundary, before.committed, before.proposed):
+    if _has_moved(before, record):
         record = replace(record, progress_at=now)
     return replace(decision, record=record)
+
+
+def _has_moved(before: JobRecord, record: JobRecord) -> bool:
+    """Return whether training or an upload has progressed."""
+    return (record.boundary, record.committed, record.proposed, record.uploading) != (
+        before.boundary,
+        before.committed,
+        before.proposed,
+        before.uploading,
+    )
 
 
 def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) -> JobRecord:

@@ -70,6 +70,7 @@ def start_new_generation(
         vacant_since=None,
         growth=None,
         suspicion=None,
+        uploading=None,
         boundary=reached,
         max_boundary=max(record.max_boundary, reached),
         failures=breakers.remembered(record.failures, failure if is_own_making and not is_passing else None, view.spec),

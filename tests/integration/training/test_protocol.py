@@ -613,7 +613,7 @@ def test_a_rank_waits_at_its_boundary_while_an_upload_blocks_training(tmp_path: 
         waited: list[tuple[int, Phase]] = []
 
         def end() -> None:
-            agent.wait_for(lambda: rank_half(agent).phase is Phase.WAIT)
+            agent.wait_for(lambda: rank_half(agent).phase is Phase.CHECKPOINT)
             waited.append((rank_half(agent).boundary, rank_half(agent).phase))
             agent.hold(0)
 
@@ -622,7 +622,7 @@ def test_a_rank_waits_at_its_boundary_while_an_upload_blocks_training(tmp_path: 
         step()
         session.boundary()
         thread.join()
-        assert waited == [(2, Phase.WAIT)]
+        assert waited == [(2, Phase.CHECKPOINT)]
         assert rank_half(agent).phase is Phase.TRAIN
         step()
         session.boundary()
@@ -630,14 +630,27 @@ def test_a_rank_waits_at_its_boundary_while_an_upload_blocks_training(tmp_path: 
         assert sum(message.blocked_seconds for _, message in agent.of_kind(Boundary)) > 0
 
 
-def test_a_rank_does_not_wait_for_an_upload_without_its_agent(tmp_path: Path, begin: Begin) -> None:
+def test_a_rank_that_waits_for_an_upload_outlives_its_agent(tmp_path: Path, begin: Begin) -> None:
+    """The rank waits until the restarted agent ends the wait, because the other ranks wait too."""
+    released = []
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         session, step = begin(agent)
         agent.hold(1)
-        agent.stop()
+
+        def restart() -> None:
+            agent.wait_for(lambda: rank_half(agent).phase is Phase.CHECKPOINT)
+            agent.stop()
+            agent.start()
+            agent.wait_for(lambda: len(agent.of_kind(RankHello)) == 2)
+            released.append(True)
+            agent.hold(0)
+
+        thread = threading.Thread(target=restart)
+        thread.start()
         step()
         session.boundary()
-        assert rank_half(agent).boundary == 1
+        assert released
+        thread.join()
 
 
 def test_a_rank_that_waits_for_a_stop_outlives_its_agent(tmp_path: Path, begin: Begin) -> None:

@@ -78,6 +78,8 @@ def test_decisions(view: RankView, half: AgentHalf, expected: Decision) -> None:
         (view(echo_step=7), half(stop=7, stop_state=StopState.ANNOUNCED), NOTHING),
         (view(echo_step=7), half(stop=7, stop_state=StopState.CONFIRMED), NOTHING),
         (view(echo_step=5), half(stop=5, stop_state=StopState.NONE), NOTHING),
+        (view(boundary=5), half(hold=5), Decision(is_held=True)),  # the other ranks wait for the upload, too
+        (view(boundary=4), half(hold=5), NOTHING),
     ],
 )
 def test_decisions_while_the_agent_is_away(view: RankView, word: AgentHalf, expected: Decision) -> None:

@@ -14,7 +14,11 @@ from pathlib import Path
 import pytest
 
 from control_plane.cloud.errors import CloudUnavailable
+from control_plane.core.states import JobState
 from control_plane.db import checkpoints
+from control_plane.loop import records
+from everstep.protocol.agent_messages import RunningUpload
+from everstep.protocol.ids import Rank, Step
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.loop.world import World
 
@@ -104,3 +108,15 @@ async def test_a_manifest_that_was_put_and_not_recorded_is_put_again_with_the_sa
     assert len(bodies) > 1
     assert len({*bodies}) == 1
     assert await restored_after_the_loss_of(world, 0) == 5
+
+
+async def test_a_lost_node_ends_the_upload_that_users_see(world: World) -> None:
+    await before_the_upload(world)
+    for rank, agent in enumerate(world.team()):
+        agent.running_uploads = (
+            RunningUpload(rank=Rank(rank), step=Step(5), object_name="", stored_bytes=1, object_bytes=100),
+        )
+    await world.until(lambda: records.job_record(world.job()).uploading is not None)
+    world.terminate(world.team()[0])
+    await world.until(lambda: world.job().state == JobState.PREPARING)
+    assert records.job_record(world.job()).uploading is None

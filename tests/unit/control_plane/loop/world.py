@@ -52,6 +52,7 @@ from everstep.protocol.agent_messages import (
     RankStatus,
     Release,
     RoundStatus,
+    RunningUpload,
     SendLines,
     ShardProtection,
     Start,
@@ -117,6 +118,7 @@ class Agent:
     notices: tuple[NodeNotice, ...] = ()
     """Announcements of AWS that the instance's own metadata contains."""
     uploads: tuple[UploadedShard, ...] = ()
+    running_uploads: tuple[RunningUpload, ...] = ()
     leaves_much: bool = False
     """True while the agent uploads output of ranks that ended with success.
 
@@ -249,6 +251,7 @@ class Agent:
             if is_coordinator
             else None,
             uploads=self.uploads,
+            running_uploads=self.running_uploads,
             faults=self.faults,
             restored_from=self.restored_from,
             measured=self.measured,

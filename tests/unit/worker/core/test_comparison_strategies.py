@@ -62,6 +62,12 @@ def test_ranks_wait_from_the_commit_until_no_agent_uploads_the_step() -> None:
     assert core.report(*both(2, 1, NONE, stored_step=Step(1))).hold == NONE
 
 
+def test_a_requested_stop_ends_the_wait() -> None:
+    core = stored_one().report(*both(2, 1, NONE, pinned_step=Step(1)))
+    assert core.hold == 1
+    assert core.request_stop().hold == NONE
+
+
 def test_a_failed_upload_ends_the_wait() -> None:
     core = stored_one().report(*both(2, 1, NONE, pinned_step=Step(1)))
     assert core.hold == 1
