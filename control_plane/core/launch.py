@@ -128,8 +128,10 @@ def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
     """Return the step that the nodes' memory should still hold.
 
     The result is the newer of two steps: the newest known committed step, and the step that the newest started
-    generation restored.
+    generation restored. The result is `FIRST_STEP` if the job's strategy restores no step from memory.
     """
+    if not STRATEGIES[spec.checkpoint_strategy].uses_memory:
+        return FIRST_STEP
     parent = parent_of(seen)
     base = next((link.base_step for link in seen.lineage if link.generation == parent), FIRST_STEP)
     return max(base, committed_of(spec, seen, record), FIRST_STEP) if parent else FIRST_STEP

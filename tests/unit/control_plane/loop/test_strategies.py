@@ -19,6 +19,14 @@ def world(tmp_path: Path):
     made.close()
 
 
+@pytest.fixture
+def spared(tmp_path: Path):
+    """Yield a simulated cluster whose fleet has a spare for a job of two nodes."""
+    made = World(tmp_path, nodes=2, spares=1, max_size=3)
+    yield made
+    made.close()
+
+
 async def trained(world: World, strategy: Strategy) -> None:
     """Train a job of two nodes for 8 steps. Step 5 is stored, unless the strategy stores nothing."""
     schedule = completed(strategy, Schedule())
@@ -67,3 +75,20 @@ async def test_the_plan_contains_the_rules_of_the_strategy(world: World, strateg
     assert plan.checkpoint.is_blocking is rules.is_blocking
     assert (plan.checkpoint.snapshots is Snapshots.NEVER) == (strategy is Strategy.NONE)
     assert {len(rank.holders) for rank in plan.ranks} == {2 if strategy is Strategy.EVERSTEP else 1}
+
+
+@pytest.mark.parametrize("strategy", [Strategy.NONE, Strategy.STRAWMAN])
+async def test_a_strategy_without_memory_does_not_wait_for_the_memory_of_a_silent_node(
+    spared: World, strategy: Strategy
+) -> None:
+    world = spared
+    await trained(world, strategy)
+    lost, other = world.team()
+    world.silence(lost)
+    world.kill_rank(other)
+    await world.until(lambda: world.job().state == JobState.PREPARING)
+    began = world.now
+    await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
+    assert lost.node_id not in {node.node_id for node in world.plan().nodes}
+    waited = (world.now - began).total_seconds()
+    assert world.timeouts.prepare_deadline_seconds < waited < world.timeouts.blind_wait_seconds / 2
