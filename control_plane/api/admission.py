@@ -88,7 +88,7 @@ def admit(
     """
     copies, schedule = copies_of(request), _schedule(request.checkpoint_config)
     wrong = [
-        *_contradicting_checkpoints(request.checkpoint_config, schedule, copies),
+        *_contradicting_checkpoints(request, schedule, copies),
         *_reserved(request),
         *_inputs(request, bucket),
         *_outputs(request, run_id, bucket),
@@ -249,8 +249,9 @@ def _on_notice(config: CheckpointConfig) -> bool:
 
 
 def _contradicting_checkpoints(
-    config: CheckpointConfig, schedule: strategies.Schedule, copies: int
+    request: CreateTrainingJobRequest, schedule: strategies.Schedule, copies: int
 ) -> Iterator[FieldError]:
+    config = request.checkpoint_config
     found = [
         *contradictions(
             every_steps=schedule.every_steps,
@@ -261,9 +262,12 @@ def _contradicting_checkpoints(
         *strategies.contradictions(
             Strategy(config.strategy),
             schedule,
-            copies=copies,
-            third_slot=config.third_slot,
-            on_notice=_on_notice(config),
+            strategies.Settings(
+                copies=copies,
+                third_slot=config.third_slot,
+                on_notice=_on_notice(config),
+                is_preemptible=request.preemptible,
+            ),
         ),
     ]
     yield from (FieldError(field=field, message=message) for field, message in dict(found).items())

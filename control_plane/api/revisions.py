@@ -193,9 +193,12 @@ def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[Fiel
         for field, message in strategies.contradictions(
             spec.checkpoint_strategy,
             schedule,
-            copies=spec.copies,
-            third_slot=spec.third_slot,
-            on_notice=spec.checkpoint_on_notice,
+            strategies.Settings(
+                copies=spec.copies,
+                third_slot=spec.third_slot,
+                on_notice=spec.checkpoint_on_notice,
+                is_preemptible=spec.preemptible,
+            ),
         )
     )
     if spec.copies > spec.node_count:

@@ -799,9 +799,10 @@ def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[Pr
     """Return the protection state and, unless it is `Protected`, the reason in a sentence."""
     if job.state in states.ENDED_JOBS:
         return ProtectionState.UNPROTECTED, "The job has ended; its memory was released."
-    if _is_paused(job):
+    strategy = job.spec.checkpoint_strategy
+    if _is_paused(job) and strategy is not Strategy.NONE:
         return ProtectionState.UNPROTECTED, f"The job has no nodes; its state is in S3. {job.reason}"
-    if words := strategy_words(job.spec.checkpoint_strategy):
+    if words := strategy_words(strategy):
         return ProtectionState.UNPROTECTED, words
     refused = next((shard for shard in shards if shard.reason), None)
     if job.committed_step < 0:

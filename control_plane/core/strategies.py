@@ -97,6 +97,21 @@ STRATEGIES: Mapping[Strategy, Rules] = {
     ),
 }
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of a job, besides its schedule, that a strategy can contradict."""
+
+    copies: int
+    """Number of nodes that hold each shard."""
+    third_slot: bool = False
+    """Whether a third slot per shard is reserved."""
+    on_notice: bool = False
+    """Whether a notice of AWS makes a checkpoint due."""
+    is_preemptible: bool = False
+    """Whether a job of higher priority may pause the job."""
+
+
 _FIELDS = {
     "every_steps": "EverySteps",
     "interval_seconds": "IntervalInSeconds",
@@ -117,17 +132,13 @@ def completed(strategy: Strategy, asked: Schedule) -> Schedule:
     )
 
 
-def contradictions(
-    strategy: Strategy, schedule: Schedule, *, copies: int, third_slot: bool, on_notice: bool
-) -> Iterator[tuple[str, str]]:
+def contradictions(strategy: Strategy, schedule: Schedule, settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield the settings of a job that contradict its strategy.
 
     Args:
         strategy: the strategy that the job was created with; it never changes.
         schedule: the schedule with the strategy's defaults filled in (`completed`).
-        copies: number of nodes that hold each shard.
-        third_slot: whether a third slot per shard is reserved.
-        on_notice: whether a notice of AWS makes a checkpoint due.
+        settings: the job's other settings, as requested.
 
     Yields:
         Name of the API's field and the message, for each setting that must change.
@@ -142,12 +153,20 @@ def contradictions(
             yield f"CheckpointConfig.{name}", f"the strategy {strategy} {fixed}; remove the field"
         elif default and not getattr(schedule, attribute):
             yield f"CheckpointConfig.{name}", f"the strategy {strategy} needs it; set a value above 0"
-    if copies > 1:
+    if settings.copies > 1:
         yield "Protection.Copies", f"the strategy {strategy} keeps no copies on other nodes; remove the field or set 1"
-    if third_slot:
+    if settings.third_slot:
         yield "CheckpointConfig.ThirdSlot", f"the strategy {strategy} does not use it; remove the field"
-    if on_notice and strategy is Strategy.NONE:
-        yield "CheckpointConfig.OnNotice", f"the strategy {strategy} makes no checkpoints; remove the field"
+    if strategy is Strategy.NONE:
+        yield from _needs_checkpoints(settings)
+
+
+def _needs_checkpoints(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield the settings that need a checkpoint, for the strategy None."""
+    if settings.on_notice:
+        yield "CheckpointConfig.OnNotice", "the strategy None makes no checkpoints; remove the field"
+    if settings.is_preemptible:
+        yield "Preemptible", "the strategy None stores no state, so a pause would lose every step; remove the field"
 
 
 def strategy_words(strategy: Strategy) -> str:

@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.core.membership import Launch
 from control_plane.core.observed.jobs import JobSettings
+from control_plane.core.strategies import Strategy
 from control_plane.db import leases
 from control_plane.db.errors import AlreadyExists, AmbiguousName, Conflict, NotFound, StaleLease
 from control_plane.db.leases import Lease
@@ -467,13 +468,18 @@ def request_pause(session: Session, run_id: str, now: datetime) -> JobRecord:
     """Record a user's request to pause a job until a user resumes it. Idempotent.
 
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist. Raises
-    Conflict if the job has ended or a user has requested its stop.
+    Conflict if the job has ended, a user has requested its stop, or its strategy stores no state.
     """
     job = get_run(session, run_id)
     if job.ended_at is not None:
         raise Conflict(f"the training job {job.name!r} has ended: {job.reason}")
     if job.stop_requested_at is not None:
         raise Conflict(f"the training job {job.name!r} stops at a user's request and cannot be paused")
+    if job.spec.checkpoint_strategy is Strategy.NONE:
+        raise Conflict(
+            f"the training job {job.name!r} cannot be paused: it has the strategy None, which stores no state, so a "
+            "pause would lose every step"
+        )
     if job.pause_requested_at is None:
         session.execute(update(Job).where(Job.run_id == run_id).values(pause_requested_at=now, modified_at=now))
     return get_run(session, run_id)

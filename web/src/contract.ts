@@ -286,7 +286,7 @@ export interface CreateTrainingJobRequest {
   ElasticConfig?: ElasticConfig
   /** Jobs with a higher priority start first. Among jobs with equal priority, the oldest starts first. 0 unless given. */
   Priority?: number
-  /** Whether a job of higher priority that needs the nodes may pause this job. At a pause, all ranks stop at one agreed step, which is stored in S3. The job resumes automatically. false unless given. */
+  /** Whether a job of higher priority that needs the nodes may pause this job. At a pause, all ranks stop at one agreed step, which is stored in S3. The job resumes automatically. Must be false with the strategy None. false unless given. */
   Preemptible?: boolean
   /** The project of the job. The default is the token's project, or `default`. Only a token without a project may choose another project. */
   Project?: string

@@ -309,7 +309,8 @@ class CreateTrainingJobRequest(Request):
     preemptible: bool = False
     """Whether a job of higher priority that needs the nodes may pause this job.
 
-    At a pause, all ranks stop at one agreed step, which is stored in S3. The job resumes automatically.
+    At a pause, all ranks stop at one agreed step, which is stored in S3. The job resumes automatically. Must be false
+    with the strategy None.
     """
     project: Name | None = None
     """The project of the job. The default is the token's project, or `default`.

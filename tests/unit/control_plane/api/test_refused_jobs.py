@@ -207,6 +207,11 @@ def request_(client, tmp_path_factory):
             "CheckpointConfig.ThirdSlot",
             "the strategy CheckFreq does not use it",
         ),
+        (
+            {"CheckpointConfig": {"Strategy": "None"}, "Preemptible": True},
+            "Preemptible",
+            "the strategy None stores no state, so a pause would lose every step",
+        ),
         ({"RetryStrategy": {"MaxAttempts": 0}}, "RetryStrategy.MaxAttempts", "1"),
         ({"Unknown": 1}, "Unknown", "is not a field of this request"),
         ({"HyperParameters": {"steps": 200}}, "HyperParameters.steps", "must be text, not '200'"),

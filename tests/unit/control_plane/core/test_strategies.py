@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.core.checkpoints import policy_words
-from control_plane.core.strategies import Schedule, Strategy, completed, contradictions, strategy_words
+from control_plane.core.strategies import Schedule, Settings, Strategy, completed, contradictions, strategy_words
 
 
 def refused(
@@ -17,8 +17,10 @@ def refused(
     copies: int = 1,
     third_slot: bool = False,
     on_notice: bool = False,
+    is_preemptible: bool = False,
 ) -> dict[str, str]:
-    return dict(contradictions(strategy, schedule, copies=copies, third_slot=third_slot, on_notice=on_notice))
+    settings = Settings(copies=copies, third_slot=third_slot, on_notice=on_notice, is_preemptible=is_preemptible)
+    return dict(contradictions(strategy, schedule, settings))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,11 @@ def test_a_comparison_strategy_refuses_copies_and_a_third_slot(strategy: Strateg
 def test_only_a_strategy_without_checkpoints_refuses_them_on_a_notice() -> None:
     assert list(refused(Strategy.NONE, Schedule(), on_notice=True)) == ["CheckpointConfig.OnNotice"]
     assert refused(Strategy.HIGH_FREQ, Schedule(every_steps=1), on_notice=True) == {}
+
+
+def test_only_a_strategy_without_checkpoints_refuses_preemption() -> None:
+    assert list(refused(Strategy.NONE, Schedule(), is_preemptible=True)) == ["Preemptible"]
+    assert refused(Strategy.HIGH_FREQ, Schedule(every_steps=1), is_preemptible=True) == {}
 
 
 @pytest.mark.parametrize(
