@@ -89,8 +89,8 @@ def decide(view: RankView, half: AgentHalf) -> Decision:
 def decide_alone(view: RankView, word: AgentHalf) -> Decision:
     """Return what the rank does next while the agent is disconnected or the page is unreadable.
 
-    Without the agent, the rank captures no step and answers no stop. It still stops after the step of a stop that it has
-    accepted, and it still waits for an upload, because the other ranks wait too.
+    Without the agent, the rank captures no step and answers no stop. It still stops after the step of a stop that it
+    has accepted, and it still waits for an upload, because the other ranks wait too.
 
     Args:
         view: the rank's own state.

@@ -73,6 +73,8 @@ def delete_training_job(
         raise Conflict(
             f"checkpoints of the training job {job.name!r} are pinned: step {steps}; unpin them first (UnpinCheckpoint)"
         )
+    if delete_objects and not dry_run:
+        _mark_deleting(services, job)
     found = list(islice(_objects(services, job), OBJECTS_AT_ONCE + 1)) if delete_objects or dry_run else []
     has_more, found = len(found) > OBJECTS_AT_ONCE, found[:OBJECTS_AT_ONCE]
     if not dry_run:
@@ -95,9 +97,19 @@ def delete_training_job(
     )
 
 
+def _mark_deleting(services: Services, job: JobRecord) -> None:
+    """Mark the job's checkpoints as deleting, so that no request creates a job that starts from one of them."""
+    with services.database.write() as session:
+        require_no_dependent(session, job)
+        for each in checkpoints.of_run(session, job.run_id):
+            if each.state == checkpoints.COMPLETE:
+                checkpoints.set_state(session, job.run_id, each, checkpoints.DELETING)
+
+
 def _forget(services: Services, job: JobRecord) -> None:
     now = services.now()
     with services.database.write() as session:
+        require_no_dependent(session, job)
         try:
             jobs.remove(session, job.run_id)
         except NotFound:

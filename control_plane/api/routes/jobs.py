@@ -474,9 +474,11 @@ def _made(session: Session, token: str | None, digest: str | None) -> JobRecord 
 def _store(services: Services, new: NewJob) -> JobRecord:
     now = services.now()
     with services.database.write() as session:
-        # Another request may have taken the name or the quota since the checks, so this write transaction repeats them.
+        # Another request may have taken the name or the quota, or deleted the checkpoint, since the checks. This write
+        # transaction repeats them.
         _fleet(session, new.fleet_name)
         _require_room(session, quotas.find(session, new.project))
+        _require_initial(session, new.spec.initial)
         job = jobs.create(session, new, now)
         message = (
             f"{job.name} was created: {new.spec.node_count} nodes × {new.spec.ranks_per_node} ranks, "
@@ -608,6 +610,18 @@ def _initial(session: Session, asked: jobs_schemas.InitialCheckpoint | None, cal
         step=found.step,
         world_size=len(manifest.shards),
     )
+
+
+def _require_initial(session: Session, initial: InitialState | None) -> None:
+    """Check that the checkpoint from which a new job starts still exists."""
+    if initial is None:
+        return
+    try:
+        found = checkpoints.find(session, initial.run_id, step=initial.step, generation=initial.generation)
+    except NotFound:
+        found = None
+    if found is None or found.state != checkpoints.COMPLETE:
+        raise _wrong("InitialCheckpoint", f"the checkpoint of step {initial.step} of {initial.job_name} was deleted")
 
 
 def _wrong(field: str, message: str) -> InvalidRequest:

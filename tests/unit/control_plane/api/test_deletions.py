@@ -6,6 +6,7 @@ import pytest
 from botocore.exceptions import WaiterError
 
 from control_plane.api.routes import deletions
+from control_plane.api.routes import jobs as job_routes
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.db import checkpoints, jobs, nodes
 from control_plane.db.checkpoints import CheckpointRecord
@@ -203,6 +204,40 @@ def test_a_job_from_whose_checkpoint_an_unfinished_job_starts_stays(service, cli
         client.delete_training_job(**GPT)
     job.end(dependent)
     assert client.delete_training_job(**GPT)["IsDeleted"]
+
+
+def test_no_job_starts_from_a_job_whose_objects_are_being_deleted(service, client, source, fleet, monkeypatch):
+    job = Job(service, client, source)
+    job.launch(1)
+    job.checkpoint(8)
+    end(service, job)
+    monkeypatch.setattr(deletions, "OBJECTS_AT_ONCE", 1)
+    assert not client.delete_training_job(**GPT, DeleteObjects=True)["IsDeleted"]
+    request = {"TrainingJobName": "next", "Source": source, "EntryPoint": "train.py", "NodeCount": 2}
+    with refused("ValidationException", match="has no complete checkpoint"):
+        client.create_training_job(InitialCheckpoint={"RunId": job.run}, **request)
+    while not client.delete_training_job(**GPT, DeleteObjects=True)["IsDeleted"]:
+        pass
+
+
+def test_a_checkpoint_that_is_deleted_while_a_request_is_checked_starts_no_job(
+    service, client, source, fleet, monkeypatch
+):
+    job = Job(service, client, source)
+    job.launch(1)
+    job.checkpoint(8)
+    end(service, job)
+    admit = job_routes.admit
+
+    def admit_late(*arguments, **options):
+        with closing(service.client()) as other:
+            other.delete_checkpoint(**GPT, Step=8)
+        return admit(*arguments, **options)
+
+    monkeypatch.setattr(job_routes, "admit", admit_late)
+    request = {"TrainingJobName": "next", "Source": source, "EntryPoint": "train.py", "NodeCount": 2}
+    with refused("ValidationException", match="the checkpoint of step 8 of gpt was deleted"):
+        client.create_training_job(InitialCheckpoint={"RunId": job.run}, **request)
 
 
 def test_others_may_not(service, client, job):
