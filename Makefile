@@ -5,8 +5,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.set-up
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# torch is in no lock: its index offers a CPU build beside the CUDA build, under the same version and with other hashes.
-TORCH := torch==2.13.0
 LOCK := $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 # A test that not even its own time limit can end takes its process with it, and says where it stood.
 HANGS := -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
@@ -22,13 +20,13 @@ help:  ## this list
 
 setup: $(STAMP)  ## virtual environment with everything, skipped when nothing changed
 
-$(STAMP): pyproject.toml requirements/build.txt requirements/development.txt
+$(STAMP): pyproject.toml requirements/build.txt requirements/development.txt requirements/torch.txt
 	@echo "==> set-up: virtual environment in .venv (about a minute and a half the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Everstep needs Python 3.11 or newer; this is " + sys.version)'
 	@$(PYTHON) -m venv .venv
 	@$(PIP) --require-hashes --no-deps -r requirements/build.txt
 	@$(PIP) --require-hashes --no-deps --no-build-isolation -r requirements/development.txt
-	@$(PIP) $(TORCH)
+	@$(PIP) -r requirements/torch.txt
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 

@@ -45,6 +45,7 @@ IMPORTS = (
     "deepspeed.runtime.zero.muon.original_muon",
     "everstep.training",
 )
+READY_SECONDS = 600.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -133,8 +134,18 @@ class WarmParent:
         self._count = 0
 
     def wait_until_ready(self) -> None:
-        """Wait until the process has imported its modules and compiled DeepSpeed's operator."""
-        self.ask({"wait": [], "until_one_fails": False})
+        """Wait until the process has imported its modules and compiled DeepSpeed's operator.
+
+        The process is killed after `READY_SECONDS`, because no time limit of a test covers this wait.
+        """
+        limit = threading.Timer(READY_SECONDS, self._process.kill)
+        limit.start()
+        try:
+            self.ask({"wait": [], "until_one_fails": False})
+        except json.JSONDecodeError as error:
+            raise RuntimeError(f"{self._process.args} ended, or was not ready after {READY_SECONDS:.0f} s") from error
+        finally:
+            limit.cancel()
 
     def fork(
         self,
