@@ -121,9 +121,9 @@ class S3ObjectStore:
 
 
 class _Unclosed:
-    """A wrapper of a file that s3transfer must not close.
+    """A wrapper of a file, whose `close` does nothing.
 
-    The code that opened the file closes it.
+    s3transfer closes the files that it receives. This file must stay open for the code that opened it.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -139,7 +139,7 @@ class _Unclosed:
         return self._file.tell()
 
     def close(self) -> None:
-        """Do not close the file. s3transfer calls this method."""
+        """Do nothing. s3transfer calls this method, but the code that opened the file closes it."""
 
 
 def _listed(bucket: str, entry: dict[str, Any]) -> ObjectInfo:

@@ -19,7 +19,7 @@ LEAST_FREE_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskRecord:
-    """The history of writes to one disk or database. Times are monotonic seconds."""
+    """The history of one disk or database since a write failed. Times are monotonic seconds."""
 
     since: float
     """Time of the first failed write since the disk last counted as usable."""
@@ -32,12 +32,18 @@ class DiskRecord:
 
 
 def failed(record: DiskRecord | None, now: float, words: str) -> DiskRecord:
-    """Return the record after a write that failed for lack of space."""
+    """Return the history of a disk after another write has failed because the disk was full.
+
+    Args:
+        record: the history before this write. None if the disk counted as usable.
+        now: monotonic seconds.
+        words: the error message of the failed write.
+    """
     return DiskRecord(since=record.since if record is not None else now, failed_at=now, words=words)
 
 
 def stored(record: DiskRecord | None) -> DiskRecord | None:
-    """Return the record after a successful write."""
+    """Return the history of a disk after a successful write. None if the disk counted as usable before."""
     return None if record is None else replace(record, has_stored=True)
 
 
@@ -45,13 +51,13 @@ def is_full(record: DiskRecord | None, now: float, free_bytes: int | None) -> bo
     """Return whether the disk still counts as full.
 
     Args:
-        record: the record of the disk. None means that no write has failed.
+        record: the history of the disk. None means that no write has failed.
         now: monotonic seconds.
         free_bytes: free space of the file system. None if the control plane cannot measure it, as for PostgreSQL.
 
     Returns:
-        False if no write has failed, or if a later write succeeded, the quiet time has passed and the file system does
-        not lack free space.
+        False if no write has failed. Also False if all of these are true: a later write succeeded, the newest failure
+        is `QUIET_SECONDS` old, and at least `LEAST_FREE_BYTES` are free or `free_bytes` is None.
     """
     if record is None:
         return False

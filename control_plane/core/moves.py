@@ -284,21 +284,29 @@ def checkpoint_wait(
 ) -> tuple[bool, str]:
     """Return whether the stopped job still waits for its checkpoint, and why.
 
-    The job loop calls this function while every rank waits at the agreed step and the upload to S3 is not complete. If
-    AWS reclaims none of the nodes, the job waits only if a departing node holds the last copy of a shard. If the upload
-    then fails, the job keeps this node.
+    The job loop calls this function while every rank waits at the agreed step and the upload to S3 is not complete. The
+    wait ends at a deadline, which `ends_at` and `timeouts` determine.
+
+    - If AWS reclaims none of the departing nodes, the job waits only if `is_held` is false. If the upload is not
+      complete at the deadline, the job keeps the node that holds the last copy of a shard.
+    - If AWS reclaims a departing node, the job waits until the deadline. The exception: if `is_held` and
+      `is_replaceable` are both true, the job waits only for the expected duration of the upload. If the deadline is
+      earlier, it then does not wait at all.
 
     Args:
-        ends_at: Unix seconds at which the first departing node may end. None if no notice names a time.
-        is_announced: whether AWS removes one of the nodes.
+        ends_at: Unix seconds at which the first departing node may end. The deadline is `prepare_deadline_seconds`
+            earlier. None if no notice names a time.
+        is_announced: whether AWS reclaims one of the departing nodes.
         stopped_at: Unix seconds at which the last rank stopped.
-        upload_seconds: duration of the last checkpoint's upload, or None.
-        is_replaceable: whether a ready node exists for every departure. Training could then resume at once, so the wait
-            costs training time.
-        is_held: whether the remaining nodes hold every shard, so that the departure loses no step without the
-            checkpoint.
+        upload_seconds: duration of the last checkpoint's upload. None if no upload was measured; the expected duration
+            is then `final_round_seconds`.
+        is_replaceable: whether a ready node exists for every departing node. Training could then resume at once, so
+            each second of the wait costs training time.
+        is_held: whether the remaining nodes hold every shard of the last step. The job then loses no step, even without
+            the checkpoint.
         now: Unix seconds.
-        timeouts: `final_round_seconds`, `blind_wait_seconds` and `prepare_deadline_seconds` limit the wait.
+        timeouts: without `ends_at`, the deadline is `blind_wait_seconds` after the stop if AWS reclaims a node, else
+            `final_round_seconds` after it.
 
     Returns:
         Whether to wait, and a clause for the job's reason.

@@ -27,7 +27,7 @@ from control_plane.db.session import changed_rows, record_of, values_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFleet:
-    """Columns of a new fleet. The caller has checked its Auto Scaling group in AWS."""
+    """Columns of a new fleet. The caller has already checked in AWS that the Auto Scaling group is suitable."""
 
     name: str
     auto_scaling_group_name: str
@@ -52,7 +52,8 @@ class NewFleet:
 class FleetRecord(NewFleet):
     """A row of the table of fleets.
 
-    It contains the columns of the fleet's creation, which users may have changed since, and the fleet loop's
+    The inherited columns contain the values with which the fleet was registered, until a user or the fleet loop changes
+    them. The columns of this class contain the time of the registration, later requests of users, and the fleet loop's
     observations.
     """
 

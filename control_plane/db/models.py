@@ -204,7 +204,7 @@ class Fleet(Base):
     price_usd_per_hour: Mapped[float | None]
     desired_node_count: Mapped[int] = mapped_column(default=0)
     vacancies: Mapped[tuple[tuple[float, int], ...]] = mapped_column(default=())
-    """Instances that the group desires but lacks, as pairs: Unix time since which they are missing, and number."""
+    """Missing instances of the group, as pairs: Unix time since which they are missing, and their number."""
     drift: Mapped[tuple[str, ...]] = mapped_column(default=())
     reason: Mapped[str] = mapped_column(default="")
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
@@ -250,7 +250,7 @@ class Node(Base):
     """When the upload of a held node's evidence to S3 was complete."""
     created_at: Mapped[datetime]
     wanted_at: Mapped[datetime | None]
-    """When the control plane noticed that the group lacked the instance that this instance became.
+    """When the control plane noticed that the group lacked an instance. This instance later filled the gap.
 
     None if it never noticed.
     """
@@ -310,12 +310,12 @@ class Job(Base):
     priority: Mapped[int] = mapped_column(default=0)
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
     request_digest: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
-    """Digest of the request that created the job, with its ClientRequestToken.
+    """SHA-256 of the project and the whole request that created the job. None without a ClientRequestToken.
 
-    The API detects a repeated request by it.
+    A later request with the same token must have this digest. Otherwise the API rejects it with a conflict.
     """
     request_token: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
-    """Digest of the project and the ClientRequestToken. A token creates at most one job."""
+    """SHA-256 of the project and the request's ClientRequestToken. None without a token."""
     spec: Mapped[dict[str, Any]]
     """The validated specification (`jobs.JobSpec`) of the newest revision."""
     revision: Mapped[int] = mapped_column(default=1)

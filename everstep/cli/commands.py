@@ -67,7 +67,7 @@ else:
 LARGEST_PAGE: Final = 1_000
 """Maximum number of items that the service returns in one answer."""
 MAX_ITEMS: Final = 1_000
-"""Default maximum number of items of a list in the formats for programs."""
+"""Default maximum number of items of a list in the formats `json`, `yaml` and `text`."""
 TABLE_ITEMS: Final = 100
 """Default maximum number of items of a list in a table: a few screens, fetched within half a second."""
 
@@ -178,7 +178,7 @@ class Shown:
     """The result of a command."""
 
     body: Json
-    """The service's answer. `--query` and the formats for programs use this field."""
+    """The service's answer, for `--query` and for the formats `json`, `yaml` and `text`."""
     person: Part | tuple[Part, ...]
     """The output for people, printed to stdout if `--output` is `table` and there is no `--query`."""
     note: str = ""
@@ -335,7 +335,13 @@ def present(shown: Shown, output: OutputFormat, query: str | None) -> None:
 
 
 def show_value(value: Any, output: OutputFormat, *, is_one_of_many: bool = False) -> None:
-    """Print the result of a query, or a whole answer in a format for programs, to stdout."""
+    """Print a value from the service's answer to stdout.
+
+    Args:
+        value: the whole answer, or the part of it that `--query` selects.
+        output: the format of the text. `table` prints the value as a table.
+        is_one_of_many: True if the command prints several values, each as one document.
+    """
     if output is OutputFormat.TABLE:
         show_cells(*headings_and_cells(value))
     elif text := rendered(value, output, is_one_of_many=is_one_of_many):

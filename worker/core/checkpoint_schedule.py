@@ -6,14 +6,14 @@ With an overhead bound, the interval is automatic:
 
     interval = max(U, c · (1 + p) / p, B / W)
 
-    U   duration of the newest upload, in seconds: at most one upload runs
+    U   duration of the newest upload, in seconds, because a new upload must not begin before the previous one ends
     c   training time that the upload cost, in seconds: U · (1 - pace during uploads / pace without uploads)
-    p   overhead bound: added time per time that training would take without checkpoints
+    p   overhead bound: the largest permitted overhead, as a fraction of the training time without checkpoints
     B   bytes that one node uploads per checkpoint
     W   bandwidth budget in bytes per second and node; without a budget the last term is absent
 
-An interval contains one checkpoint, so training would take interval - c without it, and the overhead is c / (interval -
-c). The second term is the interval at which this overhead equals p.
+Each interval contains one checkpoint, which costs c. Without the checkpoint, the same training would take interval - c.
+The overhead is therefore c / (interval - c). At an interval of c · (1 + p) / p, it equals p.
 
 Source: CheckFreq (Mohan, Phanishayee and Chidambaram, FAST 2021) measures the cost of a checkpoint and spreads it over
 enough iterations to keep the overhead within a bound. It repeats the measurement while the job runs. The bandwidth
@@ -41,7 +41,7 @@ measurement shows little.
 def automatic_interval(
     upload_seconds: float, cost_seconds: float, node_bytes: int, *, max_overhead: float, max_bytes_per_second: float
 ) -> float:
-    """Return the shortest interval that keeps checkpoints within their bounds, in seconds.
+    """Return the shortest permitted interval between checkpoints, in seconds.
 
     Args:
         upload_seconds: U, duration of the newest upload.
@@ -69,7 +69,7 @@ class Pace:
         return Pace(self.steps + steps, self.seconds + seconds)
 
     def aged(self) -> Pace:
-        """Return the pace with the weight `KEPT_SHARE`, so that later observations count more."""
+        """Return this pace with both values multiplied by `KEPT_SHARE`, so that later observations count more."""
         return Pace(KEPT_SHARE * self.steps, KEPT_SHARE * self.seconds)
 
     @property
@@ -88,7 +88,7 @@ class CheckpointSchedule:
     interval_seconds: float = 0.0
     """Fixed interval in seconds; 0 for no fixed interval."""
     max_overhead: float = 0.0
-    """Overhead bound of the automatic interval, as a fraction of the training time; 0 for no automatic interval."""
+    """Overhead bound p of the automatic interval, for example 0.01 for 1 %; 0 for no automatic interval."""
     max_bytes_per_second: float = 0.0
     """Bandwidth budget of one node for the automatic interval, in bytes per second; 0 for no budget."""
     begun_at: float = 0.0

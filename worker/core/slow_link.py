@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 ROOM_RATIO = 0.5
-"""Share of a slow link's rate that snapshots may use.
+"""Fraction of a slow link's rate that snapshots may use.
 
-At the full rate, even the smallest collective operation waits behind the kernel's send buffer: 12 to 30 ms at 12.5
-MB/s.
+If snapshots used the full rate, even the smallest collective operation would wait behind the kernel's send buffer: 12
+to 30 ms at 12.5 MB/s.
 """
 LOOK_SECONDS = 0.2
 """Duration of a measurement without a limit, in seconds of sending."""
@@ -28,17 +28,17 @@ FIRST_RETRY_SECONDS, RETRY_SECONDS = 0.5, 10.0
 Each limit lasts twice as long as the previous one.
 """
 FASTER_RATIO = 2.0
-"""Factor by which the rate must grow after a limit is lifted to require a second measurement.
+"""If the rate after a limit is lifted exceeds the earlier rate by this factor, the sender measures it again.
 
 Right after the limit is lifted, the kernel's timers and buffers distort the rate.
 """
 HELD_RATIO = 0.8
-"""Fraction of the limit below which the measured rate shows that the limited link has become even slower."""
+"""If the rate of a limited link is below this fraction of its limit, the link has become even slower."""
 LEAST_BYTES_PER_SECOND = 256 * 1024
 """Rate below which a link counts as stopped.
 
-Such a link is not limited. Training could not use the remaining rate, and a limit would delay the transfer when the
-link recovers.
+Snapshots on such a link are sent without a limit. Training could not use the rate that a limit would leave free. After
+the link has recovered, a limit would also delay the transfer.
 """
 
 

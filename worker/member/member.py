@@ -378,8 +378,8 @@ class Member:
     def _hear(self, announcement: Announcement) -> None:
         """Apply an announcement of the coordinator to this node.
 
-        Uploads are started first, because they pin their slots. Afterwards, ranks may receive any slot that is not
-        pinned.
+        Uploads start first, because each upload pins (protects) the slot that it reads. Afterwards, ranks may receive
+        any slot that is not pinned.
         """
         self.contents.committed = max(self.contents.committed, announcement.committed)
         self._node.store.strays = self._node.store.strays.heard(announcement.committed, announcement.held)
@@ -409,8 +409,13 @@ class Member:
     def _report_visible(self) -> None:
         """Report to the control plane immediately if a fact that users see has changed.
 
-        These are the end of the rounds, finished uploads, and the state of shards (`OwnedShard.reported`). Other
-        progress waits for the next regular report.
+        These facts are:
+
+        - on the coordinator's node: whether the coordinator proposes no further step, and the state of the agreed stop,
+        - the number of uploads in `CheckpointUploads.uploaded`,
+        - for each shard of this node: the facts in `OwnedShard.reported`.
+
+        Other progress waits for the next regular report.
         """
         finished = self.server is not None and self.server.ending
         visible = (finished, len(self.uploads.uploaded), *(shard.reported for shard in self.shards.values()))

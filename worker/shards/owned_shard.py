@@ -183,7 +183,10 @@ class OwnedShard:
 
     @property
     def view(self) -> frozenset[NodeId]:
-        """Peers in view: the vote ACKED requires an acknowledgement of each of these holders."""
+        """The peers that count for this shard at present ("in view").
+
+        The shard votes ACKED on a step only after each of these peers has acknowledged that it holds the step.
+        """
         return self._core.view
 
     @property
@@ -246,7 +249,7 @@ class OwnedShard:
         return peer in self._core.awaited
 
     def is_owed(self, peer: NodeId) -> bool:
-        """Return whether this node still waits for `peer`: to send it a step, or until it has created its slots."""
+        """Return whether this node must still send `peer` a step, or `peer` has not created its slots yet."""
         return self._core.wanted(peer) != NONE or peer in self.unready
 
     def needs_slot(self) -> bool:
@@ -519,7 +522,7 @@ class OwnedShard:
         )
 
     def _why_out(self, peer: NodeId) -> str:
-        """Return the reason why a holder is out of view."""
+        """Return the reason why a holder does not count at present (why it is out of view)."""
         if peer in self._core.returning:
             return "it answers again and receives the steps that it lacks"
         return self.holder_troubles.get(peer, "it does not answer")
@@ -594,5 +597,5 @@ class OwnedShard:
 
 
 def rounds_of(shards: Mapping[Rank, OwnedShard]) -> tuple[RankRound, ...]:
-    """Return the parts of all given shards for the node's next report to the coordinator."""
+    """Return each given shard's part of the node's next report to the coordinator."""
     return tuple(shard.round() for shard in shards.values())

@@ -6,7 +6,7 @@ A frozen object is sent only if S3 does not have it. A group is a sequence of te
 one object stores. The script's declaration can be wrong, for example for averaged weights. If the content of a group
 has changed since the last upload, the shard's own object contains its tensors.
 
-Invariant: the content of a frozen object hashes to its name. Nobody overwrites such an object with other content.
+Invariant: the name of a frozen object contains the SHA-256 of its bytes. No rank overwrites it with other bytes.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from worker.shm.slot_file import SlotFile
 from worker.storage.object_store import ObjectStore, OnStored, StoredObject
 
 GROUP_BYTES = 256 * 1024 * 1024
-"""A group is complete as soon as its tensors have at least this number of bytes. No tensor is divided.
+"""A group that has at least this number of bytes receives no further tensor. No tensor is divided.
 
-Smaller objects would need more requests per upload. With larger ones, ranks would share the work less evenly.
+Smaller objects would need more requests per upload. With larger objects, ranks would share the work less evenly.
 """
 LEAST_BYTES = 1024 * 1024
 """Minimum bytes of the last group. If fewer bytes of frozen tensors remain, the shard's own object contains them.
 
-For so few bytes, the requests for an object of its own would take longer than the bytes.
+For so few bytes, the requests for a separate object would take longer than the transfer of the bytes.
 """
 _PIECE_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The content of one group of frozen tensors at the last upload."""
+    """The digests of one group of frozen tensors, as the last upload computed them."""
 
     step: Step
     digest: bytes
-    """xxh3-128 of the object with this content."""
+    """xxh3-128 digest of the bytes that the group's object in S3 would have: a header, then the tensors."""
     sha256: str
-    """SHA-256 of the object with this content; empty if it was not computed, because the content had changed."""
+    """SHA-256 of the same bytes; empty if they differed from the bytes of the previous upload."""
 
 
 class FrozenTensors:
-    """Stores the frozen tensors of one shard during one generation, and remembers their content.
+    """Stores the frozen tensors of one shard during one generation, and remembers their digests.
 
-    Only one upload at a time uses the object.
+    Only one upload at a time may use an instance.
     """
 
     def __init__(self, *, group_bytes: int = GROUP_BYTES, least_bytes: int = LEAST_BYTES) -> None:
@@ -135,7 +135,7 @@ class FrozenTensors:
             yield tuple(numbers)
 
     def _look(self, slot: SlotFile, tensors: tuple[TensorEntry, ...], check: Callable[[], None]) -> _Seen:
-        """Return the content of a group, and its SHA-256 unless the content has changed since the last upload."""
+        """Return the digests of a group. The SHA-256 is empty if the group has changed since the last upload."""
         step, last = slot.header.step, self._seen.get(tensors)
         fast = xxhash.xxh3_128()
         for piece in _pieces(slot, tensors, check):
@@ -174,7 +174,7 @@ def _group(tensors: Sequence[TensorEntry], numbers: tuple[int, ...], sha256: str
 
 
 def _pieces(slot: SlotFile, tensors: Sequence[TensorEntry], check: Callable[[], None]) -> Iterator[bytes | memoryview]:
-    """Yield the content of a frozen object."""
+    """Yield the bytes of a group's object in S3: a header, then the tensors."""
     yield encode_frozen_header(tensors)
     for entry in tensors:
         end = entry.offset + entry.bytes
@@ -186,9 +186,9 @@ def _pieces(slot: SlotFile, tensors: Sequence[TensorEntry], check: Callable[[], 
 def _verified(
     slot: SlotFile, tensors: Sequence[TensorEntry], sha256: str, check: Callable[[], None]
 ) -> Iterator[bytes | memoryview]:
-    """Yield the content of a frozen object.
+    """Yield the bytes of a group's object in S3.
 
-    After the last piece, raise an error if the content does not hash to its name.
+    After the last piece, raise CorruptCheckpoint if the SHA-256 of the bytes differs from `sha256`.
     """
     whole = hashlib.sha256()
     for piece in _pieces(slot, tensors, check):

@@ -143,7 +143,7 @@ class Zero3(Ddp):
 
 
 class Nobody:
-    """Trains without any protection, for comparison with the other systems. Also their base class."""
+    """Stores no copies of the state, for comparison. Base class of the systems that store copies."""
 
     def __init__(self, model: Ddp) -> None:
         self._model = model
@@ -156,7 +156,13 @@ class Nobody:
         """
 
     def kept(self, numbers: Collection[int], /) -> int:
-        """Return how many of these steps have ever been complete on both nodes."""
+        """Return how many of the given steps were protected: their copy on the other node was once complete.
+
+        A newer copy may have replaced it since. This base class makes no copies and counts every step.
+
+        Args:
+            numbers: numbers of steps, as passed to `boundary`.
+        """
         return len(numbers)
 
     def is_last_kept(self) -> bool:
@@ -167,7 +173,7 @@ class Nobody:
         return True
 
     def verified(self) -> bool | None:
-        """Compare the other node's copy of the last step with the live model, byte by byte.
+        """Return whether the other node's copy of the last step equals the live model, byte by byte.
 
         Return None if the system stores no copy. Collective: every rank calls this.
         """
@@ -191,7 +197,7 @@ class Everstep(Nobody):
         self._watch = CommitWatch(self._page, int(os.environ["EVERSTEP_GENERATION"]), LOOK_SECONDS)
         self._session.restore()
         self._steps: dict[int, int] = {}
-        """Step number of the session for each step under Everstep, by the step's number in this launch."""
+        """Everstep's own number of each step, by the number of the step that `boundary` received."""
         self._step = 0
 
     def boundary(self, number: int) -> None:
@@ -230,7 +236,7 @@ class LmResiliency(Nobody):
         self._manager = InMemoryCheckpointManager(config)
         self._number = 0
         self._held: set[int] = set()
-        """Steps of the other rank that this rank has received completely. `boundary` adds to this set."""
+        """Steps of which this rank has received the other rank's state completely. `boundary` adds to this set."""
 
     def boundary(self, number: int) -> None:
         self._number = number

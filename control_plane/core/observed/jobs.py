@@ -194,16 +194,16 @@ class Departure:
     If the fleet assigns the node to the job again after a reboot, this departure no longer applies.
     """
     is_history: bool = False
-    """Whether the reason is only the node's history: the node is a lemon.
+    """Whether the only reason is that the node was involved in too many incidents (it is a lemon).
 
-    The job gives the node up during the recovery from the newest failure in this history.
+    The job gives the node up during the recovery from the newest of these incidents.
     """
     ends_at: float | None = None
     """Time at which AWS may end the instance, in Unix seconds. None if no source names a time."""
 
     @property
     def is_announced(self) -> bool:
-        """Whether AWS announced the end of the instance. The node itself is healthy."""
+        """Whether the job gives the node up because AWS announced the end of its instance, not for a fault."""
         return self.cause is Cause.NOTICE
 
     @property
@@ -280,9 +280,7 @@ class Memo:
     state_since: float
     """Time at which the job entered its state, in Unix seconds."""
     boundary_at: float | None = None
-    """Unix time at which the first rank finished step `JobRecord.boundary`.
-
-    The time stamp is the rank's own.
+    """Unix time at which the first rank finished step `JobRecord.boundary`, as the rank reported it.
 
     None if no rank reported this time.
     """
@@ -308,7 +306,7 @@ class Memo:
     """Earliest time for the next departure, set because the job kept a node or an agreed stop failed."""
     trials: tuple[Trial, ...] = ()
     stop_reason: str = ""
-    """Why the job stops, if the cause is a limit and no user's request."""
+    """Text about the reached limit that stops the job. Empty if no limit stops the job."""
     checkpoints: CheckpointPace = field(default_factory=CheckpointPace)
     """When the next checkpoint is due, as the coordinator reported last."""
     uploading: CheckpointUpload | None = None

@@ -158,8 +158,8 @@ class Adapter(Protocol):
         """Convert the values of an earlier rank into values for this adapter's `load`.
 
         Args:
-            values: values that the earlier rank's adapter of the same position observed. The rank may have used another
-                kind of training.
+            values: values that the corresponding adapter of the earlier rank observed. The earlier rank may have used
+                another kind of training, such as DeepSpeed instead of plain torch.
 
         Returns:
             A tree like that of this adapter's `observe`.
@@ -349,10 +349,10 @@ class NamedOptimizer:
         return self.arenas[0]
 
     def of_earlier(self, earlier: EarlierTensors) -> list[StateTensor]:
-        """Return the optimizer state that this rank will load, as far as the mapped shards contain it.
+        """Return the optimizer state that this rank will load from the shards of an earlier launch.
 
-        The shards are those of earlier ranks. The result consists of tensors on the meta device with the sizes of this
-        rank. The size of a parameter's state is known as soon as a mapped shard contains a piece of it.
+        The result contains the state of which the shards mapped so far contain at least one piece. Its tensors are on
+        the meta device and have the sizes that they will have on this rank.
         """
         found: list[StateTensor] = []
         for name, parameter in self.members:
@@ -362,7 +362,7 @@ class NamedOptimizer:
                 is_like = key not in SCALARS and tuple(parameter.shape) == held.shape
                 shapes[key] = (tuple(local.shape) if is_like else held.shape), held.dtype
             if not local.numel():
-                # Empty tensors are part of the state, although no shard lists a box for them.
+                # Empty tensors are part of the state, although no shard lists a box (piece) of them.
                 empty = dict(earlier.empty_entries(f"{self.prefix}{name}"))
                 if entries:
                     empty |= dict.fromkeys(self._expected_keys(name), dtype_name(local.dtype))
@@ -373,9 +373,11 @@ class NamedOptimizer:
         return found
 
     def wanted(self, earlier: EarlierTensors) -> list[str]:
-        """Return the names of scalars that show whether the earlier optimizer had state for a parameter.
+        """Return the names of the scalars to look for in further shards of the earlier launch.
 
-        The list covers only parameters for which neither this rank nor a mapped shard of an earlier rank has elements.
+        On this rank, some parameters have no elements, so their state consists of scalars and empty tensors. The scalar
+        `step` or `mu_product` in any earlier shard shows that the earlier optimizer had state for such a parameter. The
+        list contains these scalars until a shard that this rank has mapped contains state of the parameter.
         """
         return [
             f"{self.prefix}{name}/{key}"
@@ -390,7 +392,7 @@ class NamedOptimizer:
         return () if expected is None else expected(self._options()[name])
 
     def adopt(self, saved: Mapping[str, Any]) -> Tree:
-        """Convert the values of an optimizer of another kind of training into values for `load`.
+        """Convert the values of an optimizer under another kind of training, such as DeepSpeed, for `load`.
 
         Args:
             saved: the values that the earlier optimizer's `observe` returned.

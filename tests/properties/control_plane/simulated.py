@@ -101,7 +101,7 @@ def spec_of(name: str, run: str, nodes: int, copies: int, ranks_per_node: int = 
 
 @dataclass
 class SimulatedJob:
-    """What the real control plane would read from its database about a job."""
+    """The data about a job that the real control plane would read from its database."""
 
     spec: JobSpec
     record: JobRecord
@@ -190,7 +190,7 @@ class Simulation:
         self.due: dict[NodeId, float] = {}
         """The announced times at which AWS will end instances."""
         self.losses = 0
-        """How many of the next messages are lost."""
+        """Number of messages that the simulation will lose, counted from the next message."""
         self.upload_seconds = 1.0
         """Seconds from the successful end of all ranks until the last upload has ended."""
         specs = (spec_of("gpt", "a", 4, 2, ranks_per_node[0]), spec_of("bert", "b", 3, 3, ranks_per_node[1]))
@@ -570,7 +570,7 @@ class Simulation:
         }
 
     def check_base(self, job: SimulatedJob, observed: JobObserved, plan: GenerationPlan) -> None:
-        """Check that a plan starts from the newest step that its nodes have completely, or from a newer one.
+        """Check that a plan starts from the newest step of which its nodes hold all shards, or from a newer step.
 
         It may start from an older step only after a source of a newer step failed verification.
         """
@@ -579,10 +579,9 @@ class Simulation:
             assert plan.base_step >= max(held, default=0), "a step that is whole in memory was given up"
 
     def check_placement(self, job: SimulatedJob, plan: GenerationPlan) -> None:
-        """Check that the placement puts all holders of a shard into one failure domain only if no placement can avoid
-        it.
+        """Check that as few shards as possible have all their holders in one failure domain.
 
-        Also check that a group whose nodes all remain changes only to avoid this problem.
+        If the previous placement of the same number of nodes reaches this minimum too, it must stay unchanged.
         """
         nodes = [node.node_id for node in plan.nodes]
         copies = len(plan.ranks[0].holders)
@@ -598,7 +597,7 @@ class Simulation:
             return sum(len({domains[place] for place in holders}) == 1 for holders in held)
 
         most = max(domains.count(domain) for domain in domains)
-        # `test_placement_properties` checks that no placement has fewer such shards.
+        # Smallest possible number of shards whose holders are all in one failure domain.
         least = max(0, len(nodes) - job.spec.copies * (len(nodes) - most))
         assert exposed(places(plan)) == least
         is_same_size = job.newest_plan is not None and len(job.newest_plan.nodes) == len(nodes)

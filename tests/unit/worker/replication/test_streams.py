@@ -219,7 +219,8 @@ async def test_a_stream_without_a_thread_is_lost_and_waited_for_by_nobody(monkey
 class Asked(socket.socket):
     """A socket that records the options set on it.
 
-    With `is_root`, the kernel permits buffers above the limit for all users.
+    The kernel limits the buffers of ordinary users. Without `is_root`, an option that would exceed this limit raises
+    PermissionError, as for an ordinary user. With `is_root`, every option succeeds.
     """
 
     def __init__(self, *, is_root: bool) -> None:
