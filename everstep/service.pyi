@@ -89,7 +89,7 @@ class CheckpointConfigUpdate(TypedDict):
     """Checkpoint settings to change. The location of checkpoints cannot change after creation."""
     EverySteps: NotRequired[int]
     IntervalInSeconds: NotRequired[int]
-    """New interval. 0 removes it."""
+    """New number of seconds between the beginnings of two checkpoints. 0 removes the interval."""
     MaxOverhead: NotRequired[float]
     """New overhead bound of the automatic interval, at least 0.0001. 0 removes it."""
     MaxUploadBytesPerSecond: NotRequired[int]
@@ -102,7 +102,7 @@ class CheckpointConfigUpdate(TypedDict):
     KeepEverySteps: NotRequired[int]
     """New value of KeepEverySteps, in steps. 0 disables the rule, so that only the other limits apply."""
     MaxAgeInSeconds: NotRequired[int]
-    """New age limit of checkpoints, at least 60. 0 removes the limit."""
+    """New age in seconds at which checkpoints are deleted, at least 60. 0 disables deletion by age."""
 
 class CheckpointUpload(TypedDict):
     """The progress of the checkpoint that is being uploaded, as the agents last reported it."""

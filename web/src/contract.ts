@@ -93,7 +93,7 @@ export interface CheckpointConfig {
 /** Checkpoint settings to change. The location of checkpoints cannot change after creation. */
 export interface CheckpointConfigUpdate {
   EverySteps?: number
-  /** New interval. 0 removes it. */
+  /** New number of seconds between the beginnings of two checkpoints. 0 removes the interval. */
   IntervalInSeconds?: number
   /** New overhead bound of the automatic interval, at least 0.0001. 0 removes it. */
   MaxOverhead?: number
@@ -106,7 +106,7 @@ export interface CheckpointConfigUpdate {
   MaxCount?: number
   /** New value of KeepEverySteps, in steps. 0 disables the rule, so that only the other limits apply. */
   KeepEverySteps?: number
-  /** New age limit of checkpoints, at least 60. 0 removes the limit. */
+  /** New age in seconds at which checkpoints are deleted, at least 60. 0 disables deletion by age. */
   MaxAgeInSeconds?: number
 }
 

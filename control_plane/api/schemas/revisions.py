@@ -32,7 +32,7 @@ class CheckpointConfigUpdate(Request):
 
     every_steps: int | None = Field(default=None, ge=0, le=1_000_000_000)
     interval_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
-    """New interval. 0 removes it."""
+    """New number of seconds between the beginnings of two checkpoints. 0 removes the interval."""
     max_overhead: float | None = Field(default=None, ge=0, le=1)
     """New overhead bound of the automatic interval, at least 0.0001. 0 removes it."""
     max_upload_bytes_per_second: int | None = Field(default=None, ge=0, le=MAX_WHOLE_NUMBER)
@@ -45,7 +45,7 @@ class CheckpointConfigUpdate(Request):
     keep_every_steps: int | None = Field(default=None, ge=0, le=1_000_000_000)
     """New value of KeepEverySteps, in steps. 0 disables the rule, so that only the other limits apply."""
     max_age_in_seconds: int | None = Field(default=None, ge=0, le=3_660 * 86_400)
-    """New age limit of checkpoints, at least 60. 0 removes the limit."""
+    """New age in seconds at which checkpoints are deleted, at least 60. 0 disables deletion by age."""
 
 
 class UpdateTrainingJobRequest(Request):
