@@ -6,7 +6,7 @@ With an overhead bound, the interval is automatic:
 
     interval = max(U, c · (1 + p) / p, B / W)
 
-    U   duration of the newest upload, in seconds, because a new upload must not begin before the previous one ends
+    U   duration of the newest upload, in seconds; with a shorter interval, two uploads would overlap
     c   training time that the upload cost, in seconds: U · (1 - pace during uploads / pace without uploads)
     p   overhead bound: the largest permitted overhead, as a fraction of the training time without checkpoints
     B   bytes that one node uploads per checkpoint

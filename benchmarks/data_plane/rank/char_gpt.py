@@ -156,9 +156,9 @@ class Nobody:
         """
 
     def kept(self, numbers: Collection[int], /) -> int:
-        """Return how many of the given steps were protected: their copy on the other node was once complete.
+        """Return for how many of the given steps the other node has held a complete copy.
 
-        A newer copy may have replaced it since. This base class makes no copies and counts every step.
+        The other node may have replaced the copy since. This base class makes no copies and counts every step.
 
         Args:
             numbers: numbers of steps, as passed to `boundary`.
