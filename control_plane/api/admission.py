@@ -251,7 +251,7 @@ def _on_notice(config: CheckpointConfig) -> bool:
 def _contradicting_checkpoints(
     request: CreateTrainingJobRequest, schedule: strategies.Schedule, copies: int
 ) -> Iterator[FieldError]:
-    config = request.checkpoint_config
+    config, elastic = request.checkpoint_config, request.elastic_config
     found = [
         *contradictions(
             every_steps=schedule.every_steps,
@@ -267,6 +267,8 @@ def _contradicting_checkpoints(
                 third_slot=config.third_slot,
                 on_notice=_on_notice(config),
                 is_preemptible=request.preemptible,
+                may_shrink=elastic.min_node_count is not None and elastic.min_node_count < request.node_count,
+                may_grow=elastic.max_node_count is not None and elastic.max_node_count > request.node_count,
             ),
         ),
     ]

@@ -110,6 +110,10 @@ class Settings:
     """Whether a notice of AWS makes a checkpoint due."""
     is_preemptible: bool = False
     """Whether a job of higher priority may pause the job."""
+    may_shrink: bool = False
+    """Whether MinNodeCount is below NodeCount."""
+    may_grow: bool = False
+    """Whether MaxNodeCount is above NodeCount."""
 
 
 _FIELDS = {
@@ -167,6 +171,10 @@ def _needs_checkpoints(settings: Settings) -> Iterator[tuple[str, str]]:
         yield "CheckpointConfig.OnNotice", "the strategy None makes no checkpoints; remove the field"
     if settings.is_preemptible:
         yield "Preemptible", "the strategy None stores no state, so a pause would lose every step; remove the field"
+    for is_set, name in ((settings.may_shrink, "MinNodeCount"), (settings.may_grow, "MaxNodeCount")):
+        if is_set:
+            words = "the strategy None stores no state, so a job that grows would lose every step; remove the field"
+            yield f"ElasticConfig.{name}", words
 
 
 def strategy_words(strategy: Strategy) -> str:

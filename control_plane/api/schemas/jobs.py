@@ -215,7 +215,8 @@ class RetryStrategy(Request):
 class ElasticConfig(Request):
     """Numbers of nodes between which a job may change while it trains.
 
-    The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes.
+    The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes. A job with the
+    strategy None must keep its number of nodes.
     """
 
     min_node_count: int | None = Field(default=None, ge=1, le=MAX_NODE_COUNT)

@@ -26,7 +26,10 @@ from control_plane.core.job.view import (
 from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentEvent, IncidentState, JobEvent, JobState
+from control_plane.core.strategies import STRATEGIES
 from everstep.protocol.agent_messages import MemberPhase, StopTraining
+from everstep.protocol.ids import FIRST_STEP
+from everstep.protocol.plan import Snapshots
 
 PAUSE_PATIENCE_TIMES = 5
 """Limit for the upload after the ranks' end, as a multiple of `blind_wait`.
@@ -116,6 +119,20 @@ def _upload_patience(view: JobView) -> float:
     """Return how many seconds the upload may last after the ranks' end."""
     expected = moves.UPLOAD_MARGIN * (view.record.upload_seconds or 0.0)
     return max(PAUSE_PATIENCE_TIMES * view.policy.timeouts.blind_wait_seconds, expected)
+
+
+def awaits_restart_source(view: JobView) -> bool:
+    """Return whether a job that stopped at an agreed step must wait for the checkpoint of its last committed step.
+
+    The caller calls this function before it starts a new generation on other nodes. A new generation cancels the
+    upload. If the job's strategy restores no step from memory, the job would then repeat all steps since its last
+    checkpoint. The wait ends after `_upload_patience`. The result is always False for a strategy that restores steps
+    from memory, and for a strategy that makes no checkpoints.
+    """
+    rules, committed = STRATEGIES[view.spec.checkpoint_strategy], view.record.committed
+    if rules.uses_memory or rules.snapshots is Snapshots.NEVER or durable_step(view) >= max(committed, FIRST_STEP):
+        return False
+    return watched_seconds(view, _ended_at(view)) <= _upload_patience(view)
 
 
 def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decision:

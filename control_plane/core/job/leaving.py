@@ -8,7 +8,7 @@ from control_plane.core import faults, hangs, moves
 from control_plane.core.actions import Decision, EventDraft
 from control_plane.core.evidence import nodes_out_of_view
 from control_plane.core.incidents import incident_id
-from control_plane.core.job.ending import ask_to_stop
+from control_plane.core.job.ending import ask_to_stop, awaits_restart_source
 from control_plane.core.job.outcome import LAUNCH_SECONDS, stay
 from control_plane.core.job.restart import start_new_generation, with_incident
 from control_plane.core.job.view import (
@@ -92,6 +92,8 @@ def _awaits_upload(view: JobView, leaving: tuple[Departure, ...], stopped_at: fl
         return False, "there was no step to keep"
     if newest >= record.committed:
         return False, f"step {newest} is in S3"
+    if awaits_restart_source(view):
+        return True, "waits for its checkpoint, because only checkpoints can be restored"
     return moves.checkpoint_wait(
         moves.ends_at(leaving, view.nodes, view.now),
         is_announced=any(move.is_announced for move in leaving),

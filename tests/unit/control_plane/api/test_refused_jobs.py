@@ -212,6 +212,16 @@ def request_(client, tmp_path_factory):
             "Preemptible",
             "the strategy None stores no state, so a pause would lose every step",
         ),
+        (
+            {"CheckpointConfig": {"Strategy": "None"}, "ElasticConfig": {"MinNodeCount": 1, "MaxNodeCount": 2}},
+            "ElasticConfig.MinNodeCount",
+            "the strategy None stores no state, so a job that grows would lose every step",
+        ),
+        (
+            {"CheckpointConfig": {"Strategy": "None"}, "ElasticConfig": {"MaxNodeCount": 6}},
+            "ElasticConfig.MaxNodeCount",
+            "the strategy None stores no state, so a job that grows would lose every step",
+        ),
         ({"RetryStrategy": {"MaxAttempts": 0}}, "RetryStrategy.MaxAttempts", "1"),
         ({"Unknown": 1}, "Unknown", "is not a field of this request"),
         ({"HyperParameters": {"steps": 200}}, "HyperParameters.steps", "must be text, not '200'"),

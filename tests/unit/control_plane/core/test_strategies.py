@@ -18,8 +18,16 @@ def refused(
     third_slot: bool = False,
     on_notice: bool = False,
     is_preemptible: bool = False,
+    is_elastic: bool = False,
 ) -> dict[str, str]:
-    settings = Settings(copies=copies, third_slot=third_slot, on_notice=on_notice, is_preemptible=is_preemptible)
+    settings = Settings(
+        copies=copies,
+        third_slot=third_slot,
+        on_notice=on_notice,
+        is_preemptible=is_preemptible,
+        may_shrink=is_elastic,
+        may_grow=is_elastic,
+    )
     return dict(contradictions(strategy, schedule, settings))
 
 
@@ -86,6 +94,12 @@ def test_a_comparison_strategy_refuses_copies_and_a_third_slot(strategy: Strateg
 def test_only_a_strategy_without_checkpoints_refuses_them_on_a_notice() -> None:
     assert list(refused(Strategy.NONE, Schedule(), on_notice=True)) == ["CheckpointConfig.OnNotice"]
     assert refused(Strategy.HIGH_FREQ, Schedule(every_steps=1), on_notice=True) == {}
+
+
+def test_only_a_strategy_without_checkpoints_refuses_other_numbers_of_nodes() -> None:
+    found = refused(Strategy.NONE, Schedule(), is_elastic=True)
+    assert sorted(found) == ["ElasticConfig.MaxNodeCount", "ElasticConfig.MinNodeCount"]
+    assert refused(Strategy.HIGH_FREQ, Schedule(every_steps=1), is_elastic=True) == {}
 
 
 def test_only_a_strategy_without_checkpoints_refuses_preemption() -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from control_plane.core.job.ending import PAUSE_PATIENCE_TIMES
 from control_plane.core.states import JobState
 from control_plane.core.strategies import STRATEGIES, Schedule, Strategy, completed
+from everstep.protocol.agent_messages import FaultCode, NodeFault
 from everstep.protocol.plan import Snapshots
 from tests.unit.control_plane.loop.world import World
 
@@ -22,12 +24,12 @@ def world(tmp_path: Path):
 @pytest.fixture
 def spared(tmp_path: Path):
     """Yield a simulated cluster whose fleet has a spare for a job of two nodes."""
-    made = World(tmp_path, nodes=2, spares=1, max_size=3)
+    made = World(tmp_path, nodes=2, spares=1, max_size=4)
     yield made
     made.close()
 
 
-async def trained(world: World, strategy: Strategy) -> None:
+async def trained(world: World, strategy: Strategy, **changes: object) -> None:
     """Train a job of two nodes for 8 steps. Step 5 is stored, unless the strategy stores nothing."""
     schedule = completed(strategy, Schedule())
     world.submit(
@@ -37,6 +39,7 @@ async def trained(world: World, strategy: Strategy) -> None:
         checkpoint_every_steps=schedule.every_steps,
         checkpoint_interval_seconds=schedule.interval_seconds,
         checkpoint_max_overhead=schedule.max_overhead,
+        **changes,
     )
     await world.running()
     await world.train(5)
@@ -92,3 +95,59 @@ async def test_a_strategy_without_memory_does_not_wait_for_the_memory_of_a_silen
     assert lost.node_id not in {node.node_id for node in world.plan().nodes}
     waited = (world.now - began).total_seconds()
     assert world.timeouts.prepare_deadline_seconds < waited < world.timeouts.blind_wait_seconds / 2
+
+
+async def train_until_stop(world: World) -> int:
+    """Train until the control plane requests the agreed stop. Return the step at which all ranks then end."""
+    world.is_stopped = False
+    for _ in range(60):
+        await world.train(1)
+        if world.is_stopped:
+            world.finish()
+            await world.tick()
+            return world.job().boundary
+    raise AssertionError(world.job().reason)
+
+
+async def test_a_job_that_restores_from_s3_grows_only_once_its_last_step_is_a_checkpoint(spared: World) -> None:
+    spared.operator.capacity = 2
+    await trained(spared, Strategy.STRAWMAN, max_node_count=3)
+    spared.operator.capacity = None
+    last = await train_until_stop(spared)
+    for _ in range(20):
+        await spared.tick()
+    assert (spared.job().generation, spared.job().committed_step) == (1, last)
+    assert spared.job().reason.endswith("waits for its checkpoint")
+    await spared.upload(last)
+    await spared.until(lambda: spared.job().generation == 2 and spared.job().state == JobState.RUNNING)
+    assert (len(spared.plan().nodes), spared.plan().base_step) == (3, last)
+
+
+async def test_a_job_that_restores_from_s3_leaves_a_node_only_once_its_last_step_is_a_checkpoint(
+    spared: World,
+) -> None:
+    await trained(spared, Strategy.CHECK_FREQ)
+    left = spared.team()[1]
+    left.node_faults = (NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),)
+    last = await train_until_stop(spared)
+    for _ in range(100):
+        await spared.tick()
+    assert (spared.job().generation, spared.job().committed_step) == (1, last)
+    await spared.upload(last)
+    await spared.until(lambda: spared.job().generation == 2 and spared.job().state == JobState.RUNNING)
+    assert spared.plan().base_step == last
+    assert left.node_id not in {node.node_id for node in spared.plan().nodes}
+
+
+async def test_a_job_that_restores_from_s3_grows_without_its_last_step_if_the_upload_takes_too_long(
+    spared: World,
+) -> None:
+    spared.operator.capacity = 2
+    await trained(spared, Strategy.STRAWMAN, max_node_count=3)
+    spared.operator.capacity = None
+    await train_until_stop(spared)
+    patience = int(PAUSE_PATIENCE_TIMES * spared.timeouts.blind_wait_seconds)
+    for _ in range(patience // 5 + 2):
+        await spared.tick(5.0)
+    await spared.until(lambda: spared.job().generation == 2 and spared.job().state == JobState.RUNNING)
+    assert spared.plan().base_step == 5
