@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from everstep.protocol.ids import FIRST_STEP
 from everstep.protocol.plan import Snapshots
 
 
@@ -175,6 +176,32 @@ def _needs_checkpoints(settings: Settings) -> Iterator[tuple[str, str]]:
         if is_set:
             words = "the strategy None stores no state, so a job that grows would lose every step; remove the field"
             yield f"ElasticConfig.{name}", words
+
+
+def newest_storable(strategy: Strategy, *, committed: int, boundary: int) -> int:
+    """Return the step for which a checkpoint makes a request for another checkpoint unnecessary.
+
+    This is the newest committed step. For a strategy that commits only checkpoints, it is the newest finished step.
+
+    Args:
+        strategy: the strategy that the job was created with.
+        committed: the newest committed step, or -1.
+        boundary: the newest step that a rank has finished, or -1.
+    """
+    return max(committed, boundary) if _commits_only_checkpoints(strategy) else committed
+
+
+def requested_step(strategy: Strategy, *, committed: int, boundary: int) -> int:
+    """Return the lowest step for a checkpoint that a person or a notice requests now.
+
+    The result is 0 or less if the job cannot make a checkpoint yet. The arguments are those of `newest_storable`.
+    """
+    newest = newest_storable(strategy, committed=committed, boundary=boundary)
+    return max(newest, FIRST_STEP) + 1 if _commits_only_checkpoints(strategy) else newest
+
+
+def _commits_only_checkpoints(strategy: Strategy) -> bool:
+    return STRATEGIES[strategy].snapshots is Snapshots.FOR_CHECKPOINTS
 
 
 def strategy_words(strategy: Strategy) -> str:

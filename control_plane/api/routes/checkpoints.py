@@ -22,7 +22,7 @@ from control_plane.api.routes.jobs import find_job, require_no_dependent
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import common as common_schemas
 from control_plane.core.states import JobState
-from control_plane.core.strategies import Strategy
+from control_plane.core.strategies import Strategy, newest_storable, requested_step
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.errors import Conflict
@@ -47,23 +47,26 @@ def create_checkpoint(
 ) -> checkpoints_schemas.CreateCheckpointResponse:
     """Request a checkpoint in S3 of the newest committed step of a running job, or of the next one.
 
-    While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the job has
-    no checkpoint of its newest step and cannot make one. The job is then not running, has not committed a step, or has
-    the strategy None.
+    With the strategies Strawman, HighFreq and CheckFreq, the checkpoint is of a step that the ranks have not finished
+    yet. While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the
+    job has no checkpoint of its newest step and cannot make one. The job is then not running, has the strategy None, or
+    has the strategy Everstep and no committed step.
     """
     now = services.now()
     with services.database.write() as session:
         job = find_job(session, training_job_name, caller)
         newest = restorable(session, job)
         is_new = False
-        if newest is not None and newest.step >= job.committed_step:
+        strategy, steps = job.spec.checkpoint_strategy, {"committed": job.committed_step, "boundary": job.boundary}
+        if newest is not None and newest.step >= newest_storable(strategy, **steps):
             wanted = int(newest.step)
         else:
-            if job.state != JobState.RUNNING or job.committed_step <= 0:
+            wanted = requested_step(strategy, **steps)
+            if job.state != JobState.RUNNING or wanted <= 0:
                 raise Conflict(_why_none(job))
             is_outstanding = job.checkpoint_wanted_step > (-1 if newest is None else newest.step)
             is_new = not is_outstanding or job.checkpoint_wanted_at is None or now - job.checkpoint_wanted_at > PATIENCE
-            wanted = job.committed_step if is_new else job.checkpoint_wanted_step
+            wanted = wanted if is_new else job.checkpoint_wanted_step
         if is_new:
             jobs.want_checkpoint(session, job.run_id, wanted, now)
             _tell(

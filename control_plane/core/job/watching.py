@@ -16,7 +16,9 @@ from control_plane.core.job.resizing import grow, has_asked_to_grow, training_wo
 from control_plane.core.job.restart import start_new_generation
 from control_plane.core.job.view import JobView, has_agreed_stop, has_finished, is_in_phase, with_record
 from control_plane.core.states import JobEvent, JobState
+from control_plane.core.strategies import requested_step
 from everstep.protocol.agent_messages import MemberPhase, TakeCheckpoint, TakeStacks
+from everstep.protocol.ids import FIRST_STEP, Step
 
 
 def watch(view: JobView) -> Decision:
@@ -116,15 +118,16 @@ def _awaits_first_step(view: JobView) -> str:
 def _with_notices(view: JobView) -> JobView:
     """Record that new notices from AWS require a checkpoint before the announced nodes end.
 
-    One notice requires one checkpoint, at or after the step that is committed now. The caller calls this function only
-    while no node can replace the announced node. With a replacement, the job stops at once and stores the last step
-    anyway.
+    One notice requires one checkpoint, at or after the step that `requested_step` returns now. The caller calls this
+    function only while no node can replace the announced node. With a replacement, the job stops at once and stores the
+    last step anyway.
     """
     record = view.record
     announced = tuple(move.node_id for move in record.moves if move.is_announced)
-    is_new = view.spec.checkpoint_on_notice and record.committed > 0 and bool(set(announced) - set(record.noticed))
+    wanted = requested_step(view.spec.checkpoint_strategy, committed=record.committed, boundary=record.boundary)
+    is_new = view.spec.checkpoint_on_notice and wanted > FIRST_STEP and bool(set(announced) - set(record.noticed))
     if is_new:
-        return with_record(view, noticed=announced, notice_wanted=record.committed)
+        return with_record(view, noticed=announced, notice_wanted=Step(wanted))
     return with_record(view, noticed=tuple(node_id for node_id in record.noticed if node_id in announced))
 
 

@@ -9,7 +9,7 @@ import pytest
 from control_plane.core.job.ending import PAUSE_PATIENCE_TIMES
 from control_plane.core.states import JobState
 from control_plane.core.strategies import STRATEGIES, Schedule, Strategy, completed
-from everstep.protocol.agent_messages import FaultCode, NodeFault
+from everstep.protocol.agent_messages import FaultCode, NodeFault, NoticeKind, TakeCheckpoint
 from everstep.protocol.plan import Snapshots
 from tests.unit.control_plane.loop.world import World
 
@@ -151,3 +151,13 @@ async def test_a_job_that_restores_from_s3_grows_without_its_last_step_if_the_up
         await spared.tick(5.0)
     await spared.until(lambda: spared.job().generation == 2 and spared.job().state == JobState.RUNNING)
     assert spared.plan().base_step == 5
+
+
+async def test_a_notice_makes_a_checkpoint_due_also_if_only_checkpoints_are_committed(world: World) -> None:
+    await trained(world, Strategy.CHECK_FREQ)
+    world.announce(world.team()[1], NoticeKind.SPOT_INTERRUPTION, 300.0)
+    await world.tick()
+    boundary = world.job().boundary
+    await world.tick()
+    wanted = {message.step for _, message in world.said if isinstance(message, TakeCheckpoint)}
+    assert wanted == {boundary + 1}
