@@ -12,6 +12,7 @@ source, or has no later verified checkpoint.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,7 +30,7 @@ from control_plane.core.observed.steps import (
 from control_plane.core.strategies import STRATEGIES, Strategy
 from everstep.protocol.agent_messages import FaultCode, MemberReport, UploadedShard
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
-from everstep.protocol.manifest import CheckpointManifest, ManifestShard
+from everstep.protocol.manifest import CheckpointManifest, FrozenObject, ManifestShard
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 
 
@@ -247,13 +248,14 @@ def due(
 
     Returns:
         Manifests, oldest step first: one per step whose shards are all in S3 and belong to the newest generation's
-        history. Complete and deleted checkpoints are excluded.
+        history. Complete and deleted checkpoints are excluded, and so are shards outside the generation's own folders.
     """
     lineage = tuple(lineage)
     path = recovery.path_of(lineage, plan.generation)
     done = {(checkpoint.generation, checkpoint.step) for checkpoint in known} | {*dropped}
     manifests: list[PutManifest] = []
-    for step, shards in sorted(_by_step(reports).items()):
+    uploads = (upload for report in reports.values() for upload in report.uploads if _is_in_place(plan, upload))
+    for step, shards in sorted(_by_step(uploads).items()):
         complete = all(Rank(rank) in shards for rank in range(plan.world_size))
         if not complete or (plan.generation, step) in done:
             continue
@@ -354,7 +356,8 @@ def uploading(generation: Generation, reports: Mapping[NodeId, MemberReport]) ->
     running = [upload for upload in running if upload.step == step]
     if not running:
         return None
-    finished = sum(shard.object_bytes for shard in _by_step(reports).get(step, {}).values())
+    uploads = (upload for report in reports.values() for upload in report.uploads)
+    finished = sum(shard.object_bytes for shard in _by_step(uploads).get(step, {}).values())
     return CheckpointUpload(
         generation=generation,
         step=step,
@@ -364,25 +367,46 @@ def uploading(generation: Generation, reports: Mapping[NodeId, MemberReport]) ->
     )
 
 
-def _by_step(reports: Mapping[NodeId, MemberReport]) -> dict[Step, dict[Rank, UploadedShard]]:
+def _by_step(uploads: Iterable[UploadedShard]) -> dict[Step, dict[Rank, UploadedShard]]:
     by_step: dict[Step, dict[Rank, UploadedShard]] = {}
-    for report in reports.values():
-        for upload in report.uploads:
-            by_step.setdefault(upload.step, {})[upload.rank] = upload
+    for upload in uploads:
+        by_step.setdefault(upload.step, {})[upload.rank] = upload
     return by_step
 
 
+def _run_folder(plan: GenerationPlan) -> str:
+    return f"{plan.checkpoint.prefix.key}run={plan.run}/"
+
+
+def _step_folder(plan: GenerationPlan, step: Step) -> str:
+    return f"{_run_folder(plan)}gen={plan.generation}/step={step}/"
+
+
 def _key(plan: GenerationPlan, step: Step) -> ObjectReference:
-    prefix = plan.checkpoint.prefix
-    return ObjectReference(
-        bucket=prefix.bucket, key=f"{prefix.key}run={plan.run}/gen={plan.generation}/step={step}/manifest.json"
+    return ObjectReference(bucket=plan.checkpoint.prefix.bucket, key=f"{_step_folder(plan, step)}manifest.json")
+
+
+def _is_in_place(plan: GenerationPlan, upload: UploadedShard) -> bool:
+    """Return whether an agent reports an object of a rank of the plan, in the folder of this generation and step.
+
+    The control plane reads the objects that a manifest names, with its own permissions. A manifest therefore names no
+    object outside the folder.
+    """
+    folder = _step_folder(plan, upload.step)
+    return (
+        upload.object.bucket == plan.checkpoint.prefix.bucket
+        and upload.object.key.startswith(folder)
+        and re.fullmatch(rf"\w+/rank={upload.rank}\.safetensors", upload.object.key[len(folder) :], re.ASCII)
+        is not None
+        and upload.rank in range(plan.world_size)
     )
 
 
 def _manifest(
     plan: GenerationPlan, step: Step, shards: Mapping[Rank, UploadedShard], lineage: tuple[GenerationRecord, ...]
 ) -> CheckpointManifest:
-    frozen = {each.sha256: each for shard in shards.values() for each in shard.frozen}
+    # The control plane deletes frozen objects later, so it computes their keys instead of trusting the agents.
+    frozen = {each.sha256: each.object_bytes for shard in shards.values() for each in shard.frozen}
     return CheckpointManifest(
         version=2 if frozen else 1,
         job=plan.job,
@@ -405,7 +429,12 @@ def _manifest(
             )
             for rank in sorted(shards)
         ),
-        frozen=tuple(frozen[sha256] for sha256 in sorted(frozen)),
+        frozen=tuple(
+            FrozenObject(
+                key=f"{_run_folder(plan)}frozen/{sha256}.safetensors", object_bytes=frozen[sha256], sha256=sha256
+            )
+            for sha256 in sorted(frozen)
+        ),
     )
 
 

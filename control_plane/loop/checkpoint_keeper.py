@@ -175,13 +175,15 @@ def delete(
     for first in range(0, len(keys), DELETED_AT_ONCE):
         objects.delete(checkpoint.bucket, keys[first : first + DELETED_AT_ONCE])
     with database.read() as session:
-        has_ended = jobs.get_run(session, run_id).ended_at is not None
+        job = jobs.get_run(session, run_id)
         others = [
             each
             for each in checkpoints.of_run(session, run_id)
             if (each.generation, each.step) != (checkpoint.generation, checkpoint.step)
         ]
-    unneeded = sorted(checkpoints.frozen_keys([checkpoint]) - checkpoints.frozen_keys(others)) if has_ended else []
+    candidates = checkpoints.frozen_keys([checkpoint]) if job.ended_at is not None else frozenset()
+    own_folder = f"{records.prefix_of(job.spec.checkpoint_uri).key}run={run_id}/frozen/"
+    unneeded = sorted(key for key in candidates - checkpoints.frozen_keys(others) if key.startswith(own_folder))
     for first in range(0, len(unneeded), DELETED_AT_ONCE):
         objects.delete(checkpoint.bucket, unneeded[first : first + DELETED_AT_ONCE])
     with database.write() as session:

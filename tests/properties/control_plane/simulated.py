@@ -59,7 +59,7 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, ObjectReference, ScriptPlan, SourceArchive
-from tests.unit.control_plane.loop.world import Agent, digest
+from tests.unit.control_plane.loop.world import Agent, digest, uploaded_object
 
 REFERENCE = ObjectReference(bucket="b", key="k/")
 POLICY = Policy(timeouts=ladder(3.0))
@@ -780,12 +780,13 @@ class Simulation:
     def put(self, team: list[Agent]) -> None:
         step = min((agent.boundary[rank] for agent in team for rank in agent.boundary), default=0)
         for agent in team:
+            assert agent.plan is not None
             agent.uploads = tuple(
                 UploadedShard(
                     rank=rank,
                     step=Step(step),
                     origin_generation=origin,
-                    object=ObjectReference(bucket="b", key=f"{step}/{rank}"),
+                    object=uploaded_object(agent.plan, step, rank),
                     object_bytes=1,
                     etag="",
                     payload_bytes=100,

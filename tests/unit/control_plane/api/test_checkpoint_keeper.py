@@ -7,8 +7,10 @@ server dies during a deletion, the next server completes the deletion.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
+import msgspec
 import pytest
 
 from control_plane.cloud.errors import CloudUnavailable
@@ -18,6 +20,8 @@ from control_plane.db.leases import Leaser
 from control_plane.loop.checkpoint_keeper import CheckpointKeeper
 from control_plane.loop.orphan_keeper import OrphanKeeper
 from control_plane.loop.verifier import Verifier
+from everstep.protocol.ids import Step
+from everstep.protocol.manifest import FrozenObject, encode_manifest
 from everstep.protocol.plan import ObjectReference
 from tests.postgresql import BOTH_ENGINES
 from tests.unit.control_plane.api.conftest import BUCKET, START, refused
@@ -273,6 +277,30 @@ def test_frozen_objects_stay_while_a_checkpoint_or_a_running_upload_can_need_the
     client.delete_checkpoint(TrainingJobName="gpt", Step=40)
     collect(service)
     assert frozen_contents(service, job) == set()
+
+
+def test_a_deletion_leaves_frozen_objects_of_other_runs(service, client, make):
+    """A server without the check of reported keys stored a manifest of keys that an agent chose."""
+    job = make()
+    manifest = job.checkpoint(10, frozen=b"before")
+    folder = f"jobs/gpt/run={job.run}/checkpoints/run=victim/frozen"
+    victim = ObjectReference(bucket=BUCKET, key=f"{folder}/{'0' * 64}.safetensors")
+    service.objects.put(victim, b"needed")
+    shards = tuple(
+        msgspec.structs.replace(shard, key=shard.key.replace(f"checkpoints/run={job.run}/", "checkpoints/run=victim/"))
+        for shard in manifest.shards
+    )
+    foreign = (FrozenObject(key=victim.key, object_bytes=6, sha256="0" * 64),)
+    stored = encode_manifest(msgspec.structs.replace(manifest, step=Step(20), shards=shards, frozen=foreign))
+    with service.database.read() as session:
+        (row,) = checkpoints.of_run(session, job.run)
+    key = row.manifest_key.replace("step=10", "step=20")
+    job.write(checkpoints.record, replace(row, step=20, manifest_key=key, manifest=stored))
+    job.write(jobs.change, ended_at=START, reason="done")
+    for step in (10, 20):
+        client.delete_checkpoint(TrainingJobName="gpt", Step=step)
+    assert frozen_contents(service, job) == set()
+    assert service.objects.get(victim) == b"needed"
 
 
 def test_orphans_of_a_running_job_are_no_frozen_objects(service, make):

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
+import pytest
 
 from control_plane.core import checkpoints
 from control_plane.core.checkpoints import KeptCheckpoint, Retention
 from control_plane.core.evidence import current_reports
 from everstep.protocol.agent_messages import RunningUpload
-from everstep.protocol.ids import Generation, Step
-from everstep.protocol.manifest import FrozenObject
+from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.manifest import FrozenObject, decode_manifest, encode_manifest
+from everstep.protocol.plan import ObjectReference
 from tests.properties.control_plane.simulated import SimulatedJob, Simulation, fresh
 
 
@@ -43,14 +45,55 @@ def test_a_complete_set_is_put_once_under_its_generation_and_step() -> None:
 
 def test_the_manifest_names_each_frozen_object_once() -> None:
     simulation, job = uploaded()
-    objects = [FrozenObject(key=f"frozen/{digit}", object_bytes=1, sha256=digit) for digit in "cba"]
+    objects = [FrozenObject(key="another/object", object_bytes=1, sha256=digit * 64) for digit in "cba"]
     for agent in simulation.running(job):
         agent.uploads = tuple(
             msgspec.structs.replace(upload, frozen=(objects[upload.rank % 2], objects[2])) for upload in agent.uploads
         )
     (put,) = due(simulation, job)
-    assert [each.sha256 for each in put.manifest.frozen] == ["a", "b", "c"]
-    assert put.manifest.version == 2
+    folder = f"k/run={job.spec.run}/frozen"
+    assert [each.key for each in put.manifest.frozen] == [f"{folder}/{digit * 64}.safetensors" for digit in "abc"]
+    assert decode_manifest(encode_manifest(put.manifest)) == put.manifest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda key: ("foreign", key),
+        lambda key: ("b", "run=victim/gen=1/step=3/u/rank=0.safetensors"),
+        lambda key: ("b", f"other/{key}"),
+        lambda key: ("b", key.replace("gen=1", "gen=2")),
+        lambda key: ("b", key.replace("step=3", "step=4")),
+        lambda key: ("b", key.replace("/u/", "/u/../v/")),
+        lambda key: ("b", key.replace("rank=0", "rank=1")),
+        lambda key: ("b", key.replace("u/rank=0.safetensors", "manifest.json")),
+    ],
+)
+def test_no_manifest_names_an_object_outside_its_own_folder(change) -> None:
+    simulation, job = uploaded()
+    (agent,) = [each for each in simulation.running(job) if 0 in each.boundary]
+    before = agent.uploads
+    foreign = [
+        msgspec.structs.replace(upload, object=ObjectReference(bucket=bucket, key=key))
+        for upload in before
+        if upload.rank == 0
+        for bucket, key in [change(upload.object.key)]
+    ]
+    agent.uploads = (*foreign, *(upload for upload in before if upload.rank != 0))
+    assert due(simulation, job) == ()
+    agent.uploads = (*before, *foreign)
+    (put,) = due(simulation, job)
+    assert put.manifest.shards[0].key == f"k/run={job.spec.run}/gen=1/step=3/u/rank=0.safetensors"
+
+
+def test_a_report_about_a_rank_outside_the_plan_is_ignored() -> None:
+    simulation, job = uploaded()
+    agent = simulation.running(job)[0]
+    key = f"k/run={job.spec.run}/gen=1/step=3/u/rank=4.safetensors"
+    stray = msgspec.structs.replace(agent.uploads[0], rank=Rank(4), object=ObjectReference(bucket="b", key=key))
+    agent.uploads = (*agent.uploads, stray)
+    (put,) = due(simulation, job)
+    assert [shard.rank for shard in put.manifest.shards] == [0, 1, 2, 3]
 
 
 def test_one_that_a_person_has_deleted_is_not_put_again() -> None:

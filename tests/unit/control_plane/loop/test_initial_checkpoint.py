@@ -42,7 +42,7 @@ async def test_a_job_starts_from_the_checkpoint_of_another_job(world: World) -> 
         (source,) = sources
         assert (source.kind, source.origin_generation) == ("s3", 0)
         assert source.object is not None
-        assert source.object.key == f"checkpoint/1/4/rank={rank}"
+        assert source.object.key.endswith(f"/gen=1/step=4/u/rank={rank}.safetensors")
 
 
 async def test_the_initial_state_stays_the_base_until_a_step_is_committed(world: World) -> None:

@@ -488,6 +488,13 @@ def record_of(rank: Rank, source: ShardSource) -> SlotRecord:
     )
 
 
+def uploaded_object(plan: GenerationPlan, step: int, rank: int) -> ObjectReference:
+    """Return the object in which the plan's generation stores a shard. Its upload id is `u`."""
+    prefix = plan.checkpoint.prefix
+    folder = f"{prefix.key}run={plan.run}/gen={plan.generation}/step={step}/u"
+    return ObjectReference(bucket=prefix.bucket, key=f"{folder}/rank={rank}.safetensors")
+
+
 def digest(rank: int, origin: int, step: int) -> bytes:
     return hashlib.sha256(f"{rank}/{origin}/{step}".encode()).digest()[:16]
 
@@ -771,12 +778,13 @@ class World:
         """
         for agent in self.team(name)[:nodes]:
             assert agent.run is not None
+            assert agent.plan is not None
             agent.uploads = tuple(
                 UploadedShard(
                     rank=rank,
                     step=Step(step),
                     origin_generation=origin,
-                    object=ObjectReference(bucket=BUCKET, key=f"checkpoint/{agent.generation}/{step}/rank={rank}"),
+                    object=uploaded_object(agent.plan, step, rank),
                     object_bytes=100,
                     etag="e",
                     payload_bytes=100,
