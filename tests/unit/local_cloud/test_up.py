@@ -213,7 +213,7 @@ def test_what_is_not_up_is_said_in_one_line(tmp_path: Path) -> None:
 
 def test_two_cannot_work_on_one_directory(cluster: LocalCluster) -> None:
     cluster._prepare_directory()
-    with cluster._locked(), pytest.raises(PreflightFailed, match="at work"):
+    with cluster._locked(), pytest.raises(PreflightFailed, match="is running in"):
         LocalCluster(cluster.state_dir).down()
 
 

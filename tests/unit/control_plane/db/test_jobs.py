@@ -114,7 +114,7 @@ def test_a_transition_moves_the_state_and_tells_the_story(database, job, lease):
 
 
 def test_a_transition_from_another_state_is_stale(database, job, lease):
-    with pytest.raises(StaleLease, match="not running"), database.write() as session:
+    with pytest.raises(StaleLease, match="no longer in state running"), database.write() as session:
         jobs.transition(session, lease, before="running", after="completed", now=NOW, reason="Done.")
     assert get(database).state == "queued"
 
