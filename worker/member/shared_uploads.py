@@ -297,9 +297,11 @@ class UploadHelper:
         finally:
             self._serving.pop(task, None)
             session.close()  # Threads of this node may still send parts, but the owner sends these parts itself.
-            await end(*sending)
-            if slot is not None:
-                slot.pins -= 1
+            try:
+                await end(*sending)
+            finally:  # `end` raises CancelledError if the session is also cancelled while a thread still sends.
+                if slot is not None:
+                    slot.pins -= 1
 
     def _find(self, wanted: UploadPart) -> Slot | None:
         """Return the slot with the requested content, or None if this node cannot help."""

@@ -1,0 +1,147 @@
+"""A holder serves the requests of one owner's upload from its replica."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep.bulk import StoredPart
+from everstep.protocol.codec import Message
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.peer_messages import Open, UploadPart
+from everstep.protocol.plan import ObjectReference
+from everstep.protocol.slot import SlotState, payload_chunk_digests
+from tests.fakes.storage import MemoryObjectStore
+from tests.unit.worker.rank_plans import rank_plan
+from tests.unit.worker.storage.slots import JOB, RUN, header_of, payload_of
+from worker.core.slots import Content
+from worker.errors import PeerLost
+from worker.member.shared_uploads import UploadHelper
+from worker.shm.store import Slot, SlotStore
+from worker.storage.shard_object import ShardObject
+
+RANK = Rank(0)
+PAYLOAD, OFFSET, SIZE = payload_of([("weight", "uint8", (4000,), bytes(range(250)) * 16)])
+CHUNKS = payload_chunk_digests(PAYLOAD)
+PART_BYTES = 100
+UPLOAD = "upload-0"
+FOLDER = f"jobs/job/checkpoints/run={RUN}/gen=1/step=7"
+
+
+class ScriptedSession:
+    """A session whose owner is the test. The test puts requests into it and takes the answers from it."""
+
+    def __init__(self) -> None:
+        self.peer = NodeId("i-owner")
+        self.opened = Open(
+            run=RUN, generation=Generation(1), kind="upload", node_id=self.peer, owner_rank=RANK, nonce=b""
+        )
+        self.addresses: tuple[tuple[str, int], ...] = ()
+        self.requests = asyncio.Queue[Message | None]()
+        """Messages of the owner, in order; None when the owner closes the connection."""
+        self.answers = asyncio.Queue[Message]()
+        self.closed = asyncio.Event()
+
+    async def send(self, *messages: Message) -> None:
+        for message in messages:
+            self.answers.put_nowait(message)
+
+    async def receive(self) -> Message:
+        message = await self.requests.get()
+        if message is None:
+            raise PeerLost("the owner closed the connection")
+        return message
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class BlockedStore(MemoryObjectStore):
+    """An object store in which every part of a helper waits until the test sets `go`."""
+
+    def __init__(self) -> None:
+        super().__init__("bucket")
+        self.parts[UPLOAD] = {}
+        self.go = threading.Event()
+        self.begun = threading.Semaphore(0)
+        """Counts the parts that have begun to wait."""
+        self.places: list[ObjectReference] = []
+
+    def put_part(self, reference: ObjectReference, *given: Any, **named: Any) -> StoredPart:
+        self.places.append(reference)
+        self.begun.release()
+        assert self.go.wait(30.0)
+        return super().put_part(reference, *given, **named)
+
+
+class Holder:
+    """A node that holds the sealed replica of one shard, and helps its owner."""
+
+    def __init__(self, store: SlotStore, slot: Slot, objects: BlockedStore) -> None:
+        self.store = store
+        self.slot = slot
+        self.objects = objects
+        self.helper = UploadHelper(rank_plan(), store, objects, held_ranks=[RANK])
+        self._object_bytes = ShardObject(slot.file, CHUNKS, piece_bytes=PART_BYTES).bytes
+
+    def request(self, number: int = 1, **changes: Any) -> UploadPart:
+        """Return a request of the owner; `changes` replaces fields."""
+        header = self.slot.file.header
+        fields: dict[str, Any] = {
+            "owner_rank": RANK,
+            "origin_generation": header.origin_generation,
+            "step": header.step,
+            "digest": header.payload_digest,
+            "object": ObjectReference(bucket="bucket", key=f"{FOLDER}/ab12/rank=0.safetensors"),
+            "object_bytes": self._object_bytes,
+            "upload_id": UPLOAD,
+            "part_bytes": PART_BYTES,
+            "number": number,
+        }
+        return UploadPart(**fields | changes)
+
+    async def until_begun(self, count: int = 1) -> None:
+        """Wait until the object store has received this many more parts."""
+        for _ in range(count):
+            assert await asyncio.get_running_loop().run_in_executor(None, self.objects.begun.acquire, True, 30.0)
+
+
+@pytest.fixture
+async def holder(tmp_path: Path) -> AsyncIterator[Holder]:
+    store, content = SlotStore(tmp_path, memory_bytes=1 << 20), Content(Generation(1), Step(7))
+    store.open_run(JOB, RUN)
+    index = await store.grant(
+        RANK, content, keep=(), capacity_bytes=len(PAYLOAD), layout_hash=bytes(range(16)), slot_count=2
+    )
+    assert index is not None
+    slot = store.shards[RANK][index]
+    with slot.file.payload(0, len(PAYLOAD)) as view:
+        view[:] = PAYLOAD
+    header = header_of(PAYLOAD, OFFSET, SIZE, step=content.step, origin=content.origin)
+    await store.seal(RANK, index, replace(header, state=SlotState.WRITING))
+    objects = BlockedStore()
+    yield Holder(store, slot, objects)
+    objects.go.set()
+    store.close()
+
+
+async def test_a_slot_is_free_after_a_session_that_ended_twice(holder: Holder) -> None:
+    """The owner closes the session while a thread sends a part, and then the holder's generation also ends."""
+    session = ScriptedSession()
+    serving = asyncio.create_task(holder.helper.serve(session))
+    session.requests.put_nowait(holder.request())
+    await holder.until_begun()
+    session.requests.put_nowait(None)
+    await session.closed.wait()
+    assert holder.slot.pins == 1, "the thread still reads the slot"
+    serving.cancel()
+    await asyncio.sleep(0)
+    holder.objects.go.set()
+    await asyncio.gather(serving, return_exceptions=True)
+    assert holder.slot.pins == 0
