@@ -18,6 +18,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
+from msgspec.structs import replace
+
 from everstep.bulk import StoredPart
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import NodeId, Rank, Step
@@ -271,11 +273,13 @@ class UploadHelper:
             session: an authenticated session of kind upload, from a member of the same generation.
 
         Raises:
-            MalformedMessage: the owner sent a message that is not a request, or too many requests.
+            MalformedMessage: the owner sent a message that is not a request, too many requests, or a request for
+                another upload than its first one.
             PeerLost: the connection ended.
         """
         task = asyncio.current_task()
         assert task is not None
+        first: UploadPart | None = None
         slot: Slot | None = None
         sending = set[asyncio.Task[None]]()
         try:
@@ -285,6 +289,9 @@ class UploadHelper:
                     raise MalformedMessage(
                         f"{type(wanted).__name__} where one of {MAX_WINDOW} parts should be asked for"
                     )
+                first = first or wanted
+                if replace(wanted, number=first.number) != first:
+                    raise MalformedMessage(f"part {wanted.number} is of another upload than the session's first part")
                 if slot is None and (slot := self._find(wanted)) is not None:
                     slot.pins += 1
                     self._serving[task] = wanted.step
@@ -306,9 +313,10 @@ class UploadHelper:
     def _find(self, wanted: UploadPart) -> Slot | None:
         """Return the slot with the requested content, or None if this node cannot help."""
         bucket, folder = self._place
+        name = f"/rank={wanted.owner_rank}.safetensors"
         if wanted.owner_rank not in self._held or wanted.object.bucket != bucket:
             return None
-        if not wanted.object.key.startswith(folder):
+        if not (wanted.object.key.startswith(folder) and wanted.object.key.endswith(name)):
             return None
         slot = self._store.sealed(wanted.owner_rank, Content(wanted.origin_generation, wanted.step))
         return slot if slot is not None and slot.file.header.payload_digest == wanted.digest else None

@@ -13,8 +13,9 @@ import pytest
 
 from everstep.bulk import StoredPart
 from everstep.protocol.codec import Message
+from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
-from everstep.protocol.peer_messages import Open, UploadPart
+from everstep.protocol.peer_messages import Open, ShardRefused, UploadPart
 from everstep.protocol.plan import ObjectReference
 from everstep.protocol.slot import SlotState, payload_chunk_digests
 from tests.fakes.storage import MemoryObjectStore
@@ -145,3 +146,46 @@ async def test_a_slot_is_free_after_a_session_that_ended_twice(holder: Holder) -
     holder.objects.go.set()
     await asyncio.gather(serving, return_exceptions=True)
     assert holder.slot.pins == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"object": ObjectReference(bucket="other", key=f"{FOLDER}/ab12/rank=0.safetensors")},
+        {"object": ObjectReference(bucket="bucket", key="jobs/victim/model")},
+        {"object": ObjectReference(bucket="bucket", key=f"{FOLDER}/cd34/rank=0.safetensors")},
+        {"upload_id": "upload-1"},
+        {"part_bytes": PART_BYTES + 1},
+        {"digest": bytes(16)},
+    ],
+)
+async def test_a_request_for_another_upload_ends_the_session(holder: Holder, changes: dict[str, Any]) -> None:
+    holder.objects.go.set()
+    session = ScriptedSession()
+    session.requests.put_nowait(holder.request(2))
+    session.requests.put_nowait(holder.request(3, **changes))
+    with pytest.raises(MalformedMessage):
+        await holder.helper.serve(session)
+    assert {place.key for place in holder.objects.places} <= {holder.request().object.key}
+    assert (session.closed.is_set(), holder.slot.pins) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        ObjectReference(bucket="other", key=f"{FOLDER}/ab12/rank=0.safetensors"),
+        ObjectReference(bucket="bucket", key=f"jobs/job/checkpoints/run={RUN}/gen=2/step=7/ab12/rank=0.safetensors"),
+        ObjectReference(bucket="bucket", key=f"{FOLDER}/ab12/rank=1.safetensors"),
+        ObjectReference(bucket="bucket", key=f"{FOLDER}/manifest.json"),
+    ],
+)
+async def test_a_holder_writes_only_to_the_key_of_the_owners_shard(holder: Holder, place: ObjectReference) -> None:
+    holder.objects.go.set()
+    session = ScriptedSession()
+    session.requests.put_nowait(holder.request(object=place))
+    serving = asyncio.create_task(holder.helper.serve(session))
+    assert isinstance(await session.answers.get(), ShardRefused)
+    session.requests.put_nowait(None)
+    with pytest.raises(PeerLost):
+        await serving
+    assert holder.objects.places == []
