@@ -39,6 +39,11 @@ from worker.storage.shard_object import ShardObject
 from worker.tasks import end
 
 log = logging.getLogger(__name__)
+MAX_HELPED_PARTS = 4
+"""Maximum number of parts that one node sends for other nodes at a time.
+
+Each part occupies a thread of the agent's only thread pool, which digests, slots and the node's own uploads also need.
+"""
 POLL_SECONDS = 0.1
 """Seconds between two checks for cancellation and late helpers, while an upload waits for helpers."""
 
@@ -259,6 +264,7 @@ class UploadHelper:
         self._held = frozenset(held_ranks)
         self._serving: dict[asyncio.Task[None], Step] = {}
         """The step that each open session pins."""
+        self._threads = asyncio.Semaphore(MAX_HELPED_PARTS)
 
     def hear(self, announcement: Announcement) -> None:
         """Stop helping with uploads whose slots are needed for the final step."""
@@ -324,20 +330,21 @@ class UploadHelper:
     async def _serve_part(self, session: Session, slot: Slot, wanted: UploadPart) -> None:
         """Answer one request. An unexpected error ends the session, so that the owner stops waiting for the part."""
         try:
-            await self._send(session, slot, wanted)
+            async with self._threads:
+                answer = await self._send(slot, wanted)
+            await session.send(answer)
         except PeerError:
             session.close()
         except Exception:
             log.exception("part %d of the upload of rank %d failed", wanted.number, wanted.owner_rank)
             session.close()
 
-    async def _send(self, session: Session, slot: Slot, wanted: UploadPart) -> None:
-        """Send one part to S3 and report it."""
+    async def _send(self, slot: Slot, wanted: UploadPart) -> PartStored | ShardRefused:
+        """Send one part to S3, and return the answer for the owner."""
         digests = await self._store.digests(slot)
         header = slot.file.header
         if digests is None or header.payload_digest != wanted.digest:
-            await session.send(ShardRefused(transfer=wanted.number, reason="the replica is damaged"))
-            return
+            return ShardRefused(transfer=wanted.number, reason="the replica is damaged")
 
         def work(cancelled: threading.Event) -> StoredPart | None:
             content = ShardObject(slot.file, digests.known, piece_bytes=PIECE_BYTES, frozen=wanted.frozen)
@@ -356,11 +363,9 @@ class UploadHelper:
         try:
             stored = await in_thread(work)
         except StorageError as error:
-            await session.send(ShardRefused(transfer=wanted.number, reason=str(error)))
-            return
+            return ShardRefused(transfer=wanted.number, reason=str(error))
         if stored is None:
-            await session.send(ShardRefused(transfer=wanted.number, reason="the replica makes another object"))
-            return
-        await session.send(
-            PartStored(number=stored.number, etag=stored.etag, size=stored.size, crc=stored.crc, sha256=stored.sha256)
+            return ShardRefused(transfer=wanted.number, reason="the replica makes another object")
+        return PartStored(
+            number=stored.number, etag=stored.etag, size=stored.size, crc=stored.crc, sha256=stored.sha256
         )

@@ -15,7 +15,7 @@ from everstep.bulk import StoredPart
 from everstep.protocol.codec import Message
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
-from everstep.protocol.peer_messages import Open, ShardRefused, UploadPart
+from everstep.protocol.peer_messages import Open, PartStored, ShardRefused, UploadPart
 from everstep.protocol.plan import ObjectReference
 from everstep.protocol.slot import SlotState, payload_chunk_digests
 from tests.fakes.storage import MemoryObjectStore
@@ -23,8 +23,8 @@ from tests.unit.worker.rank_plans import rank_plan
 from tests.unit.worker.storage.slots import JOB, RUN, header_of, payload_of
 from worker.core.slots import Content
 from worker.errors import PeerLost
-from worker.member.shared_uploads import UploadHelper
-from worker.shm.store import Slot, SlotStore
+from worker.member.shared_uploads import MAX_HELPED_PARTS, UploadHelper
+from worker.shm.store import Slot, SlotStore, in_thread
 from worker.storage.shard_object import ShardObject
 
 RANK = Rank(0)
@@ -189,3 +189,22 @@ async def test_a_holder_writes_only_to_the_key_of_the_owners_shard(holder: Holde
     with pytest.raises(PeerLost):
         await serving
     assert holder.objects.places == []
+
+
+async def test_helping_many_owners_leaves_threads_for_other_work(holder: Holder) -> None:
+    """Ten owners request four parts each while S3 does not answer."""
+    sessions = [ScriptedSession() for _ in range(10)]
+    serving = [asyncio.create_task(holder.helper.serve(session)) for session in sessions]
+    for session in sessions:
+        for number in range(1, 5):
+            session.requests.put_nowait(holder.request(number))
+    await holder.until_begun(MAX_HELPED_PARTS)
+    async with asyncio.timeout(10.0):
+        await in_thread(lambda _: None)
+    holder.objects.go.set()
+    for session in sessions:
+        answers = [await session.answers.get() for _ in range(4)]
+        assert sorted(answer.number for answer in answers if isinstance(answer, PartStored)) == [1, 2, 3, 4]
+        session.requests.put_nowait(None)
+    await asyncio.gather(*serving, return_exceptions=True)
+    assert holder.slot.pins == 0
