@@ -227,19 +227,20 @@ class Helpers(Protocol):
         ...
 
     def sent(self, number: int) -> None:
-        """Record that S3 has stored a part that the caller sent. Called in the part's thread."""
+        """Record that the caller's attempt to send a part has succeeded or failed. Called in the part's thread."""
 
-    def next_missing(self, expected: Mapping[int, tuple[int, int]]) -> int | None:
+    def next_missing(self, expected: Mapping[int, tuple[int, int]], has_failed: Callable[[], bool]) -> int | None:
         """Wait for the helpers, and return a part that no helper has stored, so that the caller must send it.
 
         Called after the last `claim`, until the result is None.
 
         Args:
             expected: size in bytes and CRC64NVME of each part that the caller left to the helpers.
+            has_failed: returns True when one of the caller's own parts has failed. The method checks it while it waits.
 
         Returns:
             Number of a part that no helper has stored with this size and checksum. None when S3 has all parts of the
-            helpers.
+            helpers, or when the upload has failed.
         """
 
     def stored(self) -> Sequence[StoredPart]:
@@ -474,10 +475,12 @@ def put_parts(
     expected: dict[int, tuple[int, int]] = {}
 
     def send(number: int, part: Part) -> None:
-        sent[number] = upload.put(number, part)
+        try:
+            sent[number] = upload.put(number, part)
+        finally:
+            if helpers is not None:
+                helpers.sent(number)
         on_part(sent[number])
-        if helpers is not None:
-            helpers.sent(number)
 
     with side_by_side("s3-put", connections) as (begin, errors):
 
@@ -500,7 +503,10 @@ def put_parts(
             del part
             while len(in_flight) > connections:
                 in_flight = wait(in_flight, return_when=FIRST_COMPLETED).not_done
-        while helpers is not None and not errors and (missing := helpers.next_missing(expected)) is not None:
+        while helpers is not None and not errors:
+            missing = helpers.next_missing(expected, lambda: bool(errors))
+            if missing is None:
+                break
             first = (missing - 1) * part_bytes
             last = min(size, first + part_bytes)
             (part,) = parts_of(read(first, last), part_bytes, last - first)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -185,7 +185,8 @@ class ScriptedShare:
     def sent(self, number: int) -> None:
         self.own.append(number)
 
-    def next_missing(self, expected: Mapping[int, tuple[int, int]]) -> int | None:
+    def next_missing(self, expected: Mapping[int, tuple[int, int]], has_failed: Callable[[], bool]) -> int | None:
+        assert not has_failed()
         assert {part.number: (part.size, part.crc) for part in self.parts}.items() <= expected.items()
         return self._missing.pop() if self._missing else None
 

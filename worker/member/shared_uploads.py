@@ -135,11 +135,13 @@ class UploadHelpers:
             if claimed_at is not None:
                 self._own_seconds = max(self._own_seconds, monotonic() - claimed_at)
 
-    def next_missing(self, expected: Mapping[int, tuple[int, int]]) -> int | None:
+    def next_missing(self, expected: Mapping[int, tuple[int, int]], has_failed: Callable[[], bool]) -> int | None:
         """See `Helpers.next_missing`."""
         with self._changed:
             while True:
                 self._check()
+                if has_failed():
+                    return None
                 self._verify(expected)
                 now = monotonic()
                 slowest = max([self._own_seconds, *(now - since for since in self._claimed_at.values())])

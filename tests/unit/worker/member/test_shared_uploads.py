@@ -1,4 +1,4 @@
-"""A holder serves the requests of one owner's upload from its replica."""
+"""The owner of a shard and the holders of its replicas send the parts of one upload."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from everstep.bulk import StoredPart
+from everstep.bulk import Part, StoredPart, put_parts
 from everstep.protocol.codec import Message
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
@@ -21,9 +21,11 @@ from everstep.protocol.slot import SlotState, payload_chunk_digests
 from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.rank_plans import rank_plan
 from tests.unit.worker.storage.slots import JOB, RUN, header_of, payload_of
+from worker.core import shared_upload
 from worker.core.slots import Content
-from worker.errors import PeerLost
-from worker.member.shared_uploads import MAX_HELPED_PARTS, UploadHelper
+from worker.errors import PeerLost, StoreUnavailable
+from worker.member.shared_uploads import MAX_HELPED_PARTS, UploadHelper, UploadHelpers
+from worker.replication.transport import Session
 from worker.shm.store import Slot, SlotStore, in_thread
 from worker.storage.shard_object import ShardObject
 
@@ -208,3 +210,40 @@ async def test_helping_many_owners_leaves_threads_for_other_work(holder: Holder)
         session.requests.put_nowait(None)
     await asyncio.gather(*serving, return_exceptions=True)
     assert holder.slot.pins == 0
+
+
+async def silent_holder(_: NodeId) -> Session:
+    """Dial a holder that never answers."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_an_upload_whose_own_part_fails_does_not_wait_for_its_helpers(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner sends the first of two parts, and its helper never answers."""
+    monkeypatch.setattr(shared_upload, "LATE_SECONDS", 1e9)
+    is_waiting, polls = threading.Event(), []
+
+    class FailingSink:
+        def put(self, _number: int, _part: Part) -> StoredPart:
+            assert is_waiting.wait(30.0)
+            raise StoreUnavailable("S3 does not answer")
+
+    def check() -> None:
+        is_waiting.set()
+        polls.append(1)
+        if len(polls) > 100:
+            raise AssertionError("the upload waits for ever")
+
+    helpers = UploadHelpers(holder.slot.file.header, [NodeId("i-1")], silent_holder, on_stored=lambda _: None)
+    share = helpers.of(holder.request().object, 2 * PART_BYTES, (), check)
+
+    def upload(_: threading.Event) -> None:
+        share.begin(UPLOAD, PART_BYTES, 2)
+        put_parts(FailingSink(), [bytes(2 * PART_BYTES)], 2 * PART_BYTES, part_bytes=PART_BYTES, helpers=share)
+
+    with pytest.raises(StoreUnavailable):
+        await in_thread(upload)
+    assert len(polls) <= 100
+    await helpers.close()
