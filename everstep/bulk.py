@@ -113,6 +113,10 @@ def full_jitter(attempt: int, draw: Callable[[], float] = random.random) -> floa
     return draw() * min(_MOST_PAUSE_SECONDS, _PAUSE_SECONDS * 2.0**attempt)
 
 
+PartDigest = tuple[int, int, bytes]
+"""Size in bytes, CRC64NVME and SHA-256 of a part."""
+
+
 class Part:
     """One part of an upload: pieces of memory that are sent as one request body without copying.
 
@@ -229,22 +233,22 @@ class Helpers(Protocol):
     def sent(self, number: int) -> None:
         """Record that the caller's attempt to send a part has succeeded or failed. Called in the part's thread."""
 
-    def next_missing(self, expected: Mapping[int, tuple[int, int]], has_failed: Callable[[], bool]) -> int | None:
+    def next_missing(self, expected: Mapping[int, PartDigest], has_failed: Callable[[], bool]) -> int | None:
         """Wait for the helpers, and return a part that no helper has stored, so that the caller must send it.
 
         Called after the last `claim`, until the result is None.
 
         Args:
-            expected: size in bytes and CRC64NVME of each part that the caller left to the helpers.
+            expected: digest of each part that the caller left to the helpers, computed from the caller's own bytes.
             has_failed: returns True when one of the caller's own parts has failed. The method checks it while it waits.
 
         Returns:
-            Number of a part that no helper has stored with this size and checksum. None when S3 has all parts of the
+            Number of a part that no helper has stored with this digest. None when S3 has all parts of the
             helpers, or when the upload has failed.
         """
 
     def stored(self) -> Sequence[StoredPart]:
-        """Return the parts that helpers have stored with the expected size and checksum. Called once, at the end."""
+        """Return the parts that helpers have stored with the expected digests. Called once, at the end."""
         ...
 
 
@@ -472,7 +476,7 @@ def put_parts(
         The stored parts in the order of their numbers.
     """
     sent: dict[int, StoredPart] = {}
-    expected: dict[int, tuple[int, int]] = {}
+    expected: dict[int, PartDigest] = {}
 
     def send(number: int, part: Part) -> None:
         try:
@@ -496,7 +500,7 @@ def put_parts(
         for part in parts_of(until_error(), part_bytes, size):
             number = next(numbers)
             if helpers is not None and not helpers.claim(number):
-                expected[number] = len(part), part.crc
+                expected[number] = len(part), part.crc, part.sha256
                 del part
                 continue
             in_flight.add(begin(partial(send, number, part)))

@@ -274,7 +274,7 @@ class UploadPart(Message, frozen=True):
 
 
 class PartStored(Message, frozen=True):
-    """The holder's report that S3 has stored a part. The owner compares size and checksum with its own copy."""
+    """The holder's report that S3 has stored a part. The owner compares size, CRC and SHA-256 with its own bytes."""
 
     number: int
     etag: str
@@ -282,6 +282,7 @@ class PartStored(Message, frozen=True):
     crc: int
     """CRC64NVME of the part, which S3 has verified."""
     sha256: bytes
+    """SHA-256 of the part, 32 bytes."""
 
 
 PeerMessage = (

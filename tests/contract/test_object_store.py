@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from moto.server import ThreadedMotoServer
 
-from everstep.bulk import SendCancelled, StoredPart
+from everstep.bulk import PartDigest, SendCancelled, StoredPart
 from everstep.protocol.manifest import PartsHasher
 from everstep.protocol.plan import ObjectReference
 from tests.fakes.storage import MemoryObjectStore
@@ -185,9 +185,9 @@ class ScriptedShare:
     def sent(self, number: int) -> None:
         self.own.append(number)
 
-    def next_missing(self, expected: Mapping[int, tuple[int, int]], has_failed: Callable[[], bool]) -> int | None:
+    def next_missing(self, expected: Mapping[int, PartDigest], has_failed: Callable[[], bool]) -> int | None:
         assert not has_failed()
-        assert {part.number: (part.size, part.crc) for part in self.parts}.items() <= expected.items()
+        assert {part.number: (part.size, part.crc, part.sha256) for part in self.parts}.items() <= expected.items()
         return self._missing.pop() if self._missing else None
 
     def stored(self) -> Sequence[StoredPart]:

@@ -5,8 +5,8 @@
 
 `worker.core.shared_upload` decides which node sends which part.
 
-Invariant: the owner completes an upload only with parts whose size and checksum equal those of its own slot. A holder
-pins its replica from the first request of a session to the session's end.
+Invariant: the owner completes an upload only with parts whose size, CRC and SHA-256 equal those of its own slot. A
+holder pins its replica from the first request of a session to the session's end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from time import monotonic
 
 from msgspec.structs import replace
 
-from everstep.bulk import StoredPart
+from everstep.bulk import PartDigest, StoredPart
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.peer_messages import PartStored, ShardRefused, UploadPart
@@ -46,6 +46,8 @@ Each part occupies a thread of the agent's only thread pool, which digests, slot
 """
 POLL_SECONDS = 0.1
 """Seconds between two checks for cancellation and late helpers, while an upload waits for helpers."""
+
+_SHA256_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ class UploadHelpers:
             if claimed_at is not None:
                 self._own_seconds = max(self._own_seconds, monotonic() - claimed_at)
 
-    def next_missing(self, expected: Mapping[int, tuple[int, int]], has_failed: Callable[[], bool]) -> int | None:
+    def next_missing(self, expected: Mapping[int, PartDigest], has_failed: Callable[[], bool]) -> int | None:
         """See `Helpers.next_missing`."""
         with self._changed:
             while True:
@@ -156,10 +158,10 @@ class UploadHelpers:
         with self._changed:
             return [self._parts[number] for number in sorted(self._state.stored)]
 
-    def _verify(self, expected: Mapping[int, tuple[int, int]]) -> None:
+    def _verify(self, expected: Mapping[int, PartDigest]) -> None:
         for number in self._state.stored.keys() - self._verified:
             part = self._parts[number]
-            if (part.size, part.crc) == expected[number]:
+            if (part.size, part.crc, part.sha256) == expected[number]:
                 self._verified.add(number)
                 continue
             log.warning("%s stored other bytes as part %d than this node holds", self._state.stored[number], number)
@@ -235,6 +237,8 @@ class UploadHelpers:
         )
 
     def _store(self, peer: NodeId, stored: PartStored) -> None:
+        if len(stored.sha256) != _SHA256_BYTES:
+            raise MalformedMessage(f"part {stored.number} has a SHA-256 of {len(stored.sha256)} bytes")
         with self._changed:
             state = self._state.store(peer, stored.number)
             if state is self._state:

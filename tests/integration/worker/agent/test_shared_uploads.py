@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -164,7 +165,16 @@ def wrong_part(
     return MemoryObjectStore.put_part(objects, reference, upload_id, number, [bytes(size)], **named)
 
 
-@pytest.mark.parametrize("put_part", [refused_part, wrong_part])
+def with_sha256(sha256: bytes, *given: Any, **named: Any) -> StoredPart:
+    """Store the right part, and report this digest instead of the part's digest."""
+    return replace(MemoryObjectStore.put_part(*given, **named), sha256=sha256)
+
+
+@pytest.mark.parametrize(
+    "put_part",
+    [refused_part, wrong_part, partial(with_sha256, bytes(32)), partial(with_sha256, b"")],
+    ids=["refused", "wrong bytes", "wrong SHA-256", "no SHA-256"],
+)
 async def test_the_owner_sends_the_parts_that_a_holder_cannot_send(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, put_part: Callable[..., StoredPart]
 ) -> None:
