@@ -39,6 +39,7 @@ from control_plane.db.jobs import JobRecord
 from control_plane.db.session import Database
 from control_plane.loop import records
 from control_plane.loop.repeating import repeat
+from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation
 from everstep.protocol.plan import ObjectReference
 
@@ -78,6 +79,8 @@ class CheckpointKeeper:
                     delete(self._database, self._objects, run_id, each, self._now())
             except CloudError as error:
                 log.warning("run %s: could not delete a checkpoint; the next pass retries: %s", run_id, error)
+            except ProtocolError as error:
+                log.error("run %s: its checkpoints stay, because a stored manifest is invalid: %s", run_id, error)
             except NotFound:
                 log.info("run %s: the job was deleted, with its checkpoints", run_id)
 

@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -54,8 +55,9 @@ from control_plane.db.leases import Lease
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
 from everstep.protocol.agent_messages import KeepEvidence, KillForDrill, Load
+from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, NodeId, RunId
-from everstep.protocol.manifest import encode_manifest
+from everstep.protocol.manifest import decode_manifest, encode_manifest
 from everstep.protocol.plan import ObjectReference
 
 log = logging.getLogger(__name__)
@@ -324,6 +326,7 @@ class Executor:
         detail: dict[str, object] = {"bucket": action.at.bucket, "key": action.at.key}
         call = Call(key=key, name="PutManifest", detail=detail, make=lambda: self._objects.put(action.at, body))
         try:
+            decode_manifest(body)
             intent = await asyncio.to_thread(self._begin, lease, call)
             if intent.state is IntentState.OPEN:
                 await asyncio.to_thread(call.make)
@@ -339,6 +342,10 @@ class Executor:
             log.info(
                 "job %s: another control-plane server records the checkpoint of step %d", manifest.job, manifest.step
             )
+        except ProtocolError as error:
+            with suppress(StaleLease):
+                await asyncio.to_thread(self._under, lease, partial(self._refuse, action, str(error)))
+            return  # A hint would start a pass that refuses the same report again at once.
         self._registry.hint()
 
     async def _put_evidence(self, lease: Lease, node_id: NodeId, key: str, report: object) -> None:
@@ -392,6 +399,33 @@ class Executor:
 
     def _finish(self, lease: Lease, call: Call, state: IntentState, outcome: str) -> None:
         self._under(lease, partial(intents.finish, key=call.key, state=state, outcome=outcome, now=self._now()))
+
+    def _refuse(self, action: PutManifest, error: str, session: Session, lease: Lease) -> None:
+        """Store an event about a manifest that no reader could decode, once per step.
+
+        The intent has a key of its own, so a later valid report of the same step still becomes a checkpoint.
+        """
+        now, manifest = self._now(), action.manifest
+        key = f"manifest/{manifest.run}/{manifest.generation}/{manifest.step}/refused"
+        intent = intents.begin(session, lease, key=key, action="PutManifest", detail={"key": action.at.key}, now=now)
+        if intent.state is not IntentState.OPEN:
+            return
+        intents.finish(session, lease, key=key, state=IntentState.FAILED, outcome=error, now=now)
+        job = jobs.get_run(session, lease.key)
+        message = (
+            f"The checkpoint of step {manifest.step} was refused, because agents reported invalid shards: {error}. "
+            "Check that all agents run the same version of Everstep."
+        )
+        log.error("job %s: %s", manifest.job, message)
+        event = events.NewEvent(
+            at=now,
+            type="CheckpointRefused",
+            message=message,
+            project=job.project,
+            fleet_name=job.fleet_name,
+            job_name=job.name,
+        )
+        events.append(session, event)
 
     def _record(self, call: Call, action: PutManifest, body: bytes, session: Session, lease: Lease) -> None:
         now = self._now()

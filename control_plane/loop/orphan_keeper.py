@@ -25,6 +25,7 @@ from control_plane.db.jobs import LaunchedRun
 from control_plane.db.session import Database
 from control_plane.loop.records import prefix_of
 from control_plane.loop.repeating import repeat
+from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation
 from everstep.protocol.plan import ObjectReference
 
@@ -67,6 +68,10 @@ class OrphanKeeper:
                 self._examined[run.run_id] = ended_before
             except CloudError as error:
                 log.warning("run %s: could not delete orphaned shards; the next pass retries: %s", run.run_id, error)
+            except ProtocolError as error:
+                # Another attempt would fail in the same way, and count towards `RUNS_AT_ONCE`.
+                self._examined[run.run_id] = ended_before
+                log.error("run %s: orphaned shards stay, because a stored manifest is invalid: %s", run.run_id, error)
             except NotFound:
                 log.info("run %s: the job was deleted", run.run_id)
         return count

@@ -92,7 +92,11 @@ class Verifier:
         return True
 
     def _faults(self, checkpoint: CheckpointRecord, is_stopped: Callable[[], bool]) -> Iterator[str]:
-        manifest = checkpoint.contents()
+        try:
+            manifest = checkpoint.contents()
+        except ProtocolError as error:
+            yield f"the stored manifest is invalid: {error}"
+            return
         if manifest is None:
             yield "there is no manifest"
             return

@@ -303,6 +303,21 @@ def test_a_deletion_leaves_frozen_objects_of_other_runs(service, client, make):
     assert service.objects.get(victim) == b"needed"
 
 
+def test_an_invalid_manifest_keeps_no_other_run_from_deletions_and_verifications(service, client, make, source):
+    job = make(MaxCount=1)
+    for step in (10, 20):
+        job.checkpoint(step)
+    invalid = Job(service, client, source, TrainingJobName="invalid")
+    invalid.launch(1)
+    invalid.invalid_checkpoint(10, checkpoints.DELETING)
+    invalid.invalid_checkpoint(20, checkpoints.COMPLETE)
+    client.verify_checkpoint(TrainingJobName="invalid", Step=20)
+    collect(service)
+    assert steps(client) == [20]
+    (damaged,) = client.list_checkpoints(TrainingJobName="invalid", MinStep=20)["Checkpoints"]
+    assert damaged["VerificationMessage"].startswith("the stored manifest is invalid: not a checkpoint manifest")
+
+
 def test_orphans_of_a_running_job_are_no_frozen_objects(service, make):
     job = make()
     job.checkpoint(10, frozen=b"before")

@@ -8,6 +8,7 @@ import pytest
 
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.core.orphans import KEPT_SECONDS
+from control_plane.db import checkpoints
 from control_plane.loop.orphan_keeper import OrphanKeeper
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.api.conftest import BUCKET
@@ -47,6 +48,16 @@ def test_an_upload_of_an_ended_generation_is_deleted_and_a_running_one_stays(ser
     assert keeper.look() == 1
     assert folders(service, job) == {"10", "30"}
     assert [each["Step"] for each in client.list_checkpoints(TrainingJobName="gpt")["Checkpoints"]] == [10]
+
+
+def test_a_run_with_an_invalid_manifest_keeps_its_objects_and_delays_no_other_run(service, client, job, source):
+    invalid = Job(service, client, source, TrainingJobName="invalid")
+    invalid.launch(1)
+    invalid.invalid_checkpoint(10, checkpoints.COMPLETE)
+    invalid.launch(2, base=10)
+    service.clock.advance(2 * KEPT_SECONDS + 1)
+    assert OrphanKeeper(service.database, service.objects, service.clock).look() == 1
+    assert folders(service, job) == {"10", "30"}
 
 
 def test_a_run_is_listed_once_per_generation_and_again_after_a_failure(service, job, monkeypatch):

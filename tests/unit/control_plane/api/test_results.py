@@ -48,9 +48,8 @@ class Job:
 
     def __init__(self, service, client, source, **request) -> None:
         self.service = service
-        self.run = client.create_training_job(
-            TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=2, **request
-        )["RunId"]
+        given = {"TrainingJobName": "gpt", "Source": source, "EntryPoint": "train.py", "NodeCount": 2, **request}
+        self.run = client.create_training_job(**given)["RunId"]
         self.leaser = Leaser("test", 3.0, lambda: 0.0)
 
     def write(self, function, *arguments, **named):
@@ -162,6 +161,21 @@ class Job:
         )
         self.write(checkpoints.record, record)
         return manifest
+
+    def invalid_checkpoint(self, step: int, state: str) -> None:
+        """Store the row of a checkpoint whose manifest cannot be decoded."""
+        record = CheckpointRecord(
+            generation=1,
+            step=step,
+            state=state,
+            bucket=BUCKET,
+            manifest_key=f"jobs/gpt/run={self.run}/checkpoints/run={self.run}/gen=1/step={step}/manifest.json",
+            manifest=b"{}",
+            object_bytes=1,
+            created_at=START,
+            completed_at=START,
+        )
+        self.write(checkpoints.record, record)
 
     def open_incident(self, incident_id: str, number: int = 0) -> None:
         self.write(

@@ -12,6 +12,7 @@ from control_plane.cloud.errors import CloudUnavailable
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.leases import Leaser
 from everstep.protocol.agent_messages import FaultCode, MemberPhase, NoticeKind, TakeCheckpoint
+from everstep.protocol.manifest import FrozenObject
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.loop.world import BUCKET, Agent, World
 
@@ -228,6 +229,20 @@ async def test_a_manifest_that_could_not_be_put_is_put_before_its_checkpoint_is_
     (record,) = world.checkpoints()
     assert not failures
     assert world.objects.get(ObjectReference(bucket=record.bucket, key=record.manifest_key)) == record.manifest
+
+
+async def test_a_report_that_gives_an_invalid_manifest_is_refused_with_one_event(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(5)
+    await world.upload(4, frozen=(FrozenObject(key="k", object_bytes=1, sha256="no digest"),))
+    for _ in range(5):
+        await world.tick()
+    assert world.checkpoints() == ()
+    (message,) = [message for message in world.events() if message.startswith("The checkpoint of step 4 was refused")]
+    assert "SHA-256 is not 64 hexadecimal digits" in message
+    await world.upload(4)
+    assert [record.step for record in world.checkpoints()] == [4]
 
 
 @pytest.mark.parametrize(("is_taken", "expected"), [(False, 1), (True, 2)])

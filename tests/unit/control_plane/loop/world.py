@@ -62,6 +62,7 @@ from everstep.protocol.agent_messages import (
     UploadedShard,
 )
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.manifest import FrozenObject
 from everstep.protocol.plan import GenerationPlan, ObjectReference, ShardSource, SlotRecord
 from tests.fakes.cloud import FakeOperator, MemoryObjectStore
 from tests.sqlite import make_migrated
@@ -771,10 +772,19 @@ class World:
                             self.agents[holder].seal(rank, plan.generation, agent.boundary[rank])
         await self.tick()
 
-    async def upload(self, step: int, name: str = "gpt", *, seconds: float = 0.0, nodes: int | None = None) -> None:
+    async def upload(
+        self,
+        step: int,
+        name: str = "gpt",
+        *,
+        seconds: float = 0.0,
+        nodes: int | None = None,
+        frozen: tuple[FrozenObject, ...] = (),
+    ) -> None:
         """Report every agent's shard of a step as uploaded to S3, after an upload of `seconds`.
 
         With `nodes`, only the first agents in the order of GROUP_RANK have uploaded their shards: as many as `nodes`.
+        Each report names the frozen objects.
         """
         for agent in self.team(name)[:nodes]:
             assert agent.run is not None
@@ -791,6 +801,7 @@ class World:
                     payload_digest=digest(rank, origin, step),
                     layout_hash=b"l" * 16,
                     upload_seconds=seconds,
+                    frozen=frozen,
                 )
                 for rank in agent.boundary
                 for origin in [
