@@ -181,6 +181,12 @@ def set_state(session: Session, run_id: str, checkpoint: CheckpointRecord, state
     return _set(session, run_id, checkpoint, state=state, **dropped)
 
 
+def deleted_counts(session: Session) -> dict[str, int]:
+    """Return the number of deleted checkpoints of each run that has any."""
+    query = select(Checkpoint.run_id, func.count()).where(Checkpoint.state == DELETED).group_by(Checkpoint.run_id)
+    return dict(session.execute(query).tuples().all())
+
+
 def runs_to_look_after(session: Session) -> tuple[str, ...]:
     """Return the runs whose checkpoints the checkpoint keeper must check.
 

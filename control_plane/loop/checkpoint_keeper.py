@@ -155,8 +155,8 @@ def delete(
 
     Idempotent. The function deletes the manifest first, so that an incomplete checkpoint never looks complete. Then it
     deletes all other objects in the same folder, which belong to the same generation and step.
-    If the run has ended, it also deletes the frozen objects that no other checkpoint needs. An upload of a run that has
-    not ended can still rely on them.
+    If the run has ended, it also deletes the frozen objects that no other checkpoint needs, after it has recorded the
+    deletion. An upload of a run that has not ended can still rely on them. The orphan keeper deletes them if S3 fails.
 
     Args:
         database: receives the checkpoint's new row and the event.
@@ -177,18 +177,6 @@ def delete(
     keys = [info.reference.key for info in objects.list(ObjectReference(bucket=checkpoint.bucket, key=f"{folder}/"))]
     for first in range(0, len(keys), DELETED_AT_ONCE):
         objects.delete(checkpoint.bucket, keys[first : first + DELETED_AT_ONCE])
-    with database.read() as session:
-        job = jobs.get_run(session, run_id)
-        others = [
-            each
-            for each in checkpoints.of_run(session, run_id)
-            if (each.generation, each.step) != (checkpoint.generation, checkpoint.step)
-        ]
-    candidates = checkpoints.frozen_keys([checkpoint]) if job.ended_at is not None else frozenset()
-    own_folder = f"{records.prefix_of(job.spec.checkpoint_uri).key}run={run_id}/frozen/"
-    unneeded = sorted(key for key in candidates - checkpoints.frozen_keys(others) if key.startswith(own_folder))
-    for first in range(0, len(unneeded), DELETED_AT_ONCE):
-        objects.delete(checkpoint.bucket, unneeded[first : first + DELETED_AT_ONCE])
     with database.write() as session:
         job = jobs.get_run(session, run_id)
         before = checkpoints.find(session, run_id, step=checkpoint.step, generation=checkpoint.generation)
@@ -205,4 +193,23 @@ def delete(
             job_name=job.name,
         )
         events.append(session, event)
+    if job.ended_at is not None:
+        try:
+            _delete_frozen(database, objects, job, checkpoint)
+        except CloudError as error:
+            log.warning("run %s: frozen objects stay until the next pass of the orphan keeper: %s", run_id, error)
     return after
+
+
+def _delete_frozen(database: Database, objects: ObjectStore, job: JobRecord, checkpoint: CheckpointRecord) -> None:
+    """Delete the frozen objects of a deleted checkpoint that no other checkpoint of its ended run names.
+
+    The checkpoint is already in state deleted. Of two deletions at the same time, the later one therefore sees that no
+    checkpoint names their common objects.
+    """
+    with database.read() as session:
+        needed = checkpoints.frozen_keys(checkpoints.of_run(session, job.run_id))
+    own_folder = f"{records.prefix_of(job.spec.checkpoint_uri).key}run={job.run_id}/frozen/"
+    unneeded = sorted(key for key in checkpoints.frozen_keys([checkpoint]) - needed if key.startswith(own_folder))
+    for first in range(0, len(unneeded), DELETED_AT_ONCE):
+        objects.delete(checkpoint.bucket, unneeded[first : first + DELETED_AT_ONCE])

@@ -1,7 +1,7 @@
 """Deletes uploaded shards of incomplete checkpoints, which no later upload can complete.
 
-The keeper examines a run after each of its generations and after its end. It remembers the examined generations in
-memory only, so a restarted server examines every run once more.
+The keeper examines a run after each of its generations, after its end, and after each later deletion of a checkpoint.
+It remembers the examined generations in memory only, so a restarted server examines every run once more.
 
 Invariant: this module deletes only objects that `core.orphans` returns. It reads the checkpoints' rows before it lists
 the objects. A checkpoint that is completed afterwards belongs to a newer generation than the examined generations.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import islice
 from typing import Final
@@ -46,8 +46,12 @@ class OrphanKeeper:
         self._database = database
         self._objects = objects
         self._now = now
-        self._examined: dict[str, int] = {}
-        """For each run, the generation below which the keeper has deleted all orphans."""
+        self._examined: dict[str, tuple[int, int]] = {}
+        """For each run, the generation below which the keeper has deleted all orphans.
+
+        The second number counts the run's deleted checkpoints at that time. A deletion after the run's end can leave
+        frozen objects that no checkpoint names.
+        """
 
     async def run(self, stop: asyncio.Event) -> None:
         """Delete orphans once per `LOOK_SECONDS` until `stop` is set."""
@@ -60,26 +64,30 @@ class OrphanKeeper:
         """
         with self._database.read() as session:
             runs = jobs.launched(session)
-        self._examined = {run.run_id: self._examined.get(run.run_id, 1) for run in runs}
+            deleted = checkpoints.deleted_counts(session)
+        self._examined = {run.run_id: self._examined.get(run.run_id, (1, 0)) for run in runs}
         count = 0
-        for run, ended_before in islice(self._due(runs), RUNS_AT_ONCE):
+        for run, ended_before in islice(self._due(runs, deleted), RUNS_AT_ONCE):
+            examined = ended_before, deleted.get(run.run_id, 0)
             try:
                 count += self._collect(run.run_id, Generation(ended_before))
-                self._examined[run.run_id] = ended_before
+                self._examined[run.run_id] = examined
             except CloudError as error:
                 log.warning("run %s: could not delete orphaned shards; the next pass retries: %s", run.run_id, error)
             except ProtocolError as error:
                 # Another attempt would fail in the same way, and count towards `RUNS_AT_ONCE`.
-                self._examined[run.run_id] = ended_before
+                self._examined[run.run_id] = examined
                 log.error("run %s: orphaned shards stay, because a stored manifest is invalid: %s", run.run_id, error)
             except NotFound:
                 log.info("run %s: the job was deleted", run.run_id)
         return count
 
-    def _due(self, runs: Iterable[LaunchedRun]) -> Iterator[tuple[LaunchedRun, int]]:
+    def _due(self, runs: Iterable[LaunchedRun], deleted: Mapping[str, int]) -> Iterator[tuple[LaunchedRun, int]]:
         for run in runs:
             ended_before = run.generation if run.ended_at is None else run.generation + 1
-            if ended_before > self._examined[run.run_id] and self._is_quiet(run):
+            generation, deleted_count = self._examined[run.run_id]
+            is_new_deletion = run.ended_at is not None and deleted.get(run.run_id, 0) > deleted_count
+            if (ended_before > generation or is_new_deletion) and self._is_quiet(run):
                 yield run, ended_before
 
     def _is_quiet(self, run: LaunchedRun) -> bool:

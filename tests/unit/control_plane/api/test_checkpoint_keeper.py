@@ -17,7 +17,7 @@ from control_plane.cloud.errors import CloudUnavailable
 from control_plane.core.orphans import KEPT_SECONDS
 from control_plane.db import checkpoints, jobs
 from control_plane.db.leases import Leaser
-from control_plane.loop.checkpoint_keeper import CheckpointKeeper
+from control_plane.loop.checkpoint_keeper import CheckpointKeeper, delete
 from control_plane.loop.orphan_keeper import OrphanKeeper
 from control_plane.loop.verifier import Verifier
 from everstep.protocol.ids import Step
@@ -316,6 +316,56 @@ def test_an_invalid_manifest_keeps_no_other_run_from_deletions_and_verifications
     assert steps(client) == [20]
     (damaged,) = client.list_checkpoints(TrainingJobName="invalid", MinStep=20)["Checkpoints"]
     assert damaged["VerificationMessage"].startswith("the stored manifest is invalid: not a checkpoint manifest")
+
+
+class Interleaved:
+    """A database that runs other work before the first write transaction."""
+
+    def __init__(self, database, work: Callable[[], object]) -> None:
+        self.read, self.real, self.work = database.read, database, [work]
+
+    def write(self):
+        if self.work:
+            self.work.pop()()
+        return self.real.write()
+
+
+@pytest.mark.parametrize("engine", BOTH_ENGINES)
+def test_two_deletions_at_the_same_time_leave_no_frozen_objects(service, make):
+    job = make()
+    for step in (10, 20):
+        job.checkpoint(step, frozen=b"before")
+    job.write(jobs.change, ended_at=START, reason="done")
+    with service.database.write() as session:
+        first, second = (
+            checkpoints.set_state(session, job.run, each, checkpoints.DELETING)
+            for each in checkpoints.of_run(session, job.run)
+        )
+    database = Interleaved(service.database, lambda: delete(service.database, service.objects, job.run, second, START))
+    delete(database, service.objects, job.run, first, START)
+    assert frozen_contents(service, job) == set()
+
+
+def test_the_orphan_keeper_deletes_frozen_objects_that_a_deletion_left(service, client, make, monkeypatch):
+    job = make()
+    job.checkpoint(10, frozen=b"before")
+    job.write(jobs.change, ended_at=START, reason="done")
+    service.clock.advance(2 * KEPT_SECONDS + 1)
+    orphans = OrphanKeeper(service.database, service.objects, service.clock)
+    orphans.look()
+    real = service.objects.delete
+
+    def fail_for_frozen(bucket: str, keys: list[str]) -> None:
+        if "/frozen/" in keys[0]:
+            raise CloudUnavailable("no answer")
+        real(bucket, keys)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.objects, "delete", fail_for_frozen)
+        client.delete_checkpoint(TrainingJobName="gpt", Step=10)
+    assert (steps(client), frozen_contents(service, job)) == ([], {b"before"})
+    assert (orphans.look(), orphans.look()) == (1, 0)
+    assert frozen_contents(service, job) == set()
 
 
 def test_orphans_of_a_running_job_are_no_frozen_objects(service, make):
