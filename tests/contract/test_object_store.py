@@ -168,6 +168,7 @@ class ScriptedShare:
         self.parts: list[StoredPart] = []
         self.upload_id = ""
         self.own: list[int] = []
+        self.parts_at_end = 0
         self._missing: list[int] = []
 
     def begin(self, upload_id: str, part_bytes: int, part_count: int) -> None:
@@ -193,6 +194,11 @@ class ScriptedShare:
     def stored(self) -> Sequence[StoredPart]:
         return self.parts
 
+    def end(self) -> None:
+        """Send a part once more. The store accepts it, because helpers end before the upload does."""
+        self.parts_at_end = len(self.parts)
+        self.store.put_part(self.where, self.upload_id, 2, [self.data[PART_BYTES : 2 * PART_BYTES]])
+
 
 @pytest.mark.parametrize("size", [7 * PART_BYTES + 1, 6 * PART_BYTES])
 def test_a_helper_sends_parts_of_an_upload(store: ObjectStore, size: int) -> None:
@@ -211,11 +217,29 @@ def test_a_helper_sends_parts_of_an_upload(store: ObjectStore, size: int) -> Non
     hasher.update(data)
     assert (stored.bytes, stored.sha256) == (size, hasher.hexdigest())
     assert share.parts
+    assert share.parts_at_end == len(share.parts)
     count = -(-size // PART_BYTES)
     assert sorted(share.own) == sorted({*range(1, count + 1)} - {part.number for part in share.parts})
     assert sum(own) + sum(part.size for part in share.parts) == size
     with pytest.raises(StorageError):
         store.put_part(reference("shared"), share.upload_id, 2, [data[: 5 * MIB]])
+
+
+def test_helpers_end_before_a_failed_upload_is_aborted(store: ObjectStore) -> None:
+    class Broken(Exception):
+        pass
+
+    def pieces() -> Iterator[bytes]:
+        yield data[:PART_BYTES]
+        raise Broken
+
+    data = os.urandom(4 * PART_BYTES)
+    share = ScriptedShare(store, "failed", data)
+    with pytest.raises(Broken):
+        store.put_shared(reference("failed"), pieces(), len(data), read=lambda *_: [], share=share)
+    assert share.parts_at_end == len(share.parts) == 1
+    with pytest.raises(StorageError):
+        store.put_part(reference("failed"), share.upload_id, 2, [data[: 5 * MIB]])
 
 
 def test_an_object_of_one_part_is_stored_without_helpers(store: ObjectStore) -> None:

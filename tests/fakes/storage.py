@@ -27,7 +27,7 @@ class MemoryObjectStore:
         self.part_bytes = part_bytes
         """Size of the parts of shared uploads."""
         self.parts: dict[str, dict[int, bytes]] = {}
-        """Parts that are stored so far, by upload and part number. A completed upload has no entry."""
+        """Parts that are stored so far, by upload and part number. A completed or aborted upload has no entry."""
         self.objects: dict[str, dict[str, bytes]] = {bucket: {} for bucket in buckets}
         self.unfinished: dict[str, set[str]] = {bucket: set() for bucket in buckets}
         """Keys of uploads that were started and neither completed nor aborted, by bucket. Only tests add keys."""
@@ -77,21 +77,26 @@ class MemoryObjectStore:
             return self.put_stream(reference, pieces, size, on_stored=on_stored)
         upload_id = f"upload-{len(self.parts)}"
         stored = self.parts[upload_id] = {}
-        share.begin(upload_id, self.part_bytes, -(-size // self.part_bytes))
-        parts = put_parts(
-            _Sink(self, reference, upload_id),
-            pieces,
-            size,
-            part_bytes=self.part_bytes,
-            on_part=lambda part: on_stored(part.size),
-            helpers=share,
-            read=read,
-        )
-        for part in parts:
-            if hashlib.md5(stored[part.number], usedforsecurity=False).hexdigest() != part.etag:
-                raise StoreRefused(f"part {part.number} has another ETag")
-        bucket[reference.key] = b"".join(stored[part.number] for part in parts)
-        del self.parts[upload_id]
+        try:
+            try:
+                share.begin(upload_id, self.part_bytes, -(-size // self.part_bytes))
+                parts = put_parts(
+                    _Sink(self, reference, upload_id),
+                    pieces,
+                    size,
+                    part_bytes=self.part_bytes,
+                    on_part=lambda part: on_stored(part.size),
+                    helpers=share,
+                    read=read,
+                )
+            finally:
+                share.end()
+            for part in parts:
+                if hashlib.md5(stored[part.number], usedforsecurity=False).hexdigest() != part.etag:
+                    raise StoreRefused(f"part {part.number} has another ETag")
+            bucket[reference.key] = b"".join(stored[part.number] for part in parts)
+        finally:
+            del self.parts[upload_id]
         sha256 = hashlib.sha256(b"".join(part.sha256 for part in parts)).hexdigest()
         return replace(self._described(reference), sha256=sha256, part_bytes=self.part_bytes)
 

@@ -234,20 +234,17 @@ class CheckpointUploads:
             loop.call_soon_threadsafe(note, lambda progress: progress.stored(part_bytes, loop.time()))
 
         helpers = UploadHelpers(slot.header, shard.holders_of(slot.header.step), self._dial, on_stored=on_stored)
-        try:
-            return await upload_shard(
-                self._objects,
-                slot,
-                digests,
-                self._plan,
-                rank=rank,
-                frozen=self._frozen[rank],
-                on_begun=on_begun,
-                on_stored=on_stored,
-                share=helpers if helpers.peers and with_helpers else None,
-            )
-        finally:
-            await helpers.close()
+        return await upload_shard(
+            self._objects,
+            slot,
+            digests,
+            self._plan,
+            rank=rank,
+            frozen=self._frozen[rank],
+            on_begun=on_begun,
+            on_stored=on_stored,
+            share=helpers if helpers.peers and with_helpers else None,
+        )
 
     async def _end_upload(self, shard: OwnedShard) -> None:
         """Cancel the upload of a shard, then grant the shard's slot for the final step."""

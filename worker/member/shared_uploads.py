@@ -12,9 +12,11 @@ holder pins its replica from the first request of a session to the session's end
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 
@@ -64,7 +66,8 @@ class _Named:
 class UploadHelpers:
     """The helpers of one upload, on the owner's node. Implements `ShareOf` and `Share`.
 
-    `CheckpointUploads` creates one object per upload and closes it when the upload has ended.
+    `CheckpointUploads` creates one object per upload. The object store ends the helpers before it completes or aborts
+    the upload.
     """
 
     def __init__(
@@ -158,6 +161,11 @@ class UploadHelpers:
         with self._changed:
             return [self._parts[number] for number in sorted(self._state.stored)]
 
+    def end(self) -> None:
+        """See `Share.end`."""
+        with suppress(concurrent.futures.CancelledError):  # The event loop is ending, and cancels all tasks itself.
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+
     def _verify(self, expected: Mapping[int, PartDigest]) -> None:
         for number in self._state.stored.keys() - self._verified:
             part = self._parts[number]
@@ -169,8 +177,7 @@ class UploadHelpers:
 
     # -- the event loop
 
-    async def close(self) -> None:
-        """End the sessions with all helpers."""
+    async def _close(self) -> None:
         self._is_closed = True
         await end(*self._tasks.values())
 

@@ -51,6 +51,12 @@ class Share(Helpers, Protocol):
             part_count: the number of the last part, because numbers begin with 1.
         """
 
+    def end(self) -> None:
+        """End the work of all helpers. Blocks until the caller's connections to the helpers are closed.
+
+        Called once after `begin`, also after an error, before the upload is completed or aborted.
+        """
+
 
 class ObjectReader(Protocol):
     """Reads the bytes of one object once, in order."""

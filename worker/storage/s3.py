@@ -138,9 +138,9 @@ class S3ObjectStore:
         if size <= part_bytes:
             return self.put_stream(reference, pieces, size, on_stored=on_stored)
         with _errors(reference), bulk.begun(self.client, _place(reference)) as upload:
-            share.begin(upload.upload_id, part_bytes, -(-size // part_bytes))
-            stored = upload.complete(
-                bulk.put_parts(
+            try:
+                share.begin(upload.upload_id, part_bytes, -(-size // part_bytes))
+                parts = bulk.put_parts(
                     upload,
                     pieces,
                     size,
@@ -149,7 +149,9 @@ class S3ObjectStore:
                     helpers=share,
                     read=read,
                 )
-            )
+            finally:
+                share.end()
+            stored = upload.complete(parts)
         return _stored(reference, size, stored)
 
     def put_part(

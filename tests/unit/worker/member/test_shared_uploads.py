@@ -27,6 +27,8 @@ from worker.errors import PeerLost, StoreUnavailable
 from worker.member.shared_uploads import MAX_HELPED_PARTS, UploadHelper, UploadHelpers
 from worker.replication.transport import Session
 from worker.shm.store import Slot, SlotStore, in_thread
+from worker.storage.checkpoints import upload_shard
+from worker.storage.object_store import StoredObject
 from worker.storage.shard_object import ShardObject
 
 RANK = Rank(0)
@@ -241,9 +243,72 @@ async def test_an_upload_whose_own_part_fails_does_not_wait_for_its_helpers(
 
     def upload(_: threading.Event) -> None:
         share.begin(UPLOAD, PART_BYTES, 2)
-        put_parts(FailingSink(), [bytes(2 * PART_BYTES)], 2 * PART_BYTES, part_bytes=PART_BYTES, helpers=share)
+        try:
+            put_parts(FailingSink(), [bytes(2 * PART_BYTES)], 2 * PART_BYTES, part_bytes=PART_BYTES, helpers=share)
+        finally:
+            share.end()
 
     with pytest.raises(StoreUnavailable):
         await in_thread(upload)
     assert len(polls) <= 100
-    await helpers.close()
+
+
+class FailingStore(MemoryObjectStore):
+    """An object store that cannot complete an upload with helpers."""
+
+    def __init__(self, session: ScriptedSession) -> None:
+        super().__init__("bucket", part_bytes=PART_BYTES)
+        self.was_closed: list[bool] = []
+        """For each upload without helpers: whether the owner's session was closed before the upload began."""
+        self._session = session
+
+    def put_shared(self, *given: Any, **named: Any) -> StoredObject:
+        super().put_shared(*given, **named)
+        raise StoreUnavailable("S3 does not complete the upload")
+
+    def put_stream(self, *given: Any, **named: Any) -> StoredObject:
+        self.was_closed.append(self._session.closed.is_set())
+        return super().put_stream(*given, **named)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_helpers_end_with_the_attempt_that_they_help(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    """A helper never answers. The owner's first attempt fails for another reason, or the upload is cancelled."""
+    asked = threading.Event()
+
+    class AskedSession(ScriptedSession):
+        async def send(self, *messages: Message) -> None:
+            await super().send(*messages)
+            asked.set()
+
+    def on_stored(_: int) -> None:
+        assert asked.wait(30.0)
+
+    session = AskedSession()
+
+    async def dial(_: NodeId) -> Session:
+        return session
+
+    monkeypatch.setattr(shared_upload, "LATE_SECONDS", 1e9 if is_cancelled else 0.0)
+    objects = FailingStore(session)
+    helpers = UploadHelpers(holder.slot.file.header, [NodeId("i-1")], dial, on_stored=lambda _: None)
+    upload = asyncio.create_task(
+        upload_shard(
+            objects,
+            holder.slot.file,
+            CHUNKS,
+            rank_plan(),
+            rank=RANK,
+            on_stored=on_stored,
+            share=helpers,
+            draw=lambda: 0.0,
+        )
+    )
+    assert isinstance(await session.answers.get(), UploadPart)
+    if is_cancelled:
+        upload.cancel()
+    await asyncio.gather(upload, return_exceptions=True)
+    assert (upload.cancelled(), objects.was_closed) == ((True, []) if is_cancelled else (False, [True]))
+    assert session.closed.is_set()
