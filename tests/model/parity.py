@@ -4,7 +4,8 @@
     worker.core.slots.writable, kept            which slot may be written, for shards and for shares
     control_plane.core.recovery.choose          the base of a new generation, its sources and keep lists
     control_plane.core.placement.plan           the groups
-    tests.model.parity_rules                    accumulation of a share, and what survivors can rebuild
+    worker.core.parity                          accumulation of a share, and the slot that it uses
+    control_plane.core.parity.rebuildable       what survivors can rebuild
 
 Each node has one rank. A rank captures and seals a step at once, because `tests.model.step_protocol` explores captures.
 This model explores contributions: chunks that arrive twice, lines that break, agents that restart between two chunks,
@@ -28,19 +29,20 @@ from functools import cached_property, lru_cache
 from itertools import combinations
 from typing import NamedTuple
 
-from control_plane.core import placement, recovery
+from control_plane.core import parity, placement, recovery
 from control_plane.core.observed.steps import GenerationRecord, RefusedSource
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.parity import Contribution
 from everstep.protocol.plan import SlotRecord
 from everstep.protocol.rank_messages import Standing, Vote
 from everstep.protocol.rounds import RankRound
 from everstep.protocol.slot import SlotState
-from tests.model import parity_rules
 from tests.model.explore import Driver, Explored, Found, every_interleaving, walk
-from tests.model.parity_rules import Contribution, Share
 from tests.model.step_protocol import Violation
 from tests.model.world import NONE, Pair, empty_pair, put
+from worker.core import parity as share_rules
 from worker.core import slots
+from worker.core.parity import Share
 from worker.core.rounds import Coordinator, Shard
 from worker.core.slots import EMPTY, Content, SlotView
 
@@ -183,8 +185,8 @@ class Rules:
     share: type[Share] = Share
     writable: Callable[..., int | None] = slots.writable
     kept: Callable[..., frozenset[Content]] = slots.kept
-    place: Callable[..., int | None] = parity_rules.place
-    rebuildable: Callable[..., dict[Content, Contribution]] = parity_rules.rebuildable
+    place: Callable[..., int | None] = share_rules.place
+    rebuildable: Callable[..., dict[Content, Contribution]] = parity.rebuildable
     verifies: bool = True
     """True if a node compares a rebuilt shard with the lost owner's digest."""
     cancels: bool = True
@@ -830,7 +832,7 @@ class Model:
 
 def contribution(rank: int, content: Content) -> Contribution:
     """Return the contribution of a rank's shard. Equal contents have equal digests."""
-    return Contribution(Rank(rank), 1, bytes([rank, content.origin, content.step]))
+    return Contribution(Rank(rank), 1, bytes([rank, content.origin, content.step]), b"", 0, 0)
 
 
 def _sealed_only(pair: tuple[ShareSlot, ...]) -> tuple[ShareSlot, ...]:
@@ -919,7 +921,7 @@ def place_in_oldest(
     views: Sequence[SlotView], content: Content, keep: Collection[Content], free: Callable[..., int | None]
 ) -> int | None:
     """Accumulate a share over the share of C before C moves."""
-    return parity_rules.place(views, content, keep, overwrite_oldest)
+    return share_rules.place(views, content, keep, overwrite_oldest)
 
 
 def place_any(

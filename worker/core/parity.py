@@ -1,13 +1,14 @@
-"""Rules of parity protection (docs/adr/0035-parity-in-memory.md), as pure functions and values.
+"""Parity in memory: which chunks a share contains, and when a share is complete (docs/adr/0035-parity-in-memory.md).
 
-    members of a group ──contributions──▶ Share of each other member ──sealed──▶ votes of all members
-    inventories of the survivors ──rebuildable──▶ shards that the survivors' shards and shares determine
+The ranks with one LOCAL_RANK on the nodes of a group form a *stripe*. Each member's share is the XOR of one part of the
+shard of every other member, so that any one lost shard follows from the other members' shards and shares.
 
-The model `tests.model.parity` runs these rules together with the production classes of the rounds. The product does not
-implement parity yet.
+    g = 4        A            B            C            D
+    row 0   b2⊕c1⊕d0     c2⊕d1⊕a0     d2⊕a1⊕b0     a2⊕b1⊕c0      b2: chunk 2 of B's shard
+    row 1   b5⊕c4⊕d3     c5⊕d4⊕a3     d5⊕a4⊕b3     a5⊕b4⊕c3
 
-Invariant: a share is sealed only if it contains exactly one contribution of every other member of its group, all of one
-content.
+Invariant: a share is sealed only if it contains exactly one contribution of every other member of its stripe, all of
+one content.
 """
 
 from __future__ import annotations
@@ -16,18 +17,82 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from everstep.protocol.ids import Rank
+from everstep.protocol.parity import Contribution
 from everstep.protocol.slot import SlotState
 from worker.core.slots import Content, SlotView, being_written, writable
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Contribution:
-    """The shard that a member contributes to a share, as the share's header names it."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One chunk of a lost shard, and the bytes from which survivors rebuild it."""
 
-    rank: Rank
-    payload_bytes: int
-    digest: bytes
-    """Digest of the whole shard, of which the share contains every chunk that belongs to its holder."""
+    chunk: int
+    """Index of the chunk in the lost shard."""
+    holder: Rank
+    """The member whose share contains the chunk."""
+    row: int
+    """Row of this share."""
+    others: tuple[tuple[Rank, int], ...]
+    """The other chunks in the row, as their owner and their index in the owner's shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """The layout of the shares of one stripe. All members cut their shards into chunks of one size."""
+
+    members: tuple[Rank, ...]
+    """At least two ranks, in the order of the group's nodes."""
+    chunk_bytes: int
+
+    def holder_of(self, rank: Rank, chunk: int) -> Rank:
+        """Return the member whose share contains a chunk of the shard of `rank`."""
+        place = self.members.index(rank)
+        return self.members[(place + 1 + chunk % self._width) % len(self.members)]
+
+    def contributed(self, rank: Rank, holder: Rank, payload_bytes: int) -> range:
+        """Return the chunks of a member's shard that belong to a holder's share, row by row.
+
+        Args:
+            rank: the member that owns the shard.
+            holder: another member.
+            payload_bytes: size of the shard.
+        """
+        count = -(-payload_bytes // self.chunk_bytes)
+        return range(self._first(rank, holder), count, self._width)
+
+    def share_bytes(self, holder: Rank, payload_bytes: Mapping[Rank, int]) -> int:
+        """Return the size of a holder's share.
+
+        Args:
+            holder: the member that keeps the share.
+            payload_bytes: size of each other member's shard.
+        """
+        ends = [0]
+        for rank, size in payload_bytes.items():
+            for row, chunk in enumerate(self.contributed(rank, holder, size)):
+                ends.append(row * self.chunk_bytes + min(self.chunk_bytes, size - chunk * self.chunk_bytes))
+        return max(ends)
+
+    def pieces(self, lost: Rank, payload_bytes: int) -> tuple[Piece, ...]:
+        """Return how survivors rebuild each chunk of a lost shard of `payload_bytes` bytes."""
+        found = []
+        for chunk in range(-(-payload_bytes // self.chunk_bytes)):
+            holder, row = self.holder_of(lost, chunk), chunk // self._width
+            others = tuple(
+                (rank, row * self._width + self._first(rank, holder))
+                for rank in self.members
+                if rank not in (lost, holder)
+            )
+            found.append(Piece(chunk, holder, row, others))
+        return tuple(found)
+
+    @property
+    def _width(self) -> int:
+        """The number of chunks in a row of a share."""
+        return len(self.members) - 1
+
+    def _first(self, rank: Rank, holder: Rank) -> int:
+        return (self.members.index(holder) - self.members.index(rank) - 1) % len(self.members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,40 +176,3 @@ def place(
         for slot in slots
     ]
     return free(guarded, keep)
-
-
-def rebuildable(
-    group: Sequence[Rank],
-    shards: Mapping[Rank, Mapping[Content, bytes]],
-    shares: Mapping[Rank, Mapping[Content, Collection[Contribution]]],
-) -> dict[Content, Contribution]:
-    """Return the lost shard of each content that the rest of a group can rebuild.
-
-    Exactly one member's shard may be missing. The other members' shards and shares must exist, and all shares must name
-    the same lost shard and the shards that exist.
-
-    Args:
-        group: ranks of the group's members, one per node.
-        shards: digest of each shard in memory, by owner and content.
-        shares: contributions to each sealed share, by its holder's rank and content.
-
-    Returns:
-        By content: owner, size and digest of the shard to rebuild. The rebuilt bytes must match the digest.
-    """
-    contents = {content for rank in group for content in shards.get(rank, {})}
-    found: dict[Content, Contribution] = {}
-    for content in contents:
-        lost = [rank for rank in group if content not in shards.get(rank, {})]
-        if len(lost) != 1:
-            continue
-        left = [rank for rank in group if rank not in lost]
-        named = {rank: frozenset(shares.get(rank, {}).get(content, ())) for rank in left}
-        lost_shards = {each for listed in named.values() for each in listed if each.rank in lost}
-        are_equal = all(
-            {each.rank for each in named[holder]} == set(group) - {holder}
-            and all(each.rank in lost or each.digest == shards[each.rank][content] for each in named[holder])
-            for holder in left
-        )
-        if are_equal and len(lost_shards) == 1:
-            found[content] = next(iter(lost_shards))
-    return found
