@@ -22,7 +22,7 @@ import re
 import shutil
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -292,6 +292,7 @@ class SlotStore:
         capacity_bytes: int,
         layout_hash: bytes,
         slot_count: int,
+        free: Callable[[Sequence[SlotView], Collection[Content]], int | None] = writable,
     ) -> int | None:
         """Prepare a slot for writing `content`, and mark the slot as WRITING.
 
@@ -302,6 +303,7 @@ class SlotStore:
             capacity_bytes: maximum size of the payload. A smaller slot is created again.
             layout_hash: the owner's layout, 16 bytes.
             slot_count: maximum slots of this shard on this node.
+            free: the rule that chooses the slot to overwrite, given all slots and `keep`.
 
         Returns:
             Index of the slot. None if every slot is protected, pinned or busy, so that no slot may be written now.
@@ -314,7 +316,7 @@ class SlotStore:
             views = [slot.view for slot in slots]
             index = being_written(views, content)
             if index is None:
-                index = writable(views, keep) if len(slots) >= slot_count else self._reusable(slots)
+                index = free(views, keep) if len(slots) >= slot_count else self._reusable(slots)
             header = SlotHeader(
                 job=self.job,
                 run=self.run or RunId(""),
