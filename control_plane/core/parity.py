@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
+from math import comb
 from typing import TypeVar
 
 from control_plane.core.recovery import Survey
@@ -39,6 +40,25 @@ def stripes(groups: Sequence[Sequence[int]], ranks_per_node: int) -> tuple[tuple
         for group in groups
         for local in range(ranks_per_node)
     )
+
+
+def recovery_probability(group_sizes: Sequence[int], lost_count: int) -> float:
+    """Return the probability that a simultaneous loss of `lost_count` nodes hits no group twice.
+
+    All sets of lost nodes are equally likely.
+
+    Args:
+        group_sizes: number of nodes of each group.
+        lost_count: k, nodes lost at the same time, from 0 to all nodes.
+
+    Returns:
+        Σ over the choices of k groups of Π (size of the group), divided by the number of sets of k nodes.
+    """
+    ways = [1] + [0] * lost_count
+    for size in group_sizes:
+        for lost in range(lost_count, 0, -1):
+            ways[lost] += size * ways[lost - 1]
+    return ways[lost_count] / comb(sum(group_sizes), lost_count)
 
 
 def surveyed(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from everstep.protocol.ids import Rank
 from everstep.protocol.parity import Contribution
-from everstep.protocol.slot import SlotState
+from everstep.protocol.slot import SlotState, chunk_bytes
 from worker.core.slots import Content, SlotView, being_written, writable
 
 
@@ -176,3 +176,24 @@ def place(
         for slot in slots
     ]
     return free(guarded, keep)
+
+
+def parity_bytes_per_node(*, members: int, shard_bytes: Collection[int], slot_count: int = 2) -> int:
+    """Return the host memory for the slots of one node with parity, in bytes, without the shares' indices.
+
+    The formula assumes that the other nodes of the group own shards of the same sizes.
+
+    Args:
+        members: number of nodes in the group.
+        shard_bytes: the slot size of each shard that the node owns.
+        slot_count: slots per shard and per share, 2 or 3.
+
+    Returns:
+        slot_count · Σ (size + size of the share), where a share has whole rows of one chunk each.
+    """
+    total = 0
+    for size in shard_bytes:
+        chunk = chunk_bytes(size)
+        rows = -(-size // (chunk * (members - 1)))
+        total += size + min(rows * chunk, size)
+    return slot_count * total

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -145,3 +147,12 @@ def test_a_survey_without_losses_does_not_change() -> None:
         owners=cluster.owners, inventories=cluster.shards, path={ORIGIN: Step(9)}, worlds={ORIGIN: 8}
     )
     assert parity.surveyed(survey, cluster.stripes, cluster.shares) == replace(survey)
+
+
+@given(st.lists(st.integers(2, 4), min_size=1, max_size=3), st.data())
+def test_the_probability_of_recovery_is_exact(sizes: list[int], data: st.DataObject) -> None:
+    group_of = [group for group, size in enumerate(sizes) for _ in range(size)]
+    lost_count = data.draw(st.integers(0, len(group_of)))
+    losses = list(combinations(group_of, lost_count))
+    survived = sum(len(set(lost)) == len(lost) for lost in losses)
+    assert parity.recovery_probability(sizes, lost_count) == pytest.approx(survived / len(losses))

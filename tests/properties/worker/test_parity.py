@@ -8,13 +8,14 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.parity import Contribution
 from everstep.protocol.slot import SlotState, digest
-from worker.core.parity import Share, Stripe, place
+from worker.core.parity import Share, Stripe, parity_bytes_per_node, place
 from worker.core.slots import EMPTY, Content, SlotView
 from worker.shm.combining import combine
 
@@ -126,3 +127,9 @@ def test_an_accumulation_that_must_be_kept_is_not_overwritten() -> None:
     slots = [view(SlotState.WRITING, 5), view(SlotState.SEALED, 4)]
     assert place(slots, content(6), {content(5)}) == 1
     assert place(slots, content(6), {content(5), content(4)}) is None
+
+
+@pytest.mark.parametrize(("members", "bytes_per_byte"), [(2, 4.0), (3, 3.0), (4, 2.667), (8, 2.286)])
+def test_the_memory_of_a_node_has_the_factor_of_its_group(members: int, bytes_per_byte: float) -> None:
+    size = 40 << 30
+    assert parity_bytes_per_node(members=members, shard_bytes=[size]) / size == pytest.approx(bytes_per_byte, rel=0.001)
