@@ -50,22 +50,19 @@ class Stripe:
         return self.members[(place + 1 + chunk % self._width) % len(self.members)]
 
     def contributed(self, rank: Rank, holder: Rank, payload_bytes: int) -> range:
-        """Return the chunks of a member's shard that belong to a holder's share, row by row.
+        """Return the chunks of the shard of `rank` that belong to the share of another member, row by row.
 
         Args:
-            rank: the member that owns the shard.
-            holder: another member.
-            payload_bytes: size of the shard.
+            payload_bytes: size of the shard of `rank`.
         """
         count = -(-payload_bytes // self.chunk_bytes)
         return range(self._first(rank, holder), count, self._width)
 
     def share_bytes(self, holder: Rank, payload_bytes: Mapping[Rank, int]) -> int:
-        """Return the size of a holder's share.
+        """Return the size of the share that `holder` keeps.
 
         Args:
-            holder: the member that keeps the share.
-            payload_bytes: size of each other member's shard.
+            payload_bytes: size of each contributor's shard, by the contributor's rank.
         """
         ends = [0]
         for rank, size in payload_bytes.items():

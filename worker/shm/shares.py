@@ -141,10 +141,8 @@ class Shares:
         """Accept a member's contribution to a share of this node, unless the node `has` it already.
 
         Args:
-            stripe: layout of the stripe.
             holder: this node's rank in the stripe.
             content: the content that the member offers.
-            contribution: the member's shard.
             keep: contents of the share that must survive.
             capacity_bytes: room for the share of the largest shards of the stripe, and for its index.
 
@@ -256,7 +254,6 @@ async def rebuild(
 
     Args:
         store: slots of the node that receives the shard.
-        stripe: layout of the stripe.
         lost: the shard, as all shares of the other members name it.
         content: content of the shard and of everything that is read.
         read: returns bytes `begin` to `end` of the payload of a survivor's slot: (owner, begin, end). The owner is a
