@@ -44,7 +44,7 @@ describe('is it moving?', () => {
     ['a page just opened', { progress: progress({ movedAt: undefined, rate: undefined, watchedSince: NOW }), protection: protection({ CommittedAt: undefined }) }, 'Moving', /^Step 1,204; 2\.0 steps\/s on average\.$/],
     ['a fresh page and an old commit', { progress: progress({ movedAt: undefined, rate: undefined, watchedSince: NOW }), protection: protection({ CommittedAt: NOW - 200 }) }, 'Standing still', /the last step was 3 min ago/],
     ['no step for long', { progress: progress({ movedAt: NOW - 61 }), protection: protection({ CommittedAt: NOW - 90 }) }, 'Standing still', /the last step was 1 min ago/],
-    ['it waits on purpose', { job: job({ Reason: 'trains; rank 0 on i-a waits on purpose (phase wait), for at most 600 s' }), progress: progress({ movedAt: NOW - 61 }), protection: protection({ CommittedAt: NOW - 90 }) }, 'Standing still', /1 min ago\. Trains; rank 0 on i-a waits on purpose (phase wait), for at most 600 s\.$/],
+    ['it waits on purpose', { job: job({ Reason: 'trains; rank 0 on i-a waits on purpose (phase wait), for at most 600 s' }), progress: progress({ movedAt: NOW - 61 }), protection: protection({ CommittedAt: NOW - 90 }) }, 'Standing still', /1 min ago\. Trains; rank 0 on i-a waits on purpose \(phase wait\), for at most 600 s\.$/],
     ['no step for long, but steps take long', { progress: progress({ movedAt: NOW - 61, usualRate: 0.05, rate: undefined }) }, 'Moving', /Step 1,204/],
     ['never a step since opened', { progress: progress({ movedAt: undefined, watchedSince: NOW - 120 }), protection: undefined }, 'Standing still', /no step since this page was opened 2 min ago/],
     ['nothing watched yet', { progress: undefined, protection: undefined }, 'Moving', /^Step 1,204\.$/],
