@@ -103,6 +103,7 @@ def test_launches_that_do_not_come_and_advice_that_comes_twice(place: Workplace)
     place.clear("suspend-launch")
     newcomers = wait_until("an instance", lambda: place.cluster.instances().keys() - {*nodes, *spares})
     place.wait_all_connected(newcomers)
+    wait_until("the advised spare to be replaced", lambda: advised not in place.cluster.instances())
     assert_identical(job)
 
 
