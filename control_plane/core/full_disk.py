@@ -38,6 +38,9 @@ def failed(record: DiskRecord | None, now: float, words: str) -> DiskRecord:
         record: the history before this write. None if the disk counted as usable.
         now: monotonic seconds.
         words: the error message of the failed write.
+
+    Returns:
+        The history with this failure as the newest one.
     """
     return DiskRecord(since=record.since if record is not None else now, failed_at=now, words=words)
 

@@ -187,6 +187,9 @@ def newest_storable(strategy: Strategy, *, committed: int, boundary: int) -> int
         strategy: the strategy that the job was created with.
         committed: the newest committed step, or -1.
         boundary: the newest step that a rank has finished, or -1.
+
+    Returns:
+        Number of finished optimizer steps, or -1 without such a step.
     """
     return max(committed, boundary) if _commits_only_checkpoints(strategy) else committed
 
