@@ -184,7 +184,7 @@ def set_state(session: Session, run_id: str, checkpoint: CheckpointRecord, state
 def deleted_counts(session: Session) -> dict[str, int]:
     """Return the number of deleted checkpoints of each run that has any."""
     query = select(Checkpoint.run_id, func.count()).where(Checkpoint.state == DELETED).group_by(Checkpoint.run_id)
-    return dict(session.execute(query).tuples().all())
+    return {row[0]: row[1] for row in session.execute(query)}
 
 
 def runs_to_look_after(session: Session) -> tuple[str, ...]:
