@@ -19,9 +19,11 @@ from moto.server import ThreadedMotoServer
 
 from benchmarks import command
 from benchmarks.command import Begun
+from benchmarks.durable import writers
 from benchmarks.durable.peers import Operation, Outcome
 from benchmarks.durable.report import PAGE, SYSTEMS, Comparison, Sample
 from benchmarks.durable.transfer import BUCKET, CLIENTS, MIB, Task
+from benchmarks.durable.writers import WRITERS, SharedUploadTime, shared_upload
 from benchmarks.errors import BenchmarkFailed
 from tests.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs
 
@@ -51,7 +53,18 @@ def measure(begun: Begun) -> dict[str, Any]:
             for mib in sizes:
                 samples += _samples(server, url, Path(folder), mib * MIB, 1 if begun.is_quick else ROUNDS)
                 begun.say(f"measured {mib} MiB against {server}")
-    return {"samples": samples, "comparisons": list(_comparisons(begun))}
+    return {"samples": samples, "comparisons": list(_comparisons(begun)), "shared": list(_shared(begun))}
+
+
+def _shared(begun: Begun) -> Iterator[SharedUploadTime]:
+    """Measure the upload of one shard by one, two and four nodes, each with its own bandwidth cap."""
+    environment = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_REGION": REGION}
+    with _served("SeaweedFS") as url, _bucket(url, writers.BUCKET):
+        for number in range(1 if begun.is_quick else ROUNDS):
+            for count in WRITERS[number % len(WRITERS) :] + WRITERS[: number % len(WRITERS)]:
+                with TemporaryDirectory(dir=SHARED_MEMORY) as folder:
+                    yield shared_upload(url, environment, Path(folder), count)
+            begun.say("uploaded one shard with 1, 2 and 4 nodes")
 
 
 def _comparisons(begun: Begun) -> Iterator[Comparison]:
@@ -130,13 +143,13 @@ def _served(server: str) -> Iterator[str]:
 
 
 @contextmanager
-def _bucket(url: str) -> Iterator[Any]:
+def _bucket(url: str, name: str = BUCKET) -> Iterator[Any]:
     client = boto3.client(
         "s3", endpoint_url=url, aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY, region_name=REGION
     )
-    client.create_bucket(Bucket=BUCKET)
+    client.create_bucket(Bucket=name)
     yield client
-    client.delete_bucket(Bucket=BUCKET)
+    client.delete_bucket(Bucket=name)
     client.close()
 
 

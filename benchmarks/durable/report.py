@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from benchmarks.durable.peers import Outcome
 from benchmarks.durable.transfer import CONNECTIONS, MIB, PART_BYTES, RANGE_BYTES, Figure
+from benchmarks.durable.writers import CAP_MIB_PER_SECOND, OBJECT_MIB, WRITERS, SharedUploadTime
 from benchmarks.measures import Verdict
 from benchmarks.page import BenchmarkRun, Page
 from benchmarks.rows import Row, limits, number, table, without_verdicts
@@ -16,6 +17,8 @@ from benchmarks.rows import Row, limits, number, table, without_verdicts
 LEAST_RATIO = 0.8
 """Lower limit of the throughput of Everstep's store ÷ throughput of boto3's transfer manager."""
 MOST_EXTRA_BYTES = 64 * MIB
+MOST_OF_FEWER = 0.9
+"""Most time of an upload by twice as many nodes, relative to the time of the upload by fewer nodes."""
 OWN, RAW = "everstep", "boto3"
 SYSTEMS = {
     "load": (OWN, "dcp"),
@@ -74,6 +77,8 @@ class Run(BenchmarkRun):
     samples: Sequence[Sample]
     comparisons: Sequence[Comparison] = ()
     """Empty in results of earlier versions, whose page has no section about loads and exports."""
+    shared: Sequence[SharedUploadTime] = ()
+    """Empty in results of earlier versions, whose page has no section about shared uploads."""
 
 
 def rows(run: Run) -> list[Row]:
@@ -103,6 +108,7 @@ def rows(run: Run) -> list[Row]:
             ).judged(),
         ]
     found += _compared(run)
+    found += _divided(run)
     found = without_verdicts(found) if run.is_busy else found
     broken = [sample for sample in run.samples if not sample.is_intact]
     return [
@@ -138,6 +144,23 @@ def _compared(run: Run) -> list[Row]:
     return rows
 
 
+def _divided(run: Run) -> list[Row]:
+    """Return one row per pair of successive numbers of writers."""
+    return [
+        Row(
+            what=f"upload of one shard by {more} nodes, time ÷ that by {'1 node' if fewer == 1 else f'{fewer} nodes'}",
+            value=_median(_by(run, more), "seconds") / _median(_by(run, fewer), "seconds"),
+            n=len(_by(run, more)),
+            limit=MOST_OF_FEWER,
+        ).judged()
+        for fewer, more in (pairwise(WRITERS) if run.shared else ())
+    ]
+
+
+def _by(run: Run, writers: int) -> list[SharedUploadTime]:
+    return [each for each in run.shared if each.writers == writers]
+
+
 def _outcomes(run: Run, name: str, system: str) -> list[Comparison]:
     return [each for each in run.comparisons if (each.name, each.system) == (name, system)]
 
@@ -158,6 +181,9 @@ def values(run: Run) -> dict[str, str | None]:
         "downloads": _table(run, False),
         "model": f"{run.comparisons[0].mib} MiB" if run.comparisons else None,
         "comparisons": _comparisons(run) if run.comparisons else None,
+        "shared": _shared(run) if run.shared else None,
+        "shared_mib": f"{OBJECT_MIB} MiB" if run.shared else None,
+        "cap": f"{CAP_MIB_PER_SECOND} MiB/s" if run.shared else None,
     }
 
 
@@ -190,6 +216,15 @@ def _comparisons(run: Run) -> str:
     return table(("operation", "seconds, median", "seconds, all"), body)
 
 
+def _shared(run: Run) -> str:
+    body = [
+        [str(writers), number(_median(found, "seconds")), ", ".join(number(each.seconds) for each in found)]
+        for writers in WRITERS
+        if (found := _by(run, writers))
+    ]
+    return table(("nodes", "seconds, median", "seconds, all"), body)
+
+
 def _groups(run: Run) -> list[tuple[tuple[str, bool, int], list[Sample]]]:
     def key(sample: Sample) -> tuple[str, bool, int]:
         return sample.server, sample.is_upload, sample.bytes
@@ -197,7 +232,7 @@ def _groups(run: Run) -> list[tuple[tuple[str, bool, int], list[Sample]]]:
     return [(place, list(group)) for place, group in groupby(sorted(run.samples, key=key), key)]
 
 
-def _median(samples: Sequence[Sample] | Sequence[Comparison], name: str) -> float:
+def _median(samples: Sequence[Sample] | Sequence[Comparison] | Sequence[SharedUploadTime], name: str) -> float:
     return statistics.median(getattr(sample, name) for sample in samples)
 
 

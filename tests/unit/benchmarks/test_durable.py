@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.durable.report import GOALS, NAMES, RAW, SYSTEMS, Comparison, Run, Sample, rows
 from benchmarks.durable.transfer import MIB
+from benchmarks.durable.writers import WRITERS, SharedUploadTime
 from benchmarks.measures import Verdict
 from tests.unit.benchmarks.machine import MACHINE
 
@@ -42,7 +43,10 @@ def comparisons() -> Sequence[Comparison]:
     ]
 
 
-RUN = Run(machine=MACHINE, is_quick=False, seconds=100.0, samples=samples(), comparisons=comparisons())
+SHARED = [
+    SharedUploadTime(writers=writers, seconds=16.0 / writers + number) for writers in WRITERS for number in range(3)
+]
+RUN = Run(machine=MACHINE, is_quick=False, seconds=100.0, samples=samples(), comparisons=comparisons(), shared=SHARED)
 
 
 def verdicts(run: Run) -> dict[str, Verdict]:
@@ -51,7 +55,7 @@ def verdicts(run: Run) -> dict[str, Verdict]:
 
 def test_every_limit_passes_in_a_good_run() -> None:
     assert set(verdicts(RUN).values()) == {Verdict.PASS}
-    assert len(verdicts(RUN)) == 5 + len(GOALS)
+    assert len(verdicts(RUN)) == 5 + len(GOALS) + 2
 
 
 @pytest.mark.parametrize(("operation", "limit"), [("load", 1.5), ("copy", 1.25), ("export", 1.0)])
@@ -66,6 +70,15 @@ def test_a_slow_load_or_export_falls_short_of_its_goal(operation: str, limit: fl
 
     assert short(limit) == set()
     assert short(limit + 0.01) == {what for (name, _), (what, _) in GOALS.items() if name == operation}
+
+
+@pytest.mark.parametrize(
+    ("writers", "which"), [(2, "2 nodes, time ÷ that by 1 node"), (4, "4 nodes, time ÷ that by 2 nodes")]
+)
+def test_more_writers_that_save_no_time_fall_short(writers: int, which: str) -> None:
+    slow = [replace(each, seconds=each.seconds * writers) if each.writers >= writers else each for each in SHARED]
+    found = verdicts(replace(RUN, shared=slow))
+    assert [what for what, verdict in found.items() if verdict is Verdict.SHORT] == [f"upload of one shard by {which}"]
 
 
 def test_a_result_with_other_tensors_falls_short_on_a_busy_machine_too() -> None:
