@@ -66,7 +66,7 @@ def test_all_descendants_are_killed_but_not_the_root(tree: subprocess.Popen[byte
 
 
 def test_what_forks_all_the_time_is_killed_as_well() -> None:
-    # Each process forks a successor and soon exits.¶A search that did not stop the processes first would never find the
+    # Each process forks a successor and soon exits. A search that did not stop the processes first would never find the
     # newest one.
     script = (
         "import os, select\nwhile True:\n    select.select([], [], [], 0.02)\n    if os.fork():\n        os._exit(0)\n"
