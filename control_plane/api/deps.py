@@ -122,6 +122,16 @@ def _names_in(body: bytes) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogPauses:
+    """Seconds between two reads of the object store for a follower of a job's log."""
+
+    stored_seconds: float = 2.0
+    """Pause while no line is missing."""
+    catch_up_seconds: float = 0.3
+    """Pause while a line is missing. Agents store lines within a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """The services that routes use. The composition root creates one instance."""
 
@@ -152,6 +162,7 @@ class Services:
     """Prometheus metrics that the loops collect."""
     caller_threads: CallerThreads = field(default_factory=CallerThreads)
     """Thread pool for S3 access of coroutines on behalf of callers."""
+    log_pauses: LogPauses = field(default_factory=LogPauses)
     now: Callable[[], datetime]
     wake: Callable[[], None]
     """Wakes the loops for another pass. Callable from any thread."""

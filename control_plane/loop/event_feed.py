@@ -2,7 +2,7 @@
 
 One task reads the event table for all followers of this server.
 
-                    every `poll_seconds`, while there are followers
+                    every poll, while there are followers
     table event ──▶ newest events, in memory  ──▶ followers that are up to date
               └───▶ one page per read         ──▶ followers that are behind
 
@@ -23,7 +23,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Final
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -33,17 +32,23 @@ from control_plane.db.session import Database
 
 log = logging.getLogger(__name__)
 
-MAX_FOLLOWERS: Final = 256
-"""Limit of open event streams of one server."""
-MAX_FOLLOWERS_PER_TOKEN: Final = 32
-"""Limit of open streams per token, so that one caller cannot use up the limit of all streams."""
-POLL_SECONDS: Final = 0.2
-HEARTBEAT_SECONDS: Final = 10.0
-"""Seconds after which a follower without new events receives an empty batch."""
-RECENT_LIMIT: Final = 1_000
-"""Limit of events that the server keeps in memory."""
-PAGE_LIMIT: Final = 500
-"""Limit of events per read of the table and per batch."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedOptions:
+    """Intervals and limits of an event feed."""
+
+    poll_seconds: float = 0.2
+    """Pause between two polls of the event table."""
+    heartbeat_seconds: float = 10.0
+    """Seconds after which a follower without new events receives an empty batch."""
+    follower_limit: int = 256
+    """Limit of open event streams of one server."""
+    followers_per_token_limit: int = 32
+    """Limit of open streams per token, so that one caller cannot use up the limit of all streams."""
+    recent_limit: int = 1_000
+    """Limit of events that the server keeps in memory."""
+    page_limit: int = 500
+    """Limit of events per read of the table and per batch."""
 
 
 class TooManyFollowers(Exception):
@@ -110,23 +115,12 @@ class EventFeed:
     """All event streams of one server.
 
     Runs on the server's event loop; reads the database in threads.
-
-    `poll_seconds` is the pause between two polls of the table. `heartbeat_seconds` is the longest time between two
-    batches of a stream.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        now: Callable[[], datetime],
-        *,
-        poll_seconds: float = POLL_SECONDS,
-        heartbeat_seconds: float = HEARTBEAT_SECONDS,
-    ) -> None:
+    def __init__(self, database: Database, now: Callable[[], datetime], options: FeedOptions | None = None) -> None:
         self._database = database
         self._now = now
-        self._poll_seconds = poll_seconds
-        self._heartbeat_seconds = heartbeat_seconds
+        self._options = options or FeedOptions()
         self._followers: set[_Follower] = set()
         self._recent: deque[EventRecord] = deque()
         self._complete_after = 0
@@ -153,7 +147,7 @@ class EventFeed:
                 before the first batch.
         """
         of_token = sum(follower.interest.token_id == interest.token_id for follower in self._followers)
-        if len(self._followers) >= MAX_FOLLOWERS or of_token >= MAX_FOLLOWERS_PER_TOKEN:
+        if len(self._followers) >= self._options.follower_limit or of_token >= self._options.followers_per_token_limit:
             raise TooManyFollowers
         me = _Follower(interest, End.SERVER if self._is_closed else None)
         self._followers.add(me)
@@ -169,7 +163,7 @@ class EventFeed:
                     break  # Drop the batch, because the stream ended during the read.
                 if not batch.events and batch.position == position:
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(self._heartbeat_seconds):
+                        async with asyncio.timeout(self._options.heartbeat_seconds):
                             await me.changed.wait()
                         continue
                 position = batch.position
@@ -179,14 +173,21 @@ class EventFeed:
         finally:
             self._followers.discard(me)
 
+    async def idle(self) -> None:
+        """Wait until no task polls the event table. The polling ends after the last follower has left."""
+        if self._polling is not None:
+            await asyncio.wait((self._polling,))
+
     def close(self) -> None:
         """End all open and future streams, because the server stops. Idempotent."""
         self._is_closed = True
         for follower in self._followers:
             self._tell(follower, End.SERVER)
+        if self._polling is not None:
+            self._polling.cancel()
 
     async def _after(self, position: int, me: _Follower) -> Batch:
-        newest = self._newest
+        newest, limit = self._newest, self._options.page_limit
         if newest is None or position >= newest:
             return Batch((), position)
         if position < self._complete_after:
@@ -194,11 +195,9 @@ class EventFeed:
             if not is_good:
                 self._tell(me, End.TOKEN)
             # The page was read after the last poll, so it may contain newer events than `newest`.
-            return Batch(
-                page, page[-1].id if len(page) == PAGE_LIMIT else max([newest, *(event.id for event in page[-1:])])
-            )
+            return Batch(page, page[-1].id if len(page) == limit else max([newest, *(event.id for event in page[-1:])]))
         found = tuple(event for event in self._recent if event.id > position and me.interest.has(event))
-        return Batch(found[:PAGE_LIMIT], found[PAGE_LIMIT - 1].id if len(found) > PAGE_LIMIT else newest)
+        return Batch(found[:limit], found[limit - 1].id if len(found) > limit else newest)
 
     async def _poll(self) -> None:
         try:
@@ -210,7 +209,7 @@ class EventFeed:
                     log.warning("could not read the event table; the next poll retries: %s", error)
                 else:
                     self._take(asked - good, found, newest)
-                await asyncio.sleep(self._poll_seconds)
+                await asyncio.sleep(self._options.poll_seconds)
         finally:
             self._polling = None
             self._newest = None
@@ -235,7 +234,7 @@ class EventFeed:
             return
         self._newest = newest
         self._recent.extend(found)
-        while len(self._recent) > RECENT_LIMIT:
+        while len(self._recent) > self._options.recent_limit:
             self._complete_after = self._recent.popleft().id
         for follower in self._followers:
             follower.changed.set()
@@ -251,7 +250,7 @@ class EventFeed:
             good = tokens.good_ids(session, token_ids, self._now())
             if after_id is None:
                 return good, (), events.newest_id(session)
-            found = events.page(session, events.EventFilter(after_id=after_id), limit=PAGE_LIMIT)
+            found = events.page(session, events.EventFilter(after_id=after_id), limit=self._options.page_limit)
             return good, found, found[-1].id if found else after_id
 
     def _read_newest(self) -> int:
@@ -264,4 +263,4 @@ class EventFeed:
             which = EventFilter(
                 job_name=interest.job_name, fleet_name=interest.fleet_name, project=interest.project, after_id=after_id
             )
-            return is_good, events.page(session, which, limit=PAGE_LIMIT)
+            return is_good, events.page(session, which, limit=self._options.page_limit)

@@ -17,10 +17,6 @@ from typing import Final
 from everstep.protocol.agent_messages import LogLines
 from everstep.protocol.ids import NodeId, RunId
 
-MAX_FOLLOWERS: Final = 64
-"""Limit of open log followers of one server."""
-MAX_FOLLOWERS_PER_TOKEN: Final = 16
-"""Limit of open followers per token, so that one caller cannot use up the limit of all followers."""
 WAITING_LIMIT: Final = 256
 """Limit of queued messages per follower. Above the limit, the oldest messages are dropped."""
 
@@ -59,9 +55,17 @@ class LogFollower:
 
 
 class LogFeed:
-    """All open log followers, by run."""
+    """All open log followers, by run.
 
-    def __init__(self) -> None:
+    Args:
+        follower_limit: limit of open log followers of one server.
+        followers_per_token_limit: limit of open followers per token, so that one caller cannot use up the limit of all
+            followers.
+    """
+
+    def __init__(self, *, follower_limit: int = 64, followers_per_token_limit: int = 16) -> None:
+        self._follower_limit = follower_limit
+        self._followers_per_token_limit = followers_per_token_limit
         self._followers: dict[RunId, set[LogFollower]] = {}
 
     def deliver(self, node_id: NodeId, lines: LogLines) -> None:
@@ -85,8 +89,8 @@ class LogFeed:
         """
         open_now = [follower for of_run in self._followers.values() for follower in of_run]
         if (
-            len(open_now) >= MAX_FOLLOWERS
-            or sum(follower.token_id == token_id for follower in open_now) >= MAX_FOLLOWERS_PER_TOKEN
+            len(open_now) >= self._follower_limit
+            or sum(follower.token_id == token_id for follower in open_now) >= self._followers_per_token_limit
         ):
             raise TooManyLogFollowers
         follower = LogFollower(token_id)

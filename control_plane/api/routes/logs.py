@@ -3,16 +3,15 @@
 FollowLogs first reads stored lines, then forwards lines that the agents send. If a line number is missing, it reads
 from the store again. Causes of a missing number are a slow line, a restarted agent, or a lost node.
 
-Invariant: a page token encodes a `Cursor` of `loop.log_reader`. A reader that continues from a token neither skips nor
-repeats a line. The token contains one line number per node, in the order of the generation's plan. Node ids would make
-the token too long for a URL.
+Invariant: a page token (`api.log_tokens`) encodes a `Cursor` of `loop.log_reader`. A reader that continues from a token
+neither skips nor repeats a line.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Final
@@ -21,7 +20,7 @@ from fastapi import Query
 from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime
 
-from control_plane.api import page_tokens
+from control_plane.api import log_tokens
 from control_plane.api.auth import Caller, Reader
 from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
 from control_plane.api.errors import Throttled
@@ -51,19 +50,13 @@ router = Router(prefix="/v1/training-jobs/{TrainingJobName}/logs", tags=["Result
 
 FOLLOW_LINES: Final = 1_000
 """Maximum number of lines in one event of the FollowLogs stream."""
-STORED_SECONDS: Final = 2.0
-"""Seconds between two reads of the store while agents send nothing."""
-CATCH_UP_SECONDS: Final = 0.3
-"""Seconds between two reads of the store while a line is missing. Lines are stored within a second."""
 ALIVE_SECONDS: Final = 10.0
-MAX_TOKEN_CHARACTERS: Final = 32_768
-"""Limit of a page token, because the token is part of the URL."""
 
 RankFilter = Annotated[int | None, Query(alias="Rank", ge=0, le=2**31 - 1)]
 GenerationFilter = Annotated[int | None, Query(alias="Generation", ge=1, le=2**31 - 1)]
 StartTime = Annotated[AwareDatetime | None, Query(alias="StartTime")]
 TextFilter = Annotated[str, Query(alias="FilterPattern", max_length=256)]
-LogToken = Annotated[str | None, Query(alias="NextToken", max_length=MAX_TOKEN_CHARACTERS)]
+LogToken = Annotated[str | None, Query(alias="NextToken", max_length=log_tokens.MAX_CHARACTERS)]
 
 
 @router.get("/events", operation_id="GetLogEvents")
@@ -97,12 +90,12 @@ def get_log_events(
             else reader.backward(reader.tail(wanted), wanted, limit)
         )
     else:
-        is_back, cursor = _cursor(next_token, facts.generations)
+        is_back, cursor = log_tokens.decode(next_token, facts.generations)
         page = reader.backward(cursor, wanted, limit) if is_back else reader.forward(cursor, wanted, limit)
     return logs_schemas.GetLogEventsResponse(
         events=[_event(event) for event in page.events],
-        next_forward_token=_token(page.last, facts.generations),
-        next_backward_token=_token(page.first, facts.generations, is_back=True),
+        next_forward_token=log_tokens.encode(page.last, facts.generations),
+        next_backward_token=log_tokens.encode(page.first, facts.generations, is_back=True),
     )
 
 
@@ -138,7 +131,7 @@ async def follow_logs(
     """
     wanted = _filter(rank, generation, start_time, None, filter_pattern)
     facts = await services.caller_threads.run(_facts, services, training_job_name, caller)
-    cursor = None if next_token is None else _cursor(next_token, facts.generations)[1]
+    cursor = None if next_token is None else log_tokens.decode(next_token, facts.generations)[1]
     follow = services.registry.lines.follow(RunId(facts.run), caller.token.id)
     try:
         follower = follow.__enter__()
@@ -210,10 +203,10 @@ async def _follow(
 
     Each batch comes with the token from which a new call continues after the batch.
     """
-    reader = _reader(services, facts)
+    reader, pauses = _reader(services, facts), services.log_pauses
     if cursor is None:
         cursor = await services.caller_threads.run(reader.head if is_from_head else reader.tail, wanted)
-    yield (), _token(cursor, facts.generations)
+    yield (), log_tokens.encode(cursor, facts.generations)
     asked = spoken = time.monotonic() - SEND_LINES_SECONDS
     asked_of: int | None = None
     """Generation whose nodes have received SendLines. None before the first message."""
@@ -232,7 +225,7 @@ async def _follow(
         page: Page = await services.caller_threads.run(reader.forward, cursor, wanted, FOLLOW_LINES)
         if page.events or time.monotonic() - spoken > ALIVE_SECONDS:
             spoken = time.monotonic()
-            yield page.events, _token(page.last, facts.generations)
+            yield page.events, log_tokens.encode(page.last, facts.generations)
         is_more = len(page.events) >= FOLLOW_LINES or page.last.generation != cursor.generation
         cursor = page.last
         if page.is_over:
@@ -242,13 +235,17 @@ async def _follow(
         # Before the first generation the store contains no lines, so frequent reads are cheap.
         again, until, is_missing = (
             deque(ahead),
-            time.monotonic() + (STORED_SECONDS if facts.generations else CATCH_UP_SECONDS),
+            time.monotonic() + (pauses.stored_seconds if facts.generations else pauses.catch_up_seconds),
             False,
         )
         ahead.clear()
-        while (left := until - time.monotonic()) > 0 and not (is_missing and left < STORED_SECONDS - CATCH_UP_SECONDS):
+        while (left := until - time.monotonic()) > 0 and not (
+            is_missing and left < pauses.stored_seconds - pauses.catch_up_seconds
+        ):
             taken = (
-                again.popleft() if again else await follower.take(min(left, CATCH_UP_SECONDS) if is_missing else left)
+                again.popleft()
+                if again
+                else await follower.take(min(left, pauses.catch_up_seconds) if is_missing else left)
             )
             if taken is None:
                 continue
@@ -274,7 +271,7 @@ async def _follow(
             shown = tuple(event for event in new if event.kind != "end" and wanted.has(event, ranks))
             if shown:
                 spoken = time.monotonic()
-                yield shown, _token(cursor, facts.generations)
+                yield shown, log_tokens.encode(cursor, facts.generations)
             if sent.lines[-1].stream == "end":
                 break
         ahead.extend(again)
@@ -311,42 +308,3 @@ def _event(event: LogEvent) -> logs_schemas.LogEvent:
         stream=event.kind,  # type: ignore[arg-type]  # the reader returns only these three values
         message=event.text,
     )
-
-
-def _token(cursor: Cursor, generations: Iterable[GenerationFacts], *, is_back: bool = False) -> str:
-    planned = _planned(generations, cursor.generation)
-    positions = [cursor.positions.get(node, 0) for node in planned]
-    told = sum(1 << place for place, node in enumerate(planned) if node in cursor.told)
-    others = {node: number for node, number in sorted(cursor.positions.items()) if node not in planned}
-    told_others = sorted(node for node in cursor.told if node not in planned)
-    said = [int(is_back), cursor.generation, positions, told, others, told_others]
-    return page_tokens.encode(said, is_compressed=True)
-
-
-def _cursor(token: str, generations: Iterable[GenerationFacts]) -> tuple[bool, Cursor]:
-    try:
-        is_back, generation, positions, told, others, told_others = page_tokens.decode(token, is_compressed=True)
-        number = page_tokens.whole(generation)
-        planned = _planned(generations, number)
-        if type(told) is not int or not 0 <= told < 1 << len(planned):
-            raise ValueError(page_tokens.NOT_OURS)
-        places = {node: page_tokens.whole(place) for node, place in zip(planned, positions, strict=positions != [])}
-        places |= {NodeId(page_tokens.text(node)): page_tokens.whole(place) for node, place in others.items()}
-        told_nodes = {node for place, node in enumerate(planned) if told >> place & 1} | {
-            NodeId(page_tokens.text(node)) for node in told_others
-        }
-        return bool(page_tokens.whole(is_back)), Cursor(
-            number, {node: place for node, place in places.items() if place}, frozenset(told_nodes)
-        )
-    except (ValueError, TypeError, AttributeError) as error:
-        raise page_tokens.refused(
-            f"{page_tokens.NOT_OURS}, or the plan of its generation is no longer stored"
-        ) from error
-
-
-def _planned(generations: Iterable[GenerationFacts], number: int) -> dict[NodeId, None]:
-    """Return the nodes of a generation's plan, in the order in which page tokens number them.
-
-    Empty if the plan is no longer stored.
-    """
-    return dict.fromkeys(next((sorted(known.ranks) for known in generations if known.number == number), ()))

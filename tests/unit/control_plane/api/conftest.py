@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -97,8 +96,12 @@ class Service:
         assert self._is_ready.wait(10)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """Ask the server to stop. The method does not wait."""
         self._server.should_exit = True
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
         self._thread.join(20)
         self._listener.close()
         self.database.close()
@@ -131,16 +134,16 @@ def refused(code: str, match: str | None = None):
 def impatient(service: Service, seconds: float) -> Iterator[None]:
     """Set how many seconds the running service waits for a client that sends nothing.
 
-    The first request builds the middleware that contains this time limit.
+    The next request builds the middleware again, with this time limit.
     """
-    layer: Any = service.app.middleware_stack
-    while not isinstance(layer, envelope.Envelope):
-        layer = getattr(layer, "app", None) or layer._app
-    before, layer._silent_seconds = layer._silent_seconds, seconds
+    (options,) = (layer.kwargs for layer in service.app.user_middleware if layer.cls is envelope.Envelope)
+    options["silent_seconds"] = seconds
+    service.app.middleware_stack = None
     try:
         yield
     finally:
-        layer._silent_seconds = before
+        del options["silent_seconds"]
+        service.app.middleware_stack = None
 
 
 def without_metadata(answer: dict) -> dict:

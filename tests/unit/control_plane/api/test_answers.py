@@ -10,8 +10,7 @@ from datetime import timedelta
 
 import pytest
 
-from control_plane.api import answers
-from control_plane.api.answers import Answers
+from control_plane.api.answers import MAX_ANSWER_BYTES, MAX_BYTES, Answers
 from control_plane.db.tokens import Role
 from tests.unit.control_plane.api.conftest import START, Clock, refused
 
@@ -59,6 +58,8 @@ class World:
         self.versions = Versions()
         self.clock = Clock()
         self.answers = Answers(self.inside, self.versions, self.clock)  # type: ignore[arg-type]
+        self.headers: list[tuple[bytes, bytes]] = []
+        """Headers of the newest response."""
 
     async def ask(
         self, path: str = "/v1/training-jobs/gpt", token: str | None = "a", method: str = "GET", query: bytes = b""
@@ -71,6 +72,7 @@ class World:
             body += message.get("body", b"")
             if message["type"] == "http.response.start":
                 message["headers"].append((b"x-amzn-requestid", b"of this request"))
+                self.headers = message["headers"]
 
         await self.answers(
             {"type": "http", "method": method, "path": path, "query_string": query, "headers": headers}, None, send
@@ -87,9 +89,8 @@ async def test_the_same_is_answered_once_until_something_is_written(world: World
     assert await world.ask() == await world.ask() == b"answer 1"
     world.versions.number = 2
     assert await world.ask() == await world.ask() == b"answer 2"
-    (held,) = world.answers._held.values()
     # the stored response must not contain the request id of another request
-    assert held.headers == [(b"content-length", b"8")]
+    assert world.headers == [(b"content-length", b"8"), (b"x-amzn-requestid", b"of this request")]
 
 
 @pytest.mark.parametrize(
@@ -151,18 +152,29 @@ async def test_who_waits_for_one_that_fails_makes_its_own(world: World) -> None:
     await world.inside.is_asked.wait()
     world.inside.may_go.set()
     assert sorted(await asyncio.gather(*asking)) == [b"answer 1", b"answer 2"]
-    assert not world.answers._making
 
 
-async def test_what_is_held_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MAX_BYTES", 20)
-    for name in "abc":
-        await world.ask(f"/v1/training-jobs/{name}")
-    assert len(world.answers._held) == 2
-    assert world.answers._held_bytes == 16
-    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 7)
-    assert await world.ask("/v1/training-jobs/d") == b"answer 4"
-    assert await world.ask("/v1/training-jobs/d") == b"answer 5"
+async def test_the_bytes_of_stored_responses_are_limited(world: World) -> None:
+    count = MAX_BYTES // MAX_ANSWER_BYTES
+    world.inside.body = b"%02d" + bytes(MAX_ANSWER_BYTES - 2)
+    world.versions.number = 0
+    await world.ask("/v1/training-jobs/0")  # a newer version replaces this response, and its bytes count once
+    world.versions.number = 1
+    for number in range(count + 1):
+        await world.ask(f"/v1/training-jobs/{number}")
+    assert world.inside.count == count + 2
+    for number in range(1, count + 1):
+        await world.ask(f"/v1/training-jobs/{number}")
+    assert world.inside.count == count + 2, "the newest responses are stored"
+    await world.ask("/v1/training-jobs/0")
+    assert world.inside.count == count + 3, "the oldest response is not stored"
+
+
+async def test_a_response_above_the_limit_is_not_stored(world: World) -> None:
+    world.inside.body = b"%d" + bytes(MAX_ANSWER_BYTES)
+    for count in (1, 2):
+        await world.ask()
+        assert world.inside.count == count
 
 
 def test_a_revoked_token_is_refused_at_once_and_an_expired_one_soon(service, client, fleet, source):

@@ -5,14 +5,16 @@ A follower receives every event of its project once, and no event of another pro
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import httpx
 import pytest
@@ -23,8 +25,7 @@ from control_plane.db import events, tokens
 from control_plane.db.events import NewEvent
 from control_plane.db.retention import Retention, prune
 from control_plane.db.tokens import NewToken, Role, TokenKind
-from control_plane.loop import event_feed
-from control_plane.loop.event_feed import EventFeed
+from control_plane.loop.event_feed import Batch, End, EventFeed, FeedOptions, Interest
 from tests.unit.control_plane.api.conftest import impatient
 
 STREAM = "/v1/events/stream"
@@ -58,13 +59,13 @@ class Reader:
     """Parses a stream of server-sent events as a browser does."""
 
     def __init__(self, answer: httpx.Response) -> None:
-        self._lines = answer.iter_lines()
+        self.lines = answer.iter_lines()
         self.last_id: str | None = None
         self.comments = 0
 
     def __iter__(self) -> Iterator[tuple[str, dict]]:
         kind, data = "message", ""
-        for line in self._lines:
+        for line in self.lines:
             name, _, value = line.partition(": ")
             if name == "id":
                 self.last_id = value
@@ -83,7 +84,7 @@ class Reader:
 
     def until_position(self) -> None:
         """Read up to the first event id. The stream sends every event that is stored after that id."""
-        for line in self._lines:
+        for line in self.lines:
             if line.startswith("id: "):
                 self.last_id = line.removeprefix("id: ")
                 return
@@ -97,9 +98,9 @@ def stream(http: httpx.Client, headers: dict[str, str] | None = None, **query: o
         yield Reader(answer)
 
 
-def feed(service, **options) -> EventFeed:
+def feed(service, **options: Any) -> EventFeed:
     """Replace the service's event feed by a feed with these options, and return it."""
-    made = EventFeed(service.database, service.clock, **options)
+    made = EventFeed(service.database, service.clock, FeedOptions(**options))
     service.app.state.services = replace(service.services, feed=made)
     return made
 
@@ -135,9 +136,8 @@ def test_a_follower_that_was_told_nothing_yet_has_a_position_to_come_back_with(s
         assert again.messages(1) == ["meanwhile"]
 
 
-def test_a_follower_that_is_far_behind_gets_there_in_order(service, http, monkeypatch) -> None:
-    monkeypatch.setattr(event_feed, "PAGE_LIMIT", 3)
-    monkeypatch.setattr(event_feed, "RECENT_LIMIT", 4)
+def test_a_follower_that_is_far_behind_gets_there_in_order(service, http) -> None:
+    feed(service, page_limit=3, recent_limit=4)
     first = [str(number) for number in range(10)]
     append(service, *first)
     with stream(http, AfterEventId=0) as reader:
@@ -185,13 +185,13 @@ def test_a_project_sees_its_own_events(service, http) -> None:
 def test_silence_is_told_from_a_lost_line_by_comments(service, http) -> None:
     feed(service, heartbeat_seconds=0.01)
     with stream(http) as reader:
-        assert next(line for line in reader._lines if line.startswith(":")) == ": alive"
+        assert next(line for line in reader.lines if line.startswith(":")) == ": alive"
 
 
 @pytest.mark.parametrize("is_behind", [False, True])
-def test_it_ends_when_the_token_is_revoked(service, http, monkeypatch, is_behind) -> None:
+def test_it_ends_when_the_token_is_revoked(service, http, is_behind) -> None:
     if is_behind:
-        monkeypatch.setattr(event_feed, "RECENT_LIMIT", 0)  # with this limit, followers read all events from the table
+        feed(service, recent_limit=0)  # with this limit, followers read all events from the table
     with service.database.write() as session:
         token, record = tokens.mint(
             session, NewToken(kind=TokenKind.USER, role=Role.VIEWER, project="a"), service.clock()
@@ -238,8 +238,8 @@ def test_an_id_that_no_table_has_is_refused(http, path) -> None:
     assert http.get("/v1/events", params={"AfterEventId": 2**63 - 1}).json()["Events"] == []
 
 
-def test_there_is_a_limit_of_streams_and_one_that_ended_makes_room(service, http, monkeypatch) -> None:
-    monkeypatch.setattr(event_feed, "MAX_FOLLOWERS", 1)
+def test_there_is_a_limit_of_streams_and_one_that_ended_makes_room(service, http) -> None:
+    feed(service, follower_limit=1)
     with stream(http, AfterEventId=0) as reader:
         append(service, "seen")
         assert reader.messages(1) == ["seen"]
@@ -251,8 +251,8 @@ def test_there_is_a_limit_of_streams_and_one_that_ended_makes_room(service, http
 
 
 @pytest.mark.security
-def test_no_token_holds_all_streams(service, http, monkeypatch) -> None:
-    monkeypatch.setattr(event_feed, "MAX_FOLLOWERS_PER_TOKEN", 1)
+def test_no_token_holds_all_streams(service, http) -> None:
+    feed(service, followers_per_token_limit=1)
     headers = {"authorization": f"Bearer {service.token(Role.VIEWER, 'other')}"}
     with stream(http, AfterEventId=0) as reader:
         append(service, "seen")
@@ -294,7 +294,7 @@ def test_a_reader_that_reads_nothing_is_cut_off_and_comes_back_where_it_was(serv
 def test_a_server_that_stops_ends_every_stream_with_a_word(service, http) -> None:
     with stream(http) as reader:
         reader.until_position()
-        service._server.should_exit = True
+        service.stop()
         ((kind, end),) = list(reader)
     assert (kind, end["Code"]) == ("end", "ServiceUnavailableException")
 
@@ -302,11 +302,16 @@ def test_a_server_that_stops_ends_every_stream_with_a_word(service, http) -> Non
 def test_nothing_is_looked_at_while_nobody_follows(service, http) -> None:
     with stream(http) as reader:
         reader.until_position()
-        polling = service.services.feed._polling
-        ended = threading.Event()
-        polling.get_loop().call_soon_threadsafe(polling.add_done_callback, lambda _: ended.set())
-    assert ended.wait(10)
-    assert service.services.feed._polling is None
+        is_idle = asyncio.run_coroutine_threadsafe(service.services.feed.idle(), service.loop)
+        assert not is_idle.done()
+    is_idle.result(10)
+
+
+async def batch_of(stream: AsyncGenerator[Batch | End, None]) -> tuple[list[str], int]:
+    """Return the messages and the position of the stream's next batch."""
+    batch = await anext(stream)
+    assert isinstance(batch, Batch)
+    return [event.message for event in batch.events], batch.position
 
 
 async def test_what_was_written_between_a_look_and_a_page_comes_once(service) -> None:
@@ -314,13 +319,16 @@ async def test_what_was_written_between_a_look_and_a_page_comes_once(service) ->
 
     The follower's position then includes the event, so the feed does not send it again.
     """
-    ids = append(service, "one", "two", "three")
-    made = feed(service)
-    # set the feed's position as if it had polled before the third event
-    made._newest, made._complete_after = ids[1], ids[1]
-    me = event_feed._Follower(
-        event_feed.Interest(token_id="t", ends_at=None, project=None, job_name=None, fleet_name=None)
-    )
-    batch = await made._after(0, me)
-    assert [event.message for event in batch.events] == ["one", "two", "three"]
-    assert batch.position == ids[2]
+    _, two = append(service, "one", "two")
+    with service.database.write() as session:
+        _, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.VIEWER, project=""), service.clock())
+    interest = Interest(token_id=record.id, ends_at=None, project=None, job_name=None, fleet_name=None)
+    made = EventFeed(service.database, service.clock, FeedOptions(poll_seconds=3600.0))
+    async with aclosing(made.follow(interest, 0)) as before, aclosing(made.follow(interest, 0)) as after:
+        assert [await batch_of(before), await batch_of(before)] == [([], 0), (["one", "two"], two)]
+        (three,) = append(service, "three")
+        assert [await batch_of(after), await batch_of(after)] == [([], 0), (["one", "two", "three"], three)]
+        waiting = asyncio.ensure_future(anext(after))
+        made.close()
+        assert await waiting is End.SERVER
+    await made.idle()

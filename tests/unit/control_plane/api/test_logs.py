@@ -6,19 +6,22 @@ import asyncio
 import random
 import threading
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from botocore.config import Config
 
+from control_plane.api import log_tokens
+from control_plane.api.deps import LogPauses
 from control_plane.api.errors import InvalidRequest
-from control_plane.api.routes import logs
 from control_plane.api.schemas.common import MAX_NODE_COUNT
 from control_plane.db import tokens
 from control_plane.db.models import Job as JobRow
 from control_plane.db.models import Node
 from control_plane.db.tokens import NewToken, Role, TokenKind
-from control_plane.loop import log_feed, log_reader
+from control_plane.loop import log_reader
+from control_plane.loop.log_feed import LogFeed
 from control_plane.loop.log_reader import GenerationFacts
 from everstep.protocol.agent_messages import Hello, LogLines
 from everstep.protocol.ids import FleetName, Generation, NodeId, Rank, RunId
@@ -200,13 +203,13 @@ def test_a_token_of_the_largest_job_is_one_that_is_taken() -> None:
     generations = [GenerationFacts(number=7, ranks={node: (Rank(0),) for node in nodes}, over_since=None)]
     positions = {node: dice.randrange(1, 10**6) for node in nodes} | {NodeId("i-other"): 5}
     cursor = log_reader.Cursor(7, positions, frozenset({*dice.sample(nodes, 2_000), NodeId("i-another")}))
-    token = logs._token(cursor, generations, is_back=True)
-    assert logs._cursor(token, generations) == (True, cursor)
-    assert len(token) <= logs.MAX_TOKEN_CHARACTERS
+    token = log_tokens.encode(cursor, generations, is_back=True)
+    assert log_tokens.decode(token, generations) == (True, cursor)
+    assert len(token) <= log_tokens.MAX_CHARACTERS
     with pytest.raises(InvalidRequest, match="is no longer stored"):
-        logs._cursor(token, [])
-    before = logs._token(log_reader.Cursor(7), [])
-    assert logs._cursor(before, generations) == (False, log_reader.Cursor(7)), (
+        log_tokens.decode(token, [])
+    before = log_tokens.encode(log_reader.Cursor(7), [])
+    assert log_tokens.decode(before, generations) == (False, log_reader.Cursor(7)), (
         "a generation that was waited for is planned"
     )
 
@@ -235,25 +238,22 @@ class Following:
         return found
 
 
-def loop_of(service):
-    return service._server.servers[0].get_loop()
+def set_pauses(service, **pauses: float) -> None:
+    service.app.state.services = replace(service.services, log_pauses=LogPauses(**pauses))
 
 
 def send(service, job: Job, node: int, first: int, *lines: LogLine, generation: int = 1) -> None:
     said = LogLines(run=RunId(job.run), generation=Generation(generation), first=first, lines=lines)
-    loop_of(service).call_soon_threadsafe(service.services.registry.lines.deliver, NodeId(f"i-{node}"), said)
+    service.loop.call_soon_threadsafe(service.services.registry.lines.deliver, NodeId(f"i-{node}"), said)
 
 
 @pytest.fixture
-def loop(service, monkeypatch):
-    monkeypatch.setattr(logs, "STORED_SECONDS", 0.2)
-    monkeypatch.setattr(logs, "CATCH_UP_SECONDS", 0.05)
+def frequent_reads(service):
+    set_pauses(service, stored_seconds=0.2, catch_up_seconds=0.05)
 
 
-def test_lines_of_agents_come_at_once_and_what_is_missing_comes_from_the_store(
-    service, job, client, monkeypatch
-) -> None:
-    monkeypatch.setattr(logs, "STORED_SECONDS", 30.0)
+def test_lines_of_agents_come_at_once_and_what_is_missing_comes_from_the_store(service, job, client) -> None:
+    set_pauses(service, stored_seconds=30.0)
     put(job, 0, line("old"))
     with closing(client.follow_logs(TrainingJobName="gpt")["EventStream"]) as stream:
         batches = iter(stream)
@@ -276,8 +276,8 @@ def test_lines_of_agents_come_at_once_and_what_is_missing_comes_from_the_store(
 
 
 @pytest.mark.security
-def test_lines_of_a_node_that_is_not_in_the_plan_reach_no_follower(service, job, client, monkeypatch) -> None:
-    monkeypatch.setattr(logs, "STORED_SECONDS", 30.0)
+def test_lines_of_a_node_that_is_not_in_the_plan_reach_no_follower(service, job, client) -> None:
+    set_pauses(service, stored_seconds=30.0)
     with closing(client.follow_logs(TrainingJobName="gpt")["EventStream"]) as stream:
         batches = iter(stream)
         next(batches)
@@ -290,13 +290,12 @@ def test_lines_of_a_node_that_is_not_in_the_plan_reach_no_follower(service, job,
         assert found == ["own"]
 
 
-def test_lines_that_never_stop_are_live_although_the_first_ones_were_missing(service, job, client, monkeypatch) -> None:
+def test_lines_that_never_stop_are_live_although_the_first_ones_were_missing(service, job, client) -> None:
     """A follower receives lines while the ranks print without a pause. The first lines are read from the store.
 
     The stored lines are always about a second older than the newest lines, which the agent sends directly.
     """
-    monkeypatch.setattr(logs, "STORED_SECONDS", 30.0)
-    monkeypatch.setattr(logs, "CATCH_UP_SECONDS", 0.05)
+    set_pauses(service, stored_seconds=30.0, catch_up_seconds=0.05)
     with closing(client.follow_logs(TrainingJobName="gpt")["EventStream"]) as stream:
         batches = iter(stream)
         next(batches)
@@ -310,7 +309,7 @@ def test_lines_that_never_stop_are_live_although_the_first_ones_were_missing(ser
         assert found == [str(number) for number in range(7)]
 
 
-@pytest.mark.usefixtures("loop")
+@pytest.mark.usefixtures("frequent_reads")
 @pytest.mark.covers("FollowLogs.TrainingJobName", "FollowLogs.StartFromHead", "FollowLogs.NextToken")
 def test_a_follower_begins_with_what_is_stored_goes_on_with_its_token_and_ends_with_the_job(
     service, job, client
@@ -329,7 +328,7 @@ def test_a_follower_begins_with_what_is_stored_goes_on_with_its_token_and_ends_w
     assert [event["Message"] for batch in again.batches for event in batch["LogEvents"]["Events"]] == []
 
 
-@pytest.mark.usefixtures("loop")
+@pytest.mark.usefixtures("frequent_reads")
 def test_a_follower_whose_token_is_revoked_is_told_nothing_more(service, job, client) -> None:
     with service.database.write() as session:
         token, record = tokens.mint(
@@ -342,7 +341,7 @@ def test_a_follower_whose_token_is_revoked_is_told_nothing_more(service, job, cl
         assert [batch for batch in following.batches if batch["LogEvents"]["Events"]] == []
 
 
-@pytest.mark.usefixtures("loop")
+@pytest.mark.usefixtures("frequent_reads")
 def test_agents_are_asked_for_lines_while_somebody_follows(service, job, client) -> None:
     hello = Hello(node_id=NodeId("i-0"), agent_id="a", address="", peer_port=1, memory_bytes=1, version="1")
     asked = threading.Event()
@@ -352,15 +351,14 @@ def test_agents_are_asked_for_lines_while_somebody_follows(service, job, client)
         await connection.next_message()
         asked.set()
 
-    asyncio.run_coroutine_threadsafe(agent(), loop_of(service))
+    asyncio.run_coroutine_threadsafe(agent(), service.loop)
     following = Following(client)
     assert asked.wait(20)
     following.stream.close()
 
 
-def test_who_follows_before_the_first_launch_has_its_lines_at_once(service, client, fleet, source, monkeypatch) -> None:
-    monkeypatch.setattr(logs, "STORED_SECONDS", 30.0)
-    monkeypatch.setattr(logs, "CATCH_UP_SECONDS", 0.05)
+def test_who_follows_before_the_first_launch_has_its_lines_at_once(service, client, fleet, source) -> None:
+    set_pauses(service, stored_seconds=30.0, catch_up_seconds=0.05)
     made = Job(service, client, source)
     hello = Hello(node_id=NodeId("i-0"), agent_id="a", address="", peer_port=1, memory_bytes=1, version="1")
     asked = threading.Event()
@@ -370,14 +368,14 @@ def test_who_follows_before_the_first_launch_has_its_lines_at_once(service, clie
         await connection.next_message()
         asked.set()
 
-    asyncio.run_coroutine_threadsafe(agent(), loop_of(service))
+    asyncio.run_coroutine_threadsafe(agent(), service.loop)
     with closing(client.follow_logs(TrainingJobName="gpt")["EventStream"]) as stream:
         next(iter(stream))
         made.launch(1)
         assert asked.wait(20)
 
 
-@pytest.mark.usefixtures("loop")
+@pytest.mark.usefixtures("frequent_reads")
 def test_a_server_that_stops_reads_no_log_on_for_a_follower(service, job, client, monkeypatch) -> None:
     """A server that stops starts no further read of a log.
 
@@ -406,8 +404,8 @@ def test_a_server_that_stops_reads_no_log_on_for_a_follower(service, job, client
 
 
 @pytest.mark.security
-def test_no_token_follows_all_logs(service, job, client, monkeypatch) -> None:
-    monkeypatch.setattr(log_feed, "MAX_FOLLOWERS_PER_TOKEN", 1)
+def test_no_token_follows_all_logs(service, job, client) -> None:
+    service.services.registry.lines = LogFeed(followers_per_token_limit=1)
     following = Following(client)
     once = Config(retries={"total_max_attempts": 1})
     with closing(service.client(config=once)) as same, refused("ThrottlingException"):
@@ -417,8 +415,8 @@ def test_no_token_follows_all_logs(service, job, client, monkeypatch) -> None:
     following.stream.close()
 
 
-def test_there_is_a_limit_of_followers(service, job, client, monkeypatch) -> None:
-    monkeypatch.setattr(log_feed, "MAX_FOLLOWERS", 1)
+def test_there_is_a_limit_of_followers(service, job, client) -> None:
+    service.services.registry.lines = LogFeed(follower_limit=1)
     following = Following(client)
     with (
         closing(service.client(config=Config(retries={"total_max_attempts": 1}))) as other,
