@@ -35,7 +35,6 @@ The module has more than 500 lines. Both directions share types, because the rep
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
 
 import msgspec
 
@@ -43,7 +42,14 @@ from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.log_chunks import LogLine
 from everstep.protocol.manifest import FrozenObject
-from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord, SourceArchive, Timeouts
+from everstep.protocol.plan import (
+    GenerationPlan,
+    ObjectReference,
+    SlotRecord,
+    SourceArchive,
+    SourceKind,
+    Timeouts,
+)
 
 NOT_YOURS = 4401
 """Websocket close code: the session token belongs to another node, or was revoked."""
@@ -488,7 +494,7 @@ class MemberReport(Message, frozen=True):
     """By phase: the longest time for which a rank made no progress in this generation, in seconds."""
     stacks: tuple[RankStacks, ...] = ()
     """Stacks of the living ranks, for as long as the control plane repeats `TakeStacks`."""
-    restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
+    restored_from: tuple[SourceKind, ...] = ()
     """Where the agent got each rank's shard from, in rank order; set once the node is LOADED.
 
     The agent tries the plan's sources in order, and uses the first one whose bytes pass verification.

@@ -15,6 +15,7 @@ import msgspec
 
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import FIRST_STEP, Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.parity import Contribution, Rebuild
 
 DEFAULT_MAX_SLOWDOWN = 0.01
 """Default limit of the snapshots' cost, as a fraction of the mean iteration time."""
@@ -33,15 +34,25 @@ class Snapshots(StrEnum):
     NEVER = "never"
 
 
-class SlotRecord(Message, frozen=True):
-    """One complete and verified shard in a node's memory (a sealed slot), as the node reports it."""
+SourceKind = Literal["local", "peer", "parity", "s3"]
+"""Where a node gets a shard: its own slot, another node's slot, shares of several nodes, or S3."""
+
+
+class SlotRecord(Message, frozen=True, omit_defaults=True):
+    """One complete and verified shard or share in a node's memory (a sealed slot), as the node reports it."""
 
     owner_rank: Rank
+    """The rank that owns the shard; `share_owner` of the holder's rank for a share of parity."""
     origin_generation: Generation
     step: Step
     payload_bytes: int
     digest: bytes
     layout_hash: bytes
+    contributions: tuple[Contribution, ...] = ()
+    """The shards that a share contains, in the order of their ranks; empty for a shard.
+
+    Also empty if the index of the share is damaged. Such a share rebuilds nothing.
+    """
 
 
 class SlotReference(Message, frozen=True):
@@ -60,21 +71,26 @@ class ObjectReference(Message, frozen=True):
     key: str
 
 
-class ShardSource(Message, frozen=True):
+class ShardSource(Message, frozen=True, omit_defaults=True):
     """A source from which a node can load its rank's shard of the step that the generation restores.
 
     A plan lists the sources of a rank in order of preference.
     """
 
-    kind: Literal["local", "peer", "s3"]
+    kind: SourceKind
     origin_generation: Generation
     step: Step
     digest: bytes
     payload_bytes: int
     node_id: NodeId | None = None
-    """The node to fetch the shard from; None if `kind` is s3."""
+    """The node to fetch the shard from; None if `kind` is parity or s3."""
     object: ObjectReference | None = None
-    """The safetensors object to download; None if `kind` is local or peer."""
+    """The safetensors object to download; None unless `kind` is s3."""
+    rebuild: Rebuild | None = None
+    """The shards and shares from which the node rebuilds the shard; None unless `kind` is parity.
+
+    Digest and size of `rebuild.lost` equal `digest` and `payload_bytes`.
+    """
 
 
 class PlanNode(Message, frozen=True):
@@ -92,17 +108,31 @@ class PlanNode(Message, frozen=True):
     """
 
 
-class RankPlan(Message, frozen=True):
+class RankPlan(Message, frozen=True, omit_defaults=True):
     """The nodes that hold one rank's shard, and the sources from which its restored step can be loaded."""
 
     rank: Rank
     holders: tuple[NodeId, ...]
-    """Nodes that hold the shard, one per copy: first the owner's node, then its peers."""
+    """The owner's node, then its peers, which must acknowledge each step.
+
+    With copies, these nodes hold the shard, one per copy. With parity, the peers are the other nodes of the group.
+    """
     sources: tuple[ShardSource, ...] = ()
     """Sources of this rank's shard of the restored step, in order of preference.
 
     Empty if training starts at step 0, or if the plan has a `Relayout`.
     """
+    stripe: tuple[Rank, ...] = ()
+    """The members of the rank's stripe in the order of their ranks, this rank included; empty with copies.
+
+    The members are the ranks with the same LOCAL_RANK on the nodes in `holders`. A rank's position in the stripe is its
+    index in this tuple.
+    """
+
+    @property
+    def copy_nodes(self) -> tuple[NodeId, ...]:
+        """The nodes that hold a copy of the whole shard, first the owner's node. With parity, only the owner's node."""
+        return self.holders[:1] if self.stripe else self.holders
 
 
 class Relayout(Message, frozen=True):

@@ -12,14 +12,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal
 
 from msgspec import structs
 
 from everstep.protocol.agent_messages import FaultCode
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import NodeId, Rank
-from everstep.protocol.plan import GenerationPlan, PlanNode, RankPlan, ShardSource
+from everstep.protocol.plan import GenerationPlan, PlanNode, RankPlan, ShardSource, SourceKind
 from everstep.protocol.slot import SlotHeader
 from worker.core.rounds import NONE
 from worker.core.slots import Content
@@ -83,7 +82,7 @@ class BaseLoading:
         self._contents = contents
         self._slot_count = slot_count
         self._arrived = arrived
-        self._restored_from: dict[Rank, Literal["local", "peer", "s3"]] = {}
+        self._restored_from: dict[Rank, SourceKind] = {}
 
     async def load(self) -> None:
         """Fetch and verify the base of all local ranks concurrently.
@@ -111,7 +110,7 @@ class BaseLoading:
             raise failed[min(failed)]
 
     @property
-    def restored_from(self) -> tuple[Literal["local", "peer", "s3"], ...]:
+    def restored_from(self) -> tuple[SourceKind, ...]:
         """Kind of source from which each local rank's base was loaded: its own node, a peer, or S3.
 
         The order is that of the ranks. A rank without a base is omitted.
@@ -168,7 +167,7 @@ class BaseLoading:
         *,
         before_attempt: Callable[[], None] = lambda: None,
         is_followed: bool = False,
-    ) -> Literal["local", "peer", "s3"]:
+    ) -> SourceKind:
         """Load a shard from the first source that delivers it.
 
         Args:

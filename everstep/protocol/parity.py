@@ -1,0 +1,113 @@
+"""Names of the shards that a share of parity contains (docs/adr/0035-parity-in-memory.md).
+
+The ranks with one LOCAL_RANK on the nodes of a group form a *stripe*. The members of a stripe are in the order of their
+ranks. Each member keeps its own shard and one *share*: the XOR of one part of the shard of every other member.
+
+A share is stored in an ordinary slot. The owner of the slot is `share_owner` of its holder's rank, and the index of the
+payload names the shards.
+
+    offset       size           field
+    0            share bytes    row after row, each as long as a chunk; the last row may be shorter
+    share bytes  index_bytes    msgpack: the list of `Contribution`, in the order of the ranks
+
+Invariant: a share names each other member of its stripe exactly once, and all shards that it names have its content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from everstep.protocol.codec import Message
+from everstep.protocol.errors import MalformedMessage
+from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.slot import CHUNK_BYTES, MAX_CHUNKS
+
+SHARE_BIT = 1 << 31
+"""Marks the owner in the header of a slot that contains a share. No rank has a number as high as this."""
+MAX_SHARD_BYTES = MAX_CHUNKS * CHUNK_BYTES
+"""Maximum payload of a shard with parity. All members of a stripe therefore have chunks of `CHUNK_BYTES`."""
+
+
+class Contribution(Message, frozen=True):
+    """The shard that a member contributes to a share."""
+
+    rank: Rank
+    payload_bytes: int
+    digest: bytes
+    """Digest of the whole shard, of which the share contains every chunk that belongs to its holder."""
+    layout_hash: bytes
+    index_offset: int
+    """Start of the index within the shard's payload. A rebuilt slot needs this field for its header."""
+    index_bytes: int
+
+
+class Survivor(Message, frozen=True):
+    """A member of a stripe whose shard and share exist, as a source for the lost member's shard."""
+
+    rank: Rank
+    node_id: NodeId
+    shard_bytes: int
+    """Size of the payload of this member's shard."""
+    shard_digest: bytes
+    share_bytes: int
+    """Size of the payload of this member's share."""
+    share_digest: bytes
+
+
+class Rebuild(Message, frozen=True):
+    """The shard that a node rebuilds, and the shards and shares from which it rebuilds this shard.
+
+    All of them have the content (origin generation and step) of the `ShardSource` that contains this object.
+    """
+
+    lost: Contribution
+    """The lost shard, as the shares of all survivors name it."""
+    survivors: tuple[Survivor, ...]
+    """All other members of the stripe, in the order of their ranks."""
+
+    @property
+    def stripe(self) -> tuple[Rank, ...]:
+        """The members of the stripe, in the order of their ranks."""
+        return tuple(sorted([self.lost.rank, *(survivor.rank for survivor in self.survivors)]))
+
+
+def share_owner(holder: Rank) -> Rank:
+    """Return the owner that slots of the share of `holder` have in headers, inventories and requests."""
+    return Rank(holder | SHARE_BIT)
+
+
+def is_share(owner: Rank) -> bool:
+    """Return whether slots of this owner contain shares."""
+    return bool(owner & SHARE_BIT)
+
+
+def holder_of(owner: Rank) -> Rank:
+    """Return the holder's rank for the owner of a share, and the rank itself for the owner of a shard."""
+    return Rank(owner & ~SHARE_BIT)
+
+
+def stripe_of(holder: Rank, contributions: Iterable[Contribution]) -> tuple[Rank, ...]:
+    """Return the members of a share's stripe, in the order of their ranks."""
+    return tuple(sorted([holder, *(each.rank for each in contributions)]))
+
+
+def pack_contributions(contributions: Iterable[Contribution]) -> bytes:
+    """Return the index of a share's payload."""
+    return msgspec.msgpack.encode(sorted(contributions, key=lambda each: each.rank))
+
+
+def unpack_contributions(index: bytes | memoryview) -> tuple[Contribution, ...]:
+    """Return the shards that the index of a share's payload names.
+
+    Raises:
+        MalformedMessage: the bytes are no index of a share.
+    """
+    try:
+        return _decoder.decode(index)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedMessage(f"the index of a share: {error}") from error
+
+
+_decoder = msgspec.msgpack.Decoder(tuple[Contribution, ...])
