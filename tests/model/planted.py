@@ -162,4 +162,6 @@ BUGS: Mapping[str, Rules] = {
     "untold": Rules(tells_committed=False),
     "uploads-first": Rules(coordinator=UploadsFirst),
     "overwrites-pinned": Rules(writable=overwrite_pinned),
+    "unpinned-helpers": Rules(pins_helped=False),
+    "helps-for-ever": Rules(ends_helping=False),
 }

@@ -11,7 +11,8 @@ occur in the middle of each of these.
 
 A node may own several ranks. Their shards have the same holders, and their agent reports and receives for all ranks
 together. With `every_steps`, owners upload committed steps. An upload pins the owner's slot, may fail, and ends with
-its node or generation. Ranks at the last step close, and the coordinator commits that step in a final round.
+its node or generation. Holders help with uploads at any time: a helping holder pins its replica, and can learn late that
+the upload has ended. Ranks at the last step close, and the coordinator commits that step in a final round.
 
     python -m tests.model.step_protocol NODES COPIES STEPS FAULTS [--bug NAME] [--walks N] [--seed S] [--steady]
     [--ranks-per-node R] [--every K]
@@ -75,6 +76,7 @@ WEIGHTS = {
     "mismatch": 0.15,
     "uploaded": 0.2,
     "upload fails": 0.1,
+    "help breaks": 0.1,
 }
 """Weights of the kinds of events in a random walk; 1 for all others.
 
@@ -108,6 +110,10 @@ class Rules:
     """
     ends_sealed: bool = True
     """When the owner ends a transfer. True: after it has sealed the slot. False: after the rank's last write."""
+    pins_helped: bool = True
+    """True if a holder pins the replica from which it sends parts of an upload."""
+    ends_helping: bool = True
+    """True if a holder unpins its replica when the connection to the owner ends."""
     committed: Callable[[recovery.Path, Step, Iterable[tuple[Generation, Step]]], Step] = recovery.newest_committed
     """Chooses the committed step for a plan, from the control plane's record and the pages of the promised nodes.
 
@@ -291,6 +297,7 @@ class Model:
         for rank in self.ranks:
             for holder in range(1, len(self.holders[rank])):
                 yield from self._stream_moves(world, rank, holder)
+                yield from self._help_moves(world, rank, holder)
         if world.restore is None:
             yield from self._failures(world)
         else:
@@ -375,6 +382,37 @@ class Model:
         if world.faults < self.shape.faults:
             yield ("upload fails", rank, step), unpinned._replace(faults=world.faults + 1)
 
+    def _help_moves(self, world: World, rank: int, holder: int) -> Iterator[tuple[Event, World]]:
+        """Yield the start and the end of a holder's help with a rank's upload, as in `UploadHelper.serve`.
+
+        The connection can break at any time. The holder can learn late that the owner's upload has ended.
+        """
+        seat, step = self.holders[rank][holder], self.pinned(world, rank)
+        sent = next((sent for r, s, sent in world.helping if (r, s) == (rank, seat)), NONE)
+        if sent != NONE:
+            is_superseded = slots.is_superseded(
+                Step(sent), proposed=world.shards[self.ranks_of(seat)[0]].proposed, persist=Step(world.marked[seat])
+            )
+            unhelped = self._unhelped(world, rank, holder)
+            if self.rules.ends_helping and (is_superseded or sent != step):
+                yield ("helped", rank, seat, sent), unhelped
+            elif self.is_fine and world.faults < self.shape.faults:
+                yield ("help breaks", rank, seat, sent), unhelped._replace(faults=world.faults + 1)
+            return
+        index = slots.find_sealed(world.slots[rank][holder], self.content(world, step)) if step != NONE else None
+        if index is not None and self.acts(world, self.seat_of(rank)) and self.acts(world, seat):
+            view = replace(world.slots[rank][holder][index], is_pinned=self.rules.pins_helped)
+            pinned = self._slot(world, rank, holder, index, view)
+            yield ("help", rank, seat, step), pinned._replace(helping=world.helping | {(rank, seat, int(step))})
+
+    def _unhelped(self, world: World, rank: int, holder: int) -> World:
+        """Return the state after a holder has stopped helping: its replica is not pinned any more."""
+        seat, pair = self.holders[rank][holder], _unpinned(world.slots[rank][holder])
+        return world._replace(
+            slots=put(world.slots, rank, put(world.slots[rank], holder, pair)),
+            helping=frozenset(each for each in world.helping if each[:2] != (rank, seat)),
+        )
+
     def _apply(self, world: World, rank: int, shard: Shard) -> World:
         """Store the new state of a rank's shard, as `OwnedShard` does, and record facts for the invariants."""
         before = world.shards[rank]
@@ -456,7 +494,10 @@ class Model:
     # -- the rank and its agent
 
     def _grant(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
-        """Grant a slot for the proposed step, as `RankLines._grant` does."""
+        """Grant a slot for the proposed step, as `RankSlots._grant` does.
+
+        The agent first releases the slots that the rank was writing when the agent restarted.
+        """
         shard = world.shards[rank]
         step = shard.proposed
         if step in (NONE, world.base) or step in shard.sealed or world.granted[rank] != NONE:
@@ -464,6 +505,7 @@ class Model:
         process = world.processes[rank]
         if process.boundary > step or (process.boundary == step and not process.is_closing):
             return
+        world = self._settled(world, rank) if process.copying is None else world
         pair = world.slots[rank][0]
         index = slots.being_written(pair, self.content(world, step))
         if index is None:
@@ -725,6 +767,9 @@ class Model:
         index = self.rules.writable(world.slots[rank][holder], self.keeps(world, rank, seat, stream.told))
         if index is None:
             return world
+        lost = world.slots[rank][holder][index]
+        if lost.state is SlotState.SEALED and lost.content and (rank, seat, lost.content.step) in world.helping:
+            raise Violation(f"step {stream.step} overwrites step {lost.content.step}, which {seat} sends to S3")
         world = self._slot(world, rank, holder, index, SlotView(SlotState.WRITING, self.content(world, stream.step)))
         return self._stream(world, rank, holder, stream._replace(phase=Phase.TAKEN, slot=index))
 
@@ -848,9 +893,8 @@ class Model:
                         replace(view, is_busy=view.state is SlotState.WRITING and not holder)
                         for view in world.slots[rank][holder]
                     )
-                    world = world._replace(
-                        slots=put(world.slots, rank, put(world.slots[rank], holder, _unpinned(pair)))
-                    )
+                    world = world._replace(slots=put(world.slots, rank, put(world.slots[rank], holder, pair)))
+                    world = self._unhelped(world, rank, holder)
         if self.shape.every_steps:
             world = world._replace(marked=put(world.marked, seat, NONE))
         for rank in self.ranks_of(seat):
@@ -911,6 +955,7 @@ class Model:
             limbo=tuple(limbo),
             limbo_commits=tuple(limbo_commits),
             owed=tuple(owed - lost for owed in world.owed),
+            helping=frozenset(each for each in world.helping if each[1] not in lost),
             issued=world.issued + 1,
             restore=Restore(dead, (None,) * self.shape.nodes, quiet),
         )
@@ -954,6 +999,7 @@ class Model:
                     if seat == at:
                         pair = _promised(world.slots[rank][holder]) if holder == 0 else world.slots[rank][holder]
                         world = world._replace(slots=put(world.slots, rank, put(world.slots[rank], holder, pair)))
+                        world = self._unhelped(world, rank, holder)
         inventory = tuple(
             (rank, view.content)
             for rank, row in enumerate(self.holders)

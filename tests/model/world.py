@@ -165,6 +165,8 @@ class World(NamedTuple):
     """Per seat: the newest step that the announcements to its agent marked for upload. Empty without uploads."""
     begun: tuple[int, ...] = ()
     """Per rank: the newest step whose upload has started."""
+    helping: frozenset[tuple[int, int, int]] = frozenset()
+    """Each (rank, seat, step) for which the node in `seat` sends parts of an upload from its replica."""
 
 
 @dataclass(frozen=True)
