@@ -15,9 +15,11 @@ can send only the first message.
                      chunks on the streams ─▶ ; ◀─ ShardSealed | ShardRefused
                      (before EndShard on a replica session: PrintedLines …)
     upload session:  UploadPart ─▶ ; ◀─ PartStored | ShardRefused, several parts at a time
+    load session:    LoadShard ─▶ ; ◀─ ReadyToLoad | ShardRefused ; ObjectHeader …, ShardWanted … ─▶ ;
+                     ◀─ chunks on one stream
     round session:   RoundReport ─▶ ; ◀─ Announcement
-    stream:          a separate connection that carries only chunks, opened by the dialler of a replica or fetch session
-                     and named after that session
+    stream:          a separate connection that carries only chunks, opened by the dialler of a replica, fetch or load
+                     session and named after that session
 
 A chunk on a stream (integers big endian):
 
@@ -53,7 +55,10 @@ After a shorter header, the chunk would be misaligned, and its copy takes a fift
 MAX_PEER_MESSAGE_BYTES = 1024 * 1024
 NONCE_BYTES = 32
 
-SessionKind = Literal["replica", "fetch", "round", "stream", "upload"]
+HEADER_PIECE_BYTES = 512 * 1024
+"""Maximum bytes of an object's header in one `ObjectHeader`."""
+
+SessionKind = Literal["replica", "fetch", "round", "stream", "upload", "load"]
 
 
 class Open(Message, frozen=True):
@@ -285,10 +290,40 @@ class PartStored(Message, frozen=True):
     """SHA-256 of the part, 32 bytes."""
 
 
+class LoadShard(Message, frozen=True):
+    """The request of a shard's owner that another node reads parts of the shard from S3.
+
+    The answer is `ReadyToLoad` once the node has loaded its own shards, or `ShardRefused`.
+    """
+
+    owner_rank: Rank
+    digest: bytes
+    """Digest of the shard's payload. The plan names an S3 source with this digest for the rank."""
+    object: ObjectReference
+    object_bytes: int
+    header_bytes: int
+    """Total size of the `ObjectHeader` messages that follow after the answer, from 1 to `MAX_HEADER_BYTES`."""
+
+
+class ReadyToLoad(Message, frozen=True):
+    """The helper's report that it can read parts now.
+
+    The owner sends the object's header, opens a stream, and requests chunks with `ShardWanted`. Each request names
+    whole parts of transfer 1. The helper reads the parts from S3 and sends their chunks over the stream.
+    """
+
+
+class ObjectHeader(Message, frozen=True):
+    """The next bytes of the object's header, at most `HEADER_PIECE_BYTES`. The helper need not read them from S3."""
+
+    data: bytes
+
+
 PeerMessage = (
     Open | Challenge | Answer | Accepted | Refused | ReserveShard | PreparingShard | ShardReserved | BeginShard
     | ShardDigests | PrintedLines | EndShard | ShardWanted | CancelShard | ShardSealed | ShardRefused
-    | HolderInventory | FetchShard | UploadPart | PartStored | RoundReport | Announcement
+    | HolderInventory | FetchShard | UploadPart | PartStored | LoadShard | ReadyToLoad | ObjectHeader
+    | RoundReport | Announcement
 )  # fmt: skip
 
 

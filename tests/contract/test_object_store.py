@@ -326,6 +326,32 @@ def test_spans_of_a_target_are_filled_in_order(store: ObjectStore) -> None:
     assert not any(target[4 * PART_BYTES + 84 : -8])
 
 
+def test_a_range_is_read_with_one_request(store: ObjectStore) -> None:
+    data = os.urandom(1000)
+    store.put_bytes(reference("range"), data)
+    target = bytearray(600)
+    with memoryview(target) as view:
+        store.read_range(reference("range"), 100, view, [(10, 20), (100, 500)])
+        assert bytes(view[10:20]) + bytes(view[100:500]) == data[100:510]
+        assert not any(view[20:100])
+        store.read_range(reference("range"), 0, view, [(0, 600)], is_cancelled=lambda: True)
+        for begin in (900, 1000, 2000):
+            with pytest.raises(CorruptCheckpoint):
+                store.read_range(reference("range"), begin, view, [(0, 600)])
+        with pytest.raises(ObjectMissing):
+            store.read_range(reference("none"), 0, view, [(0, 600)])
+
+
+def test_a_reader_says_what_needs_no_further_request(store: ObjectStore) -> None:
+    data = os.urandom(1000)
+    store.put_bytes(reference("ready"), data)
+    with store.open(reference("ready")) as reader:
+        ready = reader.ready_bytes
+        assert ready in (0, len(data)), "the fake store sends nothing ahead"
+        reader.read_into(memoryview(bytearray(100)))
+        assert reader.ready_bytes == max(0, ready - 100)
+
+
 @pytest.mark.parametrize("is_deleted", [False, True])
 def test_what_is_read_is_of_one_object(store: ObjectStore, is_deleted: bool) -> None:
     """An object is deleted or replaced while a reader reads it. The reader never mixes bytes of two objects.

@@ -139,6 +139,22 @@ class MemoryObjectStore:
             raise ObjectChanged(f"s3://{reference.bucket}/{reference.key} has the ETag {md5}, not {etag}")
         yield _MemoryReader(data, md5)
 
+    def read_range(
+        self,
+        reference: ObjectReference,
+        begin: int,
+        target: memoryview,
+        spans: Sequence[Span],
+        *,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Implement `ObjectStore.read_range`."""
+        reader = _MemoryReader(self.get_bytes(reference)[begin:], "")
+        for span in spans:
+            if is_cancelled():
+                return
+            reader.read_into(target, [span])
+
     def head(self, reference: ObjectReference) -> StoredObject | None:
         """Implement `ObjectStore.head`."""
         return self._described(reference) if reference.key in self._bucket(reference) else None
@@ -229,6 +245,7 @@ class _MemoryReader:
         self._data = memoryview(data)
         self.md5 = md5
         self.bytes = len(data)
+        self.ready_bytes = 0
 
     def read_into(self, target: memoryview, spans: Sequence[Span] | None = None) -> None:
         for begin, end in [(0, len(target))] if spans is None else spans:

@@ -21,10 +21,12 @@ from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.plan import GenerationPlan, PlanNode, RankPlan, ShardSource, SourceKind
 from everstep.protocol.slot import SlotHeader
 from worker.core.rounds import NONE
+from worker.core.shared_parts import load_helpers
 from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint, LoadFailed, NoRoom, ObjectMissing, PeerError, StorageError
 from worker.member.kept_contents import KeptContents
 from worker.member.peer_sessions import NO_RANK, PeerSessions
+from worker.member.shared_loads import SharedLoads
 from worker.node.priority import before_other_sessions
 from worker.replication.fetching import fetch_shard
 from worker.replication.streams import OWN_STREAMS
@@ -83,6 +85,8 @@ class BaseLoading:
         self._slot_count = slot_count
         self._arrived = arrived
         self._restored_from: dict[Rank, SourceKind] = {}
+        self.is_loaded = asyncio.Event()
+        """Set once this node has loaded its own shards. From then on, it helps other nodes with their loads from S3."""
 
     async def load(self) -> None:
         """Fetch and verify the base of all local ranks concurrently.
@@ -108,6 +112,7 @@ class BaseLoading:
             await together(*(load(rank) for rank in self._here.ranks))
         if failed:
             raise failed[min(failed)]
+        self.is_loaded.set()
 
     @property
     def restored_from(self) -> tuple[SourceKind, ...]:
@@ -174,7 +179,8 @@ class BaseLoading:
             rank: the rank that owns the shard.
             sources: sources in order of preference; not empty.
             before_attempt: called before each source is tried.
-            is_followed: True if the shard's rank copies the shard while it arrives.
+            is_followed: True for the shard of a rank of this generation. The rank copies the shard while it arrives
+                from a peer, and other nodes help with a load from S3.
 
         Returns:
             The kind of the source that delivered the shard.
@@ -193,7 +199,7 @@ class BaseLoading:
                     case "peer":
                         await self._load_peer(rank, source, is_followed=is_followed)
                     case "s3":
-                        await self._load_s3(rank, source)
+                        await self._load_s3(rank, source, is_shared=is_followed)
             except (PeerError, StorageError, NoRoom, ProtocolError, TimeoutError) as error:
                 refusals.append(f"{source.kind}{f' {source.node_id}' if source.node_id else ''}: {error}")
                 is_mismatch = is_mismatch and isinstance(error, (ShardRejected, CorruptCheckpoint, ObjectMissing))
@@ -269,9 +275,13 @@ class BaseLoading:
         """Return one rank's share of `count` threads, because all local ranks load at the same time."""
         return max(1, count // len(self._here.ranks))
 
-    async def _load_s3(self, rank: Rank, source: ShardSource) -> None:
+    async def _load_s3(self, rank: Rank, source: ShardSource, *, is_shared: bool) -> None:
         content = Content(source.origin_generation, source.step)
         keep = self._contents.keep(rank) - {content}
+        share = None
+        if is_shared:
+            peers = load_helpers(self._plan, rank, self._here.node_id)
+            share = SharedLoads(rank, peers, lambda peer: self._sessions.dialler(peer, "load", NO_RANK))
         await download_shard(
             self._objects,
             source,
@@ -280,4 +290,5 @@ class BaseLoading:
             content=content,
             keep=keep,
             slot_count=self._slot_count,
+            share=share,
         )

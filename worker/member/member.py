@@ -42,6 +42,7 @@ from worker.member.earlier_shards import EarlierShards
 from worker.member.kept_contents import KeptContents
 from worker.member.peer_sessions import PeerSessions
 from worker.member.rank_lines import RankLines
+from worker.member.shared_loads import LoadHelper
 from worker.member.shared_uploads import UploadHelper
 from worker.member.status import MemberStatus
 from worker.member.traffic import Traffic
@@ -193,6 +194,7 @@ class Member:
             on_change=self._shard_changed,
         )
         self.upload_helper = UploadHelper(plan, node.store, node.objects, held_ranks=held_ranks)
+        self.load_helper = LoadHelper(plan, node.objects, is_loaded=self.base.is_loaded)
         self.status = MemberStatus(
             plan,
             self.here,
@@ -239,6 +241,7 @@ class Member:
             if rank not in self.here.ranks:
                 self._node.store.settle_copiers(rank)
         self._node.listener.admit(self.sessions.credentials, self.serve)
+        self.base.is_loaded.set()
         self._open_shards()
         for shard in self.shards.values():
             shard.adopt()
@@ -357,6 +360,8 @@ class Member:
                 await self.rounds.serve(session)
             case "upload":
                 await self.upload_helper.serve(session)
+            case "load":
+                await self.receiver.supply(session, partial(self.load_helper.serve, session))
 
     def _keep_distance(self, distance: int) -> None:
         """Pass the distance between proposed steps to the coordinator if the coordinator runs on this node.

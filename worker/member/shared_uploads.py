@@ -3,7 +3,7 @@
     owner's agent    begins the upload ──UploadPart──▶ holder's agent ──▶ S3
                      completes it      ◀─PartStored──
 
-`worker.core.shared_upload` decides which node sends which part.
+`worker.core.shared_parts` decides which node sends which part.
 
 Invariant: the owner completes an upload only with parts whose size, CRC and SHA-256 equal those of its own slot. A
 holder pins its replica from the first request of a session to the session's end.
@@ -30,7 +30,7 @@ from everstep.protocol.plan import GenerationPlan, ObjectReference
 from everstep.protocol.rounds import Announcement
 from everstep.protocol.safetensors import FrozenGroup
 from everstep.protocol.slot import SlotHeader
-from worker.core.shared_upload import MAX_WINDOW, SharedUpload
+from worker.core.shared_parts import MAX_WINDOW, SharedParts
 from worker.core.slots import Content, is_superseded
 from worker.errors import PeerError, StorageError
 from worker.replication.transport import Session
@@ -96,7 +96,7 @@ class UploadHelpers:
         self._is_closed = False
         self._changed = threading.Condition()
         """Guards the attributes from `_state` to `_own_seconds`, which the upload's thread and the event loop share."""
-        self._state = SharedUpload.begin(0)
+        self._state = SharedParts.begin(0)
         self._parts: dict[int, StoredPart] = {}
         self._verified: set[int] = set()
         self._named: _Named | None = None
@@ -121,7 +121,7 @@ class UploadHelpers:
         assert self._where is not None, "the upload has a name"
         where, object_bytes, frozen = self._where
         with self._changed:
-            self._state = SharedUpload.begin(part_count, self.peers, monotonic())
+            self._state = SharedParts.begin(part_count, self.peers, monotonic())
             self._named = _Named(where, object_bytes, frozen, upload_id, part_bytes)
         self._loop.call_soon_threadsafe(self._ask_all)
 
@@ -159,7 +159,7 @@ class UploadHelpers:
     def stored(self) -> Sequence[StoredPart]:
         """See `Helpers.stored`."""
         with self._changed:
-            return [self._parts[number] for number in sorted(self._state.stored)]
+            return [self._parts[number] for number in sorted(self._state.finished)]
 
     def end(self) -> None:
         """See `Share.end`."""
@@ -167,12 +167,12 @@ class UploadHelpers:
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
 
     def _verify(self, expected: Mapping[int, PartDigest]) -> None:
-        for number in self._state.stored.keys() - self._verified:
+        for number in self._state.finished.keys() - self._verified:
             part = self._parts[number]
             if (part.size, part.crc, part.sha256) == expected[number]:
                 self._verified.add(number)
                 continue
-            log.warning("%s stored other bytes as part %d than this node holds", self._state.stored[number], number)
+            log.warning("%s stored other bytes as part %d than this node holds", self._state.finished[number], number)
             self._state = self._state.reject(number)
 
     # -- the event loop
@@ -247,7 +247,7 @@ class UploadHelpers:
         if len(stored.sha256) != _SHA256_BYTES:
             raise MalformedMessage(f"part {stored.number} has a SHA-256 of {len(stored.sha256)} bytes")
         with self._changed:
-            state = self._state.store(peer, stored.number)
+            state = self._state.finish(peer, stored.number)
             if state is self._state:
                 return
             self._state = state

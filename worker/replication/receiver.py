@@ -291,6 +291,15 @@ class ReplicaReceiver:
         """
         await self._serve(session, None, lambda owner: self._give(session, owner))
 
+    async def supply(self, session: Session, work: Callable[[Streams], Coroutine[object, object, None]]) -> None:
+        """Run work that sends chunks over the streams of a session. On return, all streams are closed.
+
+        Args:
+            session: an authenticated session whose dialler opens streams.
+            work: receives the streams; ends when the session ends.
+        """
+        await self._serve(session, None, lambda owner: work(owner.streams))
+
     async def _give(self, session: Session, owner: _Open) -> None:
         number = 0
         while True:

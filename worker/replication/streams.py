@@ -529,13 +529,21 @@ class IncomingShard:
     Threads claim a chunk before they write it. The owner of the object waits for the chunks and closes the object.
     """
 
-    def __init__(self, target: Payload, *, transfer: int, payload_bytes: int) -> None:
+    def __init__(
+        self,
+        target: Payload,
+        *,
+        transfer: int,
+        payload_bytes: int,
+        on_land: Callable[[int, bool], None] = lambda _index, _is_good: None,
+    ) -> None:
         """Create the object for one transfer.
 
         Args:
             target: the slot that was granted for this content.
             transfer: number of the transfer in `BeginShard`.
             payload_bytes: size of the payload.
+            on_land: called in a stream's thread with each whole chunk, and whether the chunk matches its digest.
         """
         self.transfer = transfer
         self.payload_bytes = payload_bytes
@@ -549,6 +557,7 @@ class IncomingShard:
         self.come_bytes = 0
         """Received bytes of all claimed chunks, including incomplete and unverified chunks."""
         self._target = target
+        self._on_land = on_land
         self._lock = threading.Lock()
         self._claimed: set[int] = set()
         self._is_closed = False
@@ -652,6 +661,8 @@ class IncomingShard:
             elif is_whole:
                 self.damaged.add(index)
             is_news = len(self.missing) == len(self.damaged) or self._is_closed
+        if is_whole:
+            self._on_land(index, is_good)
         if is_news:
             self._loop.call_soon_threadsafe(self._event.set)
         if is_good and self._index is not None:

@@ -1,7 +1,7 @@
 """Uploads shards from slots to the object store, and downloads shards into slots.
 
     upload      slot ─▶ frozen objects that S3 lacks, then one safetensors object, streamed and digested on the way
-    download    objects ─▶ granted slot ─▶ sealed only if it matches the digest in the plan
+    download    objects ─▶ parts, read by several nodes ─▶ granted slot ─▶ sealed only if all chunks match the plan
 
 Invariant: an object named by an `UploadedShard` is complete, and its content matches its slot's digest. A slot is
 sealed only if the downloaded objects have exactly the requested content.
@@ -15,39 +15,36 @@ import random
 import re
 import secrets
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from typing import Protocol
 
 import msgspec
 
-from everstep.bulk import full_jitter
+from everstep.bulk import CONNECTIONS, full_jitter, side_by_side
 from everstep.protocol import safetensors
 from everstep.protocol.agent_messages import UploadedShard
-from everstep.protocol.errors import CorruptObject, OversizedMessage, ProtocolError
+from everstep.protocol.errors import OversizedMessage
 from everstep.protocol.ids import Rank
 from everstep.protocol.manifest import FrozenObject, frozen_key
 from everstep.protocol.plan import GenerationPlan, ObjectReference, ShardSource
 from everstep.protocol.safetensors import FrozenGroup, Restore
 from everstep.protocol.slot import SlotHeader, SlotState
 from worker.core.slots import Content
-from worker.errors import CorruptCheckpoint, NoRoom, StorageError, StoreRefused
+from worker.errors import CorruptCheckpoint, NoRoom, ObjectMissing, StorageError, StoreRefused
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore, in_thread
 from worker.storage.frozen import FrozenTensors
-from worker.storage.object_store import ObjectReader, ObjectStore, OnStored, Share, Span, cut
+from worker.storage.object_store import ObjectReader, ObjectStore, OnStored, Share, cut
 from worker.storage.shard_object import ShardObject, tensors_of
+from worker.storage.shard_parts import ShardParts, read_length
 
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
 PIECE_BYTES = 4 * 1024 * 1024
 """Maximum bytes of a slot that a thread digests or sends in one piece."""
-_FILL_BYTES = 128 * 1024 * 1024
-"""Bytes that one request to the store reads.
-
-A cancelled download first finishes its request, so larger requests would delay the cancellation. Smaller requests would
-not keep several connections busy.
-"""
 
 
 class ShareOf(Protocol):
@@ -69,8 +66,68 @@ class ShareOf(Protocol):
         """
 
 
+class LoadShare(Protocol):
+    """The helpers of one load: other nodes that read some of the shard's parts and send them to this node.
+
+    The download calls all methods but `ended` in one thread.
+    """
+
+    def begin(self, check: Callable[[], None]) -> None:
+        """Ask the helpers for parts. Called once, before the first `claim`.
+
+        Args:
+            check: raises an error when the download is cancelled; called while the download waits for helpers.
+        """
+
+    def claim(self, number: int) -> bool:
+        """Decide who reads a part. Return True if the caller must read it, because no helper does.
+
+        Args:
+            number: number of the part; ascending from 1 over all calls.
+
+        Returns:
+            False if a helper reads the part.
+        """
+        ...
+
+    def ended(self, number: int) -> None:
+        """Record that the caller's read of a part has succeeded or failed. Called in the part's thread."""
+
+    def next_missing(self, has_failed: Callable[[], bool]) -> int | None:
+        """Wait for the helpers, and return a part that no helper has delivered, so that the caller must read it.
+
+        Called after the last `claim`, until the result is None.
+
+        Args:
+            has_failed: returns True when one of the caller's own reads has failed. The method checks it while it waits.
+
+        Returns:
+            Number of a part. None when the helpers have delivered all their parts, or when the download has failed.
+        """
+
+    def end(self) -> None:
+        """End the work of all helpers. Afterwards, none of their bytes reach the slot. Called once after `begin`."""
+
+
+class LoadShareOf(Protocol):
+    """Returns the helpers of a load."""
+
+    def of(self, parts: ShardParts, source: ShardSource, slot: SlotFile) -> LoadShare:
+        """Return the helpers of one attempt to download a shard. Called on the event loop.
+
+        Args:
+            parts: the parts of the shard.
+            source: a source of kind s3 from the plan.
+            slot: the slot that receives the parts.
+
+        Returns:
+            The helpers. They deliver verified chunks into the slot.
+        """
+        ...
+
+
 class _Cancelled(Exception):
-    """Raised in the thread of an upload after the task that waits for the thread was cancelled."""
+    """Raised in the thread of an upload or download after the task that waits for the thread was cancelled."""
 
 
 def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> ObjectReference:
@@ -257,6 +314,7 @@ async def download_shard(
     content: Content,
     keep: Collection[Content],
     slot_count: int,
+    share: LoadShareOf | None = None,
 ) -> None:
     """Download one shard into a slot and seal it.
 
@@ -270,6 +328,7 @@ async def download_shard(
         content: origin generation and step of the slot's new content.
         keep: contents of this shard that the download must not overwrite.
         slot_count: maximum slots of this shard on this node.
+        share: the nodes that read some of the parts; None without helpers.
 
     Raises:
         CorruptCheckpoint: the object contradicts the plan; no slot is sealed.
@@ -281,7 +340,15 @@ async def download_shard(
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
             await _download(
-                objects, source.object, source, store, rank=rank, content=content, keep=keep, slot_count=slot_count
+                objects,
+                source.object,
+                source,
+                store,
+                rank=rank,
+                content=content,
+                keep=keep,
+                slot_count=slot_count,
+                share=share,
             )
             return
         except StorageError as error:
@@ -307,22 +374,24 @@ async def _download(
     content: Content,
     keep: Collection[Content],
     slot_count: int,
+    share: LoadShareOf | None,
 ) -> None:
-    """Download once: read the object's header, reserve a slot of that size, and read the data into the slot."""
+    """Download once: read the object's header, reserve a slot of that size, and read the parts into the slot."""
     reading = objects.open(where)
 
-    def begin(cancelled: threading.Event) -> tuple[ObjectReader, Restore]:
+    def begin(cancelled: threading.Event) -> tuple[ObjectReader, ShardParts]:
         reader = reading.__enter__()
         try:
-            plan = _read_header(reader, where)
+            parts = _read_header(reader, where)
         except BaseException:
             reading.__exit__(None, None, None)
             raise
         if cancelled.is_set():
             reading.__exit__(None, None, None)
-        return reader, plan
+        return reader, parts
 
-    reader, plan = await in_thread(begin)
+    reader, parts = await in_thread(begin)
+    plan = parts.plan
     try:
         _check(plan, source, where)
         index = await store.grant(
@@ -335,47 +404,38 @@ async def _download(
         )
         if index is None:
             raise NoRoom(needed_bytes=plan.payload_bytes, available_bytes=0)
-        slot = store.shards[rank][index].file
+        slot = store.shards[rank][index]
+        helpers = None if share is None or parts.count == 1 else share.of(parts, source, slot.file)
         try:
-            await in_thread(lambda cancelled: _fill(objects, reader, where, plan, slot, cancelled))
+            await in_thread(lambda cancelled: _fill(objects, reader, parts, slot.file, cancelled, helpers))
         except BaseException:
-            slot.empty()
+            slot.file.empty()
             raise
     finally:
         reading.__exit__(None, None, None)
     header = SlotHeader(
         job=store.job,
-        run=slot.header.run,
+        run=slot.file.header.run,
         owner_rank=rank,
         origin_generation=content.origin,
         step=content.step,
         state=SlotState.WRITING,
-        capacity_bytes=slot.header.capacity_bytes,
+        capacity_bytes=slot.file.header.capacity_bytes,
         payload_bytes=plan.payload_bytes,
         index_offset=plan.index_offset,
         index_bytes=len(plan.index),
         layout_hash=plan.layout_hash,
     )
-    if await store.seal(rank, index, header, expected=source.digest) is None:
-        raise CorruptCheckpoint(f"s3://{where.bucket}/{where.key} does not match its digest {source.digest.hex()}")
+    store.seal_verified(slot, header, plan.chunk_digests)
 
 
-def _read_header(reader: ObjectReader, where: ObjectReference) -> Restore:
-    prefix = bytearray(safetensors.LENGTH.size)
-    if reader.bytes < len(prefix):
-        raise CorruptCheckpoint(f"s3://{where.bucket}/{where.key} has {reader.bytes} bytes, too few for a shard")
+def _read_header(reader: ObjectReader, where: ObjectReference) -> ShardParts:
+    name = f"s3://{where.bucket}/{where.key}"
+    prefix = bytearray(min(safetensors.LENGTH.size, reader.bytes))
     reader.read_into(memoryview(prefix))
-    (length,) = safetensors.LENGTH.unpack(prefix)
-    if length > min(safetensors.MAX_HEADER_BYTES, reader.bytes - len(prefix)):
-        raise CorruptCheckpoint(
-            f"s3://{where.bucket}/{where.key} claims a header of {length} bytes, more than it can contain"
-        )
-    header = bytearray(length)
+    header = bytearray(read_length(prefix, reader.bytes, name))
     reader.read_into(memoryview(header))
-    try:
-        return safetensors.plan_restore(bytes(header), reader.bytes)
-    except CorruptObject as error:
-        raise CorruptCheckpoint(f"s3://{where.bucket}/{where.key}: {error}") from error
+    return ShardParts(where, bytes(header), reader.bytes)
 
 
 def _check(plan: Restore, source: ShardSource, where: ObjectReference) -> None:
@@ -391,44 +451,63 @@ def _check(plan: Restore, source: ShardSource, where: ObjectReference) -> None:
 def _fill(
     objects: ObjectStore,
     reader: ObjectReader,
-    where: ObjectReference,
-    plan: Restore,
+    parts: ShardParts,
     slot: SlotFile,
     cancelled: threading.Event,
+    share: LoadShare | None,
 ) -> None:
-    def read(reader: ObjectReader, spans: Sequence[Span]) -> bool:
-        """Read the next bytes into ranges of the payload. Return False if the task was cancelled."""
-        with slot.payload(0, plan.payload_bytes) as payload:
-            for some in cut(spans, _FILL_BYTES):
-                if cancelled.is_set():
-                    return False
-                reader.read_into(payload, some)
-        return True
+    """Read and verify all parts of a shard, together with the helpers."""
 
-    if not read(reader, plan.spans):
-        return
-    for group, spans in ((each.group, each.spans) for each in plan.frozen):
-        place = ObjectReference(bucket=where.bucket, key=_frozen_key(where, group))
-        with objects.open(place) as frozen:
-            if frozen.bytes != group.object_bytes:
-                raise CorruptCheckpoint(
-                    f"s3://{place.bucket}/{place.key} has {frozen.bytes} bytes; the shard says {group.object_bytes}"
-                )
-            # No digest of the shard covers this header, and the restore does not need it.
-            frozen.read_into(memoryview(bytearray(group.data_begin)))
-            if not read(frozen, spans):
-                return
-    for begin, end in plan.gaps():
-        for start in range(begin, end, PIECE_BYTES):
-            stop = min(end, start + PIECE_BYTES)
-            with slot.payload(start, stop) as view:
-                view[:] = bytes(stop - start)
-    with slot.payload(plan.index_offset, plan.index_offset + len(plan.index)) as view:
-        view[:] = plan.index
+    def check() -> None:
+        if cancelled.is_set():
+            raise _Cancelled
 
+    for place, size in parts.frozen.items():
+        found = objects.head(place)
+        if found is None:
+            raise ObjectMissing(f"s3://{place.bucket}/{place.key} does not exist")
+        if found.bytes != size:
+            raise CorruptCheckpoint(f"s3://{place.bucket}/{place.key} has {found.bytes} bytes; the shard says {size}")
+    ready = min(reader.ready_bytes, parts.plan.data_bytes)
+    if ready:
+        with slot.payload(0, parts.plan.payload_bytes) as payload:
+            reader.read_into(payload, next(cut(parts.plan.spans, ready)))
 
-def _frozen_key(where: ObjectReference, group: FrozenGroup) -> str:
+    def read(number: int) -> None:
+        try:
+            with slot.payload(*parts.bounds(number)) as target:
+                parts.read(objects, number, target, after=parts.data_begin + ready, is_cancelled=cancelled.is_set)
+        finally:
+            if share is not None:
+                share.ended(number)
+
     try:
-        return frozen_key(where.key, group.sha256)
-    except ProtocolError as error:
-        raise CorruptCheckpoint(str(error)) from error
+        if share is not None:
+            share.begin(check)
+        try:
+            _read_parts(parts.count, read, share, check)
+        finally:
+            if share is not None:
+                share.end()
+    except _Cancelled:
+        return  # the waiting task was cancelled, so nothing uses the slot
+
+
+def _read_parts(count: int, read: Callable[[int], None], share: LoadShare | None, check: Callable[[], None]) -> None:
+    with side_by_side("s3-get", CONNECTIONS) as (begin, errors):
+        in_flight: set[Future[None]] = set()
+
+        def start(number: int) -> None:
+            nonlocal in_flight
+            in_flight.add(begin(partial(read, number)))
+            while len(in_flight) >= CONNECTIONS:
+                in_flight = wait(in_flight, return_when=FIRST_COMPLETED).not_done
+
+        for number in range(1, count + 1):
+            check()
+            if errors:
+                return
+            if share is None or share.claim(number):
+                start(number)
+        while share is not None and (missing := share.next_missing(lambda: bool(errors))) is not None:
+            start(missing)

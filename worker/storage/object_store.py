@@ -66,6 +66,10 @@ class ObjectReader(Protocol):
     md5: str
     """MD5 of the whole object in hex; empty if the store does not provide it."""
 
+    @property
+    def ready_bytes(self) -> int:
+        """Number of next bytes that the store already sends, because `open` requested them."""
+
     def read_into(self, target: memoryview, spans: Sequence[Span] | None = None) -> None:
         """Fill `target` with the next bytes of the object.
 
@@ -227,6 +231,32 @@ class ObjectStore(Protocol):
         Raises:
             ObjectMissing: the object does not exist.
             ObjectChanged: the object has another ETag.
+            StorageError: the subtype shows whether to retry.
+        """
+
+    def read_range(
+        self,
+        reference: ObjectReference,
+        begin: int,
+        target: memoryview,
+        spans: Sequence[Span],
+        *,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Read consecutive bytes of an object with one request.
+
+        The object may be replaced between two calls, so the caller must verify the bytes.
+
+        Args:
+            reference: bucket and key of an existing object.
+            begin: position of the first byte in the object.
+            target: writable bytes. After an error or a cancellation, its content is undefined.
+            spans: ranges of `target` to fill, one after another; at least one byte.
+            is_cancelled: returns True when the read must end early.
+
+        Raises:
+            CorruptCheckpoint: the object ends before the ranges are full.
+            ObjectMissing: the object does not exist.
             StorageError: the subtype shows whether to retry.
         """
 

@@ -10,6 +10,7 @@ Large objects use several connections, because one connection transfers at most 
     open         reads the first range_bytes; the answer contains the object's length
     read_into    small targets from one stream; large ones in ranges of range_bytes, up to CONNECTIONS at once,
                  all with the ETag of the opened object
+    read_range   one request; the caller verifies the bytes
 
 Invariant: a put is stored completely or not at all. All bytes read belong to one object. When a call returns, its
 threads have ended. `worker.storage.aws` decides the endpoint.
@@ -221,7 +222,7 @@ class S3ObjectStore:
             try:
                 answer = self._get(reference, etag, 0, self.range_bytes)
             except ClientError as error:
-                if error.response.get("Error", {}).get("Code") != "InvalidRange":
+                if _code(error) != "InvalidRange":
                     raise
                 answer = self._get(reference, etag)  # an empty object has no range
         reader = _S3Reader(self, reference, answer)
@@ -238,6 +239,29 @@ class S3ObjectStore:
         if end:
             asked["Range"] = f"bytes={begin}-{end - 1}"
         return cast(Mapping[str, Any], self.client.get_object(**asked))
+
+    def read_range(
+        self,
+        reference: ObjectReference,
+        begin: int,
+        target: memoryview,
+        spans: Sequence[Span],
+        *,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """See `ObjectStore.read_range`."""
+        reader = RangeReader(self.client, _place(reference), begin, begin + _bytes_of(spans))
+        try:
+            for start, stop in spans:
+                while start < stop and not is_cancelled():
+                    with _errors(reference), target[start:stop] as piece:
+                        start += reader.readinto(piece)
+        except StoreRefused as error:
+            if isinstance(error.__cause__, ClientError) and _code(error.__cause__) == "InvalidRange":
+                raise CorruptCheckpoint(f"{_name(reference)} ends before byte {begin}") from error
+            raise
+        finally:
+            reader.close()
 
     def head(self, reference: ObjectReference) -> StoredObject | None:
         """See `ObjectStore.head`."""
@@ -274,6 +298,10 @@ class _S3Reader:
             end, self.bytes = bulk.extent(answer, 0)
         self._open = self._range(0, end, answer)
         self.md5 = _md5(answer)
+
+    @property
+    def ready_bytes(self) -> int:
+        return self._open.end - self._position
 
     def close(self) -> None:
         self._open.close()
@@ -386,6 +414,10 @@ def _name(reference: ObjectReference) -> str:
 
 def _place(reference: ObjectReference) -> dict[str, str]:
     return {"Bucket": reference.bucket, "Key": reference.key}
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def _etag(answer: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ from everstep.protocol.slot import SlotIndex, TensorEntry, pack_index, payload_c
 from tests.fakes.storage import MemoryObjectStore
 from tests.integration.worker.agent import fleet as agent_fleet
 from tests.integration.worker.agent.fleet import Fleet, Node, payload, until
-from worker.core import shared_upload
+from worker.core import shared_parts
 from worker.core.slots import Content
 from worker.errors import StoreDenied
 from worker.member.member import Member
@@ -195,7 +195,7 @@ async def test_the_owner_sends_the_parts_of_a_holder_that_does_not_answer(
         assert go.wait(300.0)
         return MemoryObjectStore.put_part(objects, *given, is_cancelled=is_cancelled)
 
-    monkeypatch.setattr(shared_upload, "LATE_SECONDS", 0.0 if how == "late" else 1e9)
+    monkeypatch.setattr(shared_parts, "LATE_SECONDS", 0.0 if how == "late" else 1e9)
     upload = HelpedUpload(fleet, monkeypatch, hang)
     try:
         await upload.begin()

@@ -21,7 +21,7 @@ from everstep.protocol.slot import SlotState, payload_chunk_digests
 from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.rank_plans import rank_plan
 from tests.unit.worker.storage.slots import JOB, RUN, header_of, payload_of
-from worker.core import shared_upload
+from worker.core import shared_parts
 from worker.core.slots import Content
 from worker.errors import PeerLost, StoreUnavailable
 from worker.member.shared_uploads import MAX_HELPED_PARTS, UploadHelper, UploadHelpers
@@ -224,7 +224,7 @@ async def test_an_upload_whose_own_part_fails_does_not_wait_for_its_helpers(
     holder: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner sends the first of two parts, and its helper never answers."""
-    monkeypatch.setattr(shared_upload, "LATE_SECONDS", 1e9)
+    monkeypatch.setattr(shared_parts, "LATE_SECONDS", 1e9)
     is_waiting, polls = threading.Event(), []
 
     class FailingSink:
@@ -291,7 +291,7 @@ async def test_helpers_end_with_the_attempt_that_they_help(
     async def dial(_: NodeId) -> Session:
         return session
 
-    monkeypatch.setattr(shared_upload, "LATE_SECONDS", 1e9 if is_cancelled else 0.0)
+    monkeypatch.setattr(shared_parts, "LATE_SECONDS", 1e9 if is_cancelled else 0.0)
     objects = FailingStore(session)
     helpers = UploadHelpers(holder.slot.file.header, [NodeId("i-1")], dial, on_stored=lambda _: None)
     upload = asyncio.create_task(

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,6 @@ CHUNKS = payload_chunk_digests(PAYLOAD)
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "PIECE_BYTES", 100)
-    monkeypatch.setattr(checkpoints, "_FILL_BYTES", 100)
     monkeypatch.setattr(checkpoints, "full_jitter", lambda *_: 0.0)
 
 
@@ -169,32 +169,20 @@ async def test_a_damaged_object_is_never_sealed(objects: MemoryObjectStore, tmp_
 
 
 class BreakingStore(MemoryObjectStore):
-    """A store whose connection breaks `breaks` times in the middle of the data."""
+    """A store whose connection breaks `breaks` times in the middle of a part."""
 
     def __init__(self) -> None:
         super().__init__("bucket")
         self.breaks = 0
 
-    @contextmanager
-    def open(self, reference: ObjectReference, *, etag: str = "") -> Iterator[ObjectReader]:
-        with super().open(reference, etag=etag) as reader:
-            yield _BreakingReader(reader, self)
-
-
-class _BreakingReader:
-    def __init__(self, reader: ObjectReader, store: BreakingStore) -> None:
-        self.bytes = reader.bytes
-        self.md5 = reader.md5
-        self._reader = reader
-        self._store = store
-        self._count = 0
-
-    def read_into(self, target: memoryview, spans: Sequence[Span] | None = None) -> None:
-        self._count += 1
-        if self._count == 4 and self._store.breaks:
-            self._store.breaks -= 1
+    def read_range(
+        self, reference: ObjectReference, begin: int, target: memoryview, spans: Sequence[Span], **named: Any
+    ) -> None:
+        super().read_range(reference, begin, target, spans[:1], **named)
+        if self.breaks:
+            self.breaks -= 1
             raise StoreUnavailable("reset by peer")
-        self._reader.read_into(target, spans)
+        super().read_range(reference, begin, target, spans, **named)
 
 
 async def test_a_line_that_breaks_in_the_middle_leaves_an_empty_slot(tmp_path: Path) -> None:

@@ -1,31 +1,36 @@
-"""When a shared upload ends, every part is stored once, whatever the helpers do."""
+"""When a shared upload or load ends, every part is transferred once, whatever the helpers do."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from everstep.protocol.ids import NodeId
-from worker.core.shared_upload import LATE_SECONDS, MAX_WINDOW, SharedUpload
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.plan import ShardSource
+from tests.unit.worker.rank_plans import rank_plan
+from worker.core.shared_parts import LATE_SECONDS, MAX_LOAD_HELPERS, MAX_WINDOW, SharedParts, load_helpers
 
 HELPERS = (NodeId("i-1"), NodeId("i-2"), NodeId("i-3"))
 A = HELPERS[0]
 EVENTS = ("claim", "assign", "store", "store twice", "store another's", "lose", "late")
 
 
-def states_of(state: SharedUpload, sent: set[int]) -> list[int]:
+def states_of(state: SharedParts, sent: set[int]) -> list[int]:
     """Return the numbers of all parts, once for every state in which a part is.
 
     A part may be sent by the owner, outstanding or stored at a helper, or missing. The test checks that each part has
     one state.
     """
     own = {*range(1, state.lowest), *sent}
-    return sorted([*own, *state.outstanding, *state.stored, *state.missing])
+    return sorted([*own, *state.outstanding, *state.finished, *state.missing])
 
 
 @given(st.data(), st.integers(1, 12))
 def test_each_part_has_one_state_and_the_owner_sends_what_helpers_do_not(data: st.DataObject, part_count: int) -> None:
-    state = SharedUpload.begin(part_count, HELPERS[: data.draw(st.integers(0, 3))], 0.0)
+    state = SharedParts.begin(part_count, HELPERS[: data.draw(st.integers(0, 3))], 0.0)
     walked, now, sent, wrong = 0, 0.0, set[int](), set[int]()
     asked = set(state.outstanding)
     for event in data.draw(st.lists(st.sampled_from(EVENTS), max_size=60)):
@@ -41,21 +46,23 @@ def test_each_part_has_one_state_and_the_owner_sends_what_helpers_do_not(data: s
                 assert helper not in before.excluded
                 assert number not in sent | asked, "no part is sent by two nodes that are in time"
                 asked.add(number)
+            assert not (state.is_over(helper) and number is not None)
             assert sum(part.helper == helper for part in state.outstanding.values()) <= state.window <= MAX_WINDOW
         elif event.startswith("store") and state.outstanding:
             number = data.draw(st.sampled_from(sorted(state.outstanding)))
             owner = state.outstanding[number].helper
             if event == "store another's":
                 stranger = next(each for each in HELPERS if each != owner)
-                assert state.store(stranger, number) is state
-                assert state.store(owner, part_count + 1) is state
+                assert state.finish(stranger, number) is state
+                assert state.finish(owner, part_count + 1) is state
                 continue
-            state = state.store(owner, number)
+            state = state.finish(owner, number)
             wrong |= {number} if data.draw(st.booleans()) else set()
             if event == "store twice":
-                assert state.store(owner, number) is state
+                assert state.finish(owner, number) is state
         elif event == "lose":
             state = state.exclude(helper)
+            assert state.is_over(helper)
             assert state.assign(helper, now)[1] is None
         elif event == "late":
             now += LATE_SECONDS / 2
@@ -69,7 +76,7 @@ def test_each_part_has_one_state_and_the_owner_sends_what_helpers_do_not(data: s
     while True:
         rounds += 1
         assert rounds <= 3 * part_count + 3, "the owner waits for ever"
-        for number in set(state.stored) & wrong:
+        for number in set(state.finished) & wrong:
             wrong.discard(number)
             state = state.reject(number)
         state, missing = state.take_missing()
@@ -81,18 +88,18 @@ def test_each_part_has_one_state_and_the_owner_sends_what_helpers_do_not(data: s
         else:
             now += LATE_SECONDS + 1
             state = state.exclude_late(now, 0.0)
-    assert sent | set(state.stored) == set(range(1, part_count + 1))
-    assert not sent & set(state.stored)
+    assert sent | set(state.finished) == set(range(1, part_count + 1))
+    assert not sent & set(state.finished)
 
 
 def test_two_nodes_meet_in_the_middle() -> None:
-    state = SharedUpload.begin(6)
+    state = SharedParts.begin(6)
     order = []
     for number in range(1, 4):
         state, is_own = state.claim(number)
         state, helped = state.assign(A, 0.0)
         assert helped is not None
-        state = state.store(A, helped)
+        state = state.finish(A, helped)
         order.append((number, is_own, helped))
     assert order == [(1, True, 6), (2, True, 5), (3, True, 4)]
     assert state.assign(A, 0.0)[1] is None
@@ -101,17 +108,48 @@ def test_two_nodes_meet_in_the_middle() -> None:
 
 
 def test_an_owner_that_is_slow_itself_waits_longer_for_its_helpers() -> None:
-    state, number = SharedUpload.begin(2).assign(A, 0.0)
+    state, number = SharedParts.begin(2).assign(A, 0.0)
     assert number == 2
     assert state.exclude_late(LATE_SECONDS + 1, LATE_SECONDS).outstanding
     assert state.exclude_late(LATE_SECONDS + 1, 0.0).missing == {2}
 
 
 def test_a_small_object_is_divided_evenly() -> None:
-    state = SharedUpload.begin(8, HELPERS, 0.0)
+    state = SharedParts.begin(8, HELPERS, 0.0)
     assert [state.owed(helper) for helper in HELPERS] == [[8, 7], [6, 5], [4, 3]]
     assert state.assign(A, 0.0)[1] is None, "the owner sends the other parts meanwhile"
-    assert state.store(A, 8).assign(A, 0.0)[1] == 2
+    assert state.finish(A, 8).assign(A, 0.0)[1] == 2
     assert [state.claim(number)[1] for number in (1, 2, 3)] == [True, True, False]
-    assert SharedUpload.begin(3, HELPERS, 0.0).outstanding == {}
-    assert [len(SharedUpload.begin(100, HELPERS, 0.0).owed(helper)) for helper in HELPERS] == [MAX_WINDOW] * 3
+    assert SharedParts.begin(3, HELPERS, 0.0).outstanding == {}
+    assert [len(SharedParts.begin(100, HELPERS, 0.0).owed(helper)) for helper in HELPERS] == [MAX_WINDOW] * 3
+
+
+@given(node_count=st.integers(1, 6), per_node=st.integers(1, 3), loading=st.sets(st.integers(0, 5)), data=st.data())
+def test_nodes_that_load_nothing_from_s3_help_first(
+    node_count: int, per_node: int, loading: set[int], data: st.DataObject
+) -> None:
+    plan = rank_plan(addresses=("127.0.0.1",) * node_count, ranks_per_node=per_node)
+
+    def source(kind: Literal["local", "s3"]) -> ShardSource:
+        return ShardSource(kind=kind, origin_generation=Generation(1), step=Step(1), digest=b"", payload_bytes=1)
+
+    ranks = tuple(
+        structs.replace(rank, sources=(source("s3" if rank.rank // per_node in loading else "local"),))
+        for rank in plan.ranks
+    )
+    plan = structs.replace(plan, ranks=ranks)
+    rank = data.draw(st.sampled_from(plan.ranks)).rank
+    owner = NodeId(f"i-{rank // per_node}")
+    helpers = load_helpers(plan, rank, owner)
+    assert owner not in helpers
+    assert len(set(helpers)) == len(helpers) == min(MAX_LOAD_HELPERS, node_count - 1)
+    is_busy = [int(helper.removeprefix("i-")) in loading for helper in helpers]
+    assert is_busy == sorted(is_busy)
+    idle_count = sum(index not in loading for index in range(node_count) if f"i-{index}" != owner)
+    assert is_busy.count(False) == min(len(helpers), idle_count)
+
+
+def test_owners_of_several_shards_ask_different_nodes() -> None:
+    plan = rank_plan(addresses=("127.0.0.1",) * 9)
+    asked = [set(load_helpers(plan, Rank(rank), NodeId("i-8"))) for rank in (0, 1)]
+    assert not asked[0] & asked[1]

@@ -1,0 +1,123 @@
+"""A lost shard is loaded from S3 by real agents: every byte is read once, for the owner and for its holders."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from everstep.protocol import slot as slot_layout
+from everstep.protocol.agent_messages import UploadedShard
+from everstep.protocol.ids import Rank, Step
+from everstep.protocol.plan import GenerationPlan, ObjectReference, ShardSource
+from everstep.protocol.slot import SlotIndex, TensorEntry, pack_index
+from tests.fakes.storage import MemoryObjectStore
+from tests.integration.worker.agent import fleet as agent_fleet
+from tests.integration.worker.agent.fleet import Fleet, Node, state, until
+from worker.core.slots import Content
+from worker.member.shared_loads import LoadHelpers
+from worker.storage import shard_parts
+from worker.storage.object_store import Span
+
+pytestmark = pytest.mark.integration
+
+
+def payload(rank: int, step: int) -> tuple[bytes, int]:
+    """Return a payload whose state is one tensor, as S3 stores it."""
+    data = state(rank, step)
+    entry = TensorEntry("state", "uint8", (len(data),), 0, len(data))
+    return data + pack_index(SlotIndex(tensors=(entry,), values=b"")), len(data)
+
+
+async def stored(fleet: Fleet) -> UploadedShard:
+    """Train until a step is committed, and store the shard of rank 0."""
+    await fleet.launch()
+    await fleet.train(3)
+    member = fleet.nodes[0].agent.lifecycle.member
+    assert member is not None
+    await until("a commit", lambda: member.contents.committed > 0)
+    member.uploads.begin(member.contents.committed)
+    await member.uploads.idle()
+    (uploaded,) = member.uploads.uploaded
+    return uploaded
+
+
+def plan_from_s3(fleet: Fleet, uploaded: UploadedShard) -> GenerationPlan:
+    """Return a plan in which rank 0 has no copy in memory."""
+    plan = fleet.make_plan()
+    source = ShardSource(
+        kind="s3",
+        origin_generation=uploaded.origin_generation,
+        step=uploaded.step,
+        digest=uploaded.payload_digest,
+        payload_bytes=uploaded.payload_bytes,
+        object=uploaded.object,
+    )
+    assert plan.base_step == uploaded.step
+    return structs.replace(plan, ranks=(structs.replace(plan.ranks[0], sources=(source,)), *plan.ranks[1:]))
+
+
+def forget(node: Node, rank: Rank) -> None:
+    for slot in node.agent.store.shards.get(rank, []):
+        slot.file.empty()
+
+
+async def test_s3_is_read_once_for_the_owner_and_its_holders(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_layout, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(shard_parts, "PART_BYTES", 8192)
+    monkeypatch.setattr(agent_fleet, "payload", payload)
+    uploaded = await stored(fleet)
+    for node in fleet.nodes:
+        await node.shim.stop_all()
+    await fleet.prepare()
+    plan = plan_from_s3(fleet, uploaded)
+    for node in fleet.nodes:
+        forget(node, Rank(0))
+
+    read = Counter[int]()
+    readers = set[str]()
+    has_help = threading.Event()
+    read_range, claim = MemoryObjectStore.read_range, LoadHelpers.claim
+
+    def counted(
+        objects: MemoryObjectStore,
+        reference: ObjectReference,
+        begin: int,
+        target: memoryview,
+        spans: Sequence[Span],
+        **named: Any,
+    ) -> None:
+        assert reference == uploaded.object
+        size = sum(stop - start for start, stop in spans)
+        read.update(range(begin, begin + size))
+        is_owner = threading.current_thread().name.startswith("s3-get")
+        readers.add("owner" if is_owner else "helper")
+        if not is_owner:
+            has_help.set()
+        read_range(objects, reference, begin, target, spans, **named)
+
+    def patient(helpers: LoadHelpers, number: int) -> bool:
+        if number == 2:
+            assert has_help.wait(30.0)
+        return claim(helpers, number)
+
+    monkeypatch.setattr(MemoryObjectStore, "read_range", counted)
+    monkeypatch.setattr(LoadHelpers, "claim", patient)
+    await fleet.load(plan)
+    await fleet.start()
+    await fleet.train(uploaded.step + 2)
+    assert readers == {"owner", "helper"}
+    assert set(read.values()) == {1}
+    assert len(read) == len(state(0, 0))
+    member = fleet.nodes[0].agent.lifecycle.member
+    assert member is not None
+    assert member.base.restored_from == ("s3",)
+    assert fleet.ranks[0].restored == payload(0, uploaded.step)[0]
+    (holder,) = plan.ranks[0].holders[1:]
+    node = next(node for node in fleet.nodes if node.id == holder)
+    newest = Content(plan.generation, Step(fleet.ranks[0].word.committed))
+    await until("the holder's replica", lambda: node.agent.store.sealed(Rank(0), newest) is not None)

@@ -1,0 +1,88 @@
+"""The parts of a shard together are the shard, whatever its tensors are and wherever they are stored."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.protocol import slot as slot_layout
+from everstep.protocol.plan import ObjectReference
+from everstep.protocol.safetensors import FrozenGroup, encode_header
+from everstep.protocol.slot import SlotState, payload_chunk_digests
+from tests.fakes.storage import MemoryObjectStore
+from tests.unit.worker.storage.slots import header_of, payload_of
+from worker.errors import CorruptCheckpoint
+from worker.storage import shard_parts
+from worker.storage.shard_parts import ShardParts
+
+RUN_FOLDER = "jobs/job/checkpoints/run=r/"
+WHERE = ObjectReference(bucket="bucket", key=f"{RUN_FOLDER}gen=1/step=7/ab12/rank=0.safetensors")
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_layout, "CHUNK_BYTES", 128)
+    monkeypatch.setattr(shard_parts, "PART_BYTES", 256)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 700), min_size=1, max_size=8),
+    is_frozen=st.lists(st.booleans(), min_size=8, max_size=8),
+    slack=st.integers(0, 3).map(lambda count: 64 * count),
+    ready=st.integers(0, 500),
+    damage=st.none() | st.integers(0, 10_000),
+)
+def test_all_parts_make_the_payload_and_damage_is_found(
+    sizes: list[int], is_frozen: list[bool], slack: int, ready: int, damage: int | None
+) -> None:
+    contents = [bytes((7 * number + each) % 251 + 1 for each in range(size)) for number, size in enumerate(sizes)]
+    payload, offset, index_bytes = payload_of(
+        [(f"t{number}", "uint8", (len(data),), data) for number, data in enumerate(contents)], slack=slack
+    )
+    chunks = payload_chunk_digests(payload)
+    header = replace(header_of(payload, offset, index_bytes), state=SlotState.SEALED)
+    frozen = [number for number in range(len(sizes)) if is_frozen[number]]
+    objects = MemoryObjectStore("bucket")
+    groups = ()
+    if frozen:
+        shared = b"frozen header" + b"".join(contents[number] for number in frozen)
+        sha256 = hashlib.sha256(shared).hexdigest()
+        groups = (FrozenGroup(sha256=sha256, object_bytes=len(shared), data_begin=13, tensors=tuple(frozen)),)
+        objects.put_bytes(ObjectReference(bucket="bucket", key=f"{RUN_FOLDER}frozen/{sha256}.safetensors"), shared)
+    beginning = encode_header(header, payload[offset:], chunks, groups)
+    own = b"".join(data for number, data in enumerate(contents) if number not in frozen)
+    objects.put_bytes(WHERE, beginning + own)
+    parts = ShardParts(WHERE, beginning[8:], len(beginning) + len(own))
+    result = bytearray(b"\xaa" * len(payload))
+    ready = min(ready, len(own))
+    position = 0
+    for begin, end in parts.plan.spans:
+        count = min(end - begin, ready - position)
+        result[begin : begin + count] = own[position : position + count]
+        position += count
+    if damage is not None and len(own) > ready:
+        place = len(beginning) + ready + damage % (len(own) - ready)
+        data = bytearray(objects.get_bytes(WHERE))
+        data[place] ^= 1
+        objects.put_bytes(WHERE, bytes(data))
+        with pytest.raises(CorruptCheckpoint):
+            read_all(parts, objects, result, ready)
+        return
+    read_all(parts, objects, result, ready)
+    assert result == payload
+
+
+def read_all(parts: ShardParts, objects: MemoryObjectStore, result: bytearray, ready: int) -> None:
+    position = 0
+    for number in range(1, parts.count + 1):
+        begin, end = parts.bounds(number)
+        assert begin == position
+        assert all(parts.part_of(chunk) == number for chunk in parts.chunks(number))
+        position = end
+        with memoryview(result)[begin:end] as target:
+            parts.read(objects, number, target, after=parts.data_begin + ready)
+    assert position == len(result)

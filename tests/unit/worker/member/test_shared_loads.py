@@ -1,0 +1,319 @@
+"""Several nodes load one shard from S3 together: every byte is read once, and no failure of a helper costs more."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep.protocol import slot as slot_layout
+from everstep.protocol.codec import Message
+from everstep.protocol.errors import MalformedMessage
+from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.peer_messages import LoadShard, ObjectHeader, ReadyToLoad, ShardRefused, ShardWanted
+from everstep.protocol.plan import ObjectReference
+from tests.fakes.storage import MemoryObjectStore
+from tests.unit.worker.member.lines import Line
+from tests.unit.worker.member.loading_nodes import OWNER, RANK, Nodes
+from tests.unit.worker.storage.slots import Tensors
+from worker.core import shared_parts
+from worker.errors import CorruptCheckpoint, PeerLost, StoreUnavailable
+from worker.member.shared_loads import LoadHelpers
+from worker.replication.streams import Streams
+from worker.storage import shard_parts
+from worker.storage.object_store import Span
+
+CHUNK_BYTES = 256
+HELPER = NodeId("i-1")
+
+
+class ReadStore(MemoryObjectStore):
+    """One node's view of the objects that all nodes share. It records the bytes that the node reads."""
+
+    def __init__(self, objects: dict[str, dict[str, bytes]]) -> None:
+        super().__init__()
+        self.objects = objects
+        self.read: Counter[tuple[str, int]] = Counter()
+        """How often each byte of each object was read."""
+        self.before_range: Callable[[], None] = lambda: None
+        self.is_wrong = False
+        """Whether the node receives other bytes than the object has."""
+
+    def open(self, reference: ObjectReference, *, etag: str = "") -> Any:
+        return super().open(reference, etag=etag)
+
+    def read_range(
+        self, reference: ObjectReference, begin: int, target: memoryview, spans: Sequence[Span], **named: Any
+    ) -> None:
+        self.before_range()
+        super().read_range(reference, begin, target, spans, **named)
+        size = sum(stop - start for start, stop in spans)
+        self.read.update((reference.key, position) for position in range(begin, begin + size))
+        if self.is_wrong:
+            target[spans[0][0]] ^= 1
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_layout, "CHUNK_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr(shard_parts, "PART_BYTES", 2 * CHUNK_BYTES)
+    monkeypatch.setattr("worker.storage.checkpoints.full_jitter", lambda *_: 0.0)
+
+
+TENSORS: Tensors = [
+    ("weight", "uint8", (4000,), bytes(range(250)) * 16),
+    ("bias", "uint8", (3,), b"abc"),
+    ("base", "uint8", (2000,), bytes(range(200)) * 10),
+]
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> Nodes[ReadStore]:
+    objects: dict[str, dict[str, bytes]] = {"bucket": {}}
+    found = Nodes(tmp_path, [ReadStore(objects) for _ in range(3)], TENSORS)
+    await found.store()
+    return found
+
+
+def reads(nodes: Nodes[ReadStore]) -> Counter[tuple[str, int]]:
+    """Return how often each byte of data was read, by all nodes together."""
+    return sum((store.read for store in nodes.stores), Counter())
+
+
+def stored(nodes: Nodes[ReadStore]) -> tuple[str, bytes]:
+    """Return key and content of the shard's object."""
+    ((key, data),) = nodes.stores[0].objects["bucket"].items()
+    return key, data
+
+
+def wait_for_helper(monkeypatch: pytest.MonkeyPatch, nodes: Nodes[ReadStore], index: int = 1) -> threading.Event:
+    """Let the owner read its second part only after the helper has begun to read a part."""
+    begun = threading.Event()
+    claim = LoadHelpers.claim
+
+    def patient(helpers: LoadHelpers, number: int) -> bool:
+        if number == 2:
+            assert begun.wait(30.0)
+        return claim(helpers, number)
+
+    monkeypatch.setattr(LoadHelpers, "claim", patient)
+    before = nodes.stores[index].before_range
+
+    def note() -> None:
+        begun.set()
+        before()
+
+    nodes.stores[index].before_range = note
+    return begun
+
+
+async def test_several_nodes_read_every_byte_once(nodes: Nodes[ReadStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_helper(monkeypatch, nodes)
+    await nodes.load()
+    assert [type(error) for error in nodes.ends] == [PeerLost] * len(nodes.ends), nodes.ends
+    assert set(reads(nodes).values()) == {1}
+    data_bytes = 4000 + 3 + 2000
+    assert sum(reads(nodes).values()) == data_bytes
+    assert nodes.stores[0].read
+    assert nodes.stores[1].read
+
+
+async def test_a_node_that_still_loads_its_own_shards_is_not_waited_for(nodes: Nodes[ReadStore]) -> None:
+    for event in nodes.is_loaded:
+        event.clear()
+    await nodes.load()
+    assert set(nodes.asked) == {HELPER, NodeId("i-2")}
+    assert not nodes.stores[1].read
+    assert set(reads(nodes).values()) == {1}
+
+
+async def test_a_helpers_wrong_bytes_never_reach_the_shard(
+    nodes: Nodes[ReadStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The helper's own check of the bytes is off, as with a helper that has damaged memory."""
+    monkeypatch.setattr("worker.member.shared_loads.ShardParts._verify", lambda *_: None)
+    nodes.stores[1].is_wrong = True
+    wait_for_helper(monkeypatch, nodes)
+    await nodes.load()
+    assert nodes.stores[1].read
+    assert max(reads(nodes).values()) == 2, "the owner reads the helper's parts again"
+
+
+async def test_a_helper_whose_s3_fails_is_replaced_by_the_owner(
+    nodes: Nodes[ReadStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise StoreUnavailable("503")
+
+    nodes.stores[1].before_range = nodes.stores[2].before_range = fail
+    wait_for_helper(monkeypatch, nodes)
+    await nodes.load()
+    assert not nodes.stores[1].read
+    assert set(nodes.stores[0].read.values()) == {1}
+
+
+@pytest.mark.parametrize("how", ["late", "lost"])
+async def test_a_helper_that_does_not_answer_is_replaced_by_the_owner(
+    nodes: Nodes[ReadStore], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(shared_parts, "LATE_SECONDS", 0.0 if how == "late" else 1e9)
+    go, begun = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        assert go.wait(30.0)
+
+    nodes.stores[1].before_range = nodes.stores[2].before_range = hang
+    wait_for_helper(monkeypatch, nodes)
+    loading = asyncio.create_task(nodes.load())
+    try:
+        assert await asyncio.get_running_loop().run_in_executor(None, begun.wait, 30.0)
+        if how == "lost":
+            for dialler in nodes.diallers.values():
+                for task in dialler.serving:
+                    task.cancel()
+            go.set()
+        else:
+            settled = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            exclude = shared_parts.SharedParts.exclude
+
+            def noted(state: shared_parts.SharedParts, helper: NodeId) -> shared_parts.SharedParts:
+                loop.call_soon_threadsafe(settled.set)
+                return exclude(state, helper)
+
+            monkeypatch.setattr(shared_parts.SharedParts, "exclude", noted)
+            await settled.wait()
+            go.set()
+        await loading
+    finally:
+        go.set()
+    assert set(nodes.stores[0].read.values()) == {1}
+
+
+async def test_an_error_of_the_owner_ends_the_help_and_is_tried_again(
+    nodes: Nodes[ReadStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [StoreUnavailable("503")]
+
+    def fail_once() -> None:
+        if failures:
+            raise failures.pop()
+
+    nodes.stores[0].before_range = fail_once
+    await nodes.load()
+    assert not failures
+
+
+async def test_a_damaged_object_is_refused_whoever_reads_it(nodes: Nodes[ReadStore]) -> None:
+    key, data = stored(nodes)
+    nodes.stores[0].objects["bucket"][key] = data[:-1] + bytes([data[-1] ^ 1])
+    with pytest.raises(CorruptCheckpoint):
+        await nodes.load()
+
+
+async def test_a_cancelled_load_ends_its_helpers(nodes: Nodes[ReadStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    go, begun = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        assert go.wait(30.0)
+
+    nodes.stores[1].before_range = hang
+    wait_for_helper(monkeypatch, nodes)
+    loading = asyncio.create_task(nodes.load())
+    assert await asyncio.get_running_loop().run_in_executor(None, begun.wait, 30.0)
+    loading.cancel()
+    asyncio.get_running_loop().call_later(0.0, go.set)
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+
+
+class Owner:
+    """A scripted owner, which talks to the helper of node 1."""
+
+    def __init__(self, nodes: Nodes[ReadStore]) -> None:
+        self.inbox: asyncio.Queue[Message | None] = asyncio.Queue()
+        self.outbox: asyncio.Queue[Message | None] = asyncio.Queue()
+        self.streams = Streams()
+        self.line = Line(HELPER, "load", self.inbox, self.outbox)
+        self.serving = asyncio.create_task(
+            nodes.helpers[1].serve(Line(OWNER, "load", self.outbox, self.inbox), self.streams)
+        )
+
+    async def says(self, *messages: Message) -> None:
+        await self.line.send(*messages)
+
+
+def request(nodes: Nodes[ReadStore], **changes: Any) -> LoadShard:
+    _, data = stored(nodes)
+    length = header_bytes(data)
+    fields: dict[str, Any] = {
+        "owner_rank": RANK,
+        "digest": nodes.source.digest,
+        "object": nodes.source.object,
+        "object_bytes": len(data),
+        "header_bytes": length,
+    }
+    return LoadShard(**fields | changes)
+
+
+def header_bytes(data: bytes) -> int:
+    return int.from_bytes(data[:8], "little")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"object": ObjectReference(bucket="bucket", key="jobs/other/secret")},
+        {"owner_rank": Rank(1)},
+        {"digest": bytes(16)},
+    ],
+)
+async def test_a_helper_reads_only_objects_that_the_plan_names(
+    nodes: Nodes[ReadStore], changes: dict[str, Any]
+) -> None:
+    owner = Owner(nodes)
+    await owner.says(request(nodes, **changes))
+    assert isinstance(await owner.line.receive(), ShardRefused)
+    await owner.serving
+    assert not nodes.stores[1].read
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [ReadyToLoad()],
+        [{"header_bytes": 0}],
+        [{"header_bytes": 2**31}],
+        [{}, ObjectHeader(data=b"")],
+        [{}, ShardWanted(transfer=1, chunks=((0, 2),))],
+        [{}, "header", ShardWanted(transfer=2, chunks=((0, 2),))],
+        [{}, "header", ShardWanted(transfer=1, chunks=((0, 1),))],
+        [{}, "header", ShardWanted(transfer=1, chunks=((1, 2),))],
+        [{}, "header", ShardWanted(transfer=1, chunks=((1000, 2),))],
+        [{}, "header", ShardWanted(transfer=1, chunks=((0, 2),)), ShardWanted(transfer=1, chunks=((0, 2),))],
+        [{"object_bytes": 9000}, "header"],
+        [{}, "damaged header"],
+    ],
+)
+async def test_a_helper_rejects_requests_that_make_no_sense(nodes: Nodes[ReadStore], messages: list[Any]) -> None:
+    owner = Owner(nodes)
+    _, data = stored(nodes)
+    length = header_bytes(data)
+    for message in messages:
+        if isinstance(message, dict):
+            await owner.says(request(nodes, **message))
+        elif message == "header":
+            await owner.says(ObjectHeader(data=data[8 : 8 + length]))
+        elif message == "damaged header":
+            await owner.says(ObjectHeader(data=bytes(length)))
+        else:
+            await owner.says(message)
+    with pytest.raises(MalformedMessage):
+        await owner.serving

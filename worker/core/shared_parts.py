@@ -1,0 +1,224 @@
+"""Decides which node transfers which parts of one object. Pure.
+
+The owner of a shard and its helpers share one upload to S3, or one load from S3. The owner takes parts from the
+beginning of the object, and helpers take parts from its end, until they meet:
+
+    1  2  3  4  …                        … n-3  n-2  n-1  n
+    owner ──▶            unassigned              ◀── helpers
+
+Invariant: each part has exactly one state: unassigned, claimed by the owner, outstanding at one helper, finished by one
+helper, or missing. The owner transfers each missing part itself. A part never returns to the helpers, so a helper that
+is lost, late or wrong costs time but no correctness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.plan import GenerationPlan
+
+MAX_WINDOW = 4
+"""Maximum number of parts that one helper transfers at a time, one per connection (`everstep.bulk.CONNECTIONS`)."""
+MAX_LOAD_HELPERS = 3
+"""Maximum number of nodes that help with the load of one shard."""
+LATE_SECONDS = 10.0
+"""Minimum seconds after which the owner gives up on a part that a helper should have transferred.
+
+The limit grows with the owner's own slowest part.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outstanding:
+    """A part that the owner has requested from a helper and that the helper has not finished yet."""
+
+    helper: NodeId
+    since: float
+    """Monotonic time of the request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedParts:
+    """The parts of one upload or load, and the nodes that transfer them.
+
+    The owner's agent holds one object per attempt, and replaces it with the result of each method.
+    """
+
+    part_count: int
+    window: int = 1
+    """Number of parts that one helper transfers at a time: an equal share of the object, from 1 to `MAX_WINDOW`.
+
+    With more parts at a time, the helpers would take the last parts of a small object and finish after the owner.
+    """
+    claimed: int = 0
+    """The owner has claimed all parts from 1 to this number."""
+    lowest: int
+    """The lowest part number that a helper has received; `part_count` + 1 before the first."""
+    outstanding: Mapping[int, Outstanding] = field(default_factory=dict[int, Outstanding])
+    finished: Mapping[int, NodeId] = field(default_factory=dict[int, NodeId])
+    """Number of each finished part, with the helper that transferred the part."""
+    missing: frozenset[int] = frozenset()
+    """Parts that a helper should have transferred and has not finished. The owner transfers these parts."""
+    excluded: frozenset[NodeId] = frozenset()
+    """Helpers that receive no further parts.
+
+    Their connection is lost, they are late, they declined to help, or they transferred wrong bytes.
+    """
+
+    @classmethod
+    def begin(cls, part_count: int, helpers: Sequence[NodeId] = (), now: float = 0.0) -> SharedParts:
+        """Return the state before the first part.
+
+        Each helper already has its first parts: an equal share of the object, at most `MAX_WINDOW` parts. Otherwise
+        the owner and the first helper to answer would divide a small object between them.
+
+        Args:
+            part_count: number of the last part, because numbers begin with 1.
+            helpers: nodes that can begin at once. Other helpers receive their first parts from `assign`.
+            now: monotonic time in seconds.
+
+        Returns:
+            The state in which the owner has claimed no part.
+        """
+        share = min(MAX_WINDOW, part_count // (len(helpers) + 1))
+        outstanding = {
+            part_count - index * share - each: Outstanding(helper, now)
+            for index, helper in enumerate(helpers)
+            for each in range(share)
+        }
+        return cls(
+            part_count=part_count,
+            window=max(1, share),
+            lowest=part_count + 1 - len(outstanding),
+            outstanding=outstanding,
+        )
+
+    def claim(self, number: int) -> tuple[SharedParts, bool]:
+        """Claim the next part in ascending order for the owner.
+
+        Args:
+            number: 1 at the first call, then one more at each call.
+
+        Returns:
+            The new state, and whether the owner must transfer the part now. If False, a helper transfers the part.
+        """
+        if number < self.lowest:
+            return replace(self, claimed=number), True
+        if number in self.missing:
+            return replace(self, missing=self.missing - {number}), True
+        return self, False
+
+    def assign(self, helper: NodeId, now: float) -> tuple[SharedParts, int | None]:
+        """Assign one more part to a helper.
+
+        Args:
+            helper: node that helps.
+            now: monotonic time in seconds.
+
+        Returns:
+            The new state, and the number of the part. None if no part is left, or if the helper must first finish its
+            assigned parts.
+        """
+        number = self.lowest - 1
+        in_flight = sum(each.helper == helper for each in self.outstanding.values())
+        if helper in self.excluded or number <= self.claimed or in_flight >= self.window:
+            return self, None
+        outstanding = {**self.outstanding, number: Outstanding(helper, now)}
+        return replace(self, lowest=number, outstanding=outstanding), number
+
+    def finish(self, helper: NodeId, number: int) -> SharedParts:
+        """Record that a helper has transferred a part.
+
+        A part that is not outstanding at this helper changes nothing: it is a repeated answer, or the owner already
+        transfers the part.
+        """
+        part = self.outstanding.get(number)
+        if part is None or part.helper != helper:
+            return self
+        outstanding = {each: other for each, other in self.outstanding.items() if each != number}
+        return replace(self, outstanding=outstanding, finished={**self.finished, number: helper})
+
+    def exclude(self, helper: NodeId) -> SharedParts:
+        """Withdraw all outstanding parts from a helper, and assign no more. Its finished parts remain valid."""
+        lost = {number for number, part in self.outstanding.items() if part.helper == helper}
+        return replace(
+            self,
+            outstanding={number: part for number, part in self.outstanding.items() if number not in lost},
+            missing=self.missing | lost,
+            excluded=self.excluded | {helper},
+        )
+
+    def late(self, now: float, slowest_seconds: float) -> frozenset[NodeId]:
+        """Return the helpers whose oldest part is late.
+
+        Args:
+            now: monotonic time in seconds.
+            slowest_seconds: longest time that one of the owner's own parts took, or has taken so far; 0 without parts.
+
+        Returns:
+            Helpers that the owner must exclude.
+        """
+        limit = max(LATE_SECONDS, 2 * slowest_seconds)
+        return frozenset(part.helper for part in self.outstanding.values() if now - part.since > limit)
+
+    def exclude_late(self, now: float, slowest_seconds: float) -> SharedParts:
+        """Exclude each helper whose oldest part is late; arguments as in `late`."""
+        state = self
+        for helper in self.late(now, slowest_seconds):
+            state = state.exclude(helper)
+        return state
+
+    def reject(self, number: int) -> SharedParts:
+        """Record that a finished part has wrong content. The owner transfers the part, and the helper is excluded."""
+        helper = self.finished[number]
+        finished = {each: other for each, other in self.finished.items() if each != number}
+        return replace(self, finished=finished, missing=self.missing | {number}).exclude(helper)
+
+    def take_missing(self) -> tuple[SharedParts, int | None]:
+        """Claim a missing part for the owner. The number in the result is None if no part is missing."""
+        if not self.missing:
+            return self, None
+        number = min(self.missing)
+        return replace(self, missing=self.missing - {number}), number
+
+    def owed(self, helper: NodeId) -> list[int]:
+        """Return the outstanding parts of a helper, in descending order."""
+        return sorted((number for number, part in self.outstanding.items() if part.helper == helper), reverse=True)
+
+    def is_over(self, helper: NodeId) -> bool:
+        """Return whether a helper has no outstanding part and will receive none."""
+        return not self.owed(helper) and (helper in self.excluded or self.lowest - 1 <= self.claimed)
+
+    @property
+    def is_settled(self) -> bool:
+        """True if the owner need not wait for any helper: no part is outstanding or missing."""
+        return not self.outstanding and not self.missing
+
+
+def load_helpers(plan: GenerationPlan, rank: Rank, owner: NodeId) -> list[NodeId]:
+    """Return the nodes that the owner of a shard asks for help with the load from S3.
+
+    Nodes that load none of their own shards from S3 come first, because they finish early. The choice among them
+    depends on the rank, so that the owners of several shards ask different nodes.
+
+    Args:
+        plan: plan of the generation, with the sources of each shard.
+        rank: rank whose shard is loaded.
+        owner: node that loads the shard.
+
+    Returns:
+        At most `MAX_LOAD_HELPERS` nodes, the first ones first.
+    """
+    others = [node for node in plan.nodes if node.node_id != owner]
+    if not others:
+        return []
+    first = rank * MAX_LOAD_HELPERS % len(others)
+    others = others[first:] + others[:first]
+
+    def is_loading(ranks: Sequence[Rank]) -> bool:
+        return any(sources[0].kind == "s3" for each in ranks if (sources := plan.ranks[each].sources))
+
+    others.sort(key=lambda node: is_loading(node.ranks))
+    return [node.node_id for node in others[:MAX_LOAD_HELPERS]]

@@ -1,0 +1,485 @@
+"""Shares the load of a shard from S3 between the node that needs the shard and other nodes of the generation.
+
+    owner's agent    reads parts from the beginning ◀── S3
+                     LoadShard, ShardWanted ──▶ helper's agent, reads parts from the end ◀── S3
+                     ◀── chunks over a stream
+
+`worker.core.shared_parts` decides which node reads which part. Each byte is read once from S3 unless a helper fails.
+
+Invariant: the owner's slot receives only chunks that match the digests of the plan's payload. After `LoadHelpers.end`,
+no helper's byte reaches the slot. A helper reads only objects that the plan names, and keeps at most `MAX_HELPED_PARTS`
+parts in memory for all owners together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+
+from everstep.protocol.errors import MalformedMessage, ProtocolError
+from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.peer_messages import (
+    HEADER_PIECE_BYTES,
+    LoadShard,
+    ObjectHeader,
+    ReadyToLoad,
+    ShardRefused,
+    ShardWanted,
+)
+from everstep.protocol.plan import GenerationPlan, ObjectReference, ShardSource
+from everstep.protocol.safetensors import MAX_HEADER_BYTES
+from everstep.protocol.slot import chunk_bytes, chunk_count, chunk_range
+from worker.core.shared_parts import MAX_WINDOW, SharedParts
+from worker.core.transfers import are_within, ranges
+from worker.errors import CorruptCheckpoint, PeerError, PeerLost, StorageError
+from worker.replication.streams import ChunkQueue, IncomingShard, Receiver, Streams, send_chunks
+from worker.replication.transport import Dialler, Session
+from worker.shm.slot_file import SlotFile
+from worker.shm.store import in_thread
+from worker.storage.object_store import ObjectStore
+from worker.storage.shard_parts import ShardParts
+from worker.tasks import end, finish, first_of
+
+log = logging.getLogger(__name__)
+MAX_HELPED_PARTS = 4
+"""Maximum number of parts that one node reads for other nodes at a time.
+
+Each part occupies memory, and a thread of the agent's only thread pool.
+"""
+MAX_REQUESTED_PARTS = 16 * MAX_WINDOW
+"""Maximum number of requested parts of one owner. A helper notices later than the owner that a part has arrived."""
+POLL_SECONDS = 0.1
+"""Seconds between two checks for cancellation and late helpers, while a load waits for helpers."""
+RETRY_SECONDS = 0.1
+"""Seconds between two attempts to reach a helper, which may not have received the generation's plan yet."""
+TRANSFER = 1
+
+
+class SharedLoads:
+    """Asks other nodes for help with the loads of this node's shards. Implements `LoadShareOf`."""
+
+    def __init__(self, rank: Rank, peers: Sequence[NodeId], dialler: Callable[[NodeId], Dialler]) -> None:
+        """Create the object; `of` creates the helpers of one attempt.
+
+        Args:
+            rank: the rank whose shard this node loads.
+            peers: nodes to ask, from `load_helpers`.
+            dialler: opens sessions of kind load to a peer.
+        """
+        self._rank = rank
+        self._peers = peers
+        self._dialler = dialler
+
+    def of(self, parts: ShardParts, source: ShardSource, slot: SlotFile) -> LoadHelpers:
+        """See `LoadShareOf.of`."""
+        return LoadHelpers(self._rank, self._peers, self._dialler, parts, source, slot)
+
+
+class LoadHelpers:
+    """The helpers of one attempt to load a shard, on the owner's node. Implements `LoadShare`."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        peers: Sequence[NodeId],
+        dialler: Callable[[NodeId], Dialler],
+        parts: ShardParts,
+        source: ShardSource,
+        slot: SlotFile,
+    ) -> None:
+        """Create the object without sessions.
+
+        Args:
+            rank: the rank whose shard is loaded.
+            peers: nodes to ask.
+            dialler: opens sessions of kind load to a peer.
+            parts: the parts of the shard.
+            source: the plan's source, with the digest of the payload.
+            slot: the slot that receives the chunks.
+        """
+        self._rank = rank
+        self._peers = peers
+        self._dialler = dialler
+        self._parts = parts
+        self._source = source
+        self._slot = slot
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[NodeId, asyncio.Task[None]] = {}
+        self._is_closed = False
+        self._check: Callable[[], None] = lambda: None
+        self._news: dict[NodeId, asyncio.Event] = {peer: asyncio.Event() for peer in peers}
+        """Set on the event loop when a chunk of the helper has landed."""
+        self._changed = threading.Condition()
+        """Guards the attributes below, which the load's threads and the event loop share."""
+        self._state = SharedParts.begin(parts.count)
+        self._landed: set[int] = set()
+        """Chunks of helpers that match their digests."""
+        self._claimed_at: dict[int, float] = {}
+        """Monotonic time at which the owner took each of its parts that it has not read yet."""
+        self._own_seconds = 0.0
+        """Longest time in which the owner read a part, in seconds."""
+
+    # -- calls of the load's threads
+
+    def begin(self, check: Callable[[], None]) -> None:
+        """See `LoadShare.begin`."""
+        self._check = check
+        self._loop.call_soon_threadsafe(self._ask_all)
+
+    def claim(self, number: int) -> bool:
+        """See `LoadShare.claim`."""
+        with self._changed:
+            self._state, is_own = self._state.claim(number)
+            if is_own:
+                self._claimed_at[number] = monotonic()
+        return is_own
+
+    def ended(self, number: int) -> None:
+        """See `LoadShare.ended`."""
+        with self._changed:
+            claimed_at = self._claimed_at.pop(number, None)
+            if claimed_at is not None:
+                self._own_seconds = max(self._own_seconds, monotonic() - claimed_at)
+
+    def next_missing(self, has_failed: Callable[[], bool]) -> int | None:
+        """See `LoadShare.next_missing`."""
+        with self._changed:
+            while True:
+                self._check()
+                if has_failed():
+                    return None
+                now = monotonic()
+                slowest = max([self._own_seconds, *(now - since for since in self._claimed_at.values())])
+                for peer in self._state.late(now, slowest):
+                    self._loop.call_soon_threadsafe(self._give_up, peer, "is late")
+                self._state, number = self._state.take_missing()
+                if number is not None or self._state.is_settled:
+                    return number
+                self._changed.wait(POLL_SECONDS)
+
+    def end(self) -> None:
+        """See `LoadShare.end`."""
+        with suppress(concurrent.futures.CancelledError):  # The event loop is ending, and cancels all tasks itself.
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+
+    def _land(self, peer: NodeId, chunk: int, is_good: bool) -> None:
+        """Record a chunk that a helper has sent. Called in the thread of the helper's stream."""
+        if not is_good:
+            self._loop.call_soon_threadsafe(self._give_up, peer, f"sent other bytes as chunk {chunk} than S3 holds")
+            return
+        part = self._parts.part_of(chunk)
+        with self._changed:
+            self._landed.add(chunk)
+            if self._landed.issuperset(self._parts.chunks(part)):
+                self._state = self._state.finish(peer, part)
+                self._changed.notify_all()
+        self._loop.call_soon_threadsafe(self._news[peer].set)
+
+    # -- the event loop
+
+    async def _close(self) -> None:
+        self._is_closed = True
+        await end(*self._tasks.values())
+
+    def _ask_all(self) -> None:
+        if not self._is_closed:
+            for peer in self._peers:
+                self._tasks[peer] = asyncio.create_task(self._run(peer), name=f"load with {peer}")
+
+    def _give_up(self, peer: NodeId, why: str) -> None:
+        """End the work of one helper. Its parts become missing after its stream has ended."""
+        if not self._tasks[peer].done():
+            log.warning("load of rank %d: %s %s", self._rank, peer, why)
+            self._tasks[peer].cancel()
+
+    async def _run(self, peer: NodeId) -> None:
+        """Assign parts to one helper until no part is left, or until the helper fails."""
+        plan = self._parts.plan
+        streams, receiver = Streams(), Receiver()
+        incoming = receiver.current = IncomingShard(
+            self._slot, transfer=TRANSFER, payload_bytes=plan.payload_bytes, on_land=partial(self._land, peer)
+        )
+        incoming.name(plan.chunk_digests, ())
+        try:
+            session = await _dial(self._dialler(peer))
+            try:
+                await self._begin(session)
+                streams.add(await self._dialler(peer).stream(session, 0))
+                (line,) = streams.lines
+                await first_of(
+                    self._assign_all(session, peer, incoming), self._hear(session), _deliver(streams, line, receiver)
+                )
+            finally:
+                session.close()
+        except (PeerError, ProtocolError) as error:
+            log.info("%s no longer helps with the load of rank %d: %s", peer, self._rank, error)
+        finally:
+            await finish(self._let_go(peer, incoming, streams))
+
+    async def _let_go(self, peer: NodeId, incoming: IncomingShard, streams: Streams) -> None:
+        """Return the helper's parts to the owner, after no thread can write the helper's bytes any more."""
+        incoming.shut()
+        await streams.close()
+        await incoming.close()
+        with self._changed:
+            self._state = self._state.exclude(peer)
+            self._changed.notify_all()
+
+    async def _begin(self, session: Session) -> None:
+        header = self._parts.header
+        await session.send(
+            LoadShard(
+                owner_rank=self._rank,
+                digest=self._source.digest,
+                object=self._parts.where,
+                object_bytes=self._parts.object_bytes,
+                header_bytes=len(header),
+            )
+        )
+        answer = await session.receive()
+        if isinstance(answer, ShardRefused):
+            raise PeerLost(answer.reason)
+        if not isinstance(answer, ReadyToLoad):
+            raise MalformedMessage(f"{type(answer).__name__} received, expected the helper's readiness")
+        for begin in range(0, len(header), HEADER_PIECE_BYTES):
+            await session.send(ObjectHeader(data=header[begin : begin + HEADER_PIECE_BYTES]))
+
+    async def _assign_all(self, session: Session, peer: NodeId, incoming: IncomingShard) -> None:
+        news = self._news[peer]
+        while True:
+            news.clear()
+            with self._changed:
+                self._state, number = self._state.assign(peer, monotonic())
+                is_over = self._state.is_over(peer)
+            if number is not None:
+                chunks = self._parts.chunks(number)
+                incoming.name(b"", chunks)
+                await session.send(ShardWanted(transfer=TRANSFER, chunks=ranges(chunks)))
+            elif is_over:
+                return
+            else:
+                await news.wait()
+
+    async def _hear(self, session: Session) -> None:
+        message = await session.receive()
+        if isinstance(message, ShardRefused):
+            raise PeerLost(message.reason)
+        raise MalformedMessage(f"{type(message).__name__} received, expected chunks")
+
+
+async def _dial(dialler: Dialler) -> Session:
+    while True:
+        try:
+            return await dialler.session()
+        except PeerError as error:
+            log.debug("a helper of a load cannot be reached yet: %s", error)
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _deliver(streams: Streams, line: socket.socket, receiver: Receiver) -> None:
+    await streams.run(line, receiver.receive)
+    raise PeerLost("the helper closed its stream")
+
+
+class LoadHelper:
+    """Reads parts of other nodes' shards from S3. The node's `Member` owns it."""
+
+    def __init__(self, plan: GenerationPlan, objects: ObjectStore, *, is_loaded: asyncio.Event) -> None:
+        """Create the helper of one generation.
+
+        Args:
+            plan: plan of the generation; never changes.
+            objects: the object store (S3).
+            is_loaded: set once this node has loaded its own shards.
+        """
+        self._objects = objects
+        self._is_loaded = is_loaded
+        self._places: dict[tuple[Rank, bytes], ObjectReference] = {
+            (rank, source.digest): source.object
+            for rank, sources in plan.base_shards
+            for source in sources
+            if source.object is not None
+        }
+        """The objects that the plan names, by rank and payload digest."""
+        self._room = asyncio.Semaphore(MAX_HELPED_PARTS)
+        """Limits the parts in memory, of all sessions together."""
+
+    async def serve(self, session: Session, streams: Streams) -> None:
+        """Read the parts that an owner requests, and send them, until the connection ends.
+
+        Args:
+            session: an authenticated session of kind load, from a member of the same generation.
+            streams: the streams of the session.
+
+        Raises:
+            MalformedMessage: the owner sent an unexpected message, a damaged header, or too many requests.
+            PeerLost: the connection ended.
+        """
+        wanted = await session.receive()
+        if not isinstance(wanted, LoadShard) or not 0 < wanted.header_bytes <= MAX_HEADER_BYTES:
+            raise MalformedMessage(f"{type(wanted).__name__} received, expected a request to load a shard")
+        if self._places.get((wanted.owner_rank, wanted.digest)) != wanted.object:
+            await session.send(ShardRefused(transfer=TRANSFER, reason="the plan does not name the object"))
+            return
+        if not self._is_loaded.is_set():
+            await first_of(self._is_loaded.wait(), _silent(session))
+        await session.send(ReadyToLoad())
+        parts = await _received(session, wanted)
+        buffers = _Buffers(parts.plan.payload_bytes)
+        queue = _PartQueue()
+        reading = _Reading(self._objects, parts, buffers, queue, self._room)
+
+        async def supply() -> None:
+            await streams.attached.wait()
+            await send_chunks(
+                streams,
+                buffers,
+                TRANSFER,
+                queue,
+                payload_bytes=parts.plan.payload_bytes,
+                pacer=None,
+                progress=lambda _: None,
+            )
+
+        try:
+            await first_of(reading.run(session), supply())
+        finally:
+            await reading.close()
+
+
+async def _silent(session: Session) -> None:
+    """Wait until the owner ends the session. It sends nothing before it has heard that the helper is ready."""
+    message = await session.receive()
+    raise MalformedMessage(f"{type(message).__name__} received before this node was ready to help")
+
+
+async def _received(session: Session, wanted: LoadShard) -> ShardParts:
+    header = bytearray()
+    while len(header) < wanted.header_bytes:
+        message = await session.receive()
+        if not isinstance(message, ObjectHeader) or not 0 < len(message.data) <= wanted.header_bytes - len(header):
+            raise MalformedMessage(f"{type(message).__name__} received, expected the rest of an object's header")
+        header += message.data
+    try:
+        parts = ShardParts(wanted.object, bytes(header), wanted.object_bytes)
+    except CorruptCheckpoint as error:
+        raise MalformedMessage(str(error)) from error
+    if parts.plan.payload_digest != wanted.digest:
+        raise MalformedMessage("the object's header belongs to another shard than the requested one")
+    return parts
+
+
+class _Reading:
+    """The parts that one owner has requested. Each part holds room in memory until its chunks are sent."""
+
+    def __init__(
+        self, objects: ObjectStore, parts: ShardParts, buffers: _Buffers, queue: _PartQueue, room: asyncio.Semaphore
+    ) -> None:
+        self._objects = objects
+        self._parts = parts
+        self._buffers = buffers
+        self._queue = queue
+        self._room = room
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """The task of each part that is read or sent, by number."""
+        self._sent: dict[int, asyncio.Event] = {}
+        loop = asyncio.get_running_loop()
+        queue.on_sent = lambda chunk: loop.call_soon_threadsafe(self._note_sent, chunk)
+
+    async def run(self, session: Session) -> None:
+        """Read each requested part, until the connection ends."""
+        while True:
+            wanted = await session.receive()
+            if not isinstance(wanted, ShardWanted) or wanted.transfer != TRANSFER:
+                raise MalformedMessage(f"{type(wanted).__name__} received, expected a request for a part")
+            if len(wanted.chunks) != 1 or not are_within(wanted.chunks, chunk_count(self._parts.plan.payload_bytes)):
+                raise MalformedMessage(f"chunks {wanted.chunks} requested, which are no part of the shard")
+            ((first, count),) = wanted.chunks
+            number = self._parts.part_of(first)
+            if range(first, first + count) != self._parts.chunks(number) or number in self._tasks:
+                raise MalformedMessage(f"chunks {wanted.chunks} requested, which are no part, or are requested twice")
+            if len(self._tasks) >= MAX_REQUESTED_PARTS:
+                raise MalformedMessage(f"more than {MAX_REQUESTED_PARTS} parts requested at a time")
+            self._tasks[number] = asyncio.create_task(self._serve(session, number))
+
+    async def _serve(self, session: Session, number: int) -> None:
+        """Read one part, and wait until its chunks are sent."""
+        chunks = self._parts.chunks(number)
+        try:
+            async with self._room:
+                begin, stop = self._parts.bounds(number)
+                data = bytearray(stop - begin)
+
+                def work(cancelled: threading.Event) -> None:
+                    with memoryview(data) as target:
+                        self._parts.read(self._objects, number, target, is_cancelled=cancelled.is_set)
+
+                await in_thread(work)
+                for chunk in chunks:
+                    self._sent[chunk] = asyncio.Event()
+                    first, last = chunk_range(chunk, self._parts.plan.payload_bytes)
+                    self._buffers.chunks[chunk] = memoryview(data)[first - begin : last - begin]
+                self._queue.add(ranges(chunks))
+                for chunk in chunks:
+                    await self._sent[chunk].wait()
+        except StorageError as error:
+            with suppress(PeerError):
+                await session.send(ShardRefused(transfer=TRANSFER, reason=str(error)))
+            session.close()
+        except Exception:
+            log.exception("part %d of another node's load failed", number)
+            session.close()
+        finally:
+            for chunk in chunks:
+                self._sent.pop(chunk, None)
+                self._buffers.chunks.pop(chunk, None)
+            del self._tasks[number]
+
+    def _note_sent(self, chunk: int) -> None:
+        if chunk in self._sent:
+            self._sent[chunk].set()
+
+    async def close(self) -> None:
+        """End all reads. On return, no thread reads from S3 for this session."""
+        await end(*self._tasks.values())
+
+
+class _Buffers:
+    """The chunks that a helper has read and not sent yet. Implements `Payload`."""
+
+    def __init__(self, payload_bytes: int) -> None:
+        self.chunks: dict[int, memoryview] = {}
+        self._chunk_bytes = chunk_bytes(payload_bytes)
+
+    def payload(self, start: int = 0, end: int | None = None) -> memoryview:
+        """Return bytes of one chunk."""
+        assert end is not None, "chunks are sent one at a time"
+        chunk, offset = divmod(start, self._chunk_bytes)
+        return self.chunks[chunk][offset : offset + end - start]
+
+
+class _PartQueue(ChunkQueue):
+    """A queue that reports each chunk that the kernel has accepted completely. One stream's thread uses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_sent: Callable[[int], object] = lambda _: None
+        self._sending = -1
+
+    def next(self) -> int | None:
+        """Return the next chunk to send; see `ChunkQueue.next`."""
+        found = super().next()
+        self._sending = -1 if found is None else found
+        return found
+
+    def finish(self) -> None:
+        """Record that the kernel has accepted the chunk that `next` returned last."""
+        super().finish()
+        self.on_sent(self._sending)

@@ -1,0 +1,202 @@
+"""Divides the stored objects of one shard into parts that several nodes can read and verify separately.
+
+    part     whole chunks of the shard's payload, about PART_BYTES
+    source   for each part: at most one range of the shard's object, and one range of each frozen object
+
+Invariant: `read` returns only if every chunk of the part has the digest that the object's header names. The header's
+digests hash to the payload's digest, which the caller has compared with its plan.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from everstep.protocol import safetensors
+from everstep.protocol.errors import CorruptObject, ProtocolError
+from everstep.protocol.manifest import frozen_key
+from everstep.protocol.plan import ObjectReference
+from everstep.protocol.safetensors import Restore
+from everstep.protocol.slot import DIGEST_BYTES, chunk_bytes, chunk_count, chunk_range, digest
+from worker.errors import CorruptCheckpoint
+from worker.storage.object_store import ObjectStore, Span
+
+PART_BYTES = 8 * 1024 * 1024
+"""Size of a part's data, in whole chunks of the payload. One request reads it (`worker.storage.s3.RANGE_BYTES`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """An object, and the ranges of the payload that its data fills."""
+
+    reference: ObjectReference
+    spans: tuple[Span, ...]
+    begins: tuple[int, ...]
+    """Begin of each span within the payload."""
+    places: tuple[int, ...]
+    """Position of each span's data within the object."""
+
+    @classmethod
+    def of(cls, reference: ObjectReference, spans: Sequence[Span], data_begin: int) -> _Source:
+        filled = [span for span in spans if span[0] < span[1]]
+        places = []
+        for begin, end in filled:
+            places.append(data_begin)
+            data_begin += end - begin
+        return cls(reference, tuple(filled), tuple(begin for begin, _ in filled), tuple(places))
+
+    def within(self, begin: int, end: int, after: int) -> tuple[int, list[Span]]:
+        """Return the position in the object, and the spans, of the data between two positions of the payload.
+
+        Data before the position `after` of the object is left out.
+        """
+        found: list[Span] = []
+        place = 0
+        for number in range(max(0, bisect_right(self.begins, begin) - 1), len(self.spans)):
+            first, last = self.spans[number]
+            if first >= end:
+                break
+            low = max(first, begin, first + after - self.places[number])
+            high = min(last, end)
+            if low < high:
+                place = place if found else self.places[number] + low - first
+                found.append((low, high))
+        return place, found
+
+
+class ShardParts:
+    """The parts of one shard. Numbers begin with 1. Thread-safe."""
+
+    def __init__(self, where: ObjectReference, header: bytes, object_bytes: int) -> None:
+        """Decode the beginning of a shard's object.
+
+        Args:
+            where: bucket and key of the shard's object.
+            header: the object's header, without the length field before it.
+            object_bytes: size of the object.
+
+        Raises:
+            CorruptCheckpoint: the header is damaged.
+        """
+        self.where = where
+        self.header = header
+        self.object_bytes = object_bytes
+        name = f"s3://{where.bucket}/{where.key}"
+        try:
+            self.plan: Restore = safetensors.plan_restore(header, object_bytes)
+            groups = [
+                (ObjectReference(bucket=where.bucket, key=frozen_key(where.key, each.group.sha256)), each)
+                for each in self.plan.frozen
+            ]
+        except (CorruptObject, ProtocolError) as error:
+            raise CorruptCheckpoint(f"{name}: {error}") from error
+        self.data_begin = safetensors.LENGTH.size + len(header)
+        """Position of the first byte of data in the object."""
+        self.frozen = {place: each.group.object_bytes for place, each in groups}
+        """Size of each frozen object that the shard needs."""
+        self._sources = [
+            _Source.of(where, self.plan.spans, self.data_begin),
+            *(_Source.of(place, each.spans, each.group.data_begin) for place, each in groups),
+        ]
+        self._chunks_per_part = max(1, PART_BYTES // chunk_bytes(self.plan.payload_bytes))
+        self.count = -(-chunk_count(self.plan.payload_bytes) // self._chunks_per_part)
+        """Number of the last part."""
+
+    def chunks(self, number: int) -> range:
+        """Return the chunks of a part."""
+        first = (number - 1) * self._chunks_per_part
+        return range(first, min(first + self._chunks_per_part, chunk_count(self.plan.payload_bytes)))
+
+    def part_of(self, chunk: int) -> int:
+        """Return the number of the part that contains a chunk."""
+        return chunk // self._chunks_per_part + 1
+
+    def bounds(self, number: int) -> Span:
+        """Return begin and end of a part within the payload."""
+        chunks = self.chunks(number)
+        size = self.plan.payload_bytes
+        return chunk_range(chunks[0], size)[0], chunk_range(chunks[-1], size)[1]
+
+    def read(
+        self,
+        objects: ObjectStore,
+        number: int,
+        target: memoryview,
+        *,
+        after: int = 0,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Read one part and verify its chunks. Blocks.
+
+        Args:
+            objects: object store that holds the checkpoint.
+            number: part to read, from 1.
+            target: uint8 memory of exactly the part.
+            after: position in the shard's object; `target` already contains the data before this position.
+            is_cancelled: returns True when the read must end early. The content of `target` is then undefined.
+
+        Raises:
+            CorruptCheckpoint: a chunk does not match its digest, or an object ends too early.
+            ObjectMissing: an object does not exist.
+            StorageError: the store refused the read.
+        """
+        begin, end = self.bounds(number)
+        filled: list[Span] = []
+        for position, source in enumerate(self._sources):
+            place, spans = source.within(begin, end, 0 if position else after)
+            if spans and not is_cancelled():
+                own = [(low - begin, high - begin) for low, high in spans]
+                objects.read_range(source.reference, place, target, own, is_cancelled=is_cancelled)
+            filled += source.within(begin, end, 0)[1]
+        if is_cancelled():
+            return
+        self._fill_rest(target, begin, end, filled)
+        self._verify(number, target, begin)
+
+    def _fill_rest(self, target: memoryview, begin: int, end: int, filled: list[Span]) -> None:
+        """Write the index, and zeros between the tensors."""
+        plan = self.plan
+        first, last = max(begin, plan.index_offset), min(end, plan.index_offset + len(plan.index))
+        if first < last:
+            target[first - begin : last - begin] = plan.index[first - plan.index_offset : last - plan.index_offset]
+            filled.append((first, last))
+        position = begin
+        for low, high in (*sorted(filled), (end, end)):
+            if position < low:
+                target[position - begin : low - begin] = bytes(low - position)
+            position = max(position, high)
+
+    def _verify(self, number: int, target: memoryview, begin: int) -> None:
+        for chunk in self.chunks(number):
+            first, last = chunk_range(chunk, self.plan.payload_bytes)
+            with target[first - begin : last - begin] as piece:
+                if digest(piece) != self.plan.chunk_digests[DIGEST_BYTES * chunk : DIGEST_BYTES * (chunk + 1)]:
+                    raise CorruptCheckpoint(
+                        f"s3://{self.where.bucket}/{self.where.key}: chunk {chunk} of the shard does not match its "
+                        "digest"
+                    )
+
+
+def read_length(prefix: bytes | bytearray, object_bytes: int, name: str) -> int:
+    """Return the length of an object's header.
+
+    Args:
+        prefix: the first bytes of the object, `safetensors.LENGTH.size` of them.
+        object_bytes: size of the object.
+        name: URI of the object, for messages.
+
+    Returns:
+        Bytes of the header that follows the prefix.
+
+    Raises:
+        CorruptCheckpoint: the object is too short for its header.
+    """
+    try:
+        (length,) = safetensors.LENGTH.unpack(prefix)
+    except struct.error as error:
+        raise CorruptCheckpoint(f"{name} has {object_bytes} bytes, too few for a shard") from error
+    if length > min(safetensors.MAX_HEADER_BYTES, object_bytes - len(prefix)):
+        raise CorruptCheckpoint(f"{name} claims a header of {length} bytes, more than it can contain")
+    return int(length)
