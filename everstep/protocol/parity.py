@@ -99,7 +99,13 @@ def pack_contributions(contributions: Iterable[Contribution]) -> bytes:
 
 
 def unpack_contributions(index: bytes | memoryview) -> tuple[Contribution, ...]:
-    """Return the shards that the index of a share's payload names.
+    """Read the index of a share's payload.
+
+    Args:
+        index: the bytes of the index.
+
+    Returns:
+        The shards that the share contains.
 
     Raises:
         MalformedMessage: the bytes are no index of a share.

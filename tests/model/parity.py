@@ -4,7 +4,8 @@
     worker.core.slots.writable, kept            which slot may be written, for shards and for shares
     control_plane.core.recovery.choose          the step from which a generation starts, and the slots to keep for it
     control_plane.core.placement.plan           the groups of nodes
-    tests.model.parity_rules                    how a share is accumulated, and what survivors can rebuild
+    worker.core.parity                          how a share is accumulated, and the slot that it uses
+    tests.model.parity_rules                    what survivors can rebuild
 
 Each node has one rank. A rank captures and seals a step at once, because `tests.model.step_protocol` explores captures.
 This model explores contributions: chunks that arrive twice, lines that break, agents that restart between two chunks,
@@ -32,16 +33,17 @@ from typing import NamedTuple
 from control_plane.core import placement, recovery
 from control_plane.core.observed.steps import GenerationRecord, RefusedSource
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.parity import Contribution
 from everstep.protocol.plan import SlotRecord
 from everstep.protocol.rank_messages import Standing, Vote
 from everstep.protocol.rounds import RankRound
 from everstep.protocol.slot import SlotState
 from tests.model import parity_rules
 from tests.model.explore import Driver, Explored, Found, every_interleaving, walk
-from tests.model.parity_rules import Contribution, Share
 from tests.model.step_protocol import Violation
 from tests.model.world import NONE, Pair, empty_pair, put
-from worker.core import slots
+from worker.core import parity, slots
+from worker.core.parity import Share
 from worker.core.rounds import Coordinator, Shard
 from worker.core.slots import EMPTY, Content, SlotView
 
@@ -190,7 +192,7 @@ class Rules:
     share: type[Share] = Share
     writable: Callable[..., int | None] = slots.writable
     kept: Callable[..., frozenset[Content]] = slots.kept
-    place: Callable[..., int | None] = parity_rules.place
+    place: Callable[..., int | None] = parity.place
     rebuildable: Callable[..., dict[Content, Contribution]] = parity_rules.rebuildable
     verifies: bool = True
     """True if a node compares a rebuilt shard with the lost owner's digest."""
@@ -877,7 +879,14 @@ class Model:
 
 def contribution(rank: int, content: Content) -> Contribution:
     """Return the contribution that a rank's shard makes to a share. Equal contents have equal digests."""
-    return Contribution(Rank(rank), 1, bytes([rank, content.origin, content.step]))
+    return Contribution(
+        rank=Rank(rank),
+        payload_bytes=1,
+        digest=bytes([rank, content.origin, content.step]),
+        layout_hash=b"",
+        index_offset=0,
+        index_bytes=0,
+    )
 
 
 def _sealed_only(pair: tuple[ShareSlot, ...]) -> tuple[ShareSlot, ...]:
@@ -935,7 +944,7 @@ class AppliesTwice(Share):
 
     __slots__ = ()
 
-    def accepts(self, rank: Rank, chunk: int) -> bool:
+    def accepts(self, rank: Rank, row: int) -> bool:
         return True
 
 
@@ -969,7 +978,7 @@ def place_in_oldest(
     views: Sequence[SlotView], content: Content, keep: Collection[Content], free: Callable[..., int | None]
 ) -> int | None:
     """Planted bug: accumulate a new share over the share of the committed step, before a newer step is committed."""
-    return parity_rules.place(views, content, keep, overwrite_oldest)
+    return parity.place(views, content, keep, overwrite_oldest)
 
 
 def place_any(

@@ -42,8 +42,10 @@ class OwnersOnly(Shard):
     __slots__ = ()
 
     @classmethod
-    def begin(cls, base: Step, peers: tuple[NodeId, ...]) -> Shard:
-        return replace(super().begin(base, peers), view=frozenset() if base else frozenset(peers))
+    def begin(cls, base: Step, peers: tuple[NodeId, ...], *, has_parity: bool = False) -> Shard:
+        return replace(
+            super().begin(base, peers, has_parity=has_parity), view=frozenset() if base else frozenset(peers)
+        )
 
 
 class ReturnsUnconfirmed(Shard):

@@ -76,14 +76,20 @@ class Shard:
     """
     held: frozenset[tuple[NodeId, Step]] = frozenset()
     """Pairs (peer, step): the peer has acknowledged the step, and the acknowledgement was not revoked since."""
+    has_parity: bool = False
+    """True if the peers combine the shard with others. A peer acknowledges a step when its share of it is sealed.
+
+    Such a peer receives only sealed steps, because a chunk that was combined cannot be taken back.
+    """
 
     @classmethod
-    def begin(cls, base: Step, peers: tuple[NodeId, ...]) -> Shard:
+    def begin(cls, base: Step, peers: tuple[NodeId, ...], *, has_parity: bool = False) -> Shard:
         """Return the shard at the start of a generation.
 
         All planned holders are in view, and the step from which the generation starts (the base) is sealed.
         """
-        return cls(base=base, peers=peers, view=frozenset(peers), sealed=frozenset({base} if base else ()))
+        sealed = frozenset({base} if base else ())
+        return cls(base=base, peers=peers, view=frozenset(peers), sealed=sealed, has_parity=has_parity)
 
     @classmethod
     def adopt(
@@ -95,6 +101,7 @@ class Shard:
         proposed: Step,
         vote: Vote,
         sealed: frozenset[Step],
+        has_parity: bool = False,
     ) -> Shard:
         """Return the shard's state after a restart of its agent.
 
@@ -109,6 +116,7 @@ class Shard:
             proposed=proposed,
             vote=vote,
             sealed=sealed,
+            has_parity=has_parity,
         )
 
     # -- events
@@ -203,10 +211,11 @@ class Shard:
         """Return the step to send to `peer` next, or `NONE`.
 
         A holder first receives the foundation (the committed step, or the base before the first commit), then the
-        proposed step. Only steps that the owner has sealed or is capturing can be sent.
+        proposed step. Only steps that the owner has sealed or, without parity, is capturing can be sent.
         """
+        capturing = NONE if self.has_parity else self.capturing
         for step in (self.foundation, self.proposed):
-            if step != NONE and (step in self.sealed or step == self.capturing) and (peer, step) not in self.held:
+            if step != NONE and (step in self.sealed or step == capturing) and (peer, step) not in self.held:
                 return step
         return NONE
 

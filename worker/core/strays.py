@@ -39,6 +39,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.parity import share_owner
 from everstep.protocol.plan import GenerationPlan
 from worker.core.rounds import NONE
 from worker.core.slots import Content
@@ -52,7 +53,7 @@ class Strays:
     """
 
     placed: frozenset[Rank] = frozenset()
-    """Shards that this node owns or holds under the plan. All other shards in its slots are strays."""
+    """Shards and shares that this node owns or holds under the plan. All others in its slots are strays."""
     base: Step = NONE
     doubled: Mapping[tuple[Rank, Content], frozenset[Rank]] = field(default_factory=lambda: MappingProxyType({}))
     """Contents that the plan requires the shard's owner to keep, by (rank, content).
@@ -83,7 +84,9 @@ class Strays:
     @classmethod
     def of(cls, plan: GenerationPlan, node_id: NodeId) -> Strays:
         """Return the state of node `node_id` at the beginning of a generation."""
-        placed = frozenset(rank.rank for rank in plan.ranks if node_id in rank.holders)
+        placed = frozenset(rank.rank for rank in plan.ranks if node_id in rank.copy_nodes) | frozenset(
+            share_owner(rank.rank) for rank in plan.ranks if rank.stripe and node_id == rank.holders[0]
+        )
         if plan.relayout is not None:
             return cls(placed=placed, base=plan.base_step, sole=_sole(plan, node_id))
         alone = _alone(plan)
@@ -146,7 +149,7 @@ def strayed(plan: GenerationPlan) -> frozenset[Rank]:
         reference.owner_rank
         for node in plan.nodes
         for reference in node.keep
-        if reference.owner_rank < plan.world_size and node.node_id not in plan.ranks[reference.owner_rank].holders
+        if reference.owner_rank < plan.world_size and node.node_id not in plan.ranks[reference.owner_rank].copy_nodes
     }
     return frozenset(rank for node in plan.nodes if found.intersection(node.ranks) for rank in node.ranks)
 

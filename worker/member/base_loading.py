@@ -1,6 +1,6 @@
 """Loads the base of a generation, the step that training continues from: one verified shard per local rank.
 
-    own slot, else a peer, else S3 ─▶ BaseLoading ─▶ verified slot ─▶ the rank copies it while it arrives
+    own slot, else a peer, else shares, else S3 ─▶ BaseLoading ─▶ verified slot ─▶ the rank copies it while it arrives
 
 Invariant: a rank never receives a base that does not match the plan's digest.
 """
@@ -29,6 +29,7 @@ from worker.member.peer_sessions import NO_RANK, PeerSessions
 from worker.member.shared_loads import SharedLoads
 from worker.node.priority import before_other_sessions
 from worker.replication.fetching import fetch_shard
+from worker.replication.rebuilding import rebuild_shard
 from worker.replication.streams import OWN_STREAMS
 from worker.replication.transfers import ShardRejected
 from worker.shards.owned_shard import OwnedShard
@@ -198,6 +199,8 @@ class BaseLoading:
                         await self._load_local(rank, source)
                     case "peer":
                         await self._load_peer(rank, source, is_followed=is_followed)
+                    case "parity":
+                        await self._load_parity(rank, source)
                     case "s3":
                         await self._load_s3(rank, source, is_shared=is_followed)
             except (PeerError, StorageError, NoRoom, ProtocolError, TimeoutError) as error:
@@ -233,7 +236,7 @@ class BaseLoading:
             # The plan may not name the holders as sources, but this node may have sent them the base before it lost its
             # own copy.
             structs.replace(rank.sources[0], kind="peer", node_id=peer, object=None)
-            for peer in rank.holders[1:]
+            for peer in rank.copy_nodes[1:]
             if peer not in asked
         ]
         sources = [*held, *(source for source in rank.sources if source.kind != "local")]
@@ -269,6 +272,21 @@ class BaseLoading:
             silence_seconds=timeouts.holder_deadline_seconds,
             arrived=partial(self._arrived, rank) if is_followed else None,
             stream_limit=self._share(OWN_STREAMS),
+        )
+
+    async def _load_parity(self, rank: Rank, source: ShardSource) -> None:
+        if source.rebuild is None or source.rebuild.lost.rank != rank:
+            raise ShardRejected("the plan names another shard to rebuild")
+        timeouts = self._plan.timeouts
+        await rebuild_shard(
+            lambda node_id: self._sessions.dialler(node_id, "fetch", NO_RANK),
+            source,
+            self._store,
+            keep=self._contents.keep(rank) - {Content(source.origin_generation, source.step)},
+            slot_count=self._slot_count,
+            answer_seconds=timeouts.coordinator_deadline_seconds,
+            silence_seconds=timeouts.holder_deadline_seconds,
+            stream_limit=max(1, self._share(OWN_STREAMS) // (2 * len(source.rebuild.survivors))),
         )
 
     def _share(self, count: int) -> int:

@@ -7,6 +7,7 @@ committed content of each shard.
 from __future__ import annotations
 
 from everstep.protocol.ids import Rank, Step
+from everstep.protocol.parity import holder_of
 from everstep.protocol.plan import GenerationPlan, PlanNode
 from worker.core.rounds import NONE
 from worker.core.slots import Content, kept
@@ -35,8 +36,9 @@ class KeptContents:
         """Return the content that a rank is restored from.
 
         Return None if the generation restores no state, if the number of ranks has changed (a relayout), or for a rank
-        of the previous layout.
+        of the previous layout. A share has the base of its holder's rank.
         """
+        rank = holder_of(rank)
         sources = self._plan.ranks[rank].sources if rank < self._plan.world_size else ()
         return Content(sources[0].origin_generation, sources[0].step) if sources else None
 
@@ -54,7 +56,7 @@ class KeptContents:
         """Return the contents of a shard that must not be overwritten.
 
         Args:
-            rank: the owner of the shard.
+            rank: the owner of the shard or share.
             committed: a committed step that another node has reported; `NONE` if no node has.
 
         Returns:

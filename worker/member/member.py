@@ -57,6 +57,7 @@ from worker.replication.sender import Printed, ReplicaSender
 from worker.replication.tcp import PeerListener, TcpSession
 from worker.shards.owned_shard import OwnedShard, rounds_of
 from worker.shm.rank_page import RankPage
+from worker.shm.shares import Shares
 from worker.shm.store import SlotStore
 from worker.storage.object_store import ObjectStore
 from worker.tasks import end
@@ -128,13 +129,20 @@ class Member:
         self._tasks: set[asyncio.Task[None]] = set()
         node.store.memory_nodes = memory_nodes(self.here.ranks, node.gpu_nodes)
         node.store.place(Strays.of(plan, node.node_id))
-        held_ranks = [rank.rank for rank in plan.ranks if node.node_id in rank.holders[1:]]
+        held_ranks = [rank.rank for rank in plan.ranks if node.node_id in rank.copy_nodes[1:]]
+        self.shares = Shares(
+            node.store,
+            {rank: stripe for rank in self.here.ranks if (stripe := plan.ranks[rank].stripe)},
+            keep=self.contents.keep,
+            slot_count=self._slot_count,
+        )
         self.receiver = ReplicaReceiver(
             node.store,
             held_ranks=held_ranks,
             keep=self.contents.keep,
             slot_count=self._slot_count,
             take_lines=self.held_lines.take,
+            shares=self.shares,
         )
         self.rounds = RoundMember(
             plan.generation,
@@ -253,7 +261,11 @@ class Member:
             self.shards[rank] = OwnedShard(
                 rank=rank,
                 generation=self.plan.generation,
-                core=Shard.begin(FIRST_STEP if self.plan.relayout else self.plan.base_step, plan.holders[1:]),
+                core=Shard.begin(
+                    FIRST_STEP if self.plan.relayout else self.plan.base_step,
+                    plan.holders[1:],
+                    has_parity=bool(plan.stripe),
+                ),
                 base=self.contents.base(rank),
                 base_step=self.plan.base_step,
                 store=self._node.store,
@@ -461,6 +473,7 @@ class Member:
         """
         await self._node.listener.revoke()
         await end(*self._tasks)
+        await self.shares.close()
         await self.uploads.close()
         if self.server is not None:
             self.server.close()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Rank, Step
@@ -38,6 +38,7 @@ from everstep.protocol.slot import (
     chunk_range,
     digest,
 )
+from worker.core.parity import Stripe, parity_bytes_per_node
 from worker.core.rounds import NONE
 from worker.core.slots import Content, being_written, slot_bytes_per_node
 from worker.core.transfers import chunk_digest
@@ -137,10 +138,8 @@ class RankSlots:
         self._refused.pop(shard.rank, None)
         if shard.granted_slot < 0:
             self._settle(shard)
-        copies = len(self._plan.ranks[shard.rank].holders)
         self.capacities[shard.rank] = request.capacity_bytes
-        shards = [capacity + HEADER_BYTES for capacity in self.capacities.values()]
-        needed = slot_bytes_per_node(copies=copies, shard_bytes=shards, slot_count=self._slot_count)
+        needed = self._needed_bytes(self.capacities)
         try:
             if needed > self._store.memory_bytes:
                 raise NoRoom(needed_bytes=needed, available_bytes=self._store.memory_bytes)
@@ -151,6 +150,7 @@ class RankSlots:
                 slot_count=self._slot_count,
             )
         except NoRoom as error:
+            requested = dict(self.capacities)
             if error.is_passing:  # The agent repeats the request with every proposed step, and training continues.
                 shard.refusal = f"Protection waits for memory on its node: {error}"
                 self._unmet[shard.rank] = request
@@ -159,7 +159,7 @@ class RankSlots:
                 self.capacities.pop(shard.rank, None)
             else:
                 self.capacities[shard.rank] = shard.reserved[0]
-            figures = self._figures(copies, shards, request, error)
+            figures = self._figures(shard.rank, requested, request, error)
             self._refused[shard.rank] = shard.refusal = figures
             self._send(shard.rank, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
             # A job with a committed step or a base continues without new snapshots. Any other job would run
@@ -181,20 +181,34 @@ class RankSlots:
         if shard.granted_slot < 0:
             await self._grant(shard)
 
-    def _figures(self, copies: int, shards: Sequence[int], request: SlotsRequest, error: NoRoom) -> str:
+    def _needed_bytes(self, capacities: Mapping[Rank, int]) -> int:
+        """Return the memory for the slots of shards with these capacities, and for their copies or shares."""
+        plans = {rank: self._plan.ranks[rank] for rank in capacities}
+        striped = [(Stripe(plan.stripe), capacities[rank]) for rank, plan in plans.items() if plan.stripe]
+        shards = [capacities[rank] + HEADER_BYTES for rank, plan in plans.items() if not plan.stripe]
+        copies = max(len(plan.copy_nodes) for plan in plans.values())
+        return parity_bytes_per_node(
+            stripes=striped, header_bytes=HEADER_BYTES, slot_count=self._slot_count
+        ) + slot_bytes_per_node(copies=copies, shard_bytes=shards, slot_count=self._slot_count)
+
+    def _figures(self, rank: Rank, capacities: Mapping[Rank, int], request: SlotsRequest, error: NoRoom) -> str:
         """Return the fault message with the sizes of the required and the available memory.
 
         A rank that has not requested slots yet counts with the size of the refused request.
         """
-        every = sum(shards) + (len(self._shards) - len(shards)) * (request.capacity_bytes + HEADER_BYTES)
-        needed = slot_bytes_per_node(copies=copies, shard_bytes=[every], slot_count=self._slot_count)
+        each = {**dict.fromkeys(self._shards, request.capacity_bytes), **capacities}
+        needed = self._needed_bytes(each)
         besides = ", with its other slots," if needed < error.needed_bytes else ""
+        plan, every = self._plan.ranks[rank], sum(each.values()) + len(each) * HEADER_BYTES
+        field, kept, advice = (
+            ("Parity", f"shards and shares in groups of {len(plan.stripe)} nodes", "larger groups")
+            if plan.stripe
+            else ("Copies", f"{len(plan.copy_nodes)} copies", "fewer copies")
+        )
         return (
-            f"Protection.Copies: {self._slot_count} slots · {copies} copies · {every:,} bytes of shards per "
-            f"node{besides} "
+            f"Protection.{field}: {self._slot_count} slots · {kept} · {every:,} bytes of shards per node{besides} "
             f"need {max(needed, error.needed_bytes):,} bytes of host memory per node; {error.available_bytes:,} "
-            "are available. "
-            "Use fewer copies, more nodes, or an instance type with more memory."
+            f"are available. Use {advice}, more nodes, or an instance type with more memory."
         )
 
     async def _grant(self, shard: OwnedShard) -> None:

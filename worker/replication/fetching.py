@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Rank
@@ -24,6 +24,8 @@ from worker.shm.store import SlotStore
 from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
+Told = Callable[[], Awaitable[ShardDigests | EndShard]]
+"""Returns the holder's next message about an announced shard."""
 RETRY_SECONDS = 0.1
 LOOKS_PER_SILENCE = 4
 """Number of checks, within `silence_seconds`, whether an unfinished chunk has made progress."""
@@ -65,20 +67,71 @@ async def fetch_shard(
         MalformedMessage: the holder violated the protocol.
         TimeoutError: the holder did not answer in time.
     """
+
+    async def receive(session: Session, streams: Streams, receiver: Receiver, begin: BeginShard, told: Told) -> bytes:
+        return await receive_shard(
+            session,
+            streams,
+            receiver,
+            begin,
+            told,
+            store,
+            keep=keep,
+            slot_count=slot_count,
+            silence_seconds=silence_seconds,
+            arrived=arrived,
+        )
+
+    wanted = FetchShard(
+        owner_rank=rank, origin_generation=source.origin_generation, step=source.step, digest=source.digest
+    )
+    await fetch(
+        dialler,
+        wanted,
+        receive,
+        answer_seconds=answer_seconds,
+        silence_seconds=silence_seconds,
+        stream_limit=stream_limit,
+    )
+
+
+async def fetch(
+    dialler: Dialler,
+    wanted: FetchShard,
+    receive: Callable[[Session, Streams, Receiver, BeginShard, Told], Awaitable[bytes]],
+    *,
+    answer_seconds: float,
+    silence_seconds: float,
+    stream_limit: int = OWN_STREAMS,
+) -> None:
+    """Request a shard or share of another node, and receive it or a part of it.
+
+    Args:
+        dialler: as in `fetch_shard`.
+        wanted: the shard to request.
+        receive: receives the announced shard, and returns its digest. It reads the announcement's further messages from
+            its last argument.
+        answer_seconds: as in `fetch_shard`.
+        silence_seconds: as in `fetch_shard`.
+        stream_limit: maximum number of streams.
+
+    Raises:
+        ShardRejected: the holder lacks the shard, or the received data does not match the digest.
+        PeerError: the connection broke.
+        MalformedMessage: the holder violated the protocol.
+        TimeoutError: the holder did not answer in time.
+    """
+    rank = wanted.owner_rank
     async with asyncio.timeout(answer_seconds):
         session = await _dial(dialler, rank)
     streams, receiver = Streams(receive_seconds=silence_seconds / LOOKS_PER_SILENCE), Receiver()
     try:
-        await session.send(
-            FetchShard(
-                owner_rank=rank, origin_generation=source.origin_generation, step=source.step, digest=source.digest
-            )
-        )
+        await session.send(wanted)
         async with asyncio.timeout(answer_seconds):
             begin = await session.receive()
         if isinstance(begin, ShardRefused):
             raise ShardRejected(begin.reason)
-        named = (rank, source.origin_generation, source.step)
+        named = (rank, wanted.origin_generation, wanted.step)
         if not isinstance(begin, BeginShard) or (begin.owner_rank, begin.origin_generation, begin.step) != named:
             raise MalformedMessage("the holder announced another shard than the requested one")
         for number in range(fetch_streams(begin.payload_bytes, stream_limit)):
@@ -98,23 +151,12 @@ async def fetch_shard(
                 raise MalformedMessage(
                     f"{type(message).__name__} received, expected the next digests or the end of the shard"
                 )
-            if isinstance(message, EndShard) and message.digest != source.digest:
+            if isinstance(message, EndShard) and message.digest != wanted.digest:
                 raise MalformedMessage("the holder announced another shard than the requested one")
             return message
 
-        async def receive() -> None:
-            digest = await receive_shard(
-                session,
-                streams,
-                receiver,
-                begin,
-                told,
-                store,
-                keep=keep,
-                slot_count=slot_count,
-                silence_seconds=silence_seconds,
-                arrived=arrived,
-            )
+        async def take() -> None:
+            digest = await receive(session, streams, receiver, begin, told)
             await session.send(ShardSealed(transfer=begin.transfer, digest=digest))
 
         async def deliver(line: socket.socket) -> None:
@@ -122,7 +164,7 @@ async def fetch_shard(
             # A lost stream also loses the chunks that were requested over it.
             raise PeerLost("the holder closed a stream")
 
-        await first_of(receive(), *(deliver(line) for line in streams.lines))
+        await first_of(take(), *(deliver(line) for line in streams.lines))
     finally:
         session.close()
         await finish(streams.close())

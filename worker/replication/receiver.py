@@ -31,11 +31,13 @@ from everstep.protocol.peer_messages import (
 )
 from everstep.protocol.slot import DIGEST_BYTES
 from worker.core.slots import Content
-from worker.errors import NoRoom, PeerError
+from worker.errors import NoRoom, PeerError, PeerLost
+from worker.replication.contributions import Contributions
 from worker.replication.streams import ChunkQueue, Receiver, Streams
 from worker.replication.tcp import TcpSession
 from worker.replication.transfers import ShardDamaged, ShardRejected, announcement, receive_shard, send_shard
 from worker.replication.transport import Session
+from worker.shm.shares import Shares
 from worker.shm.store import SlotStore
 from worker.tasks import end, finish, first_of
 
@@ -54,6 +56,8 @@ class _Open:
     """An open session. Its entry lets the receiver find the session to which a new stream belongs."""
 
     peer: NodeId
+    rank: Rank
+    """The rank whose shard the session copies; -1 for a fetch."""
     receiver: Receiver | None
     """Receives the chunks; None if this side of the session sends chunks."""
     streams: Streams = field(default_factory=Streams)
@@ -87,6 +91,7 @@ class ReplicaReceiver:
         keep: Callable[[Rank, Step], Collection[Content]],
         slot_count: int,
         take_lines: Callable[[NodeId, PrintedLines], Awaitable[None]] | None = None,
+        shares: Shares | None = None,
     ) -> None:
         """Create the receiver for one generation.
 
@@ -98,7 +103,9 @@ class ReplicaReceiver:
                 owner has reported.
             slot_count: maximum number of slots per shard on this node.
             take_lines: stores log lines that an owner's ranks have printed. With None, the lines are discarded.
+            shares: the shares of this node, which accept contributions of other ranks; None without parity.
         """
+        self._contributions = Contributions(shares) if shares is not None else None
         self._take_lines = take_lines
         self._store = store
         self._held = frozenset(held_ranks)
@@ -148,7 +155,8 @@ class ReplicaReceiver:
             PeerLost: the connection ended.
         """
         rank = session.opened.owner_rank
-        if rank not in self._held:
+        parity = self._parity(rank)
+        if rank not in self._held and parity is None:
             raise MalformedMessage(f"this node is not a holder of rank {rank}")
         task = asyncio.current_task()
         assert task is not None
@@ -156,17 +164,32 @@ class ReplicaReceiver:
         self._sessions[rank] = task
         if earlier is not None:
             await end(earlier)
+        if parity is not None:
+            parity.connect(rank)
         try:
             await self._serve(session, Receiver(), lambda owner: self._take(session, owner, rank))
         finally:
             if self._sessions.get(rank) is task:
                 del self._sessions[rank]
+                if parity is not None:
+                    parity.disconnect(rank)
+
+    def _parity(self, rank: Rank) -> Contributions | None:
+        """Return the object that receives the data of `rank` for a share of this node; None if the node copies it."""
+        parity = self._contributions
+        return parity if parity is not None and parity.expects(rank) else None
+
+    def _cut(self, ranks: Collection[Rank]) -> None:
+        """End the sessions of some members, which must contribute to a share again."""
+        for owner in list(self._open.values()):
+            if owner.rank in ranks and owner.receiver is not None:
+                owner.fail(PeerLost("another shard of the same step was offered, so this node has emptied its share"))
 
     async def _serve(
         self, session: Session, receiver: Receiver | None, work: Callable[[_Open], Coroutine[object, object, None]]
     ) -> None:
         """Run the work of a session with its streams. On return, all threads of the session have ended."""
-        owner = _Open(session.peer, receiver)
+        owner = _Open(session.peer, session.opened.owner_rank, receiver)
         self._open[session.opened.nonce] = owner
         try:
             await first_of(work(owner), owner.failed())
@@ -176,12 +199,14 @@ class ReplicaReceiver:
             await finish(owner.streams.close())
 
     async def _take(self, session: Session, owner: _Open, rank: Rank) -> None:
-        sealed = [record for record in self._store.inventory() if record.owner_rank == rank]
+        parity = self._parity(rank)
+        sealed = tuple(
+            (record.origin_generation, record.step, record.digest)
+            for record in self._store.inventory()
+            if record.owner_rank == rank
+        )
         await session.send(
-            HolderInventory(
-                owner_rank=rank,
-                sealed=tuple((record.origin_generation, record.step, record.digest) for record in sealed),
-            )
+            HolderInventory(owner_rank=rank, sealed=sealed if parity is None else parity.inventory(rank))
         )
         taking: asyncio.Task[None] | None = None
         reserving: asyncio.Task[None] | None = None
@@ -201,6 +226,8 @@ class ReplicaReceiver:
                     case ShardDigests() | EndShard() if message.transfer <= number:
                         if message.transfer == number:
                             told.put_nowait(message)
+                    case PreparingShard() if parity is not None:
+                        parity.progress(rank)
                     case PrintedLines():
                         if self._take_lines is not None:
                             await self._take_lines(session.peer, message)
@@ -244,10 +271,17 @@ class ReplicaReceiver:
 
     async def _reserve(self, session: Session, rank: Rank, wanted: ReserveShard) -> None:
         """Create the slots that this owner requested, before its first shard arrives."""
+        parity = self._parity(rank)
         try:
-            await self._store.reserve(
-                rank, capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash, slot_count=self._slot_count
-            )
+            if parity is not None:
+                await parity.shares.reserve(rank, wanted.capacity_bytes)
+            else:
+                await self._store.reserve(
+                    rank,
+                    capacity_bytes=wanted.capacity_bytes,
+                    layout_hash=wanted.layout_hash,
+                    slot_count=self._slot_count,
+                )
         except NoRoom as error:
             # Continue without the slots: this node rejects the owner's first shard and reports the same reason to the
             # owner.
@@ -258,17 +292,22 @@ class ReplicaReceiver:
         self, session: Session, owner: _Open, begin: BeginShard, told: Callable[[], Awaitable[ShardDigests | EndShard]]
     ) -> None:
         assert owner.receiver is not None
+        parity = self._parity(begin.owner_rank)
         try:
-            digest = await receive_shard(
-                session,
-                owner.streams,
-                owner.receiver,
-                begin,
-                told,
-                self._store,
-                keep=self._keep(begin.owner_rank, begin.committed),
-                slot_count=self._slot_count,
-                silence_seconds=None,
+            digest = (
+                await parity.take(session, owner.streams, owner.receiver, begin, told, on_emptied=self._cut)
+                if parity is not None
+                else await receive_shard(
+                    session,
+                    owner.streams,
+                    owner.receiver,
+                    begin,
+                    told,
+                    self._store,
+                    keep=self._keep(begin.owner_rank, begin.committed),
+                    slot_count=self._slot_count,
+                    silence_seconds=None,
+                )
             )
             await session.send(ShardSealed(transfer=begin.transfer, digest=digest))
         except (ShardRejected, NoRoom) as error:

@@ -64,6 +64,11 @@ Only the time in which the transfer sends counts. After the full deadline, the a
 """
 TELLING_BYTES = 64 * 1024 * 1024
 """Minimum size of a transfer whose rate is measured, in bytes. The rate of a smaller transfer depends on latency."""
+PREPARING_SECONDS = 0.1
+"""Seconds between two progress messages of a node that prepares data or slots.
+
+The interval must be far below the holder deadline.
+"""
 LOOKS_PER_DEADLINE = 10
 """Number of checks of a holder's silence within the holder deadline."""
 
@@ -288,7 +293,9 @@ class ReplicaSender:
 
         with self._pacer.counted(queue):
             try:
-                if digests.is_decided:
+                if self._shard.has_parity:
+                    await first_of(send(), self._unwanted(step), self._say_paused(session))
+                elif digests.is_decided:
                     await send()
                 else:
                     await first_of(send(), self._dropped(step, digests))
@@ -328,6 +335,24 @@ class ReplicaSender:
         """
         while self._shard.capturing == step or digests.is_decided:
             await self._shard.changed.wait(self._shard.changed.version)
+
+    async def _unwanted(self, step: Step) -> None:
+        """Return when the holder must not wait for this contribution any more.
+
+        The step is then neither committed nor proposed. The other members no longer contribute to its share.
+        """
+        while self._shard.wanted(self._peer) == step:
+            await self._shard.changed.wait(self._shard.changed.version)
+
+    async def _say_paused(self, session: Session) -> None:
+        """Send progress messages to a holder of parity while this node delays its contribution.
+
+        The other members wait for this contribution, and the holder tells them whether it makes progress.
+        """
+        while True:
+            await asyncio.sleep(PREPARING_SECONDS)
+            if self._paused_count:
+                await session.send(PreparingShard())
 
     def is_slow(self, queue: ChunkQueue) -> bool:
         """Return whether the transfer was slow for the whole holder deadline."""

@@ -651,8 +651,8 @@ class IncomingShard:
             data: the result of `claim`; released here.
             is_whole: True if the whole chunk was received.
         """
-        is_good = is_whole and digest(data) == chunk_digest(self.chunk_digests, index)
-        data.release()
+        is_good = is_whole and digest(data) == chunk_digest(self.chunk_digests, index) and self._keep(index, data)
+        self._release(data)
         with self._lock:
             self._claimed.discard(index)
             if is_good:
@@ -667,6 +667,13 @@ class IncomingShard:
             self._loop.call_soon_threadsafe(self._event.set)
         if is_good and self._index is not None:
             self._loop.call_soon_threadsafe(self._look)
+
+    def _keep(self, index: int, data: memoryview) -> bool:  # noqa: ARG002
+        """Store a verified chunk. Return whether it is stored; here it already lies in the slot."""
+        return True
+
+    def _release(self, data: memoryview) -> None:
+        data.release()
 
     async def settled(self, silence_seconds: float | None) -> None:
         """Wait until every missing chunk has arrived, intact or damaged, and `notify` has received the final prefix.
@@ -704,6 +711,56 @@ class IncomingShard:
             if self.shut():
                 return
             await self._event.wait()
+
+
+class Scratch:
+    """Buffers for chunks that do not arrive in a slot. Threads of streams use them again."""
+
+    def __init__(self) -> None:
+        self._free: list[bytearray] = []
+
+    def payload(self, start: int = 0, end: int | None = None) -> memoryview:
+        """Return a buffer of `end - start` bytes. Thread-safe."""
+        assert end is not None, "a buffer has an end"
+        try:
+            buffer = self._free.pop()
+        except IndexError:
+            buffer = bytearray(end - start)
+        if len(buffer) < end - start:
+            buffer = bytearray(end - start)
+        return memoryview(buffer)[: end - start]
+
+    def release(self, data: memoryview) -> None:
+        """Take back a buffer that `payload` has returned. Thread-safe."""
+        buffer = data.obj
+        data.release()
+        assert isinstance(buffer, bytearray)
+        self._free.append(buffer)
+
+
+class IncomingParts(IncomingShard):
+    """The receiving side of a transfer whose chunks are combined with other bytes.
+
+    A chunk arrives in a buffer, because an XOR with unverified bytes could not be undone.
+    """
+
+    def __init__(self, keep: Callable[[int, memoryview], bool], *, transfer: int, payload_bytes: int) -> None:
+        """Create the object for one transfer.
+
+        Args:
+            keep: combines a verified chunk, and returns whether it was combined. Called by threads, once per chunk.
+            transfer: number of the transfer in `BeginShard`.
+            payload_bytes: size of the payload.
+        """
+        self._scratch = Scratch()
+        super().__init__(self._scratch, transfer=transfer, payload_bytes=payload_bytes)
+        self._combine = keep
+
+    def _keep(self, index: int, data: memoryview) -> bool:
+        return self._combine(index, data)
+
+    def _release(self, data: memoryview) -> None:
+        self._scratch.release(data)
 
 
 class Receiver:

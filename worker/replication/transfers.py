@@ -46,7 +46,7 @@ from worker.core.slots import Content
 from worker.core.transfers import are_within, chunk_digest, found_elsewhere, ranges
 from worker.errors import NoRoom, PeerError, PeerLost
 from worker.replication.pacing import Pacer
-from worker.replication.streams import ChunkQueue, IncomingShard, Receiver, Streams, send_chunks
+from worker.replication.streams import ChunkQueue, IncomingParts, IncomingShard, Receiver, Streams, send_chunks
 from worker.replication.transport import Session
 from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.slot_file import SlotFile
@@ -293,6 +293,70 @@ async def receive_shard(
     return store.seal_verified(slot, _header(store, begin), incoming.chunk_digests)
 
 
+async def receive_parts(
+    session: Session,
+    streams: Streams,
+    receiver: Receiver,
+    incoming: IncomingParts,
+    wanted: Collection[int],
+    *,
+    silence_seconds: float | None,
+) -> None:
+    """Receive some chunks of an announced shard, which are combined as they arrive.
+
+    Args:
+        session: session to a node that runs `send_shard`.
+        streams: streams of the session; their threads run `receiver.receive`.
+        receiver: receiver of these streams.
+        incoming: the transfer, with the digests from `announced_digests`.
+        wanted: the chunks to receive.
+        silence_seconds: as in `receive_shard`.
+
+    Raises:
+        ShardDamaged: a chunk does not match its digest after all repeats.
+        PeerLost: the connection broke.
+    """
+    incoming.missing.update(wanted)
+    receiver.current = incoming
+    try:
+        if wanted:
+            await session.send(ShardWanted(transfer=incoming.transfer, chunks=ranges(wanted)))
+        await _mend(session, incoming, silence_seconds)
+    finally:
+        receiver.current = None
+        if not incoming.shut():
+            await finish(_under_way(incoming, streams))
+
+
+async def announced_digests(
+    begin: BeginShard,
+    next_message: Callable[[], Awaitable[ShardDigests | EndShard]],
+    *,
+    silence_seconds: float | None,
+) -> tuple[bytes, bytes]:
+    """Receive the digests of all chunks of a sealed shard.
+
+    Args:
+        begin: the sender's announcement of the shard, not checked yet.
+        next_message: returns the sender's next message about this transfer.
+        silence_seconds: as in `receive_shard`.
+
+    Returns:
+        The digests of the chunks, in order, and the digest of the shard. They agree.
+
+    Raises:
+        MalformedMessage: the sender's messages contradict each other; the connection must be closed.
+        PeerLost: the sender sent no message in time.
+    """
+    _check(begin)
+    digests = b""
+    while not isinstance(message := await _next(next_message, silence_seconds), EndShard):
+        _check_digests(begin, message, len(digests) // DIGEST_BYTES)
+        digests += message.chunk_digests
+    _check_end(begin, message, digests)
+    return digests, message.digest
+
+
 def _check(begin: BeginShard) -> None:
     sizes = 0 < begin.payload_bytes <= begin.capacity_bytes and begin.index_offset >= 0 and begin.index_bytes >= 0
     if not sizes or begin.index_offset + begin.index_bytes > begin.payload_bytes:
@@ -313,25 +377,13 @@ async def _take(
     is_followed: bool,
 ) -> None:
     """Request the missing chunks of each announced range, until the sender announces the end of the shard."""
-    count = chunk_count(begin.payload_bytes)
     while True:
-        try:
-            async with asyncio.timeout(silence_seconds):
-                message = await told()
-        except TimeoutError as error:
-            raise PeerLost(f"the sender sent no message for {silence_seconds:g} s") from error
+        message = await _next(told, silence_seconds)
         known = len(incoming.chunk_digests) // DIGEST_BYTES
         if isinstance(message, EndShard):
-            if known != count or shard_digest(incoming.chunk_digests, begin.payload_bytes) != message.digest:
-                raise MalformedMessage(
-                    f"the digest of a shard does not match its {count} chunks, of which {known} were announced"
-                )
+            _check_end(begin, message, incoming.chunk_digests)
             return
-        named, rest = divmod(len(message.chunk_digests), DIGEST_BYTES)
-        if message.first != known or rest or not 0 < named <= count - known:
-            raise MalformedMessage(
-                f"{len(message.chunk_digests)} bytes of digests from chunk {message.first}, after {known} of {count}"
-            )
+        named = _check_digests(begin, message, known)
         digests = incoming.chunk_digests + message.chunk_digests
         missing = set()
         for index in range(known, known + named):
@@ -344,6 +396,35 @@ async def _take(
         if first:
             await session.send(ShardWanted(transfer=incoming.transfer, chunks=ranges(first)))
         await session.send(ShardWanted(transfer=incoming.transfer, chunks=ranges(missing - first)))
+
+
+async def _next(
+    next_message: Callable[[], Awaitable[ShardDigests | EndShard]], silence_seconds: float | None
+) -> ShardDigests | EndShard:
+    try:
+        async with asyncio.timeout(silence_seconds):
+            return await next_message()
+    except TimeoutError as error:
+        raise PeerLost(f"the sender sent no message for {silence_seconds:g} s") from error
+
+
+def _check_digests(begin: BeginShard, message: ShardDigests, known: int) -> int:
+    """Return the number of chunks that the message announces, after `known` chunks."""
+    count = chunk_count(begin.payload_bytes)
+    named, rest = divmod(len(message.chunk_digests), DIGEST_BYTES)
+    if message.first != known or rest or not 0 < named <= count - known:
+        raise MalformedMessage(
+            f"{len(message.chunk_digests)} bytes of digests from chunk {message.first}, after {known} of {count}"
+        )
+    return named
+
+
+def _check_end(begin: BeginShard, message: EndShard, digests: bytes) -> None:
+    count, known = chunk_count(begin.payload_bytes), len(digests) // DIGEST_BYTES
+    if known != count or shard_digest(digests, begin.payload_bytes) != message.digest:
+        raise MalformedMessage(
+            f"the digest of a shard does not match its {count} chunks, of which {known} were announced"
+        )
 
 
 async def _mend(session: Session, incoming: IncomingShard, silence_seconds: float | None) -> None:

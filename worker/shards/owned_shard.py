@@ -200,7 +200,9 @@ class OwnedShard:
         return self._core.held
 
     def holders_of(self, step: Step) -> tuple[NodeId, ...]:
-        """Return the peers in view that have acknowledged `step`."""
+        """Return the peers in view that hold a copy of `step`. With parity, no peer does."""
+        if self.has_parity:
+            return ()
         return tuple(peer for peer in self._core.peers if peer in self._core.view and (peer, step) in self._core.held)
 
     @property
@@ -243,6 +245,11 @@ class OwnedShard:
     def wanted(self, peer: NodeId) -> Step:
         """Return the step to send to `peer` next, or `NONE`."""
         return self._core.wanted(peer)
+
+    @property
+    def has_parity(self) -> bool:
+        """True if the peers combine this shard with others into shares (`Shard.has_parity`)."""
+        return self._core.has_parity
 
     def awaits(self, peer: NodeId) -> bool:
         """Return whether the shard's vote waits for an acknowledgement of `peer`."""
@@ -307,6 +314,7 @@ class OwnedShard:
             proposed=Step(max(half.proposed, NONE)),
             vote=half.vote,
             sealed=sealed,
+            has_parity=self._core.has_parity,
         )
         self.granted_slot = half.slot
 

@@ -22,15 +22,16 @@ import re
 import shutil
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from everstep.protocol.agent_messages import EndedRanks, PageCommit
-from everstep.protocol.errors import ProtocolError
+from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import FIRST_STEP, Generation, JobName, Rank, RunId, Step
+from everstep.protocol.parity import Contribution, is_share, unpack_contributions
 from everstep.protocol.plan import SlotRecord
 from everstep.protocol.slot import SlotHeader, SlotState, chunk_bytes, chunk_range, digest
 from worker.core.slots import Content, SlotView, being_written, find_sealed, writable
@@ -80,6 +81,11 @@ class Slot:
     def is_written_with(self, content: Content) -> bool:
         """Return whether the slot is being filled with `content`."""
         return self.file.header.state is SlotState.WRITING and self.file.content == content
+
+    @property
+    def sealed_content(self) -> Content | None:
+        """The content of a sealed slot; None if the slot is not sealed."""
+        return self.file.content if self.file.header.state is SlotState.SEALED else None
 
     @property
     def is_used(self) -> bool:
@@ -262,6 +268,7 @@ class SlotStore:
                 payload_bytes=slot.file.header.payload_bytes,
                 digest=slot.file.header.payload_digest,
                 layout_hash=slot.file.header.layout_hash,
+                contributions=contributions_of(slot.file) if is_share(rank) else (),
             )
             for rank, slots in self.shards.items()
             for slot in slots
@@ -290,6 +297,7 @@ class SlotStore:
         capacity_bytes: int,
         layout_hash: bytes,
         slot_count: int,
+        free: Callable[[Sequence[SlotView], Collection[Content]], int | None] = writable,
     ) -> int | None:
         """Prepare a slot for writing `content`, and mark the slot as WRITING.
 
@@ -300,6 +308,7 @@ class SlotStore:
             capacity_bytes: maximum size of the payload. A smaller slot is created again.
             layout_hash: the owner's layout, 16 bytes.
             slot_count: maximum slots of this shard on this node.
+            free: the rule that chooses the slot to overwrite, given all slots and `keep`.
 
         Returns:
             Index of the slot. None if every slot is protected, pinned or busy, so that no slot may be written now.
@@ -312,7 +321,7 @@ class SlotStore:
             views = [slot.view for slot in slots]
             index = being_written(views, content)
             if index is None:
-                index = writable(views, keep) if len(slots) >= slot_count else self._reusable(slots)
+                index = free(views, keep) if len(slots) >= slot_count else self._reusable(slots)
             header = SlotHeader(
                 job=self.job,
                 run=self.run or RunId(""),
@@ -677,6 +686,17 @@ class SlotStore:
             if not any(slot.is_used for slot in self.shards[rank]):
                 for slot in self.shards.pop(rank):
                     slot.file.drop()
+
+
+def contributions_of(share: SlotFile) -> tuple[Contribution, ...]:
+    """Return the shards that a sealed share contains. The result is empty if the index of the share is damaged."""
+    begin = share.header.index_offset
+    try:
+        with share.payload(begin, begin + share.header.index_bytes) as index:
+            return unpack_contributions(index)
+    except MalformedMessage as error:
+        log.warning("the share in %s rebuilds nothing: %s", share.path.name, error)
+        return ()
 
 
 def _digest_chunks(file: SlotFile, size: int, chunks: range, cancelled: threading.Event) -> bytes:

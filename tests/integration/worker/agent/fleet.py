@@ -38,6 +38,7 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.codec import LENGTH, Message, decode, encode, frame
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.parity import Rebuild, Survivor, holder_of, is_share
 from everstep.protocol.plan import (
     CheckpointPlan,
     GenerationPlan,
@@ -47,8 +48,10 @@ from everstep.protocol.plan import (
     Relayout,
     ScriptPlan,
     ShardSource,
+    SlotRecord,
     SlotReference,
     SourceArchive,
+    SourceKind,
     Timeouts,
 )
 from everstep.protocol.rank_messages import (
@@ -553,6 +556,8 @@ class Fleet:
 
         A test may change it between two launches.
         """
+        self.has_parity = False
+        """True: all nodes form one group with parity in memory, instead of copies. Set before the first launch only."""
 
     @property
     def ranks(self) -> list[ScriptedRank]:
@@ -593,7 +598,7 @@ class Fleet:
 
         By default, make the plan from the inventories that the nodes reported with their promises.
         """
-        plan = plan or self.make_plan()
+        plan = plan or (self.make_parity_plan() if self.has_parity else self.make_plan())
         for node in self.nodes:
             await self.send(node, Load(plan=plan, key=bytes([self.generation]) * KEY_BYTES))
         await until("loads", lambda: self.members(MemberPhase.LOADED))
@@ -657,6 +662,8 @@ class Fleet:
             member = self.control.member(node.id)
             assert member is not None
             for slot in member.inventory:
+                if is_share(slot.owner_rank):
+                    continue
                 source = ShardSource(
                     kind="local" if slot.owner_rank in self.ranks_of(index) else "peer",
                     origin_generation=slot.origin_generation,
@@ -729,8 +736,9 @@ class Fleet:
             ranks=tuple(
                 RankPlan(
                     rank=rank,
-                    holders=(node.id, self.nodes[(index + self.holder_distance) % len(self.nodes)].id),
+                    holders=self._holders(index),
                     sources=sources[rank],
+                    stripe=self._stripe(rank) if self.has_parity else (),
                 )
                 for index, node in enumerate(self.nodes)
                 for rank in self.ranks_of(index)
@@ -751,6 +759,90 @@ class Fleet:
             relayout=relayout,
         )
         return self.plan
+
+    def _holders(self, index: int) -> tuple[NodeId, ...]:
+        if self.has_parity:
+            return (self.nodes[index].id, *(node.id for node in self.nodes if node is not self.nodes[index]))
+        return self.nodes[index].id, self.nodes[(index + self.holder_distance) % len(self.nodes)].id
+
+    def _stripe(self, rank: Rank) -> tuple[Rank, ...]:
+        """Return the ranks of all nodes with the LOCAL_RANK of `rank`."""
+        return tuple(Rank(place * self.per_node + rank % self.per_node) for place in range(len(self.nodes)))
+
+    def make_parity_plan(self) -> GenerationPlan:
+        """Return a plan that starts from the newest step whose shards all exist, or can be rebuilt from shares."""
+        shards: dict[Step, dict[Rank, SlotRecord]] = {}
+        shares: dict[Step, dict[Rank, SlotRecord]] = {}
+        place = {rank: node.id for index, node in enumerate(self.nodes) for rank in self.ranks_of(index)}
+        keep: dict[NodeId, tuple[SlotReference, ...]] = {}
+        for node in self.nodes:
+            member = self.control.member(node.id)
+            assert member is not None
+            for slot in member.inventory:
+                (shares if is_share(slot.owner_rank) else shards).setdefault(slot.step, {})[
+                    holder_of(slot.owner_rank)
+                ] = slot
+            keep[node.id] = tuple(
+                SlotReference(
+                    owner_rank=slot.owner_rank,
+                    origin_generation=slot.origin_generation,
+                    step=slot.step,
+                    digest=slot.digest,
+                )
+                for slot in member.inventory
+            )
+        for step in sorted(shards, reverse=True):
+            rebuilt = self._rebuilt(shards[step], shares.get(step, {}), place)
+            local = {rank: (_source("local", slot, place[rank]),) for rank, slot in shards[step].items()}
+            if len(local | rebuilt) == len(place):
+                sources = [(local | rebuilt)[rank] for rank in sorted(place)]
+                kept = {node_id: tuple(slot for slot in slots if slot.step == step) for node_id, slots in keep.items()}
+                return self._plan(step, sources, kept)
+        return self._plan(Step(0), [()] * len(place), dict.fromkeys(keep, ()))
+
+    def _rebuilt(
+        self, shards: Mapping[Rank, SlotRecord], shares: Mapping[Rank, SlotRecord], place: Mapping[Rank, NodeId]
+    ) -> dict[Rank, tuple[ShardSource, ...]]:
+        """Return a source for the lost shard of each stripe that has lost exactly one."""
+        found: dict[Rank, tuple[ShardSource, ...]] = {}
+        for lost in place.keys() - shards.keys():
+            left = [rank for rank in self._stripe(lost) if rank != lost]
+            if not all(rank in shards and rank in shares for rank in left):
+                continue
+            (named,) = {each for rank in left for each in shares[rank].contributions if each.rank == lost}
+            survivors = tuple(
+                Survivor(
+                    rank=rank,
+                    node_id=place[rank],
+                    shard_bytes=shards[rank].payload_bytes,
+                    shard_digest=shards[rank].digest,
+                    share_bytes=shares[rank].payload_bytes,
+                    share_digest=shares[rank].digest,
+                )
+                for rank in left
+            )
+            found[lost] = (
+                ShardSource(
+                    kind="parity",
+                    origin_generation=shards[left[0]].origin_generation,
+                    step=shards[left[0]].step,
+                    digest=named.digest,
+                    payload_bytes=named.payload_bytes,
+                    rebuild=Rebuild(lost=named, survivors=survivors),
+                ),
+            )
+        return found
+
+
+def _source(kind: SourceKind, slot: SlotRecord, node_id: NodeId) -> ShardSource:
+    return ShardSource(
+        kind=kind,
+        origin_generation=slot.origin_generation,
+        step=slot.step,
+        digest=slot.digest,
+        payload_bytes=slot.payload_bytes,
+        node_id=node_id,
+    )
 
 
 def source_archive(objects: MemoryObjectStore) -> SourceArchive:

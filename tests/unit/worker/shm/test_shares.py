@@ -1,0 +1,214 @@
+"""Shares on tmpfs: filled by threads of several members, sealed, listed, and emptied if a member offers another shard."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.protocol.ids import FIRST_STEP, Generation, JobName, Rank, RunId, Step
+from everstep.protocol.parity import Contribution, share_owner
+from everstep.protocol.slot import SlotState, digest, payload_digest
+from worker.core.parity import Stripe
+from worker.core.slots import Content
+from worker.shm.shares import Accumulation, Membership, Shares
+from worker.shm.store import SlotStore
+
+CHUNK = 64 * 1024
+MEMBERS = (Rank(0), Rank(1), Rank(2))
+STRIPE = Stripe(MEMBERS, CHUNK)
+LARGEST = 12 * CHUNK
+
+
+def content(step: int) -> Content:
+    return Content(Generation(1), Step(step))
+
+
+def contribution(rank: int, data: bytes) -> Contribution:
+    return Contribution(
+        rank=Rank(rank),
+        payload_bytes=len(data),
+        digest=payload_digest(data),
+        layout_hash=b"l" * 16,
+        index_offset=3,
+        index_bytes=5,
+    )
+
+
+@dataclass
+class Holder:
+    """The node of rank 0, which holds a share of ranks 1 and 2."""
+
+    store: SlotStore
+    shares: Shares
+    kept: set[Content]
+
+    @classmethod
+    def opened(cls, path: Path, stripe: Stripe = STRIPE) -> Holder:
+        store, kept = SlotStore(path, memory_bytes=1 << 26), set[Content]()
+        store.open_run(JobName("gpt"), RunId("ab" * 16))
+        shares = Shares(store, {Rank(0): stripe.members}, keep=lambda owner, committed: kept, slot_count=2)
+        shares.memberships = dict.fromkeys(shares.memberships, Membership(stripe, Rank(0)))
+        return cls(store, shares, kept)
+
+    async def begin(self, rank: int, data: bytes, step: int) -> tuple[Accumulation, bool] | None:
+        return await self.shares.begin(
+            content(step), contribution(rank, data), shard_bytes=LARGEST, committed=FIRST_STEP
+        )
+
+    async def fill(self, rank: int, data: bytes, step: int) -> Accumulation:
+        """Deliver the missing chunks of a contribution, each twice, over four threads."""
+        begun = await self.begin(rank, data, step)
+        assert begun is not None
+        accumulation, _ = begun
+        mine = contribution(rank, data)
+
+        def send(chunk: int) -> None:
+            with memoryview(bytearray(data[chunk * CHUNK : (chunk + 1) * CHUNK])) as piece:
+                assert accumulation.take(Rank(rank), chunk, piece)
+
+        with ThreadPoolExecutor(4) as threads:
+            loop = asyncio.get_running_loop()
+            await asyncio.gather(
+                *(loop.run_in_executor(threads, send, chunk) for chunk in [*accumulation.missing(mine)] * 2)
+            )
+        self.shares.finish(accumulation, mine)
+        return accumulation
+
+    async def protect(self, shards: Mapping[int, bytes], step: int) -> None:
+        for rank, data in shards.items():
+            accumulation = await self.fill(rank, data, step)
+        assert await accumulation.decided()
+
+    def share(self, step: int) -> bytes:
+        slot = self.store.sealed(share_owner(Rank(0)), content(step))
+        assert slot is not None
+        with slot.file.payload(0, slot.file.header.index_offset) as rows:
+            return bytes(rows)
+
+    def steps(self, rank: int) -> Collection[Step]:
+        return [each.step for each, _ in self.shares.inventory(Rank(rank))]
+
+
+def shards(seed: int) -> dict[int, bytes]:
+    rng = random.Random(seed)
+    return {rank: rng.randbytes(rng.randint(3 * CHUNK, LARGEST)) for rank in (1, 2)}
+
+
+def expected(data: Mapping[int, bytes]) -> bytes:
+    """Return the share of rank 0, computed byte by byte."""
+    share = bytearray(STRIPE.share_bytes(Rank(0), {Rank(rank): len(each) for rank, each in data.items()}))
+    for rank, each in data.items():
+        for row, chunk in enumerate(STRIPE.contributed(Rank(rank), Rank(0), len(each))):
+            for place, byte in enumerate(each[chunk * CHUNK : (chunk + 1) * CHUNK], row * CHUNK):
+                share[place] ^= byte
+    return bytes(share)
+
+
+async def test_a_share_is_sealed_when_it_contains_every_contribution(tmpfs: Path) -> None:
+    holder, state = Holder.opened(tmpfs), shards(1)
+    first = await holder.fill(1, state[1], 7)
+    assert not first.is_over
+    assert holder.steps(1) == []
+    await holder.protect({2: state[2]}, 7)
+    assert first.is_sealed
+    assert holder.share(7) == expected(state)
+    (record,) = holder.store.inventory()
+    assert record.owner_rank == share_owner(Rank(0))
+    assert record.contributions == (contribution(1, state[1]), contribution(2, state[2]))
+    assert holder.shares.inventory(Rank(1)) == ((content(7), payload_digest(state[1])),)
+
+
+async def test_the_share_of_the_committed_step_stays_while_the_next_one_accumulates(tmpfs: Path) -> None:
+    holder = Holder.opened(tmpfs)
+    for step in (6, 7):
+        await holder.protect(shards(step), step)
+    holder.kept.add(content(7))
+    await holder.fill(1, shards(8)[1], 8)
+    assert holder.share(7) == expected(shards(7))
+    assert await holder.begin(2, shards(6)[2], 6) is None, "an outdated offer does not displace a newer step"
+    await holder.protect({2: shards(8)[2]}, 8)
+    assert holder.share(8) == expected(shards(8))
+
+
+async def test_a_newer_step_ends_the_accumulation_of_an_abandoned_one(tmpfs: Path) -> None:
+    holder = Holder.opened(tmpfs)
+    await holder.protect(shards(6), 6)
+    holder.kept.add(content(6))
+    abandoned = await holder.fill(1, shards(7)[1], 7)
+    await holder.protect(shards(8), 8)
+    assert not await abandoned.decided()
+    with memoryview(bytearray(CHUNK)) as late:
+        assert not abandoned.take(Rank(2), 1, late)
+    assert holder.share(8) == expected(shards(8))
+
+
+async def test_another_shard_of_the_same_step_empties_the_share(tmpfs: Path) -> None:
+    holder, state = Holder.opened(tmpfs), shards(1)
+    early = await holder.fill(1, state[1], 7)
+    again = {1: shards(2)[1], 2: state[2]}
+    begun = await holder.begin(1, again[1], 7)
+    assert begun is not None
+    assert begun[1], "the other members must contribute again"
+    assert early.is_over
+    await holder.protect(again, 7)
+    assert holder.share(7) == expected(again)
+    late = await holder.begin(2, shards(3)[2], 7)
+    assert late is not None
+    assert late[1], "a sealed share is emptied too"
+    assert holder.steps(1) == []
+
+
+async def test_a_larger_shard_gets_a_larger_share(tmpfs: Path) -> None:
+    holder, state = Holder.opened(tmpfs), shards(1)
+    await holder.shares.reserve(Rank(1), CHUNK)
+    await holder.protect(state, 7)
+    assert holder.share(7) == expected(state)
+
+
+async def test_an_earlier_agents_share_counts_if_it_is_sealed_and_is_filled_again_if_not(tmpfs: Path) -> None:
+    first = Holder.opened(tmpfs)
+    await first.protect(shards(7), 7)
+    first.kept.add(content(7))
+    await first.fill(1, shards(8)[1], 8)
+    first.store.close()
+    again = Holder.opened(tmpfs)
+    again.kept.add(content(7))
+    assert again.steps(1) == again.steps(2) == [7]
+    assert again.shares.has(content(7), contribution(1, shards(7)[1]))
+    assert not again.shares.has(content(7), contribution(1, shards(8)[1]))
+    await again.protect(shards(8), 8)
+    assert again.share(8) == expected(shards(8))
+
+
+async def test_a_share_of_another_stripe_does_not_count(tmpfs: Path) -> None:
+    first = Holder.opened(tmpfs)
+    await first.protect(shards(7), 7)
+    first.store.close()
+    larger = Holder.opened(tmpfs, Stripe((*MEMBERS, Rank(3)), CHUNK))
+    assert larger.steps(1) == []
+    assert not larger.shares.has(content(7), contribution(1, shards(7)[1]))
+
+
+async def test_a_damaged_index_rebuilds_nothing(tmpfs: Path) -> None:
+    holder = Holder.opened(tmpfs)
+    await holder.protect(shards(7), 7)
+    slot = holder.store.sealed(share_owner(Rank(0)), content(7))
+    assert slot is not None
+    with slot.file.payload(slot.file.header.index_offset, slot.file.header.index_offset + 1) as first:
+        first[0] = 0xC1
+    (record,) = holder.store.inventory()
+    assert record.contributions == ()
+    assert holder.steps(1) == []
+    assert record.digest == slot.file.header.payload_digest != digest(b"")
+    assert slot.view.state is SlotState.SEALED
+
+
+async def test_close_ends_unsealed_shares(tmpfs: Path) -> None:
+    holder = Holder.opened(tmpfs)
+    accumulation = await holder.fill(1, shards(7)[1], 7)
+    await holder.shares.close()
+    assert not await accumulation.decided()

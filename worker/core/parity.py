@@ -1,0 +1,277 @@
+"""Parity in memory: which chunks a share contains, and when a share is complete (docs/adr/0035-parity-in-memory.md).
+
+The ranks with one LOCAL_RANK on the nodes of a group form a *stripe*. Each member's share is the XOR of one part of the
+shard of every other member, so that any one lost shard follows from the other members' shards and shares.
+
+    g = 4        A            B            C            D
+    row 0   b2⊕c1⊕d0     c2⊕d1⊕a0     d2⊕a1⊕b0     a2⊕b1⊕c0      b2: chunk 2 of B's shard
+    row 1   b5⊕c4⊕d3     c5⊕d4⊕a3     d5⊕a4⊕b3     a5⊕b4⊕c3
+
+Invariant: a share is sealed only if it contains exactly one contribution of every other member of its stripe, all of
+one content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from everstep.protocol.ids import Rank
+from everstep.protocol.parity import Contribution
+from everstep.protocol.slot import CHUNK_BYTES, SlotState
+from worker.core.slots import Content, SlotView, being_written, writable
+
+CONTRIBUTION_BYTES = 320
+"""Room in a share's slot for the name of one contribution. A packed `Contribution` is smaller (tested)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """The layout of the shares of one stripe. All members cut their shards into chunks of one size."""
+
+    members: tuple[Rank, ...]
+    """At least two ranks, in ascending order."""
+    chunk_bytes: int = CHUNK_BYTES
+
+    def others(self, rank: Rank) -> frozenset[Rank]:
+        """Return all members except `rank`."""
+        return frozenset(self.members) - {rank}
+
+    def holder_of(self, rank: Rank, chunk: int) -> Rank:
+        """Return the member whose share contains a chunk of the shard of `rank`."""
+        place = self.members.index(rank)
+        return self.members[(place + 1 + chunk % self.width) % len(self.members)]
+
+    def row_of(self, chunk: int) -> int:
+        """Return the row that a chunk of any shard belongs to, in the share that contains it."""
+        return chunk // self.width
+
+    def chunk_of(self, rank: Rank, holder: Rank, row: int) -> int:
+        """Return the chunk of the shard of `rank` in a row of the share of `holder`, another member."""
+        return row * self.width + self._first(rank, holder)
+
+    def contributed(self, rank: Rank, holder: Rank, payload_bytes: int) -> range:
+        """Return the chunks of the shard of `rank` that belong to the share of another member.
+
+        Args:
+            rank: the member that owns the shard.
+            holder: the member that keeps the share.
+            payload_bytes: size of the shard of `rank`.
+
+        Returns:
+            Indices of chunks, in the order of the share's rows.
+        """
+        return range(self._first(rank, holder), -(-payload_bytes // self.chunk_bytes), self.width)
+
+    def share_bytes(self, holder: Rank, payload_bytes: Mapping[Rank, int]) -> int:
+        """Return the size of the share that `holder` keeps, without the index.
+
+        Args:
+            holder: the member that keeps the share.
+            payload_bytes: size of each contributor's shard, by the contributor's rank.
+
+        Returns:
+            The end of the longest contribution.
+        """
+        ends = [0]
+        for rank, size in payload_bytes.items():
+            if chunks := self.contributed(rank, holder, size):
+                last = chunks[-1]
+                full = max(0, len(chunks) - 1) * self.chunk_bytes
+                ends.append(full + min(self.chunk_bytes, size - last * self.chunk_bytes))
+        return max(ends)
+
+    def capacity_bytes(self, shard_bytes: int) -> int:
+        """Return the room for a share, with its index, if no shard of the stripe is larger than `shard_bytes`."""
+        rows = -(-shard_bytes // (self.chunk_bytes * self.width))
+        return min(rows * self.chunk_bytes, shard_bytes) + self.width * CONTRIBUTION_BYTES
+
+    @property
+    def width(self) -> int:
+        """The number of chunks in a row of a share."""
+        return len(self.members) - 1
+
+    def _first(self, rank: Rank, holder: Rank) -> int:
+        return (self.members.index(holder) - self.members.index(rank) - 1) % len(self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A lost shard, and the chunks of survivors from which it follows."""
+
+    stripe: Stripe
+    lost: Contribution
+
+    def wanted(self, rank: Rank, payload_bytes: int, *, is_share: bool) -> frozenset[int]:
+        """Select the chunks of a survivor's shard or share from which chunks of the lost shard follow.
+
+        Args:
+            rank: the survivor.
+            payload_bytes: size of the shard or share.
+            is_share: True for the survivor's share, False for its shard.
+
+        Returns:
+            Indices of chunks of the survivor's shard or share.
+        """
+        count = -(-payload_bytes // self.stripe.chunk_bytes)
+        return frozenset(
+            chunk
+            for chunk in range(count)
+            if (is_share or self.stripe.holder_of(rank, chunk) != self.lost.rank)
+            and self.chunk_of(rank, chunk, is_share=is_share) < self._count
+        )
+
+    def chunk_of(self, rank: Rank, chunk: int, *, is_share: bool) -> int:
+        """Return the chunk of the lost shard in the row that contains a survivor's chunk.
+
+        Args:
+            rank: the survivor.
+            chunk: index of a chunk of the survivor's share, which is a row, or of its shard.
+            is_share: True for the survivor's share, False for its shard.
+
+        Returns:
+            The index of the lost shard's chunk. It may be behind the end of the lost shard.
+        """
+        holder = rank if is_share else self.stripe.holder_of(rank, chunk)
+        return self.stripe.chunk_of(self.lost.rank, holder, chunk if is_share else self.stripe.row_of(chunk))
+
+    def range_of(self, chunk: int) -> tuple[int, int]:
+        """Return begin and end of a chunk within the lost shard."""
+        begin = chunk * self.stripe.chunk_bytes
+        return begin, min(begin + self.stripe.chunk_bytes, self.lost.payload_bytes)
+
+    @property
+    def _count(self) -> int:
+        return -(-self.lost.payload_bytes // self.stripe.chunk_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """State of a share between its grant and its seal, kept by the holder's agent.
+
+    The agent changes the bytes of the slot only for a chunk that `accepts` admits, and records the chunk with `apply`
+    in the same call. A restarted agent does not know which chunks a slot contains. It empties the slot, and every
+    member contributes again.
+    """
+
+    contributors: frozenset[Rank]
+    """Ranks of the other members of the stripe."""
+    announced: frozenset[Contribution] = frozenset()
+    """Contributions that have begun."""
+    applied: frozenset[tuple[Rank, int]] = frozenset()
+    """The rows that contain a contributor's chunk, as the contributor's rank and a bit mask of rows.
+
+    A contributor has at most one entry.
+    """
+    complete: frozenset[Rank] = frozenset()
+    """Contributors whose chunks are all applied."""
+
+    def begin(self, contribution: Contribution) -> Share:
+        """Record that a member begins its contribution.
+
+        If the member contributed another shard before, the share becomes empty. The agent then asks all members for
+        their contributions again.
+        """
+        earlier = {each for each in self.announced if each.rank == contribution.rank}
+        share = Share(self.contributors) if earlier - {contribution} else self
+        return replace(share, announced=share.announced | {contribution})
+
+    def accepts(self, rank: Rank, row: int) -> bool:
+        """Return whether the agent must combine a verified chunk with the slot's bytes.
+
+        A chunk must be combined only once. `rank` owns the chunk, which belongs to `row` of the share.
+        """
+        return not self._rows(rank) >> row & 1
+
+    def is_begun(self, row: int) -> bool:
+        """Return whether the row contains a chunk. The bytes of all other rows are undefined."""
+        return any(rows >> row & 1 for _, rows in self.applied)
+
+    def apply(self, rank: Rank, row: int) -> Share:
+        """Record that a row now contains the chunk of a member."""
+        rows = self._rows(rank)
+        return replace(self, applied=self.applied - {(rank, rows)} | {(rank, rows | 1 << row)})
+
+    def finish(self, rank: Rank, rows: Iterable[int]) -> Share:
+        """Record that a member has sent its last chunk. `rows` are the rows of all its chunks.
+
+        The contribution becomes complete only if all of these chunks are applied.
+        """
+        is_whole = all(self._rows(rank) >> row & 1 for row in rows)
+        return replace(self, complete=self.complete | {rank}) if is_whole else self
+
+    def is_progressing(self, connected: Collection[Rank], progressed: Collection[Rank]) -> bool:
+        """Return whether a member whose contribution is complete should continue to wait for this share.
+
+        A missing member that is connected and has not begun may still capture the step. A member that has begun must
+        progress. Otherwise the waiting member drops this holder after the holder deadline, like any silent holder.
+
+        Args:
+            connected: members with an open session.
+            progressed: members whose contribution has grown, or that delay it themselves, since the last call.
+
+        Returns:
+            True if every missing contribution may still arrive.
+        """
+        begun = {each.rank for each in self.announced}
+        missing = self.contributors - self.complete
+        return all(rank in connected and (rank not in begun or rank in progressed) for rank in missing)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the share contains every contribution, so that the agent may seal the slot."""
+        return self.complete == self.contributors
+
+    def _rows(self, rank: Rank) -> int:
+        return next((rows for owner, rows in self.applied if owner == rank), 0)
+
+
+def place(
+    slots: Sequence[SlotView],
+    content: Content,
+    keep: Collection[Content],
+    free: Callable[[Sequence[SlotView], Collection[Content]], int | None] = writable,
+) -> int | None:
+    """Return the slot in which a holder accumulates its share of `content`, or None if the holder must refuse.
+
+    All members of a group contribute to one slot. A member that has not heard of the newest proposal may offer an older
+    step. Such an offer must not displace the share of a newer step, which other members have contributed to.
+
+    Args:
+        slots: the slots of the share, in order.
+        content: the content that a member offers.
+        keep: contents that must survive, from `worker.core.slots.kept`.
+        free: the rule that chooses the slot to overwrite.
+
+    Returns:
+        An index into `slots`. The slot is either WRITING with `content`, or may be overwritten with it.
+    """
+    index = being_written(slots, content)
+    if index is not None:
+        return index
+    newest = max((slot.content.step for slot in slots if slot.content is not None), default=content.step)
+    if content not in keep and content.step < newest:
+        return None
+    guarded = [
+        replace(slot, is_pinned=True) if slot.state is SlotState.WRITING and slot.content in keep else slot
+        for slot in slots
+    ]
+    return free(guarded, keep)
+
+
+def parity_bytes_per_node(*, stripes: Iterable[tuple[Stripe, int]], header_bytes: int, slot_count: int) -> int:
+    """Return the host memory for the slots of one node with parity, in bytes.
+
+    The formula assumes that the other members of each stripe own shards of the same size.
+
+    Args:
+        stripes: the stripe and the slot capacity of each shard that the node owns.
+        header_bytes: bytes of a slot's file before the payload.
+        slot_count: slots per shard and per share, 2 or 3.
+
+    Returns:
+        slot_count · Σ (shard + share + two headers).
+    """
+    return slot_count * sum(
+        capacity + stripe.capacity_bytes(capacity) + 2 * header_bytes for stripe, capacity in stripes
+    )

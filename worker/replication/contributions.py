@@ -1,0 +1,162 @@
+"""Receives the contributions of other members to this node's shares (docs/adr/0035-parity-in-memory.md).
+
+    member                                   holder
+    BeginShard, ShardDigests, EndShard ───▶  begins the contribution, and chooses the chunks of its share
+                                       ◀───  ShardWanted(the chunks that the share lacks)
+    chunks, over all streams           ───▶  verifies each in a buffer, then combines it with the slot
+                                       ◀───  PreparingShard …, while other members contribute
+                                       ◀───  ShardSealed, once the share contains every contribution | ShardRefused
+
+Invariant: a member receives `ShardSealed` only for a shard that a sealed share of this node names by digest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+
+from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.parity import MAX_SHARD_BYTES, Contribution, share_owner
+from everstep.protocol.peer_messages import BeginShard, EndShard, PreparingShard, ShardDigests
+from worker.core.slots import Content
+from worker.errors import NoRoom
+from worker.replication.streams import IncomingParts, Receiver, Streams
+from worker.replication.transfers import ShardRejected, announced_digests, receive_parts
+from worker.replication.transport import Session
+from worker.shm.shares import Accumulation, Shares
+from worker.tasks import first_of
+
+PREPARING_SECONDS = 0.1
+"""Seconds between two progress messages to a member whose contribution is complete."""
+
+
+class Contributions:
+    """The receiving side of all contributions to this node's shares. The `ReplicaReceiver` owns the object."""
+
+    def __init__(self, shares: Shares) -> None:
+        """Create the object for one generation.
+
+        Args:
+            shares: this node's shares.
+        """
+        self.shares = shares
+        self._connected: set[Rank] = set()
+        """Members with an open session."""
+        self._progress: dict[Rank, int] = {}
+        """A number per member that changes whenever the member makes progress."""
+
+    def expects(self, rank: Rank) -> bool:
+        """Return whether `rank` contributes to a share of this node."""
+        return rank in self.shares.memberships
+
+    def slot_owner(self, rank: Rank) -> Rank:
+        """Return the owner of the slots into which the data of `rank` goes: the rank itself, or a share."""
+        member = self.shares.memberships.get(rank)
+        return rank if member is None else share_owner(member.holder)
+
+    def siblings(self, rank: Rank) -> frozenset[Rank]:
+        """Return the other members that contribute to the same share as `rank`."""
+        member = self.shares.memberships[rank]
+        return member.stripe.others(rank) - {member.holder}
+
+    def inventory(self, rank: Rank) -> tuple[tuple[Generation, Step, bytes], ...]:
+        """Return the shards of `rank` that sealed shares of this node contain, for a `HolderInventory`."""
+        return tuple((content.origin, content.step, digest) for content, digest in self.shares.inventory(rank))
+
+    def connect(self, rank: Rank) -> None:
+        """Record that a session of `rank` has begun."""
+        self._connected.add(rank)
+
+    def disconnect(self, rank: Rank) -> None:
+        """Record that the session of `rank` has ended."""
+        self._connected.discard(rank)
+
+    def progress(self, rank: Rank) -> None:
+        """Record that `rank` makes progress, or that it delays its contribution itself. Thread-safe."""
+        self._progress[rank] = self._progress.get(rank, 0) + 1
+
+    async def take(
+        self,
+        session: Session,
+        streams: Streams,
+        receiver: Receiver,
+        begin: BeginShard,
+        next_message: Callable[[], Awaitable[ShardDigests | EndShard]],
+        *,
+        on_emptied: Callable[[Collection[Rank]], None],
+    ) -> bytes:
+        """Receive a contribution, and wait until its share is sealed.
+
+        Args:
+            session: session to the member, which runs `send_shard`; `begin` was its last message.
+            streams: streams of the session.
+            receiver: receiver of these streams.
+            begin: the member's announcement of its shard, not checked yet.
+            next_message: returns the member's next message about this shard.
+            on_emptied: receives the members that must contribute again. Their sessions must end, so that they do not
+                count this node's earlier acknowledgements.
+
+        Returns:
+            The digest of the member's shard.
+
+        Raises:
+            ShardRejected: the share was given up, or the shard is too large; the session can continue.
+            NoRoom: this node lacks memory for the share, or it must keep every slot; the session can continue.
+            PeerLost: the connection broke.
+            MalformedMessage: the member's messages contradict each other; the connection must be closed.
+        """
+        rank = begin.owner_rank
+        chunk_digests, digest = await announced_digests(begin, next_message, silence_seconds=None)
+        if max(begin.payload_bytes, begin.capacity_bytes) > MAX_SHARD_BYTES:
+            raise ShardRejected(
+                f"parity protects shards of at most {MAX_SHARD_BYTES:,} bytes, this shard has {begin.capacity_bytes:,}"
+            )
+        content = Content(begin.origin_generation, begin.step)
+        contribution = Contribution(
+            rank=rank,
+            payload_bytes=begin.payload_bytes,
+            digest=digest,
+            layout_hash=begin.layout_hash,
+            index_offset=begin.index_offset,
+            index_bytes=begin.index_bytes,
+        )
+        if self.shares.has(content, contribution):
+            return digest
+        begun = await self.shares.begin(
+            content, contribution, shard_bytes=begin.capacity_bytes, committed=begin.committed
+        )
+        if begun is None:
+            raise NoRoom(needed_bytes=begin.capacity_bytes, available_bytes=0)
+        accumulation, is_emptied = begun
+        if is_emptied:
+            on_emptied(self.siblings(rank))
+
+        def combine(index: int, data: memoryview) -> bool:
+            self.progress(rank)
+            return accumulation.take(rank, index, data)
+
+        incoming = IncomingParts(combine, transfer=begin.transfer, payload_bytes=begin.payload_bytes)
+        incoming.name(chunk_digests, ())
+        wanted = accumulation.missing(contribution)
+
+        async def receive() -> None:
+            await receive_parts(session, streams, receiver, incoming, wanted, silence_seconds=None)
+            self.shares.finish(accumulation, contribution)
+            while not accumulation.is_over:
+                await self._say_preparing(session, accumulation)
+
+        async def wait() -> None:
+            await accumulation.decided()
+
+        await first_of(receive(), wait())
+        if not accumulation.is_sealed:
+            raise ShardRejected(f"the share of step {begin.step} was given up for another content")
+        return digest
+
+    async def _say_preparing(self, session: Session, accumulation: Accumulation) -> None:
+        """Wait for a moment, then send a progress message if the share is progressing (`Share.is_progressing`)."""
+        before = dict(self._progress)
+        await asyncio.sleep(PREPARING_SECONDS)
+        progressed = {rank for rank, count in self._progress.items() if count != before.get(rank)}
+        if accumulation.share.is_progressing(self._connected, progressed):
+            await session.send(PreparingShard())

@@ -1,0 +1,44 @@
+"""Combines bytes of shards by XOR, for shares of parity and for shards that are rebuilt from them.
+
+The only module of the agent that imports numpy, whose XOR runs at the speed of a copy. Python's integers take 300 times
+as long (docs/benchmarks-durable.md#parity).
+
+Invariant: the caller owns the target's bytes. `combine` is not idempotent, so the caller combines each source once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+
+def combine(target: memoryview, source: memoryview) -> None:
+    """Replace the first bytes of `target` by their XOR with `source`. The call releases the interpreter lock.
+
+    Args:
+        target: uint8[at least the length of `source`], writable and contiguous.
+        source: uint8[n], contiguous.
+    """
+    import numpy as np
+
+    size = source.nbytes
+    words = size // 8 * 8
+    for kind, begin, end in ((np.uint64, 0, words), (np.uint8, words, size)):
+        if end > begin:
+            count = (end - begin) // np.dtype(kind).itemsize
+            into = np.frombuffer(target, kind, count, begin)
+            np.bitwise_xor(into, np.frombuffer(source, kind, count, begin), out=into)
+
+
+def replace(target: memoryview, source: memoryview) -> None:
+    """Copy `source` to the start of `target`, and fill the rest with zeros. The call releases the interpreter lock.
+
+    Args:
+        target: uint8[at least the length of `source`], writable and contiguous.
+        source: uint8[n], writable and contiguous.
+    """
+    size = source.nbytes
+    into = (ctypes.c_char * target.nbytes).from_buffer(target)
+    out_of = (ctypes.c_char * size).from_buffer(source)
+    ctypes.memmove(into, out_of, size)
+    ctypes.memset(ctypes.addressof(into) + size, 0, target.nbytes - size)
+    del into, out_of

@@ -1,0 +1,294 @@
+"""The shares of parity on this node: filled by contributions, then sealed.
+
+    contribution of a member ──begin──▶ Accumulation ──take, per verified chunk──▶ slot ──finish, by all──▶ sealed
+
+A share occupies ordinary slots of the `SlotStore` under the owner `share_owner(rank)`. Inventories, keep lists,
+verification and fetches therefore treat a share like a shard (docs/adr/0035-parity-in-memory.md).
+
+Invariant: the bytes of a WRITING share are the XOR of exactly the chunks that its `Share` records. Both change under
+one lock, because the threads of several streams deliver chunks of one row. A row that contains no chunk has undefined
+bytes: its first chunk is copied, so that no pass has to clear the slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+from everstep.protocol.ids import Rank, Step
+from everstep.protocol.parity import Contribution, is_share, pack_contributions, share_owner, stripe_of
+from everstep.protocol.slot import ZERO_DIGEST
+from worker.core.parity import Share, Stripe, place
+from worker.core.slots import Content
+from worker.shm import combining
+from worker.shm.store import Slot, SlotStore, contributions_of
+from worker.tasks import Signal, end
+
+log = logging.getLogger(__name__)
+
+
+class Accumulation:
+    """One share while contributions arrive. `Shares` creates it; threads of streams call `take`."""
+
+    def __init__(self, stripe: Stripe, holder: Rank, content: Content, slot: Slot, share: Share) -> None:
+        self.stripe = stripe
+        self.holder = holder
+        self.content = content
+        self.slot = slot
+        self.share = share
+        self.is_sealed = False
+        self.is_over = False
+        """True once the slot is sealed, emptied, or granted for another content."""
+        self.changed = Signal()
+        """Notified when the share is sealed or over."""
+        self._lock = threading.Lock()
+
+    def begin(self, contribution: Contribution) -> bool:
+        """Record that a member begins to contribute.
+
+        Return False if the member contributed another shard before. This accumulation then cannot continue.
+        """
+        with self._lock:
+            begun = self.share.begin(contribution)
+            if not self.share.announced <= begun.announced:
+                return False
+            self.share = begun
+            return True
+
+    def missing(self, contribution: Contribution) -> frozenset[int]:
+        """Return the chunks of a contribution that the share does not contain yet. The holder requests them."""
+        chunks = self.stripe.contributed(contribution.rank, self.holder, contribution.payload_bytes)
+        return frozenset(chunk for chunk in chunks if self.share.accepts(contribution.rank, self.stripe.row_of(chunk)))
+
+    def take(self, rank: Rank, chunk: int, data: memoryview) -> bool:
+        """Combine a chunk with the share, unless the share contains the chunk already. Thread-safe.
+
+        Args:
+            rank: the member that owns the chunk.
+            chunk: index of the chunk in the member's shard.
+            data: the bytes of the chunk, which the caller has compared with the chunk's digest.
+
+        Returns:
+            True if the share contains the chunk now. False if the accumulation is over.
+        """
+        row = self.stripe.row_of(chunk)
+        begin = row * self.stripe.chunk_bytes
+        end = min(begin + self.stripe.chunk_bytes, self.slot.file.header.capacity_bytes)
+        with self._lock:
+            if self.is_over:
+                return False
+            if self.share.accepts(rank, row):
+                with self.slot.file.payload(begin, end) as target:
+                    (combining.combine if self.share.is_begun(row) else combining.replace)(target, data)
+                self.share = self.share.apply(rank, row)
+            return True
+
+    def finish(self, contribution: Contribution) -> bool:
+        """Record that a member has sent its last chunk. Return whether the share contains every contribution."""
+        chunks = self.stripe.contributed(contribution.rank, self.holder, contribution.payload_bytes)
+        with self._lock:
+            self.share = self.share.finish(contribution.rank, map(self.stripe.row_of, chunks))
+            return self.share.is_complete and not self.is_over
+
+    def end(self) -> None:
+        """Accept no more chunks. When the call returns, no thread changes the slot any more."""
+        with self._lock:
+            self.is_over = True
+        self.changed.notify()
+
+    async def decided(self) -> bool:
+        """Wait until the share is sealed or over. Return whether it is sealed."""
+        while not self.is_over:
+            await self.changed.wait(self.changed.version)
+        return self.is_sealed
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A stripe that this node belongs to, and this node's member of the stripe."""
+
+    stripe: Stripe
+    holder: Rank
+
+
+class Shares:
+    """The shares that this node holds in one generation. The agent's loop calls every method."""
+
+    def __init__(
+        self,
+        store: SlotStore,
+        stripes: Mapping[Rank, tuple[Rank, ...]],
+        *,
+        keep: Callable[[Rank, Step], Collection[Content]],
+        slot_count: int,
+    ) -> None:
+        """Create the object for one generation. Shares that an earlier agent process did not seal become empty.
+
+        Args:
+            store: this node's slots of the run.
+            stripes: the members of the stripe of each rank on this node; empty with copies.
+            keep: returns the contents of an owner's slots that must not be overwritten, given the newest committed step
+                that a contributor has reported.
+            slot_count: maximum number of slots per share.
+        """
+        self.memberships: dict[Rank, Membership] = {
+            contributor: Membership(Stripe(stripe), holder)
+            for holder, stripe in stripes.items()
+            for contributor in stripe
+            if contributor != holder
+        }
+        """By contributor: the stripe, and the rank of this node that holds the share."""
+        self._store = store
+        self._keep = keep
+        self._slot_count = slot_count
+        self._accumulations: dict[tuple[Rank, Content], Accumulation] = {}
+        self._capacities: defaultdict[Rank, int] = defaultdict(int)
+        """By holder: the largest shard that a contributor has announced, in bytes."""
+        self._locks: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By holder: held while a slot of the share is chosen, granted or created."""
+        self._sealing: set[asyncio.Task[None]] = set()
+        for owner in store.shards:
+            if is_share(owner):  # No rank writes into the slots that an earlier agent process was filling.
+                store.settle_copiers(owner)
+
+    def inventory(self, contributor: Rank) -> tuple[tuple[Content, bytes], ...]:
+        """Return the content and digest of each shard of a contributor that a sealed share of this node contains."""
+        member = self.memberships[contributor]
+        return tuple(
+            (content, each.digest)
+            for slot in self._store.shards.get(share_owner(member.holder), [])
+            if (content := slot.sealed_content) is not None and self._is_of(member, slot)
+            for each in contributions_of(slot.file)
+            if each.rank == contributor
+        )
+
+    def has(self, content: Content, contribution: Contribution) -> bool:
+        """Return whether a sealed share of `content` contains the contribution. The member then need not send it."""
+        member = self.memberships[contribution.rank]
+        slot = self._store.sealed(share_owner(member.holder), content)
+        return slot is not None and self._is_of(member, slot) and contribution in contributions_of(slot.file)
+
+    async def reserve(self, contributor: Rank, shard_bytes: int) -> None:
+        """Create the slots of the share before the first contribution.
+
+        Args:
+            contributor: the rank that has announced its slots.
+            shard_bytes: the capacity of the slots of its shard.
+
+        Raises:
+            NoRoom: the node's memory for slots is exhausted.
+        """
+        member = self.memberships[contributor]
+        async with self._locks[member.holder]:
+            await self._store.reserve(
+                share_owner(member.holder),
+                capacity_bytes=self._capacity(member, shard_bytes),
+                layout_hash=ZERO_DIGEST,
+                slot_count=self._slot_count,
+            )
+
+    async def begin(
+        self, content: Content, contribution: Contribution, *, shard_bytes: int, committed: Step
+    ) -> tuple[Accumulation, bool] | None:
+        """Accept a member's contribution to a share of this node, unless the node `has` it already.
+
+        Args:
+            content: the content that the member offers.
+            contribution: the member's shard.
+            shard_bytes: the capacity of the member's slot.
+            committed: the newest committed step that the member has reported.
+
+        Returns:
+            The share's accumulation, and whether the offer emptied a share that other members have contributed to. The
+            caller then makes all members contribute again. None if every slot must be kept, or if the offer is
+            outdated.
+
+        Raises:
+            NoRoom: the node's memory for slots is exhausted.
+        """
+        member = self.memberships[contribution.rank]
+        owner = share_owner(member.holder)
+        async with self._locks[member.holder]:
+            capacity = self._capacity(member, max(shard_bytes, contribution.payload_bytes))
+            found = self._accumulations.get((member.holder, content))
+            if (
+                found is not None
+                and found.slot.is_written_with(content)
+                and found.slot.file.header.capacity_bytes >= capacity
+                and found.begin(contribution)
+            ):
+                return found, False
+            stale = self._store.sealed(owner, content)
+            if stale is not None:  # The share names another shard of this member, or belongs to another stripe.
+                stale.file.empty()
+            slots = self._store.shards.get(owner, [])
+            keep = self._keep(owner, committed)
+            chosen = place([slot.view for slot in slots], content, keep) if len(slots) >= self._slot_count else None
+            if chosen is None and len(slots) >= self._slot_count:
+                return None
+            for other in list(self._accumulations.values()):
+                if other is found or (chosen is not None and other.slot is slots[chosen]):
+                    self._give_up(other)
+            index = await self._store.grant(
+                owner,
+                content,
+                keep=keep,
+                capacity_bytes=capacity,
+                layout_hash=ZERO_DIGEST,
+                slot_count=self._slot_count,
+                free=lambda views, kept: place(views, content, kept),
+            )
+            if index is None:
+                return None
+            share = Share(member.stripe.others(member.holder)).begin(contribution)
+            made = Accumulation(member.stripe, member.holder, content, self._store.shards[owner][index], share)
+            self._accumulations[member.holder, content] = made
+            return made, stale is not None or found is not None
+
+    def finish(self, accumulation: Accumulation, contribution: Contribution) -> None:
+        """Record the end of a contribution. Begin to seal the share if this was the last one."""
+        if accumulation.finish(contribution):
+            task = asyncio.create_task(self._seal(accumulation))
+            self._sealing.add(task)
+            task.add_done_callback(self._sealing.discard)
+
+    async def _seal(self, accumulation: Accumulation) -> None:
+        """Seal a complete share. No session owns this task, because a broken line must not end the seal."""
+        stripe, slot, announced = accumulation.stripe, accumulation.slot, accumulation.share.announced
+        size = stripe.share_bytes(accumulation.holder, {each.rank: each.payload_bytes for each in announced})
+        index = pack_contributions(announced)
+        with slot.file.payload(size, size + len(index)) as target:
+            target[:] = index
+        header = replace(slot.file.header, payload_bytes=size + len(index), index_offset=size, index_bytes=len(index))
+        owner = share_owner(accumulation.holder)
+        try:
+            sealed = await self._store.seal(owner, self._store.shards[owner].index(slot), header)
+            accumulation.is_sealed = sealed is not None
+        except Exception:
+            log.exception("the share of rank %d of step %d", accumulation.holder, accumulation.content.step)
+        finally:
+            self._give_up(accumulation)
+
+    async def close(self) -> None:
+        """End all accumulations. Unsealed shares stay in their slots, and the next generation empties them."""
+        for accumulation in list(self._accumulations.values()):
+            self._give_up(accumulation)
+        await end(*self._sealing)
+
+    def _give_up(self, accumulation: Accumulation) -> None:
+        accumulation.end()
+        key = accumulation.holder, accumulation.content
+        if self._accumulations.get(key) is accumulation:
+            del self._accumulations[key]
+
+    def _capacity(self, member: Membership, shard_bytes: int) -> int:
+        largest = self._capacities[member.holder] = max(self._capacities[member.holder], shard_bytes)
+        return member.stripe.capacity_bytes(largest)
+
+    @staticmethod
+    def _is_of(member: Membership, slot: Slot) -> bool:
+        return stripe_of(member.holder, contributions_of(slot.file)) == member.stripe.members
