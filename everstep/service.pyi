@@ -214,14 +214,16 @@ class DescribeProtectionResponse(TypedDict):
     Boundary: int
     CommittedAt: NotRequired[datetime]
     Copies: int
+    ParityGroupSize: NotRequired[int]
+    """Nodes per parity group. The memory survives the loss of any one node per group. Absent without parity."""
     ProtectionState: Literal["Protected", "Degraded", "Unprotected"]
     Reason: str
     RecoveryOdds: list[RecoveryOdds]
-    """The probability that every shard keeps a copy after a simultaneous loss of one, two or three nodes. Only holders in view count. The list is empty until every shard has a committed step. Loss sizes with too many cases to compute are omitted."""
+    """The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes. Only holders in view count. The list is empty until every shard has a committed step. Loss sizes with too many cases to compute are omitted."""
     DomainOdds: list[DomainOdds]
-    """The probability that every shard keeps a copy after a simultaneous loss of one, two or three failure domains. Empty if AWS has reported no domains."""
+    """The probability that memory keeps every shard after a simultaneous loss of one, two or three failure domains. Empty if AWS has reported no domains."""
     FatalDomains: list[str]
-    """Failure domains whose loss alone would destroy every copy of some shard."""
+    """Failure domains whose loss alone would lose some shard from memory."""
     Shards: list[ShardProtection]
     LastCheckpoint: NotRequired[LastCheckpoint]
 
@@ -229,7 +231,7 @@ class DomainOdds(TypedDict):
     """Probability that the job's memory survives the simultaneous loss of failure domains."""
     LostDomains: int
     Probability: float
-    """Exact probability that every shard keeps a copy. All sets of LostDomains domains are equally likely. A node whose domain is unknown counts as a separate domain."""
+    """Exact probability that memory keeps every shard. All sets of LostDomains domains are equally likely. A node whose domain is unknown counts as a separate domain."""
 
 class Drill(TypedDict):
     """An injected fault and its outcome."""
@@ -696,9 +698,11 @@ class ProjectQuota(TypedDict):
     AllowedData: list[str]
 
 class ProtectionConfig(TypedDict):
-    """Number of nodes that hold each shard in memory, and limit for the slowdown by snapshots."""
+    """How the memory of nodes protects each shard, and the limit for the slowdown by snapshots."""
     Copies: NotRequired[int]
-    """Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 2, or 1 for a job of one node. 2 unless given."""
+    """Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 2, or 1 for a job of one node or with ParityGroupSize. 2 unless given."""
+    ParityGroupSize: NotRequired[int]
+    """Nodes that protect each other by parity, for hosts short of memory. The default is no parity. Each node keeps its own shards, and the XOR of parts of the shards of the other nodes in its group. The job survives the loss of any one node per group. Groups of g nodes need g ÷ (g - 1) ÷ 2 of the memory of two copies. The last group also has the nodes that remain. Copies must be 1, and ElasticConfig must not be set. Cannot change after creation."""
     MaxSlowdown: NotRequired[float]
     """Share of the mean iteration time that snapshots may add, 0.01 meaning 1 %. If snapshots cost more, Everstep takes them less often than every step. The default is 0.01. On a local cluster the default is 1, because all nodes share the cores of one machine and the measured cost is unreliable."""
 
@@ -726,7 +730,7 @@ class RecoveryOdds(TypedDict):
     """Probability that the job's memory survives the simultaneous loss of nodes."""
     LostNodes: int
     Probability: float
-    """Exact probability that every shard keeps a copy. All sets of LostNodes nodes are equally likely."""
+    """Exact probability that memory keeps every shard. All sets of LostNodes nodes are equally likely."""
 
 class Reliability(TypedDict):
     """Share of time spent on training, and frequency and duration of interruptions."""
@@ -783,7 +787,7 @@ class ShardProtection(TypedDict):
     CommittedStep: int
     Bytes: int
     Holders: list[Holder]
-    """Holders of the shard. The owner's node is the first."""
+    """Holders of the shard. The owner's node is the first. With parity, the other holders are the other nodes of the group, which keep a share of the shard."""
     Reason: str
     """Reason why a holder is out of view, slow or unreachable, or why the owner or a holder refuses snapshots. Empty without such a problem."""
 
@@ -948,16 +952,22 @@ class TrainingJobPlan(TypedDict):
     RanksPerNode: int
     WorldSize: int
     Copies: int
+    ParityGroupSize: NotRequired[int]
+    """Nodes per parity group. Absent without parity."""
     Elasticity: NotRequired[str]
     """A sentence about the numbers of nodes between which the job may change. Absent if the job always has NodeCount nodes."""
     SlotsPerNode: int
-    """Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode. Each slot holds the state of one rank."""
+    """Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode. Each slot holds the state of one rank. With parity, half of the slots hold shares, of which each has 1 ÷ (ParityGroupSize - 1) of the size."""
+    MemoryRatio: float
+    """Memory for slots on each node, divided by the state of the node's ranks."""
+    CopiesMemoryRatio: NotRequired[float]
+    """MemoryRatio of the same job with two copies in the place of parity. Absent without parity."""
     NodeMemoryBytes: NotRequired[int]
     """Memory for slots on the fleet's smallest node. Absent while the fleet has no node."""
     LargestShardBytes: NotRequired[int]
     """The largest state per rank that fits into NodeMemoryBytes."""
     RecoveryOdds: list[RecoveryOdds]
-    """Recovery probabilities for a simultaneous loss of one, two or three nodes. The probabilities assume that every shard has all its copies."""
+    """Recovery probabilities for a simultaneous loss of one, two or three nodes. The probabilities assume that every shard has all its holders."""
     CanStartNow: bool
     """Whether enough nodes are free and connected, and no other job is ahead in the queue."""
     QueuePosition: NotRequired[int]

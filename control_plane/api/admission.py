@@ -13,7 +13,7 @@ from control_plane.api.allowance import Allowance
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas.common import MAX_S3_PATH_CHARACTERS, FieldError
 from control_plane.api.schemas.jobs import Channel, CheckpointConfig, CreateTrainingJobRequest, ProtectionConfig
-from control_plane.core import strategies
+from control_plane.core import parity, strategies
 from control_plane.core.checkpoints import contradictions
 from control_plane.core.strategies import Strategy
 from control_plane.db.fleets import FleetRecord
@@ -93,6 +93,7 @@ def admit(
         *_inputs(request, bucket),
         *_outputs(request, run_id, bucket),
         *_does_not_fit(request, copies, fleet, max_node_count),
+        *_wrong_parity(request, copies),
         *_priceless(request, fleet),
         *_no_alternative(request, fleet, alternatives),
         *_beyond(request, quota),
@@ -114,6 +115,7 @@ def admit(
         source_key=source.key,
         source_bytes=source.archive_bytes,
         copies=copies,
+        parity_group_size=_parity_group_size(request),
         max_slowdown=(request.protection or ProtectionConfig()).max_slowdown or default_max_slowdown,
         hyperparameters=dict(request.hyper_parameters),
         checkpoint_strategy=Strategy(request.checkpoint_config.strategy),
@@ -153,13 +155,33 @@ def own_place(bucket: str, name: str, run_id: str) -> str:
 def copies_of(request: CreateTrainingJobRequest) -> int:
     """Return the number of nodes that hold each shard.
 
-    Copies if set; else 2, or 1 for a job of one node and for a strategy that keeps nothing on peers.
+    Copies if set; else 2, or 1 for a job of one node, with parity, and for a strategy that keeps nothing on peers.
     """
     asked = request.protection
-    default = 2 if Strategy(request.checkpoint_config.strategy) is Strategy.EVERSTEP else 1
+    is_copied = Strategy(request.checkpoint_config.strategy) is Strategy.EVERSTEP and not _parity_group_size(request)
+    default = 2 if is_copied else 1
     return (
         asked.copies if asked is not None and "copies" in asked.model_fields_set else min(default, request.node_count)
     )
+
+
+def _parity_group_size(request: CreateTrainingJobRequest) -> int | None:
+    return None if request.protection is None else request.protection.parity_group_size
+
+
+def _wrong_parity(request: CreateTrainingJobRequest, copies: int) -> Iterator[FieldError]:
+    size = _parity_group_size(request)
+    if size is None:
+        return
+    found = parity.contradictions(
+        size,
+        copies=copies,
+        node_count=request.node_count,
+        strategy=Strategy(request.checkpoint_config.strategy),
+        min_node_count=request.elastic_config.min_node_count,
+        max_node_count=request.elastic_config.max_node_count,
+    )
+    yield from (FieldError(field=field, message=message) for field, message in found)
 
 
 def _reserved(request: CreateTrainingJobRequest) -> Iterator[FieldError]:

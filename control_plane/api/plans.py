@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from control_plane.api.revisions import slots_per_node
 from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.api.schemas import plans as plans_schemas
 from control_plane.api.views import MICRO, ODDS_UP_TO_LOST, History, queued_behind
-from control_plane.core import elastic, forecast, placement
+from control_plane.core import elastic, forecast, parity, placement, slot_memory
 from control_plane.core.observed.fleets import FleetJob
 from control_plane.core.queue import Schedule, in_words
 from control_plane.core.states import JobState, NodeState
@@ -79,7 +78,6 @@ def plan(
     """
     record = fleet.record
     free = sum(node.state == NodeState.SPARE and NodeId(node.id) in fleet.connected for node in fleet.nodes)
-    slots = slots_per_node(spec)
     memory = min((node.memory_bytes for node in fleet.nodes if node.memory_bytes), default=None)
     price = record.price_usd_per_hour
     expected = forecast.expected(
@@ -95,14 +93,15 @@ def plan(
         ranks_per_node=spec.ranks_per_node,
         world_size=spec.world_size,
         copies=spec.copies,
+        parity_group_size=spec.parity_group_size,
         elasticity=elastic.forecast_words(spec) or None,
-        slots_per_node=slots,
+        slots_per_node=slot_memory.slots_per_node(spec),
+        memory_ratio=float(slot_memory.memory_ratio(spec)),
+        copies_memory_ratio=None if spec.parity_group_size is None else slot_memory.ratio_of_copies(spec),
         node_memory_bytes=memory,
-        largest_shard_bytes=None if memory is None else memory // slots,
+        largest_shard_bytes=None if memory is None else slot_memory.largest_shard_bytes(spec, memory),
         recovery_odds=[
-            plans_schemas.RecoveryOdds(
-                lost_nodes=lost, probability=placement.recovery_probability(spec.node_count, spec.copies, lost)
-            )
+            plans_schemas.RecoveryOdds(lost_nodes=lost, probability=_recovery_probability(spec, lost))
             for lost in range(1, min(ODDS_UP_TO_LOST, spec.node_count) + 1)
         ],
         can_start_now=is_its_turn and free >= spec.node_count,
@@ -117,6 +116,12 @@ def plan(
         expected_recovery_seconds=None if expected is None else expected.mttr_seconds,
         expected_ettr_ratio=None if expected is None else expected.ettr_ratio,
     )
+
+
+def _recovery_probability(spec: JobSpec, lost_count: int) -> float:
+    if spec.parity_group_size is not None:
+        return parity.recovery_probability(spec.node_count, spec.parity_group_size, lost_count)
+    return placement.recovery_probability(spec.node_count, spec.copies, lost_count)
 
 
 def _most_cost_usd(spec: JobSpec, price: float | None) -> float | None:

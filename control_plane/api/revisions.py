@@ -23,7 +23,7 @@ from control_plane.api.schemas.common import (
     FieldError,
 )
 from control_plane.api.schemas.revisions import UpdateTrainingJobRequest
-from control_plane.core import strategies
+from control_plane.core import slot_memory, strategies
 from control_plane.core.checkpoints import contradictions
 from control_plane.core.states import JobState
 from control_plane.db.jobs import JobRecord, JobSpec
@@ -131,6 +131,8 @@ def _wishes(request: UpdateTrainingJobRequest) -> Iterator[_Wish]:
     if (protection := request.protection) is not None:
         if "copies" in protection.model_fields_set:
             yield _Wish("Protection.Copies", "copies", protection.copies, needs_generation=True)
+        if "parity_group_size" in protection.model_fields_set:
+            yield _Wish("Protection.ParityGroupSize", "parity_group_size", protection.parity_group_size)
         if protection.max_slowdown is not None:
             yield _Wish("Protection.MaxSlowdown", "max_slowdown", protection.max_slowdown, needs_generation=True)
     if (checkpoints := request.checkpoint_config) is not None:
@@ -204,6 +206,7 @@ def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[Fiel
     if spec.copies > spec.node_count:
         message = f"{spec.copies} copies need {spec.copies} nodes; NodeCount is {spec.node_count}"
         yield FieldError(field="Protection.Copies", message=message)
+    yield from _wrong_parity(job, spec)
     if job.spec.third_slot and not spec.third_slot and job.generation:
         yield FieldError(
             field="CheckpointConfig.ThirdSlot",
@@ -214,18 +217,23 @@ def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[Fiel
             field="StoppingCondition.MaxCostUsd",
             message="needs the fleet's price; set PriceUsdPerHour with UpdateFleet",
         )
-    slots = slots_per_node(spec)
-    needed = slots * around.largest_shard_bytes
-    if slots > slots_per_node(job.spec) and around.node_memory_bytes is not None and needed > around.node_memory_bytes:
+    needed = slot_memory.needed_bytes(spec, around.largest_shard_bytes)
+    is_more = slot_memory.memory_ratio(spec) > slot_memory.memory_ratio(job.spec)
+    if is_more and around.node_memory_bytes is not None and needed > around.node_memory_bytes:
         field = "Protection.Copies" if spec.copies > job.spec.copies else "CheckpointConfig.ThirdSlot"
-        sizes = f"{slots} slots of {around.largest_shard_bytes:,} bytes need {needed:,} bytes of host memory per node"
-        message = f"{sizes}; {around.node_memory_bytes:,} are there"
+        kind = "slots" if spec.parity_group_size is None else "slots of shards and shares"
+        size = f"{slot_memory.slots_per_node(spec)} {kind} of {around.largest_shard_bytes:,} bytes"
+        message = f"{size} need {needed:,} bytes of host memory per node; {around.node_memory_bytes:,} are there"
         yield FieldError(field=field, message=message)
 
 
-def slots_per_node(spec: JobSpec) -> int:
-    """Return the number of memory slots per node of the job. Each slot holds one rank's state."""
-    return (3 if spec.third_slot else 2) * spec.copies * spec.ranks_per_node
+def _wrong_parity(job: JobRecord, spec: JobSpec) -> Iterator[FieldError]:
+    if spec.parity_group_size != job.spec.parity_group_size:
+        message = "cannot change after creation; create a new job, with InitialCheckpoint to continue this one"
+        yield FieldError(field="Protection.ParityGroupSize", message=message)
+    elif spec.parity_group_size is not None and spec.copies != 1:
+        message = f"parity keeps 1 copy of each shard, not {spec.copies}; remove the field"
+        yield FieldError(field="Protection.Copies", message=message)
 
 
 def _text(value: Any) -> str | None:

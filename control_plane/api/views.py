@@ -27,7 +27,7 @@ from control_plane.api.schemas import plans as plans_schemas
 from control_plane.api.schemas import tokens as tokens_schemas
 from control_plane.api.schemas.common import Shape
 from control_plane.cloud import contract
-from control_plane.core import accounting, domain_loss, hangs, placement, states
+from control_plane.core import accounting, domain_loss, hangs, parity, placement, states
 from control_plane.core.checkpoints import CheckpointStatus, Verification, policy_words
 from control_plane.core.observed.drills import DrillKind, DrillState
 from control_plane.core.observed.fleets import Hold, NodeRequest
@@ -191,9 +191,13 @@ def listed_protection(job: JobRecord, totals: ShardTotals | None) -> ProtectionS
     """
     if job.committed_step < 0 or totals is None or job.spec.checkpoint_strategy is not Strategy.EVERSTEP:
         return ProtectionState.UNPROTECTED
-    is_whole = (
-        totals.shard_count >= _world_size(job) and totals.fewest_in_view >= job.spec.copies and not totals.has_reason
+    size = job.spec.parity_group_size
+    has_holders = (
+        totals.fewest_in_view >= job.spec.copies
+        if size is None
+        else totals.fewest_in_view >= size and totals.most_out_of_view == 0 and totals.least_committed >= 0
     )
+    is_whole = totals.shard_count >= _world_size(job) and has_holders and not totals.has_reason
     return ProtectionState.PROTECTED if is_whole else ProtectionState.DEGRADED
 
 
@@ -319,7 +323,9 @@ def job(
         conditions=list(conditions),
         source=jobs_schemas.SourceConfig(source_id=spec.source_sha256),
         hyper_parameters=spec.hyperparameters,
-        protection=jobs_schemas.ProtectionConfig(copies=spec.copies, max_slowdown=spec.max_slowdown),
+        protection=jobs_schemas.ProtectionConfig(
+            copies=spec.copies, parity_group_size=spec.parity_group_size, max_slowdown=spec.max_slowdown
+        ),
         checkpoint_config=jobs_schemas.CheckpointConfig(
             strategy=spec.checkpoint_strategy.value,
             every_steps=spec.checkpoint_every_steps,
@@ -438,7 +444,7 @@ def protection(
     is_over = job.state in states.ENDED_JOBS or _is_paused(job)  # The agents of an ended job have released all slots.
     current = [shard for shard in shards if shard.generation == job.generation and not is_over]
     state, reason = _protection_state(job, current)
-    planned = _placement(job, current)
+    losses = _fatal_losses(job, current)
     told = {NodeId(node_id): domain for node_id, domain in domains.items()}
     return checkpoints_schemas.DescribeProtectionResponse(
         training_job_name=job.name,
@@ -448,17 +454,18 @@ def protection(
         boundary=job.boundary,
         committed_at=job.committed_at,
         copies=job.spec.copies,
+        parity_group_size=job.spec.parity_group_size,
         protection_state=state,
         reason=reason,
         recovery_odds=[
-            plans_schemas.RecoveryOdds(lost_nodes=count, probability=odds) for count, odds in _odds(planned, {})
+            plans_schemas.RecoveryOdds(lost_nodes=count, probability=odds) for count, odds in _odds(losses, {})
         ],
         domain_odds=[
-            plans_schemas.DomainOdds(lost_domains=count, probability=odds) for count, odds in _odds(planned, told)
+            plans_schemas.DomainOdds(lost_domains=count, probability=odds) for count, odds in _odds(losses, told)
         ]
         if told
         else [],
-        fatal_domains=list(domain_loss.fatal_domains(planned, told)),
+        fatal_domains=list(domain_loss.fatal_domains(losses, told)),
         shards=[
             checkpoints_schemas.ShardProtection(
                 rank=shard.rank,
@@ -492,13 +499,16 @@ def _holders(job: JobRecord, shard: ShardRecord, domains: Mapping[str, str]) -> 
     return shown
 
 
-def _placement(job: JobRecord, shards: Sequence[ShardRecord]) -> placement.Placement:
-    """Return the placement of the shards on their holders in view.
+def _fatal_losses(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[tuple[NodeId, ...], ...]:
+    """Return the smallest sets of nodes whose joint loss loses a shard from memory.
 
-    The placement is empty until all shards are reported and committed.
+    Only holders in view count. The result is empty until all shards are reported and committed.
     """
     if len(shards) < _world_size(job) or any(shard.committed_step < 0 for shard in shards):
-        return placement.Placement((), {})
+        return ()
+    if job.spec.parity_group_size is not None:
+        groups = {tuple(sorted(NodeId(holder.node_id) for holder in shard.holders)) for shard in shards}
+        return parity.fatal_losses(sorted(groups), {NodeId(shard.owner_node_id) for shard in shards if _misses(shard)})
     holders: dict[NodeId, tuple[NodeId, ...]] = {}
     for shard in shards:
         owner, in_view = (
@@ -506,18 +516,26 @@ def _placement(job: JobRecord, shards: Sequence[ShardRecord]) -> placement.Place
             tuple(NodeId(each.node_id) for each in shard.holders if each.is_in_view),
         )
         holders[owner] = min(holders.get(owner, in_view), in_view, key=len)
-    return placement.Placement((), holders)
+    return placement.Placement((), holders).fatal_losses
 
 
-def _odds(planned: placement.Placement, domains: Mapping[NodeId, str]) -> list[tuple[int, float]]:
-    """Return the probabilities that every shard keeps a copy after a simultaneous loss of 1, 2, 3 domains.
+def _misses(shard: ShardRecord) -> bool:
+    """Return whether the shares of a shard are incomplete.
+
+    A holder is out of view, or the rank has not committed a step in this generation: a replacement has no share yet.
+    """
+    return shard.committed_step < 0 or not all(holder.is_in_view for holder in shard.holders)
+
+
+def _odds(losses: domain_loss.Losses, domains: Mapping[NodeId, str]) -> list[tuple[int, float]]:
+    """Return the probabilities that every shard survives a simultaneous loss of 1, 2, 3 domains.
 
     A node whose failure domain is unknown counts as a separate domain.
     """
     odds: list[tuple[int, float]] = []
-    for count in range(1, min(ODDS_UP_TO_LOST, domain_loss.domain_count(planned, domains)) + 1):
+    for count in range(1, min(ODDS_UP_TO_LOST, domain_loss.domain_count(losses, domains)) + 1):
         try:
-            odds.append((count, domain_loss.recovery_probability(planned, domains, count)))
+            odds.append((count, domain_loss.recovery_probability(losses, domains, count)))
         except TooManyCases:  # Stop here, because larger losses have more cases and would exceed the limit, too.
             break
     return odds
@@ -822,6 +840,8 @@ def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[Pr
             ProtectionState.DEGRADED,
             f"{missing} of {_world_size(job)} ranks have not reported their shard in this generation.",
         )
+    if job.spec.parity_group_size is not None and (words := _incomplete_groups(shards)):
+        return ProtectionState.DEGRADED, words
     thin = [shard for shard in shards if sum(holder.is_in_view for holder in shard.holders) < job.spec.copies]
     if thin:
         first = thin[0]
@@ -833,6 +853,20 @@ def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[Pr
             f"{in_view}{detail}.",
         )
     return (ProtectionState.DEGRADED, _refusal(refused)) if refused else (ProtectionState.PROTECTED, "")
+
+
+def _incomplete_groups(shards: Sequence[ShardRecord]) -> str:
+    """Return a sentence about parity groups that survive no loss, or an empty string."""
+    incomplete = [shard for shard in shards if _misses(shard)]
+    if not incomplete:
+        return ""
+    first = incomplete[0]
+    out = ", ".join(holder.node_id for holder in first.holders if not holder.is_in_view)
+    cause = f"has {out} out of view" if out else "has not committed a step in this generation"
+    groups = {tuple(sorted(holder.node_id for holder in shard.holders)) for shard in incomplete}
+    count = f"{len(groups)} parity group{'s' if len(groups) != 1 else ''}"
+    detail = f": {first.reason}" if first.reason else ""
+    return f"{count} cannot rebuild a lost shard; rank {first.rank} {cause}{detail}."
 
 
 def _world_size(job: JobRecord) -> int:

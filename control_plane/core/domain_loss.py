@@ -1,7 +1,10 @@
 """The exact probability that the shards of a placement survive the loss of whole failure domains.
 
-    every shard is an edge between the domains of its holders; the loss of all these domains loses the shard
+    copies: every shard is an edge between the domains of its holders; the loss of all these domains loses the shard
+    parity: every two members of a group are an edge between their domains; the loss of both loses their shards
     edges without a common domain, direct or through other edges, are independent: their counts multiply
+
+`placement.Placement.fatal_losses` and `parity.fatal_losses` return the edges as sets of nodes.
 
 Invariant: a node whose domain is unknown counts as a separate domain. Domains of nodes that hold no shard do not count.
 """
@@ -9,11 +12,10 @@ Invariant: a node whose domain is unknown counts as a separate domain. Domains o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from math import comb
 
-from control_plane.core.placement import Placement
 from control_plane.errors import ImpossiblePlacement, TooManyCases
 from everstep.protocol.ids import NodeId
 
@@ -25,25 +27,27 @@ Placements over at most sixteen domains stay below this limit. Losses of only tw
 
 Domain = str
 Edge = frozenset[Domain]
+Losses = Collection[Collection[NodeId]]
+"""The smallest sets of nodes whose joint loss loses a shard from memory."""
 
 
-def fatal_domains(placement: Placement, domains: Mapping[NodeId, str]) -> tuple[str, ...]:
-    """Return the failure domains whose loss alone would destroy all copies of some shard.
+def fatal_domains(losses: Losses, domains: Mapping[NodeId, str]) -> tuple[str, ...]:
+    """Return the failure domains whose loss alone would lose some shard from memory.
 
     `domains` contains the failure domain of each node. Nodes without an entry are ignored. The result is sorted, and
-    empty if every shard has a copy in another domain.
+    empty if every shard survives the loss of any one domain.
     """
-    alone = {domain for edge in _edges(placement, domains) if len(edge) == 1 for domain in edge}
+    alone = {domain for edge in _edges(losses, domains) if len(edge) == 1 for domain in edge}
     return tuple(sorted(alone & set(domains.values())))
 
 
-def recovery_probability(placement: Placement, domains: Mapping[NodeId, str], lost_count: int) -> float:
+def recovery_probability(losses: Losses, domains: Mapping[NodeId, str], lost_count: int) -> float:
     """Return the probability that every shard survives a simultaneous loss of whole domains.
 
     All sets of `lost_count` domains are equally likely.
 
     Args:
-        placement: the placement of the job.
+        losses: the smallest sets of nodes whose joint loss loses a shard.
         domains: the failure domain of each node. A node without an entry counts as a separate domain.
         lost_count: k, the number of lost domains.
 
@@ -54,10 +58,10 @@ def recovery_probability(placement: Placement, domains: Mapping[NodeId, str], lo
         ImpossiblePlacement: more domains are lost than exist.
         TooManyCases: the shards connect so many domains that an exact count takes too long.
     """
-    count = domain_count(placement, domains)
+    count = domain_count(losses, domains)
     if not 0 <= lost_count <= count:
         raise ImpossiblePlacement(f"{lost_count} lost domains and {count} domains do not fit together")
-    edges = _edges(placement, domains)
+    edges = _edges(losses, domains)
     if frozenset() in edges:  # An edge without domains is a shard without holders. Such a shard never survives.
         return 0.0
     fatal = {domain for edge in edges if len(edge) == 1 for domain in edge}
@@ -66,17 +70,17 @@ def recovery_probability(placement: Placement, domains: Mapping[NodeId, str], lo
     )
 
 
-def domain_count(placement: Placement, domains: Mapping[NodeId, str]) -> int:
+def domain_count(losses: Losses, domains: Mapping[NodeId, str]) -> int:
     """Return the number of domains that contain holders of shards."""
-    return len(frozenset[Domain]().union(*_edges(placement, domains)))
+    return len(frozenset[Domain]().union(*_edges(losses, domains)))
 
 
 def _own(node: NodeId) -> Domain:
     return f"unknown {node}"
 
 
-def _edges(placement: Placement, domains: Mapping[NodeId, str]) -> set[Edge]:
-    return {frozenset(domains.get(node, _own(node)) for node in holders) for holders in placement.holders.values()}
+def _edges(losses: Losses, domains: Mapping[NodeId, str]) -> set[Edge]:
+    return {frozenset(domains.get(node, _own(node)) for node in loss) for loss in losses}
 
 
 def _survivable(edges: set[Edge], count: int, lost: int) -> int:

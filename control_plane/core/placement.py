@@ -35,6 +35,11 @@ class Placement:
     holders: Mapping[NodeId, tuple[NodeId, ...]]
     """The holders of each node's shards, by the owner's id. The owner is the first holder of its own shards."""
 
+    @property
+    def fatal_losses(self) -> tuple[tuple[NodeId, ...], ...]:
+        """The smallest sets of nodes whose joint loss loses a shard: the holders of each shard."""
+        return tuple(self.holders.values())
+
 
 def plan(
     nodes: Sequence[NodeId],

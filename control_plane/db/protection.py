@@ -74,6 +74,10 @@ class ShardTotals:
     shard_count: int
     fewest_in_view: int
     """The lowest number of holders in view (holders for which commits wait), over all shards."""
+    most_out_of_view: int
+    """The highest number of holders out of view, over all shards."""
+    least_committed: int
+    """The lowest committed step, over all shards. -1 if a rank has not committed a step in this generation."""
     has_reason: bool
     """Whether at least one owner reports a reason for incomplete protection of its shard."""
 
@@ -104,21 +108,30 @@ def totals(session: Session, generations: Mapping[str, int]) -> dict[str, ShardT
     """
     in_view = func.sum(case((_IN_VIEW, 1), else_=0)).label("in_view")
     held = (
-        select(Replica.run_id, Replica.rank, in_view)
+        select(Replica.run_id, Replica.rank, in_view, func.count().label("holders"))
         .where(Replica.run_id.in_(generations))
         .group_by(Replica.run_id, Replica.rank)
         .subquery()
     )
     fewest, reasons = func.min(func.coalesce(held.c.in_view, 0)), func.sum(case((Shard.reason != "", 1), else_=0))
+    most_out = func.max(func.coalesce(held.c.holders - held.c.in_view, 0))
     query = (
-        select(Shard.run_id, Shard.generation, func.count(), fewest, reasons)
+        select(Shard.run_id, Shard.generation, func.count(), fewest, most_out, func.min(Shard.committed_step), reasons)
         .outerjoin(held, and_(held.c.run_id == Shard.run_id, held.c.rank == Shard.rank))
         .where(Shard.run_id.in_(generations))
         .group_by(Shard.run_id, Shard.generation)
     )
     return {
-        run_id: ShardTotals(shard_count=count, fewest_in_view=thinnest, has_reason=told > 0)
-        for run_id, generation, count, thinnest, told in session.execute(query)
+        run_id: ShardTotals(
+            shard_count=count,
+            fewest_in_view=fewest_in_view,
+            most_out_of_view=most_out_of_view,
+            least_committed=least_committed,
+            has_reason=reason_count > 0,
+        )
+        for run_id, generation, count, fewest_in_view, most_out_of_view, least_committed, reason_count in (
+            session.execute(query)
+        )
         if generations[run_id] == generation
     }
 

@@ -40,10 +40,10 @@ from everstep.cli.names import JobName, OnlyFleet
 from everstep.cli.output import (
     FAILED,
     condition_words,
-    copies_of_shards,
     counted,
     moment,
     pairs,
+    protection_words,
     say,
     show,
     size,
@@ -111,6 +111,13 @@ def submit(
         int | None,
         typer.Option(
             help="Copies of every shard in memory, the owner's included; by default 2, or 1 for a single node."
+        ),
+    ] = None,
+    parity_group_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Nodes that protect each other by parity, which needs less memory than copies; by default none. The "
+            "job survives one lost node per group."
         ),
     ] = None,
     max_slowdown: Annotated[
@@ -233,7 +240,7 @@ def submit(
         RoleArn=role_arn,
         Requirements=requirements,
         Tags=pairs("--tag", tag or []) or None,
-        Protection=without_none(Copies=copies, MaxSlowdown=max_slowdown) or None,
+        Protection=without_none(Copies=copies, ParityGroupSize=parity_group_size, MaxSlowdown=max_slowdown) or None,
         CheckpointConfig=without_none(
             Strategy=strategy,
             EverySteps=checkpoint_every_steps,
@@ -635,8 +642,7 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("project", job["Project"]),
         (
             "ranks",
-            f"{counted(job['NodeCount'], 'node')} × {job['RanksPerNode']}, "
-            f"{copies_of_shards(job['Protection']['Copies'])}",
+            f"{counted(job['NodeCount'], 'node')} × {job['RanksPerNode']}, {protection_words(job['Protection'])}",
         ),
         ("generation", f"{job['Generation']} (from step {job['BaseStep']})" if job["Generation"] else "none yet"),
         ("progress", steps.words(job)),

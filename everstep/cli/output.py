@@ -225,9 +225,12 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
-def copies_of_shards(copies: int) -> str:
-    """Return the number of copies of every shard as text."""
-    return f"{counted(copies, 'copy', 'copies')} of every shard"
+def protection_words(settings: Json) -> str:
+    """Return as text how memory protects every shard. `settings` contains Copies and, with parity, ParityGroupSize."""
+    size = settings.get("ParityGroupSize")
+    if size:
+        return f"parity: memory survives any one lost node per group of {size}"
+    return f"{counted(settings['Copies'], 'copy', 'copies')} of every shard"
 
 
 def duration(value: float) -> str:

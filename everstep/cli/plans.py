@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from everstep.cli.accounting import dollars
-from everstep.cli.output import Json, copies_of_shards, counted, size
+from everstep.cli.output import Json, counted, protection_words, size
 
 
 def facts(plan: Json) -> list[tuple[str, Any]]:
@@ -25,7 +25,7 @@ def facts(plan: Json) -> list[tuple[str, Any]]:
         (
             "ranks",
             f"{counted(plan['NodeCount'], 'node')} × {plan['RanksPerNode']} = {plan['WorldSize']}, "
-            f"{copies_of_shards(plan['Copies'])}",
+            f"{protection_words(plan)}",
         ),
         *((("elastic", plan["Elasticity"]),) if plan.get("Elasticity") else ()),
         ("memory per node", _memory(plan)),
@@ -52,11 +52,15 @@ def facts(plan: Json) -> list[tuple[str, Any]]:
 
 
 def _memory(plan: Json) -> str:
-    slots = f"{counted(plan['SlotsPerNode'], 'slot')}, each as large as a rank's state"
-    largest = plan.get("LargestShardBytes")
-    return (
-        slots if largest is None else f"{slots}: at most {size(largest)}, each node has {size(plan['NodeMemoryBytes'])}"
+    largest, copies = plan.get("LargestShardBytes"), plan.get("CopiesMemoryRatio")
+    words = (
+        f"{counted(plan['SlotsPerNode'], 'slot')}, each as large as a rank's state"
+        if copies is None
+        else f"{plan['MemoryRatio']:.2f} × the state of its ranks (two copies: {copies:.2f} ×)"
     )
+    if largest is None:
+        return words
+    return f"{words}: at most {size(largest)}, each node has {size(plan['NodeMemoryBytes'])}"
 
 
 def _long(value: float) -> str:

@@ -8,7 +8,7 @@ import typer
 
 from everstep.cli.commands import Columns, Detail, Facts, Json, Prose, Rows, Service, Shown, command
 from everstep.cli.names import JobName
-from everstep.cli.output import moment, size, step
+from everstep.cli.output import moment, protection_words, size, step
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -27,7 +27,7 @@ def describe(service: Service, name: JobName) -> Shown:
         ("proposed step", step(protection["ProposedStep"])),
         ("boundary", step(protection["Boundary"])),
         ("committed", moment(protection.get("CommittedAt"))),
-        ("copies", protection["Copies"]),
+        ("protected by", protection_words(protection)),
         ("memory survives", _odds(protection["RecoveryOdds"])),
         (
             "last checkpoint",

@@ -17,6 +17,10 @@ test('a cell is the owner’s own, a copy, or out of view; who holds nothing has
   expect(nodes.map((node) => rows[0]!.cells.get(node))).toEqual(['own', 'copy', 'out'])
   expect(rows[0]!.cells.get('i-d')).toBeUndefined()
 })
+test('with parity, every node of the group counts', () => {
+  const { rows } = matrix({ Copies: 1, ParityGroupSize: 3, Shards: [shard(0, { 'i-a': true, 'i-b': true, 'i-c': true }), shard(1, { 'i-a': true, 'i-b': true, 'i-c': false })] })
+  expect(rows.map((row) => [row.shard.Rank, row.held, row.wanted, row.needsLook])).toEqual([[1, 2, 3, true], [0, 3, 3, false]])
+})
 test('256 shards on 256 nodes are laid out', () => {
   const many = Array.from({ length: 256 }, (_, rank) => ({ ...shard(rank, { [`i-${rank}`]: true, [`i-${(rank + 1) % 256}`]: true }), OwnerNodeId: `i-${rank}` }))
   expect(matrix({ Copies: 2, Shards: many })).toMatchObject({ nodes: { length: 256 }, rows: { length: 256 } })

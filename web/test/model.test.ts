@@ -14,7 +14,7 @@ import { addressesOf, arranged } from '../src/model/jobs'
 import { bands, csv, isCoarse, joined, series, standstills, windowOf, type Point } from '../src/model/metrics'
 import { progressOf, sampled } from '../src/model/progress'
 import { asCurl, asPython, asYaml, fromYaml, NotASpec, requestOf } from '../src/model/spec'
-import { problems } from '../src/model/submit'
+import { problems, withParity } from '../src/model/submit'
 import { rankWords, stacksOf } from '../src/model/stacks'
 import { isQueued, urgency } from '../src/model/standing'
 import { buckets } from '../src/model/time'
@@ -367,7 +367,12 @@ describe('a request in other words', () => {
 describe('what is wrong before it is sent', () => {
   const good = { TrainingJobName: 'gpt-1', Source: { SourceId: '0'.repeat(64) }, EntryPoint: 'train.py', NodeCount: 4, Protection: { Copies: 2 } }
   test('nothing', () => expect(problems(good)).toEqual({}))
-  test.each([[{ TrainingJobName: 'a--b' }, 'TrainingJobName'], [{ TrainingJobName: 'a'.repeat(64) }, 'TrainingJobName'], [{ Source: { SourceId: 'x' } }, 'Source'], [{ EntryPoint: '' }, 'EntryPoint'], [{ NodeCount: 0 }, 'NodeCount'], [{ NodeCount: 1.5 }, 'NodeCount'], [{ NodeCount: undefined }, 'NodeCount'], [{ RanksPerNode: 0 }, 'RanksPerNode'], [{ Protection: { Copies: 5 } }, 'Protection'], [{ CheckpointConfig: { EverySteps: -1 } }, 'CheckpointConfig']])('%o', (change, field) => expect(Object.keys(problems({ ...good, ...change }))).toEqual([field]))
+  test('parity keeps one copy', () => {
+    const parity = withParity({ Copies: 2, MaxSlowdown: 0.1 }, 4)
+    expect(parity).toEqual({ Copies: 1, ParityGroupSize: 4, MaxSlowdown: 0.1 })
+    expect(withParity(parity, undefined)).toEqual({ MaxSlowdown: 0.1 })
+  })
+  test.each([[{ TrainingJobName: 'a--b' }, 'TrainingJobName'], [{ TrainingJobName: 'a'.repeat(64) }, 'TrainingJobName'], [{ Source: { SourceId: 'x' } }, 'Source'], [{ EntryPoint: '' }, 'EntryPoint'], [{ NodeCount: 0 }, 'NodeCount'], [{ NodeCount: 1.5 }, 'NodeCount'], [{ NodeCount: undefined }, 'NodeCount'], [{ RanksPerNode: 0 }, 'RanksPerNode'], [{ Protection: { Copies: 5 } }, 'Protection'], [{ Protection: { ParityGroupSize: 8 } }, 'Protection'], [{ CheckpointConfig: { EverySteps: -1 } }, 'CheckpointConfig']])('%o', (change, field) => expect(Object.keys(problems({ ...good, ...change }))).toEqual([field]))
 })
 
 describe('calls', () => {

@@ -83,6 +83,7 @@ describe('is it safe?', () => {
     ['degraded', { protection: protection({ ProtectionState: 'Degraded', Reason: 'rank 3 has 1', Shards: [shard(), shard(1)] }) }, 'warn', 'Degraded', /on 1 node each.*Rank 3 has 1\.$/],
     ['a single loss is not survived', { protection: protection({ RecoveryOdds: [{ LostNodes: 1, Probability: 0 }], Shards: [shard(1)] }) }, 'warn', 'Protected', /any single loss: back to S3/],
     ['… and nothing is in S3', { protection: protection({ RecoveryOdds: [{ LostNodes: 1, Probability: 0 }], LastCheckpoint: undefined }) }, 'warn', 'Protected', /back to the start.*Nothing is in S3\.$/],
+    ['parity', { protection: protection({ Copies: 1, ParityGroupSize: 4 }) }, 'good', 'Protected', /committed, with parity over groups of 4 nodes; any single loss: survived from memory/],
     ['nearly certain is not certain', { protection: protection({ RecoveryOdds: [{ LostNodes: 2, Probability: 0.99996 }] }) }, 'good', 'Protected', /99\.996 %/],
     ['nothing committed', { protection: protection({ CommittedStep: -1, RecoveryOdds: [], LastCheckpoint: undefined, ProtectionState: 'Unprotected' }) }, 'idle', 'Nothing in memory yet', /nothing is in S3/],
     ['nothing committed, but a checkpoint', { protection: protection({ CommittedStep: -1, RecoveryOdds: [], ProtectionState: 'Unprotected' }) }, 'warn', 'Nothing in memory yet', /step 1,200 is in S3/],

@@ -482,7 +482,7 @@ def _store(services: Services, new: NewJob) -> JobRecord:
         job = jobs.create(session, new, now)
         message = (
             f"{job.name} was created: {new.spec.node_count} nodes × {new.spec.ranks_per_node} ranks, "
-            f"{new.spec.copies} copies."
+            f"{_protection_words(new.spec)}."
         )
         event = NewEvent(
             at=now,
@@ -494,6 +494,10 @@ def _store(services: Services, new: NewJob) -> JobRecord:
         )
         events.append(session, event)
     return job
+
+
+def _protection_words(spec: JobSpec) -> str:
+    return f"{spec.copies} copies" if spec.parity_group_size is None else f"parity of {spec.parity_group_size} nodes"
 
 
 def _created(job: JobRecord) -> jobs_schemas.CreateTrainingJobResponse:

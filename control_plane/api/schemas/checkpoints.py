@@ -38,7 +38,10 @@ class ShardProtection(Shape):
     committed_step: int
     bytes: int
     holders: list[Holder]
-    """Holders of the shard. The owner's node is the first."""
+    """Holders of the shard. The owner's node is the first.
+
+    With parity, the other holders are the other nodes of the group, which keep a share of the shard.
+    """
     reason: str
     """Reason why a holder is out of view, slow or unreachable, or why the owner or a holder refuses snapshots.
 
@@ -65,21 +68,23 @@ class DescribeProtectionResponse(Shape):
     boundary: int
     committed_at: datetime | None
     copies: int
+    parity_group_size: int | None
+    """Nodes per parity group. The memory survives the loss of any one node per group. Absent without parity."""
     protection_state: ProtectionState
     reason: str
     recovery_odds: list[RecoveryOdds]
-    """The probability that every shard keeps a copy after a simultaneous loss of one, two or three nodes.
+    """The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes.
 
     Only holders in view count. The list is empty until every shard has a committed step. Loss sizes with too many cases
     to compute are omitted.
     """
     domain_odds: list[DomainOdds]
-    """The probability that every shard keeps a copy after a simultaneous loss of one, two or three failure domains.
+    """The probability that memory keeps every shard after a simultaneous loss of one, two or three failure domains.
 
     Empty if AWS has reported no domains.
     """
     fatal_domains: list[str]
-    """Failure domains whose loss alone would destroy every copy of some shard."""
+    """Failure domains whose loss alone would lose some shard from memory."""
     shards: list[ShardProtection]
     last_checkpoint: LastCheckpoint | None
 

@@ -38,6 +38,7 @@ from control_plane.api.schemas.common import (
 )
 from control_plane.api.schemas.plans import TrainingJobPlan
 from control_plane.core.observed.jobs import DEFAULT_PATIENCE_SECONDS
+from control_plane.core.parity import MAX_GROUP_SIZE, MIN_GROUP_SIZE
 from control_plane.core.states import JobState, ProtectionState, SecondaryStatus, TrainingJobStatus
 
 
@@ -49,14 +50,23 @@ class SourceConfig(Request):
 
 
 class ProtectionConfig(Request):
-    """Number of nodes that hold each shard in memory, and limit for the slowdown by snapshots."""
+    """How the memory of nodes protects each shard, and the limit for the slowdown by snapshots."""
 
     copies: int = Field(default=2, ge=1, le=8)
     """Nodes that hold each shard, the owner included.
 
     With 1, the job survives lost processes but no lost node.
 
-    The default is 2, or 1 for a job of one node.
+    The default is 2, or 1 for a job of one node or with ParityGroupSize.
+    """
+    parity_group_size: int | None = Field(default=None, ge=MIN_GROUP_SIZE, le=MAX_GROUP_SIZE)
+    """Nodes that protect each other by parity, for hosts short of memory. The default is no parity.
+
+    Each node keeps its own shards, and the XOR of parts of the shards of the other nodes in its group. The job survives
+    the loss of any one node per group. Groups of g nodes need g ÷ (g - 1) ÷ 2 of the memory of two copies. The last
+    group also has the nodes that remain.
+
+    Copies must be 1, and ElasticConfig must not be set. Cannot change after creation.
     """
     max_slowdown: float | None = Field(default=None, ge=0.0001, le=1)
     """Share of the mean iteration time that snapshots may add, 0.01 meaning 1 %.

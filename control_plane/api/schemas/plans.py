@@ -10,7 +10,7 @@ class RecoveryOdds(Shape):
 
     lost_nodes: int
     probability: float
-    """Exact probability that every shard keeps a copy. All sets of LostNodes nodes are equally likely."""
+    """Exact probability that memory keeps every shard. All sets of LostNodes nodes are equally likely."""
 
 
 class DomainOdds(Shape):
@@ -18,7 +18,7 @@ class DomainOdds(Shape):
 
     lost_domains: int
     probability: float
-    """Exact probability that every shard keeps a copy. All sets of LostDomains domains are equally likely.
+    """Exact probability that memory keeps every shard. All sets of LostDomains domains are equally likely.
 
     A node whose domain is unknown counts as a separate domain.
     """
@@ -32,6 +32,8 @@ class TrainingJobPlan(Shape):
     ranks_per_node: int
     world_size: int
     copies: int
+    parity_group_size: int | None
+    """Nodes per parity group. Absent without parity."""
     elasticity: str | None
     """A sentence about the numbers of nodes between which the job may change.
 
@@ -40,8 +42,13 @@ class TrainingJobPlan(Shape):
     slots_per_node: int
     """Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode.
 
-    Each slot holds the state of one rank.
+    Each slot holds the state of one rank. With parity, half of the slots hold shares, of which each has
+    1 ÷ (ParityGroupSize - 1) of the size.
     """
+    memory_ratio: float
+    """Memory for slots on each node, divided by the state of the node's ranks."""
+    copies_memory_ratio: float | None
+    """MemoryRatio of the same job with two copies in the place of parity. Absent without parity."""
     node_memory_bytes: int | None
     """Memory for slots on the fleet's smallest node. Absent while the fleet has no node."""
     largest_shard_bytes: int | None
@@ -49,7 +56,7 @@ class TrainingJobPlan(Shape):
     recovery_odds: list[RecoveryOdds]
     """Recovery probabilities for a simultaneous loss of one, two or three nodes.
 
-    The probabilities assume that every shard has all its copies.
+    The probabilities assume that every shard has all its holders.
     """
     can_start_now: bool
     """Whether enough nodes are free and connected, and no other job is ahead in the queue."""

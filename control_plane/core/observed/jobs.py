@@ -47,6 +47,8 @@ class JobSettings:
     node_count: int
     ranks_per_node: int
     copies: int
+    parity_group_size: int | None = None
+    """Number of nodes that protect each other's shards by parity. None: copies protect the shards."""
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
     checkpoint_strategy: Strategy = Strategy.EVERSTEP
     checkpoint_every_steps: int = 0

@@ -250,6 +250,18 @@ def test_an_elastic_job_is_submitted_with_its_numbers_of_nodes_and_the_plan_show
     assert words in " ".join(out.split())
 
 
+def test_a_job_with_parity_is_submitted_and_the_plan_shows_its_memory_beside_that_of_copies(run):
+    parity = {"Copies": 1, "ParityGroupSize": 4, "MemoryRatio": 8 / 3, "CopiesMemoryRatio": 4.0}
+    answer = {"TrainingJobName": "gpt", "RunId": "r", "Plan": {**PLAN, **parity}}
+    options = (*SUBMIT, "--parity-group-size", "4")
+    code, out, _, calls = run(*options, upload_source={"SourceId": "s"}, create_training_job=answer)
+    assert code == 0
+    assert calls[-1][1]["Protection"] == {"ParityGroupSize": 4}
+    shown = " ".join(out.split())
+    assert "parity: memory survives any one lost node per group of 4" in shown
+    assert "2.67 × the state of its ranks (two copies: 4.00 ×): at most 1.0 GiB" in shown
+
+
 def test_a_plan_may_know_little(run):
     least_plan = {"TrainingJobName": "gpt", "Plan": least("TrainingJobPlan")}
     code, _, err, _ = run(*SUBMIT, upload_source={"SourceId": "s"}, create_training_job=least_plan)

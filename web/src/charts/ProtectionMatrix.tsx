@@ -78,12 +78,12 @@ export function ProtectionMatrix({ protection }: { protection: DescribeProtectio
     context.clip()
     context.textAlign = 'left'
     for (let row = firstRow; row < lastRow; row += 1) {
-      const { shard, held } = rows[row]!
+      const { shard, held, wanted } = rows[row]!
       const y = TOP + row * ROW - at.y + ROW / 2
       context.fillStyle = token('text')
       context.fillText(`rank ${shard.Rank}`, 0, y)
-      context.fillStyle = token(held < protection.Copies ? 'warn' : 'soft')
-      context.fillText(`${held}/${protection.Copies}`, 62, y)
+      context.fillStyle = token(held < wanted ? 'warn' : 'soft')
+      context.fillText(`${held}/${wanted}`, 62, y)
       context.fillStyle = token(shard.CommittedStep < newest ? 'warn' : 'soft')
       context.fillText(shard.CommittedStep < 0 ? '–' : shard.CommittedStep < newest ? `−${count(newest - shard.CommittedStep)}` : count(shard.CommittedStep), 96, y)
     }
@@ -102,7 +102,7 @@ export function ProtectionMatrix({ protection }: { protection: DescribeProtectio
       context.restore()
     }
     context.restore()
-  }, [at, width, height, rows, nodes, newest, protection.Copies])
+  }, [at, width, height, rows, nodes, newest])
 
   const point = (event: React.PointerEvent<HTMLDivElement>) => {
     const box = event.currentTarget.getBoundingClientRect()
@@ -130,13 +130,13 @@ export function ProtectionMatrix({ protection }: { protection: DescribeProtectio
         <span aria-live="off">{pointed}</span>
       </div>
       <p className="dim">{thin ? `${plural(thin, 'shard')} of ${count(rows.length)} ${thin === 1 ? 'needs' : 'need'} a look: ${thin === 1 ? 'its' : 'their'} copies come first.` : 'Every shard has all its copies, of the newest step.'}</p>
-      <Copies rows={rows} wanted={protection.Copies} newest={newest} />
+      <Copies rows={rows} newest={newest} />
     </>
   )
 }
 
 /** Every copy with its lag, when it was verified, its domain, and what is wrong with its shard; what needs a look comes first. */
-function Copies({ rows, wanted, newest }: { rows: Row[]; wanted: number; newest: number }) {
+function Copies({ rows, newest }: { rows: Row[]; newest: number }) {
   const found = useMemo(() => copies(rows), [rows])
   const [shown, setShown] = useState(MORE_COPIES)
   return (
@@ -159,7 +159,7 @@ function Copies({ rows, wanted, newest }: { rows: Row[]; wanted: number; newest:
             </tr>
           </thead>
           <tbody>
-            {found.slice(0, shown).map(({ row: { shard, held }, cell, holder }) => (
+            {found.slice(0, shown).map(({ row: { shard, held, wanted }, cell, holder }) => (
               <tr key={`${shard.Rank} ${holder.NodeId}`}>
                 <td data-name="Rank">{shard.Rank}</td>
                 <td data-name="Node"><NodeLink id={holder.NodeId} /></td>

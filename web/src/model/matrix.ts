@@ -8,6 +8,8 @@ export interface Row {
   shard: ShardProtection
   /** Holders that count. */
   held: number
+  /** Holders that should count: Copies, or with parity all nodes of the group. */
+  wanted: number
   /** It has fewer copies than it should, is behind the others, or says that something is wrong. */
   needsLook: boolean
   cells: Map<string, Cell>
@@ -19,16 +21,18 @@ const cellOf = (shard: ShardProtection, holder: Holder): Cell => {
   return holder.NodeId === shard.OwnerNodeId ? 'own' : 'copy'
 }
 
-export function matrix(protection: Pick<DescribeProtectionResponse, 'Shards' | 'Copies'>): { nodes: string[]; rows: Row[]; newest: number } {
+export function matrix(protection: Pick<DescribeProtectionResponse, 'Shards' | 'Copies' | 'ParityGroupSize'>): { nodes: string[]; rows: Row[]; newest: number } {
   const shards = protection.Shards ?? []
   const newest = shards.reduce((most, shard) => Math.max(most, shard.CommittedStep), -1)
   const rows = shards
     .map((shard) => {
       const held = (shard.Holders ?? []).filter((holder) => holder.InView).length
+      const wanted = protection.ParityGroupSize === undefined ? protection.Copies : (shard.Holders ?? []).length
       return {
         shard,
         held,
-        needsLook: held < protection.Copies || Boolean(shard.Reason) || shard.CommittedStep < newest,
+        wanted,
+        needsLook: held < wanted || Boolean(shard.Reason) || shard.CommittedStep < newest,
         cells: new Map((shard.Holders ?? []).map((holder) => [holder.NodeId, cellOf(shard, holder)] as const)),
       }
     })

@@ -25,7 +25,8 @@ export function planned(plan: TrainingJobPlan): Planned {
   const facts: [string, string | undefined][] = [
     ['Fleet', plan.FleetName],
     ['Ranks', `${count(plan.WorldSize)}: ${plural(plan.NodeCount, 'node')} with ${count(plan.RanksPerNode)} each`],
-    ['Copies in memory', count(plan.Copies)],
+    plan.ParityGroupSize === undefined ? ['Copies in memory', count(plan.Copies)] : ['Parity in memory', `groups of ${plan.ParityGroupSize} nodes`],
+    plan.CopiesMemoryRatio === undefined ? ['Memory of a node', undefined] : ['Memory of a node', `${plan.MemoryRatio.toFixed(2)} × the state of its ranks; two copies: ${plan.CopiesMemoryRatio.toFixed(2)} ×`],
     ['A loss is survived from memory', odds.join('; ') || undefined],
     ['State of a rank', plan.LargestShardBytes === undefined ? undefined : `at most ${bytes(plan.LargestShardBytes)}: ${plural(plan.SlotsPerNode, 'slot')} in ${bytes(plan.NodeMemoryBytes ?? 0)} of a node`],
     ['Price', plan.CostUsdPerHour === undefined ? undefined : `${dollars(plan.CostUsdPerHour)}/h`],

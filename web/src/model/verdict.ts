@@ -170,7 +170,8 @@ function protectionOf({ job, protection }: Facts): Statement {
     return { tone: checkpoint ? 'warn' : 'idle', title: 'Nothing in memory yet', text: sentence(`no step has been committed in memory; ${durable}`) }
   }
   const copies = fewestCopies(protection)
-  const held = copies === undefined ? `step ${count(step)} was committed` : `step ${count(step)} on ${plural(copies, 'node')} each`
+  const held = copies === undefined || protection.ParityGroupSize !== undefined ? `step ${count(step)} was committed` : `step ${count(step)} on ${plural(copies, 'node')} each`
+  const parity = protection.ParityGroupSize === undefined ? '' : `, with parity over groups of ${protection.ParityGroupSize} nodes`
   const losses = odds.map((each) => `${lossWords(each.LostNodes)}: ${each.Probability >= 1 ? 'survived from memory' : each.Probability <= 0 ? `back to ${checkpoint ? 'S3' : 'the start'}` : `survived from memory in ${percent(each.Probability)} of the cases`}`)
   const chance = losses.length ? losses.join('; ') : 'what a loss would do cannot be counted until every rank has committed'
   const single = odds.find((each) => each.LostNodes === 1)?.Probability ?? 1
@@ -179,7 +180,7 @@ function protectionOf({ job, protection }: Facts): Statement {
   return {
     tone,
     title: state,
-    text: `${sentence(`${held}; ${chance}`)} ${sentence(durable)}${state === 'Protected' ? '' : ` ${sentence(protection.Reason ?? '')}`}`.trim(),
+    text: `${sentence(`${held}${parity}; ${chance}`)} ${sentence(durable)}${state === 'Protected' ? '' : ` ${sentence(protection.Reason ?? '')}`}`.trim(),
   }
 }
 

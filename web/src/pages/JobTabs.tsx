@@ -25,7 +25,7 @@ export function ProtectionTab({ job }: { job: TrainingJob }) {
                 ['State', <Status key="state" tone={isOver(job) ? 'idle' : toneOf(protection.ProtectionState)} word={protection.ProtectionState} />],
                 ['Committed', protection.CommittedStep < 0 ? 'nothing yet' : <>step {count(protection.CommittedStep)}, <Ago at={protection.CommittedAt} /></>],
                 ['On its way', protection.ProposedStep < 0 ? '–' : `step ${count(protection.ProposedStep)}`],
-                ['Copies asked for', `${protection.Copies}, the owner’s included`],
+                protection.ParityGroupSize === undefined ? ['Copies asked for', `${protection.Copies}, the owner’s included`] : ['Parity', `survives any one lost node per group of ${protection.ParityGroupSize}`],
                 ['Newest in S3', protection.LastCheckpoint ? <>step {count(protection.LastCheckpoint.Step)}, <Ago at={protection.LastCheckpoint.CompletedAt} /></> : 'nothing'],
               ]}
             />

@@ -10,7 +10,7 @@ import { fleetsQuery, jobsQuery, jobQuery, useRole } from '../api/queries'
 import type { CreateTrainingJobRequest, TrainingJobPlan } from '../contract'
 import { planned } from '../model/plan'
 import { asCommand, asYaml, fromYaml, NotASpec, requestOf, shortest, type Draft } from '../model/spec'
-import { problems } from '../model/submit'
+import { problems, withParity } from '../model/submit'
 import { Command, Empty, FactList, Problem, ToneIcon } from '../parts/Basics'
 
 const START: Draft = { TrainingJobName: '', FleetName: '', Source: { SourceId: '' }, EntryPoint: 'train.py', NodeCount: 2, RanksPerNode: 1, Protection: { Copies: 2 } }
@@ -145,6 +145,7 @@ function Form() {
             <NumberInput label="Nodes" required w={110} min={1} allowDecimal={false} error={said('NodeCount')} value={draft.NodeCount ?? ''} onChange={(value) => change({ NodeCount: number(value) })} />
             <NumberInput label="Ranks a node" w={110} min={1} allowDecimal={false} error={said('RanksPerNode')} value={draft.RanksPerNode ?? ''} onChange={(value) => change({ RanksPerNode: number(value) })} />
             <NumberInput label="Copies" w={110} min={1} allowDecimal={false} error={said('Protection')} value={draft.Protection?.Copies ?? ''} onChange={(value) => change({ Protection: { ...draft.Protection, Copies: number(value) } })} />
+            <NumberInput label="Parity group" w={120} min={2} max={8} allowDecimal={false} value={draft.Protection?.ParityGroupSize ?? ''} onChange={(value) => change({ Protection: withParity(draft.Protection, number(value)) })} />
             <NumberInput label="Checkpoint every" w={140} min={0} allowDecimal={false} suffix=" steps" error={said('CheckpointConfig')} value={draft.CheckpointConfig?.EverySteps ?? ''} onChange={(value) => change({ CheckpointConfig: { ...draft.CheckpointConfig, EverySteps: number(value) } })} />
           </div>
           <Textarea

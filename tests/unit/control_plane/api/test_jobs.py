@@ -175,6 +175,17 @@ def test_one_node_has_one_copy(client, request_):
     assert client.describe_training_job(TrainingJobName="gpt")["Protection"]["Copies"] == 1
 
 
+def test_parity_keeps_one_copy(client, request_):
+    client.create_training_job(**{**request_, "NodeCount": 4, "Protection": {"ParityGroupSize": 3}})
+    assert client.describe_training_job(TrainingJobName="gpt")["Protection"] == {
+        "Copies": 1,
+        "ParityGroupSize": 3,
+        "MaxSlowdown": 1.0,
+    }
+    messages = [event["Message"] for event in client.list_events(TrainingJobName="gpt")["Events"]]
+    assert "gpt was created: 4 nodes × 1 ranks, parity of 3 nodes." in messages
+
+
 def test_a_budget_alone_leaves_the_copies_to_the_nodes(client, request_):
     client.create_training_job(**{**request_, "NodeCount": 1, "Protection": {"MaxSlowdown": 0.05}})
     assert client.describe_training_job(TrainingJobName="gpt")["Protection"] == {"Copies": 1, "MaxSlowdown": 0.05}

@@ -72,6 +72,7 @@ def test_an_empty_fleet_tells_what_it_knows(client, fleet, wanted):
         "WorldSize": 8,
         "Copies": 2,
         "SlotsPerNode": 8,
+        "MemoryRatio": 4.0,
         "RecoveryOdds": [
             {"LostNodes": 1, "Probability": 1.0},
             {"LostNodes": 2, "Probability": 4 / 6},
@@ -94,6 +95,16 @@ def test_memory_is_counted_as_the_agents_count_it(service, client, fleet, wanted
     spares(service, 2, 64 * GIB)
     plan = planned(client, wanted, Protection={"Copies": 3}, CheckpointConfig={"ThirdSlot": True})
     assert (plan["SlotsPerNode"], plan["NodeMemoryBytes"], plan["LargestShardBytes"]) == (18, 64 * GIB, 64 * GIB // 18)
+
+
+@pytest.mark.covers("CreateTrainingJob.Protection.ParityGroupSize")
+def test_a_plan_shows_the_memory_of_parity_beside_that_of_copies(service, client, fleet, wanted):
+    spares(service, 2, 64 * GIB)
+    plan = planned(client, wanted, Protection={"ParityGroupSize": 4})
+    assert (plan["Copies"], plan["ParityGroupSize"], plan["SlotsPerNode"]) == (1, 4, 8)
+    assert (plan["MemoryRatio"], plan["CopiesMemoryRatio"]) == (pytest.approx(8 / 3), 4.0)
+    assert plan["LargestShardBytes"] > planned(client, wanted)["LargestShardBytes"]
+    assert [odds["Probability"] for odds in plan["RecoveryOdds"]] == [1.0, 0.0, 0.0]
 
 
 def test_it_can_start_where_enough_nodes_are_free_and_connected(service, client, fleet, wanted):

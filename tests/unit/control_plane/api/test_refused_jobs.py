@@ -51,6 +51,28 @@ def request_(client, tmp_path_factory):
     ("change", "field", "figure"),
     [
         ({"Protection": {"Copies": 5}}, "Protection.Copies", "5 copies need 5 nodes; NodeCount is 4"),
+        ({"Protection": {"ParityGroupSize": 1}}, "Protection.ParityGroupSize", "must be at least 2"),
+        ({"Protection": {"ParityGroupSize": 9}}, "Protection.ParityGroupSize", "must be at most 8"),
+        (
+            {"Protection": {"ParityGroupSize": 5}},
+            "Protection.ParityGroupSize",
+            "groups of 5 nodes need 5 nodes; NodeCount is 4. Lower ParityGroupSize or raise NodeCount",
+        ),
+        (
+            {"Protection": {"ParityGroupSize": 4, "Copies": 2}},
+            "Protection.Copies",
+            "parity keeps 1 copy of each shard, not 2; remove Copies or ParityGroupSize",
+        ),
+        (
+            {"Protection": {"ParityGroupSize": 4}, "ElasticConfig": {"MinNodeCount": 3}},
+            "ElasticConfig.MinNodeCount",
+            "a job with parity cannot change its number of nodes; remove the field, or use Protection.Copies",
+        ),
+        (
+            {"Protection": {"ParityGroupSize": 4}, "CheckpointConfig": {"Strategy": "Strawman"}},
+            "Protection.ParityGroupSize",
+            "the strategy Strawman keeps nothing on other nodes; remove the field",
+        ),
         ({"Protection": {"MaxSlowdown": 0}}, "Protection.MaxSlowdown", "must be at least 0.0001"),
         ({"NodeCount": 9}, "NodeCount", "NodeCount is 9; the group training-group of the fleet main has MaxSize 8"),
         (

@@ -383,6 +383,56 @@ def test_a_list_says_nothing_of_the_protection_of_a_job_that_has_no_memory(clien
     assert "ProtectionState" not in over
 
 
+def parity_shard(rank: int, *, out_of_view: tuple[int, ...] = (), committed: int = 9) -> ShardRecord:
+    """Return the shard of one of six ranks, whose parity groups are the nodes 0 to 2 and 3 to 5."""
+    first = rank // 3 * 3
+    group = [first + (rank + n) % 3 for n in range(3)]
+    return ShardRecord(
+        rank=rank,
+        generation=1,
+        owner_node_id=f"i-{rank}",
+        committed_step=committed,
+        payload_bytes=100,
+        reason="",
+        holders=tuple(HolderRecord(node_id=f"i-{node}", is_in_view=node not in out_of_view) for node in group),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "state", "words", "odds"),
+    [
+        (None, "Protected", "", [1.0, 9 / 15, 0.0]),
+        (
+            parity_shard(1, out_of_view=(2,)),
+            "Degraded",
+            "1 parity group cannot rebuild a lost shard; rank 1 has i-2 out of view.",
+            [0.5, 0.0, 0.0],
+        ),
+        (
+            parity_shard(4, committed=-1),
+            "Degraded",
+            "1 parity group cannot rebuild a lost shard; rank 4 has not committed a step in this generation.",
+            [],
+        ),
+    ],
+)
+def test_parity_protects_a_group_while_every_member_is_in_every_view(
+    service, client, fleet, source, changed, state, words, odds
+):
+    job = Job(service, client, source, NodeCount=6, Protection={"ParityGroupSize": 3})
+    job.launch(1, count=6)
+    job.write(jobs.change, committed_step=9)
+    shards = [parity_shard(rank) for rank in range(6)]
+    if changed is not None:
+        shards[changed.rank] = changed
+    job.write(protection.record, shards, START)
+    answer = client.describe_protection(TrainingJobName="gpt")
+    assert (answer["ParityGroupSize"], answer["ProtectionState"], answer["Reason"]) == (3, state, words)
+    assert [each["Probability"] for each in answer["RecoveryOdds"]] == odds
+    (listed,) = client.list_training_jobs()["TrainingJobSummaries"]
+    assert listed["ProtectionState"] == state
+
+
 def test_odds_count_holders_in_view_alone(client, job):
     job.launch(1)
     job.write(jobs.change, committed_step=9)

@@ -209,6 +209,21 @@ def test_more_memory_is_held_against_what_the_nodes_have(service, client, job):
     client.update_training_job(**GPT, Protection={"Copies": 1})
 
 
+@pytest.mark.covers("UpdateTrainingJob.Protection.ParityGroupSize")
+def test_parity_is_decided_at_creation(client, job):
+    with refused("ValidationException", match="Protection.ParityGroupSize: cannot change after creation"):
+        client.update_training_job(**GPT, Protection={"ParityGroupSize": 2})
+
+
+def test_a_job_with_parity_keeps_one_copy(client, fleet, source):
+    request = {"Source": source, "EntryPoint": "train.py", "NodeCount": 4, "Protection": {"ParityGroupSize": 4}}
+    client.create_training_job(**GPT, **request)
+    with refused("ValidationException", match="Protection.Copies: parity keeps 1 copy of each shard, not 2"):
+        client.update_training_job(**GPT, Protection={"Copies": 2})
+    client.update_training_job(**GPT, Protection=client.describe_training_job(**GPT)["Protection"])
+    assert client.update_training_job(**GPT, Protection={"MaxSlowdown": 0.05})["Changes"]
+
+
 @pytest.mark.covers("UpdateTrainingJob.CheckpointConfig.ThirdSlot")
 def test_a_third_slot_is_not_taken_back(service, client, job):
     client.update_training_job(**GPT, CheckpointConfig={"ThirdSlot": True})

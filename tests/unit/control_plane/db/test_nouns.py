@@ -86,7 +86,7 @@ def test_a_holder_whose_instance_has_ended_is_in_nobodys_view(database, job, lea
         (stored,) = protection.of_run(session, job.run_id)
         totals = protection.totals(session, {job.run_id: 1})
     assert {holder.node_id: holder.is_in_view for holder in stored.holders} == {"i-1": False, "i-2": True}
-    assert totals[job.run_id].fewest_in_view == 1
+    assert (totals[job.run_id].fewest_in_view, totals[job.run_id].most_out_of_view) == (1, 1)
 
 
 def test_an_owner_that_moves_is_a_change(database, job, lease):
