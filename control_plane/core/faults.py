@@ -27,7 +27,7 @@ from everstep.protocol.agent_messages import (
     RankStatus,
 )
 from everstep.protocol.ids import NodeId, Rank, RunId, Step
-from everstep.protocol.plan import GenerationPlan, Relayout, Timeouts
+from everstep.protocol.plan import GenerationPlan, RankPlan, Relayout, ShardSource, Timeouts
 
 SHARD_FAULTS = frozenset({FaultCode.SOURCE_MISMATCH, FaultCode.SOURCE_UNAVAILABLE})
 """Fault codes that an agent reports when a load failed because of the shards themselves.
@@ -177,18 +177,33 @@ def implied(verdict: Verdict, now: float) -> Implication | None:
 
 
 def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple[Fault, ...]:
-    """Return one fault that lists the shards whose holders are all lost. Empty if every shard has a holder."""
-    taken = [rank for rank in plan.ranks if all(holder in lost for holder in rank.holders)]
+    """Return one fault that lists the shards that the remaining nodes neither hold nor can rebuild.
+
+    Empty if every shard has a holder, and every parity group has lost at most one node.
+    """
+    taken = [rank for rank in plan.ranks if _is_taken(rank, lost)]
     if not taken:
         return ()
     ranks = ", ".join(str(rank.rank) for rank in taken)
-    return (Fault(cause=Cause.GROUP_LOST, evidence=f"every node that held the shard of rank {ranks} is lost", at=at),)
+    words = (
+        f"two nodes of a parity group are lost, and with them the shard of rank {ranks}"
+        if any(rank.stripe for rank in taken)
+        else f"every node that held the shard of rank {ranks} is lost"
+    )
+    return (Fault(cause=Cause.GROUP_LOST, evidence=words, at=at),)
+
+
+def _is_taken(rank: RankPlan, lost: Sequence[NodeId]) -> bool:
+    """Return whether the loss of these nodes loses a rank's shard from memory."""
+    owner, *peers = rank.holders
+    return owner in lost and (any if rank.stripe else all)(peer in lost for peer in peers)
 
 
 def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
     """Return one fault that lists the shards that no node holds in memory. Empty without such shards.
 
-    A shard disappears from memory if a second node is lost before the copies of the first lost node are restored.
+    A shard disappears from memory if a second node is lost before the copies or shares of the first lost node are
+    restored.
 
     Args:
         forgotten: ranks whose shard no node holds.
@@ -374,7 +389,8 @@ def failed_sources(
 ) -> FailedSources:
     """Return which sources the failed loads prove unusable.
 
-    - A slot in a node's memory counts if the loading agent reports a shard fault and the serving node was connected. If
+    - A slot in a node's memory counts if the loading agent reports a shard fault and the serving node was connected. A
+      rebuild by parity counts if all serving nodes were connected. If
       the slot was only unreachable, it is doubted after the first failure and refused after the second.
     - An object in S3 counts only if the agent reports that its content differs from the manifest.
 
@@ -403,7 +419,7 @@ def failed_sources(
             continue
         for source in (source for rank in member.ranks for source in plan.ranks[rank].sources):
             is_object = source.kind == "s3"
-            if is_mismatch if is_object else _is_there(nodes, source.node_id):
+            if is_mismatch if is_object else _is_there(nodes, source):
                 failed += [
                     (
                         RefusedSource(
@@ -438,7 +454,7 @@ def _failed_earlier_shards(
         for fault in report.faults
         if fault.code in SHARD_FAULTS and fault.shard is not None and fault.shard < relayout.world_size
         for source in relayout.shards[fault.shard]
-        if (fault.code == FaultCode.SOURCE_MISMATCH if source.kind == "s3" else _is_there(nodes, source.node_id))
+        if (fault.code == FaultCode.SOURCE_MISMATCH if source.kind == "s3" else _is_there(nodes, source))
     ]
 
 
@@ -513,8 +529,10 @@ def _last_sign(nodes: Mapping[NodeId, NodeObserved], node_id: NodeId, now: float
     return now if node is None or node.heard_at is None else min(now, node.heard_at)
 
 
-def _is_there(nodes: Mapping[NodeId, NodeObserved], node_id: NodeId | None) -> bool:
-    return node_id is not None and node_id in nodes and nodes[node_id].is_connected
+def _is_there(nodes: Mapping[NodeId, NodeObserved], source: ShardSource) -> bool:
+    """Return whether all nodes that serve a source from memory are connected."""
+    serving = [source.node_id] if source.rebuild is None else [each.node_id for each in source.rebuild.survivors]
+    return all(node_id in nodes and nodes[node_id].is_connected for node_id in serving)
 
 
 def _words(report: MemberReport) -> str:

@@ -11,7 +11,7 @@ The plan uses only complete checkpoints and the inventories that members reporte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from control_plane.core import elastic, members, placement, recovery
@@ -22,7 +22,7 @@ from control_plane.core.observed.steps import NO_GENERATION
 from control_plane.core.strategies import STRATEGIES
 from everstep.protocol.agent_messages import MemberPhase, MemberReport
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, RunId, Step
-from everstep.protocol.plan import CheckpointPlan, GenerationPlan, PlanNode, RankPlan
+from everstep.protocol.plan import CheckpointPlan, GenerationPlan, PlanNode, RankPlan, ShardSource
 
 MASTER_PORTS = range(20_000, 32_000)
 """Ports for torch's rendezvous, below the ephemeral ports of the kernel."""
@@ -176,11 +176,11 @@ def make_plan(
     found = survey(spec, seen, record, roll)
     restore = recovery.choose(found)
     domains = {node_id: domain for node_id in nodes if (domain := seen.nodes[node_id].domain) is not None}
-    copies = min(spec.copies, len(nodes))  # A generation may have fewer nodes than the requested number of copies.
-    holders = placement.plan(nodes, copies, domains, before=_groups_before(seen)).holders
-    ranks = [
-        (rank, node_id) for place, node_id in enumerate(nodes) for rank in members.ranks_of(place, spec.ranks_per_node)
-    ]
+    ranks = (
+        _with_copies(spec, seen, nodes, domains, restore.sources)
+        if spec.parity_group_size is None
+        else _with_parity(spec, seen, nodes, domains, restore.sources)
+    )
     stored = recovery.stored(found, restore.base_step)
     plan = GenerationPlan(
         job=spec.job,
@@ -198,9 +198,7 @@ def make_plan(
             )
             for place, node_id in enumerate(nodes)
         ),
-        ranks=tuple(
-            RankPlan(rank=rank, holders=holders[node_id], sources=restore.sources[rank]) for rank, node_id in ranks
-        ),
+        ranks=ranks,
         coordinator=_coordinator(seen, record, nodes),
         master_address=seen.nodes[nodes[0]].address,
         master_port=_master_port(spec.run, record.issued_generation),
@@ -260,6 +258,64 @@ def highest_seen(seen: JobObserved, run: RunId) -> Generation:
 def _report(seen: JobObserved, node_id: NodeId, run: RunId) -> MemberReport | None:
     node = seen.nodes.get(node_id)
     return node.member if node is not None and node.member is not None and node.member.run == run else None
+
+
+def _with_copies(
+    spec: JobSpec,
+    seen: JobObserved,
+    nodes: Sequence[NodeId],
+    domains: Mapping[NodeId, str],
+    sources: Sequence[tuple[ShardSource, ...]],
+) -> tuple[RankPlan, ...]:
+    """Return the ranks of a plan in which copies protect the shards.
+
+    A generation may have fewer nodes than the requested number of copies.
+    """
+    copies = min(spec.copies, len(nodes))
+    holders = placement.plan(nodes, copies, domains, before=_groups_before(seen)).holders
+    return tuple(
+        RankPlan(rank=rank, holders=holders[node_id], sources=sources[rank])
+        for place, node_id in enumerate(nodes)
+        for rank in members.ranks_of(place, spec.ranks_per_node)
+    )
+
+
+def _with_parity(
+    spec: JobSpec,
+    seen: JobObserved,
+    nodes: Sequence[NodeId],
+    domains: Mapping[NodeId, str],
+    sources: Sequence[tuple[ShardSource, ...]],
+) -> tuple[RankPlan, ...]:
+    """Return the ranks of a plan in which the nodes of a group protect each other by parity.
+
+    The ranks with one LOCAL_RANK on the nodes of a group form a stripe.
+    """
+    before = _parity_groups_before(seen, nodes)
+    groups = placement.parity_groups(nodes, spec.parity_group_size or 0, domains, before=before)
+    group_of = {place: group for group in groups for place in group}
+    return tuple(
+        RankPlan(
+            rank=rank,
+            holders=(node_id, *(nodes[other] for other in group_of[place] if other != place)),
+            sources=sources[rank],
+            stripe=tuple(members.ranks_of(other, spec.ranks_per_node)[local_rank] for other in group_of[place]),
+        )
+        for place, node_id in enumerate(nodes)
+        for local_rank, rank in enumerate(members.ranks_of(place, spec.ranks_per_node))
+    )
+
+
+def _parity_groups_before(seen: JobObserved, nodes: Sequence[NodeId]) -> tuple[tuple[int, ...], ...]:
+    """Return the parity groups of the newest stored plan, as GROUP_RANKs.
+
+    Empty before the first plan, and if none of its nodes remains: no share of these groups exists then.
+    """
+    if seen.plan is None or not {node.node_id for node in seen.plan.nodes} & set(nodes):
+        return ()
+    place_of = {rank: place for place, node in enumerate(seen.plan.nodes) for rank in node.ranks}
+    groups = {tuple(place_of[rank] for rank in seen.plan.ranks[node.ranks[0]].stripe) for node in seen.plan.nodes}
+    return tuple(sorted(groups, key=lambda group: (len(group), group)))
 
 
 def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:

@@ -75,13 +75,42 @@ def plan(
     domain_of = [(domains or {}).get(node, f"unknown {node}") for node in nodes]
     fresh = _cut(_spread(domain_of, copies) if domains else range(len(nodes)), copies)
     previous = tuple(tuple(group) for group in before)
-    is_previous = list(map(len, previous)) == list(map(len, fresh)) and sorted(sum(previous, ())) == list(
-        range(len(nodes))
-    )
-    groups = separate(previous if is_previous else fresh, copies, domain_of)
+    groups = separate(previous if _is_partition(previous, fresh) else fresh, copies, domain_of)
     named = tuple(tuple(nodes[place] for place in group) for group in groups)
     holders = {node: holders_in(group, i, copies) for group in named for i, node in enumerate(group)}
     return Placement(named, holders)
+
+
+def parity_groups(
+    nodes: Sequence[NodeId],
+    group_size: int,
+    domains: Mapping[NodeId, str] | None = None,
+    before: Sequence[Sequence[int]] = (),
+) -> tuple[tuple[int, ...], ...]:
+    """Return the parity groups of a job, as GROUP_RANKs in ascending order. Deterministic.
+
+    The groups have the sizes of `plan`, and the last group is no ring. The job loop calls this function once per
+    generation. Groups never change while shares of them may exist: a replacement takes the lost node's position.
+
+    Args:
+        nodes: the members by GROUP_RANK.
+        group_size: g, the number of nodes per group. The last group also has the remainder.
+        domains: the failure domain of each node. A node without an entry counts as a separate domain. New groups use as
+            many domains as possible, because the loss of two members loses their shards.
+        before: the groups of the previous generation. If `before` is empty or has other sizes, the groups are new.
+
+    Returns:
+        The groups.
+
+    Raises:
+        ImpossiblePlacement: a group has fewer than two nodes, or more nodes than the job.
+    """
+    if not 2 <= group_size <= len(nodes):
+        raise ImpossiblePlacement(f"parity groups of {group_size} nodes do not fit {len(nodes)} nodes")
+    domain_of = [(domains or {}).get(node, f"unknown {node}") for node in nodes]
+    fresh = _cut(_spread(domain_of, group_size) if domains else range(len(nodes)), group_size)
+    groups = before if _is_partition(before, fresh) else fresh
+    return tuple(tuple(sorted(group)) for group in groups)
 
 
 def groups_of(holders: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
@@ -163,6 +192,12 @@ def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
         rest = rest * perm(lost, size) // perm(nodes, size)
         nodes, lost = nodes - size, lost - size
     return total - chosen * rest if last % 2 else total + chosen * rest
+
+
+def _is_partition(groups: Sequence[Sequence[int]], fresh: Sequence[Sequence[int]]) -> bool:
+    """Return whether groups contain every GROUP_RANK once and have the sizes of new groups."""
+    places = sorted(place for group in groups for place in group)
+    return list(map(len, groups)) == list(map(len, fresh)) and places == list(range(sum(map(len, fresh))))
 
 
 def _cut(order: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:

@@ -21,11 +21,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from control_plane.core import rebuilding
 from control_plane.core.observed.steps import NO_GENERATION, NO_STEP, CheckpointRecord, GenerationRecord, RefusedSource
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
+from everstep.protocol.parity import holder_of, is_share
 from everstep.protocol.plan import ObjectReference, Relayout, ShardSource, SlotRecord, SlotReference
 
-FARTHEST = ("local", "peer", "s3")
+FARTHEST = ("local", "peer", "parity", "s3")
 """Kinds of sources of a shard, nearest first."""
 UNBOUNDED = Step(2**62)
 
@@ -40,7 +42,7 @@ class Survey:
     owners: Sequence[NodeId]
     """The node of each rank in the new generation, by rank."""
     inventories: Mapping[NodeId, tuple[SlotRecord, ...]]
-    """The slots (copies of shards) in the memory of each node.
+    """The slots (copies of shards, and shares of parity) in the memory of each node.
 
     The node reported them with its promise to obey no older generation. Other nodes are missing.
     """
@@ -66,7 +68,7 @@ class Restore:
     The tuples are empty if the ranks start from step 0, or if the restore is a relayout (`relayout` is set).
     """
     keep: Mapping[NodeId, tuple[SlotReference, ...]]
-    """Slots (copies of shards in memory) that each node must not overwrite yet.
+    """Slots (copies of shards, and shares of parity) that each node must not overwrite yet.
 
     The node keeps these slots until the new generation has committed the restored step. In a relayout, it keeps them
     until the new generation's first commit.
@@ -74,14 +76,14 @@ class Restore:
     relayout: Relayout | None = None
     """The sources of the restored step, if another number of ranks or another job made this step."""
     forgotten: tuple[Rank, ...] = ()
-    """Ranks whose shard no node holds in memory.
+    """Ranks whose shard no node holds in memory, and whose shard no nodes can rebuild.
 
     In a relayout, these are ranks of the generation that made the step.
     """
 
     @property
     def farthest(self) -> str | None:
-        """The farthest kind of source that any rank uses: local, peer or S3. None if the ranks start from step 0."""
+        """The farthest kind of source that any rank uses, of `FARTHEST`. None if the ranks start from step 0."""
         shards = self.sources if self.relayout is None else self.relayout.shards
         kinds = [sources[0].kind for sources in shards if sources]
         return max(kinds, key=FARTHEST.index) if kinds else None
@@ -150,9 +152,12 @@ def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Genera
 def choose(survey: Survey) -> Restore:
     """Return the newest step that every rank can restore, with its sources.
 
-    A step qualifies if the shard of every rank has a source, for the number of ranks that made the step. If no step
-    qualifies, the result is step 0, for which ranks need no source. The job loop calls this function once all members
-    have promised. Earlier, the loop calls the function to check whether the restore needs a missing member at all.
+    A step qualifies if the shard of every rank has a source, for the number of ranks that made the step. The shards and
+    shares of several nodes are one source of a shard that they can rebuild (`core.rebuilding`). If no step qualifies,
+    the result is step 0, for which ranks need no source.
+
+    The job loop calls this function once all members have promised. Earlier, the loop calls the function to check
+    whether the restore needs a missing member at all.
 
     Args:
         survey: shards in memory and in S3 that the members can get.
@@ -194,8 +199,9 @@ class _State:
 def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSource]]]:
     """Return the sources of each shard on the path, by state and by the rank that owns the shard.
 
-    The sources of a shard are sorted: the rank's own node in the new generation, then other nodes, then S3. No source
-    is local if the state has another number of ranks or belongs to another job.
+    The sources of a shard are sorted: the rank's own node in the new generation, then other nodes, then parity, then
+    S3. No source is local if the state has another number of ranks or belongs to another job. Such a state has no
+    source from parity either, because a relayout reads shards only.
     """
     found: defaultdict[_State, defaultdict[Rank, list[ShardSource]]] = defaultdict(lambda: defaultdict(list))
     refused = {(item.rank, item.is_object, item.origin_generation, item.step) for item in survey.refused}
@@ -205,11 +211,15 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
         is_refused = (rank, is_object, origin, step) in refused
         return step > 0 and is_on_path(survey.path, origin, step) and not is_refused
 
-    for node in sorted(survey.inventories):
-        for slot in survey.inventories[node]:
-            rank, world_size = slot.owner_rank, survey.worlds.get(slot.origin_generation, 0)
-            if rank >= world_size or not usable(rank, slot.origin_generation, slot.step, is_object=False):
-                continue
+    slots = [
+        (node, slot)
+        for node in sorted(survey.inventories)
+        for slot in survey.inventories[node]
+        if usable(holder_of(slot.owner_rank), slot.origin_generation, slot.step, is_object=False)
+    ]
+    for node, slot in slots:
+        rank, world_size = slot.owner_rank, survey.worlds.get(slot.origin_generation, 0)
+        if not is_share(rank) and rank < world_size:
             is_own = slot.origin_generation != NO_GENERATION
             is_local = is_own and world_size == new_world and node == survey.owners[rank]
             source = ShardSource(
@@ -222,6 +232,19 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
             )
             sources = found[_State(slot.step, world_size)][rank]
             sources.insert(0 if is_local else len(sources), source)
+    for (origin, step), rebuild in rebuilding.rebuilds(slots, survey.worlds):
+        lost, world_size = rebuild.lost, survey.worlds[origin]
+        if world_size == new_world and origin != NO_GENERATION and usable(lost.rank, origin, step, is_object=False):
+            found[_State(step, world_size)][lost.rank].append(
+                ShardSource(
+                    kind="parity",
+                    origin_generation=origin,
+                    step=step,
+                    digest=lost.digest,
+                    payload_bytes=lost.payload_bytes,
+                    rebuild=rebuild,
+                )
+            )
     for checkpoint in survey.checkpoints:
         for shard in checkpoint.shards:
             if usable(shard.rank, shard.origin_generation, checkpoint.step, is_object=True):
@@ -239,7 +262,7 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
 
 
 def _forgotten(found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]], world_size: int) -> tuple[Rank, ...]:
-    """Return the ranks of which no node holds a shard in memory.
+    """Return the ranks of which no node holds a shard in memory, and no nodes can rebuild one.
 
     Only shards that `world_size` ranks made count.
     """

@@ -13,7 +13,7 @@ from control_plane.core.states import IncidentPhase
 class RankSource(Shape):
     """The source from which a range of ranks restored their shards."""
 
-    source: Literal["local", "peer", "s3"]
+    source: Literal["local", "peer", "parity", "s3"]
     first_rank: int
     last_rank: int
 
@@ -29,7 +29,7 @@ class Incident(Shape):
     evidence: list[str]
     decision: str
     reason: str
-    restore_source: Literal["local", "peer", "s3"] | None
+    restore_source: Literal["local", "peer", "parity", "s3"] | None
     """The most distant source from which any rank was restored.
 
     S3 is more distant than a peer, a peer more than the own node.

@@ -1,0 +1,125 @@
+"""Finds lost shards that the rest of a stripe can rebuild by parity (docs/adr/0035-parity-in-memory.md).
+
+    stripe A B C, C is lost:   A's shard and share, B's shard and share ──▶ C's shard
+
+A *content* is an origin generation and a step. A share is the XOR of parts of the shards of all other members of its
+stripe. Its record names these shards by digest.
+
+Invariant: exactly one member's shard is missing. The shards and shares of all other members have one content, and each
+share names the same lost shard and the shards that exist.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from everstep.protocol.parity import Contribution, Rebuild, Survivor, holder_of, is_share, stripe_of
+
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.plan import SlotRecord
+
+Content = tuple[Generation, Step]
+Stripe = tuple[Rank, ...]
+Held = Mapping[NodeId, SlotRecord]
+"""The slots of one shard or one share at one content, by node."""
+
+
+def rebuilds(
+    slots: Iterable[tuple[NodeId, SlotRecord]], worlds: Mapping[Generation, int]
+) -> list[tuple[Content, Rebuild]]:
+    """Return the shards that are missing and can be rebuilt, with the shards and shares that determine them.
+
+    `recovery.choose` calls this function for each restore. Deterministic.
+
+    Args:
+        slots: the usable slots with their nodes, of shards and of shares. A missing or an unusable slot only removes
+            possible rebuilds.
+        worlds: number of ranks of each generation. Shares of other generations are ignored.
+
+    Returns:
+        At most one rebuild per stripe and content.
+    """
+    shards: defaultdict[Content, defaultdict[Rank, dict[NodeId, SlotRecord]]] = defaultdict(lambda: defaultdict(dict))
+    shares: defaultdict[tuple[Content, Stripe], defaultdict[Rank, dict[NodeId, SlotRecord]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
+    for node, slot in slots:
+        content = (slot.origin_generation, slot.step)
+        if not is_share(slot.owner_rank):
+            shards[content][slot.owner_rank][node] = slot
+        elif (stripe := _stripe(slot, worlds)) is not None:
+            shares[content, stripe][holder_of(slot.owner_rank)][node] = slot
+    found: list[tuple[Content, Rebuild]] = []
+    for (content, stripe), held in sorted(shares.items(), key=lambda item: item[0]):
+        missing = [rank for rank in stripe if rank not in shards[content]]
+        if len(missing) == 1 and (rebuild := _rebuild(stripe, missing[0], shards[content], held)) is not None:
+            found.append((content, rebuild))
+    return found
+
+
+def _stripe(share: SlotRecord, worlds: Mapping[Generation, int]) -> Stripe | None:
+    """Return the stripe that a share's record names, or None if the record is damaged.
+
+    A damaged record names no shard, a rank twice, its own holder, or a rank that the generation does not have.
+    """
+    stripe = stripe_of(holder_of(share.owner_rank), share.contributions)
+    is_sound = len(stripe) > 1 and len({*stripe}) == len(stripe)
+    return stripe if is_sound and stripe[0] >= 0 and stripe[-1] < worlds.get(share.origin_generation, 0) else None
+
+
+def _rebuild(
+    stripe: Stripe, lost_rank: Rank, shards: Mapping[Rank, Held], shares: Mapping[Rank, Held]
+) -> Rebuild | None:
+    """Return the rebuild of one lost shard, or None if a share is missing or names other shards.
+
+    A survivor has its shard and its share on one node.
+    """
+    members = [rank for rank in stripe if rank != lost_rank]
+    candidates = {
+        rank: [
+            (node, shards[rank][node], share)
+            for node, share in sorted(shares.get(rank, {}).items())
+            if node in shards[rank]
+        ]
+        for rank in members
+    }
+    lost_shards = {_named(share, lost_rank) for listed in candidates.values() for _, _, share in listed}
+    for lost in sorted(lost_shards, key=lambda each: (each.digest, each.payload_bytes, each.layout_hash)):
+        chosen = {
+            rank: next((each for each in candidates[rank] if _named(each[2], lost_rank) == lost), None)
+            for rank in members
+        }
+        survivors = [(rank, *each) for rank, each in chosen.items() if each is not None]
+        if len(survivors) == len(members) and _agree(survivors):
+            return Rebuild(
+                lost=lost,
+                survivors=tuple(
+                    Survivor(
+                        rank=rank,
+                        node_id=node,
+                        shard_bytes=shard.payload_bytes,
+                        shard_digest=shard.digest,
+                        share_bytes=share.payload_bytes,
+                        share_digest=share.digest,
+                    )
+                    for rank, node, shard, share in survivors
+                ),
+            )
+    return None
+
+
+def _named(share: SlotRecord, rank: Rank) -> Contribution:
+    """Return the shard of a rank as a share names it. The rank is a member of the share's stripe."""
+    return next(each for each in share.contributions if each.rank == rank)
+
+
+def _agree(survivors: Sequence[tuple[Rank, NodeId, SlotRecord, SlotRecord]]) -> bool:
+    """Return whether each share names the shards of all other survivors."""
+    return all(
+        (named.digest, named.payload_bytes) == (shard.digest, shard.payload_bytes)
+        for holder, _, _, share in survivors
+        for rank, _, shard, _ in survivors
+        if rank != holder
+        for named in (_named(share, rank),)
+    )
