@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from everstep.protocol.parity import Contribution, Rebuild, Survivor, holder_of, is_share, stripe_of
-
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.parity import Contribution, Rebuild, Survivor, holder_of, is_share, stripe_of
 from everstep.protocol.plan import SlotRecord
 
 Content = tuple[Generation, Step]

@@ -219,7 +219,7 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
     ]
     for node, slot in slots:
         rank, world_size = slot.owner_rank, survey.worlds.get(slot.origin_generation, 0)
-        if not is_share(rank) and rank < world_size:
+        if not is_share(rank) and 0 <= rank < world_size:
             is_own = slot.origin_generation != NO_GENERATION
             is_local = is_own and world_size == new_world and node == survey.owners[rank]
             source = ShardSource(

@@ -58,8 +58,9 @@ from everstep.protocol.agent_messages import (
     UploadedShard,
 )
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.parity import share_owner
 from everstep.protocol.plan import GenerationPlan, ObjectReference, ScriptPlan, SourceArchive
-from tests.unit.control_plane.loop.world import Agent, digest, uploaded_object
+from tests.unit.control_plane.loop.world import Agent, digest, seal_shares, uploaded_object
 
 REFERENCE = ObjectReference(bucket="b", key="k/")
 POLICY = Policy(timeouts=ladder(3.0))
@@ -149,6 +150,7 @@ class Simulation:
         ranks_per_node: tuple[int, int] = (1, 1),
         *,
         is_elastic: bool = False,
+        parity: tuple[int, int] | None = None,
     ) -> None:
         self.seconds = EPOCH_SECONDS
         self.wall_ahead_seconds = 0.0
@@ -198,6 +200,11 @@ class Simulation:
             specs = (
                 replace(specs[0], min_node_count=2, patience_seconds=10),
                 replace(specs[1], min_node_count=1, max_node_count=4, patience_seconds=3),
+            )
+        if parity is not None:
+            specs = (
+                replace(specs[0], copies=1, parity_group_size=parity[0]),
+                replace(specs[1], copies=1, parity_group_size=parity[1]),
             )
         self.jobs = [
             SimulatedJob(
@@ -531,7 +538,7 @@ class Simulation:
                 staying = [node for node in before if node in nodes]
                 assert nodes[: len(staying)] == staying, "the order of the ranks changed"
         for rank in plan.ranks:
-            assert len(rank.holders) == len(set(rank.holders)) == min(job.spec.copies, len(nodes))
+            assert len(rank.copy_nodes) == len(set(rank.copy_nodes)) == min(job.spec.copies, len(nodes))
             assert rank.holders[0] == owners[rank.rank]
             assert set(rank.holders) <= set(nodes)
             assert bool(rank.sources) == (plan.base_step > 0 and plan.relayout is None)
@@ -566,8 +573,20 @@ class Simulation:
             step
             for step in steps
             if (maker := self.maker(job, parent, step)) is not None
-            and all((rank, maker, step) in slots for rank in range(job.plans[maker].world_size))
+            and all(
+                (rank.rank, maker, step) in slots
+                or (
+                    len(rank.stripe) > 1
+                    and all(self.is_left(slots, each, maker, step) for each in rank.stripe if each != rank.rank)
+                )
+                for rank in job.plans[maker].ranks
+            )
         }
+
+    @staticmethod
+    def is_left(slots: set[tuple[int, int, int]], rank: Rank, maker: Generation, step: Step) -> bool:
+        """Return whether a rank's shard and share of a step are among these slots."""
+        return (rank, maker, step) in slots and (share_owner(rank), maker, step) in slots
 
     def check_base(self, job: SimulatedJob, observed: JobObserved, plan: GenerationPlan) -> None:
         """Check that a plan starts from the newest step of which its nodes hold all shards, or from a newer step.
@@ -583,6 +602,9 @@ class Simulation:
 
         If the previous placement of the same number of nodes reaches this minimum too, it must stay unchanged.
         """
+        if job.spec.parity_group_size is not None:
+            self.check_stripes(job, plan, job.spec.parity_group_size)
+            return
         nodes = [node.node_id for node in plan.nodes]
         copies = len(plan.ranks[0].holders)
         if copies < job.spec.copies:
@@ -603,6 +625,20 @@ class Simulation:
         is_same_size = job.newest_plan is not None and len(job.newest_plan.nodes) == len(nodes)
         if job.newest_plan is not None and is_same_size and exposed(places(job.newest_plan)) == least:
             assert places(plan) == places(job.newest_plan), "a surviving group changed without a reason"
+
+    def check_stripes(self, job: SimulatedJob, plan: GenerationPlan, group_size: int) -> None:
+        """Check that the ranks with one LOCAL_RANK on the nodes of a group form a stripe, and that stripes stay."""
+        owners = {rank: node.node_id for node in plan.nodes for rank in node.ranks}
+        for rank in plan.ranks:
+            assert rank.rank in rank.stripe
+            assert group_size <= len(rank.stripe) < 2 * group_size
+            assert list(rank.stripe) == sorted(rank.stripe)
+            assert {each % job.spec.ranks_per_node for each in rank.stripe} == {rank.rank % job.spec.ranks_per_node}
+            assert all(plan.ranks[each].stripe == rank.stripe for each in rank.stripe)
+            assert {*rank.holders} == {owners[each] for each in rank.stripe}
+        before = job.newest_plan
+        if before is not None and {node.node_id for node in before.nodes} & {*owners.values()}:
+            assert [rank.stripe for rank in plan.ranks] == [rank.stripe for rank in before.ranks], "stripes changed"
 
     def check_exclusions(self, job: SimulatedJob, observed: JobObserved, decision: Decision) -> None:
         """Check that no node is excluded while its job's steps advance.
@@ -712,13 +748,17 @@ class Simulation:
         if steps >= evidence.COUNTER_EVIDENCE_BOUNDARIES and self.running(job):
             job.advanced_at = self.seconds
         for _ in range(steps):
-            for agent in self.running(job):
+            team = self.running(job)
+            members = {agent.node_id: agent for agent in team if self.serves(agent.node_id)}
+            if plan is not None and team:
+                seal_shares(plan, plan.base_step, members)  # the new generation commits its base first
+            for agent in team:
                 assert plan is not None
                 agent.stamp = agent.stamp or partial(self.stamped, agent.node_id)
                 for rank in agent.boundary:
                     agent.boundary[rank] += 1
                     self.passed_at.setdefault(agent.node_id, {})[agent.boundary[rank]] = agent.unix_seconds
-                    for holder in plan.ranks[rank].holders:
+                    for holder in plan.ranks[rank].copy_nodes:
                         if holder != agent.node_id and is_lagging(holder, rank):
                             continue
                         other = self.agents[holder]
@@ -728,6 +768,9 @@ class Simulation:
                             and (holder == agent.node_id or self.serves(holder))
                         ):
                             other.seal(rank, plan.generation, agent.boundary[rank])
+            if plan is not None and team:
+                newest = max(step for agent in team for step in agent.boundary.values())
+                seal_shares(plan, newest, members, is_lagging=is_lagging)
 
     def stamped(self, node_id: NodeId, step: int) -> float:
         """Return when a node's ranks finished a step, by the node's wall clock.
@@ -845,8 +888,12 @@ def fresh(
     ranks_per_node: tuple[int, int] = (1, 1),
     *,
     is_elastic: bool = False,
+    parity: tuple[int, int] | None = None,
 ) -> Simulation:
-    """Return a simulation in which both jobs run. Its group may have `max_size` instances."""
-    simulation = Simulation(max_size, domains, ranks_per_node, is_elastic=is_elastic)
+    """Return a simulation in which both jobs run. Its group may have `max_size` instances.
+
+    `parity` has the number of nodes per parity group for each job. None: copies protect the jobs.
+    """
+    simulation = Simulation(max_size, domains, ranks_per_node, is_elastic=is_elastic, parity=parity)
     simulation.settle()
     return simulation

@@ -101,6 +101,69 @@ def test_whatever_happens_to_elastic_jobs(
         assert is_whole, "a job stays small although capacity is there"
 
 
+PARITY = st.sampled_from([(2, 3), (3, 2), (4, 3)])
+"""Nodes per parity group of the first job, which has four nodes, and of the second job, which has three."""
+
+
+@pytest.mark.timeout(400)  # 40 examples, each with up to a few hundred passes
+@settings(max_examples=40)
+@given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, PARITY, st.lists(EVENTS, max_size=25))
+def test_whatever_happens_to_jobs_with_parity(
+    max_size: int, domains: Domains, ranks_per_node: tuple[int, int], parity: tuple[int, int], story: list[Event]
+) -> None:
+    simulation = fresh(max_size, domains, ranks_per_node, parity=parity)
+    play(simulation, story)
+    simulation.settle()
+    come_to_rest(simulation)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 20), DOMAINS, RANKS_PER_NODE, PARITY, st.data())
+def test_one_lost_node_of_a_parity_group_costs_no_committed_step(
+    steps: int, domains: Domains, ranks_per_node: tuple[int, int], parity: tuple[int, int], data: st.DataObject
+) -> None:
+    """A node is lost, and after the next commit another node of the same group."""
+    simulation = fresh(domains=domains, ranks_per_node=ranks_per_node, parity=parity)
+    job = simulation.jobs[data.draw(st.integers(0, 1))]
+    for losses in (1, 2):
+        for _ in range(steps):
+            simulation.train(job, 1)
+            simulation.step(0.2)
+        team = simulation.running(job)
+        simulation.terminate(team[data.draw(st.integers(0, len(team) - 1))].node_id)
+        simulation.settle()
+        assert job.plan is not None
+        assert (job.plan.generation, job.plan.base_step) == (1 + losses, losses * steps)
+        kinds = [rank.sources[0].kind for rank in job.plan.ranks]
+        assert sorted({*kinds}) == ["local", "parity"]
+        assert kinds.count("parity") == job.spec.ranks_per_node
+
+
+@settings(max_examples=30)
+@given(RANKS_PER_NODE, PARITY, st.integers(0, 2**16 - 1), st.integers(0, 1), st.lists(st.integers(0, 3), max_size=2))
+def test_a_job_with_parity_restores_the_newest_step_that_its_nodes_hold_or_rebuild(
+    ranks_per_node: tuple[int, int], parity: tuple[int, int], bits: int, which: int, lost: list[int]
+) -> None:
+    """Nodes are lost while some shares of the newest step are not complete."""
+    simulation = fresh(ranks_per_node=ranks_per_node, parity=parity)
+    job = simulation.jobs[which]
+    for _ in range(3):
+        simulation.train(job, 1)
+        simulation.step(1.0)
+    assert job.plan is not None
+    simulation.train(job, 1, is_lagging=partial(is_drawn, bits))
+    nodes = [node.node_id for node in job.plan.nodes]
+    gone = {nodes[place % len(nodes)] for place in lost}
+    held = simulation.held_steps(job, job.plan.generation, set(nodes) - gone)
+    for node_id in gone:
+        simulation.terminate(node_id)
+    if not gone:
+        simulation.kill_rank(simulation.agents[nodes[0]])
+    simulation.settle()
+    assert job.plan.base_step == max(held, default=0)
+    assert len(gone) > 1 or job.plan.base_step >= 3, "the loss of one node costs a committed step"
+
+
 @settings(max_examples=30)
 @given(st.integers(1, 20), st.integers(0, 1), st.data())
 def test_a_job_that_shrinks_and_grows_loses_no_committed_step(steps: int, which: int, data: st.DataObject) -> None:

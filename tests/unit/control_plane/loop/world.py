@@ -8,12 +8,12 @@ Training is simulated: after each step, every holder seals a slot with the step 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from control_plane.cloud.contract import ensure
 from control_plane.cloud.operator import GroupState, ScheduledEvent
@@ -63,7 +63,8 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.manifest import FrozenObject
-from everstep.protocol.plan import GenerationPlan, ObjectReference, ShardSource, SlotRecord
+from everstep.protocol.parity import Contribution, Rebuild, share_owner
+from everstep.protocol.plan import GenerationPlan, ObjectReference, ShardSource, SlotRecord, SourceKind
 from tests.fakes.cloud import FakeOperator, MemoryObjectStore
 from tests.sqlite import make_migrated
 
@@ -74,6 +75,7 @@ START = datetime(2026, 3, 1, tzinfo=UTC)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Lagging = Callable[[NodeId, Rank], bool]
 
 
 class InTurn(ThreadPoolExecutor):
@@ -130,7 +132,7 @@ class Agent:
 
     The agent's ranks make no further step, but have not ended.
     """
-    restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
+    restored_from: tuple[SourceKind, ...] = ()
     fails_load: bool = False
     load_fault: str = FaultCode.SOURCE_MISMATCH
     is_told_to_stop: bool = False
@@ -447,12 +449,30 @@ class Agent:
         """Return True if the source still has the shard, and its digest is that in the plan."""
         if source.kind == "s3":
             return True
+        if source.rebuild is not None:
+            return self.rebuilds(source, source.rebuild)
         holder = self.world.agents.get(source.node_id or NodeId(""))
         return (
             holder is not None
             and (holder is self or holder.world.serves(holder.node_id))
             and holder.slots.get((rank, source.origin_generation, source.step)) == record_of(rank, source)
         )
+
+    def rebuilds(self, source: ShardSource, rebuild: Rebuild) -> bool:
+        """Return True if the shards and shares of all survivors are as in the plan."""
+        content = (source.origin_generation, source.step)
+        for survivor in rebuild.survivors:
+            holder = self.world.agents.get(survivor.node_id)
+            if holder is None or not holder.world.serves(holder.node_id):
+                return False
+            shard, share = (
+                holder.slots.get((owner, *content)) for owner in (survivor.rank, share_owner(survivor.rank))
+            )
+            if shard is None or share is None or rebuild.lost not in share.contributions:
+                return False
+            if (shard.digest, share.digest) != (survivor.shard_digest, survivor.share_digest):
+                return False
+        return True
 
     def exit_all(self, exit_class: ExitClass, code: int) -> None:
         for rank, step in self.boundary.items():
@@ -463,7 +483,8 @@ class Agent:
         if not (self.leaves_much and exit_class is ExitClass.SUCCESS):
             self.phase = MemberPhase.EXITED
 
-    def seal(self, rank: Rank, origin: Generation, step: int) -> None:
+    def seal(self, rank: Rank, origin: Generation, step: int, contributions: tuple[Contribution, ...] = ()) -> None:
+        """Seal a slot of a shard, or of a share if there are contributions, and empty the oldest slot of the owner."""
         mine = sorted((key for key in self.slots if key[0] == rank), key=lambda key: key[2])
         for key in mine[: max(0, len(mine) - 1)]:
             del self.slots[key]
@@ -474,7 +495,53 @@ class Agent:
             payload_bytes=100,
             digest=digest(rank, origin, step),
             layout_hash=b"l" * 16,
+            contributions=contributions,
         )
+
+
+def seal_shares(
+    plan: GenerationPlan,
+    step: int,
+    members: Mapping[NodeId, Agent],
+    *,
+    is_lagging: Lagging = lambda holder, rank: False,
+) -> None:
+    """Seal each share of a step to which all other members of its stripe have contributed.
+
+    Args:
+        plan: the plan of the generation, whose ranks have stripes.
+        step: the step whose shards the members have sealed.
+        members: the agents that are connected with each other.
+        is_lagging: returns True for a node and a rank if the node does not receive the chunks of this rank.
+    """
+    owners = {rank: node.node_id for node in plan.nodes for rank in node.ranks}
+    for rank in plan.ranks:
+        holder = members.get(owners[rank.rank])
+        others = [each for each in rank.stripe if each != rank.rank]
+        origin = (
+            next((key[1] for key in holder.slots if (key[0], key[2]) == (rank.rank, step)), None) if holder else None
+        )
+        if holder is None or origin is None or not others or (share_owner(rank.rank), origin, step) in holder.slots:
+            continue
+        contributors = [members.get(owners[each]) for each in others]
+        if all(
+            member is not None and (each, origin, step) in member.slots and not is_lagging(holder.node_id, each)
+            for each, member in zip(others, contributors, strict=True)
+        ):
+            named = tuple(contribution_of(each, origin, step) for each in others)
+            holder.seal(share_owner(rank.rank), origin, step, named)
+
+
+def contribution_of(rank: Rank, origin: Generation, step: int) -> Contribution:
+    """Return the shard of a rank as the shares of the simulated agents name it."""
+    return Contribution(
+        rank=rank,
+        payload_bytes=100,
+        digest=digest(rank, origin, step),
+        layout_hash=b"l" * 16,
+        index_offset=90,
+        index_bytes=10,
+    )
 
 
 def record_of(rank: Rank, source: ShardSource) -> SlotRecord:
@@ -763,13 +830,16 @@ class World:
         """Complete the given number of steps, then run the loops once."""
         plan = self.plan(name)
         team = self.team(name)
+        members = {agent.node_id: agent for agent in team if self.serves(agent.node_id)}
         for _ in range(steps):
+            seal_shares(plan, plan.base_step, members)  # the new generation commits its base first
             for agent in team:
                 for rank in agent.boundary:
                     agent.boundary[rank] += 1
-                    for holder in plan.ranks[rank].holders:
+                    for holder in plan.ranks[rank].copy_nodes:
                         if holder == agent.node_id or (self.serves(holder) and self.serves(agent.node_id)):
                             self.agents[holder].seal(rank, plan.generation, agent.boundary[rank])
+            seal_shares(plan, max(step for agent in team for step in agent.boundary.values()), members)
         await self.tick()
 
     async def upload(
