@@ -189,8 +189,9 @@ class Teller:
                 with world.database.write() as session:
                     fleets.lift_blindness(session, "main", world.now)
             case ["loads", "fail", place, *fault]:
-                world.team()[int(place)].fails_load = True
-                world.team()[int(place)].load_fault = "".join(fault) or FaultCode.SOURCE_MISMATCH
+                agent = world.team()[int(place)] if place != "spare" else world.spare()
+                agent.fails_load = True
+                agent.load_fault = "".join(fault) or FaultCode.SOURCE_MISMATCH
             case ["loads", "work"]:
                 for agent in world.agents.values():
                     agent.fails_load = False

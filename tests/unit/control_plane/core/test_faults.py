@@ -11,7 +11,7 @@ from control_plane.core import breakers, faults, launch, members
 from control_plane.core.breakers import Course
 from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import JobSpec
-from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.nodes import Cause, NodeObserved
 from control_plane.core.states import IncidentState
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, NodeFault, RankExit, RankStatus
@@ -347,3 +347,52 @@ def test_the_old_word_of_a_silent_member_proves_nothing() -> None:
         simulation.train(job, 2)
         simulation.step()
     assert (job.record.impairments, job.record.moves) == ((), ())
+
+
+def rebuilding() -> tuple[GenerationPlan, dict[NodeId, MemberReport], dict[NodeId, NodeObserved]]:
+    """Return a plan whose second node rebuilds its shard by parity, with the report that its load failed."""
+    simulation = fresh(parity=(4, 3))
+    job = simulation.jobs[0]
+    for _ in range(3):
+        simulation.train(job, 1)
+    simulation.terminate(simulation.running(job)[1].node_id)
+    while job.record.state != "loading":
+        simulation.step(0.1)
+    assert job.plan is not None
+    assert [source.kind for source in job.plan.ranks[1].sources] == ["parity"]
+    owner = job.plan.nodes[1].node_id
+    fault = NodeFault(code="source_mismatch", message="", is_permanent=False)
+    report = MemberReport(
+        job=job.spec.job,
+        run=job.spec.run,
+        generation=job.plan.generation,
+        phase=MemberPhase.LOAD_FAILED,
+        faults=(fault,),
+    )
+    return job.plan, {owner: report}, simulation.observe(job).nodes
+
+
+def test_a_rebuild_that_does_not_verify_is_refused_while_all_its_survivors_are_connected() -> None:
+    plan, reports, nodes = rebuilding()
+    (refused,) = faults.failed_sources(plan, reports, nodes, ()).refused
+    assert (refused.rank, refused.step, refused.is_object) == (1, plan.base_step, False)
+    survivor = plan.nodes[3].node_id
+    away = {**nodes, survivor: replace(nodes[survivor], is_connected=False)}
+    assert faults.failed_sources(plan, reports, away, ()) == faults.FailedSources()
+
+
+@pytest.mark.parametrize(("parity", "lost", "ranks"), [((4, 3), 1, ""), ((4, 3), 2, "0, 1"), ((2, 3), 2, "0, 1")])
+def test_two_lost_nodes_of_a_parity_group_lose_their_shards(parity: tuple[int, int], lost: int, ranks: str) -> None:
+    planned = fresh(parity=parity).jobs[0].plan
+    assert planned is not None
+    nodes = [node.node_id for node in planned.nodes[:lost]]
+    words = [fault.evidence for fault in faults.group_loss(planned, nodes, 1.0)]
+    assert words == (
+        [f"two nodes of a parity group are lost, and with them the shard of rank {ranks}"] if ranks else []
+    )
+
+
+def test_one_lost_node_of_each_parity_group_loses_no_shard() -> None:
+    planned = fresh(parity=(2, 3)).jobs[0].plan
+    assert planned is not None
+    assert faults.group_loss(planned, [planned.nodes[0].node_id, planned.nodes[3].node_id], 1.0) == ()

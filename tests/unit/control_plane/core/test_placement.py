@@ -181,3 +181,34 @@ def test_a_doubled_node_is_refused() -> None:
 def test_impossible_losses_are_refused() -> None:
     with pytest.raises(ImpossiblePlacement):
         placement.recovery_probability(4, 2, 5)
+
+
+@pytest.mark.parametrize(("count", "group_size"), [(4, 2), (5, 2), (8, 4), (11, 4), (3, 3), (20, 8)])
+def test_parity_groups_have_the_sizes_of_the_placement(count: int, group_size: int) -> None:
+    groups = placement.parity_groups(nodes(count), group_size)
+    assert list(map(len, groups)) == list(map(len, placement.plan(nodes(count), group_size).groups))
+    assert sorted(place for group in groups for place in group) == list(range(count))
+    assert all(list(group) == sorted(group) for group in groups)
+
+
+def test_new_parity_groups_use_as_many_domains_as_possible() -> None:
+    domains = {node: f"rack{i // 4}" for i, node in enumerate(nodes(12))}
+    for group in placement.parity_groups(nodes(12), 3, domains):
+        assert len({domains[nodes(12)[place]] for place in group}) == 3
+
+
+def test_parity_groups_stay_where_the_replacement_lies_in_another_domain() -> None:
+    before = ((0, 2), (1, 3))
+    domains = dict.fromkeys(nodes(4), "rack")
+    assert placement.parity_groups(nodes(4), 2, domains, before) == before
+
+
+@pytest.mark.parametrize("before", [((0, 1, 2),), ((0, 1), (2, 3, 4)), ((0, 1), (1, 2)), ()])
+def test_parity_groups_of_another_size_are_no_guide(before: tuple[tuple[int, ...], ...]) -> None:
+    assert placement.parity_groups(nodes(4), 2, before=before) == ((0, 1), (2, 3))
+
+
+@pytest.mark.parametrize(("count", "group_size"), [(3, 4), (4, 1)])
+def test_parity_groups_that_do_not_fit_are_refused(count: int, group_size: int) -> None:
+    with pytest.raises(ImpossiblePlacement, match=f"groups of {group_size} nodes do not fit {count} nodes"):
+        placement.parity_groups(nodes(count), group_size)
