@@ -435,8 +435,8 @@ class Incident(TypedDict):
     Evidence: list[str]
     Decision: str
     Reason: str
-    RestoreSource: NotRequired[Literal["local", "peer", "s3"]]
-    """The most distant source from which any rank was restored. S3 is more distant than a peer, a peer more than the own node."""
+    RestoreSource: NotRequired[Literal["local", "peer", "parity", "s3"]]
+    """The most distant source from which any rank was restored. The order is the own node, a peer, parity (shares of several peers), and S3."""
     FromStep: NotRequired[int]
     ReachedStep: NotRequired[int]
     LostSteps: NotRequired[int]
@@ -722,7 +722,7 @@ class RankMemory(TypedDict):
 
 class RankSource(TypedDict):
     """The source from which a range of ranks restored their shards."""
-    Source: Literal["local", "peer", "s3"]
+    Source: Literal["local", "peer", "parity", "s3"]
     FirstRank: int
     LastRank: int
 

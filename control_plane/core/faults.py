@@ -532,7 +532,7 @@ def _last_sign(nodes: Mapping[NodeId, NodeObserved], node_id: NodeId, now: float
 def _is_there(nodes: Mapping[NodeId, NodeObserved], source: ShardSource) -> bool:
     """Return whether all nodes that serve a source from memory are connected."""
     serving = [source.node_id] if source.rebuild is None else [each.node_id for each in source.rebuild.survivors]
-    return all(node_id in nodes and nodes[node_id].is_connected for node_id in serving)
+    return all(node_id is not None and node_id in nodes and nodes[node_id].is_connected for node_id in serving)
 
 
 def _words(report: MemberReport) -> str:

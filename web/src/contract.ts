@@ -718,8 +718,8 @@ export interface Incident {
   Evidence: string[]
   Decision: string
   Reason: string
-  /** The most distant source from which any rank was restored. S3 is more distant than a peer, a peer more than the own node. */
-  RestoreSource?: 'local' | 'peer' | 's3'
+  /** The most distant source from which any rank was restored. The order is the own node, a peer, parity (shares of several peers), and S3. */
+  RestoreSource?: 'local' | 'peer' | 'parity' | 's3'
   FromStep?: number
   ReachedStep?: number
   /** Number of steps that training had to repeat: ReachedStep − FromStep. */
@@ -1193,7 +1193,7 @@ export interface RankMemory {
 
 /** The source from which a range of ranks restored their shards. */
 export interface RankSource {
-  Source: 'local' | 'peer' | 's3'
+  Source: 'local' | 'peer' | 'parity' | 's3'
   FirstRank: number
   LastRank: number
 }
