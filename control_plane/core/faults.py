@@ -390,8 +390,8 @@ def failed_sources(
     """Return which sources the failed loads prove unusable.
 
     - A slot in a node's memory counts if the loading agent reports a shard fault and the serving node was connected. A
-      rebuild by parity counts if all serving nodes were connected. If
-      the slot was only unreachable, it is doubted after the first failure and refused after the second.
+      rebuild by parity counts if all serving nodes were connected. If the source was only unreachable, it is doubted
+      after the first failure and refused after the second.
     - An object in S3 counts only if the agent reports that its content differs from the manifest.
 
     A single broken connection therefore does not make the job lose its newest step. An S3 outage or full memory does

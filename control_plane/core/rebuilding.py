@@ -63,8 +63,9 @@ def _stripe(share: SlotRecord, worlds: Mapping[Generation, int]) -> Stripe | Non
     A damaged record names no shard, a rank twice, its own holder, or a rank that the generation does not have.
     """
     stripe = stripe_of(holder_of(share.owner_rank), share.contributions)
-    is_sound = len(stripe) > 1 and len({*stripe}) == len(stripe)
-    return stripe if is_sound and stripe[0] >= 0 and stripe[-1] < worlds.get(share.origin_generation, 0) else None
+    if len({*stripe}) < max(len(stripe), 2):
+        return None
+    return stripe if min(stripe) >= 0 and max(stripe) < worlds.get(share.origin_generation, 0) else None
 
 
 def _rebuild(

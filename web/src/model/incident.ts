@@ -6,7 +6,7 @@ import { waitsForAPerson } from './nodes'
 import { cutShortBy, leftInS3, leftUndone } from './standing'
 import { causeWords, phaseLengths, phaseWords, reasonWords, type Statement } from './verdict'
 
-const FROM: Record<string, string> = { local: 'the memory of its own nodes', peer: 'the memory of other nodes', s3: 'a checkpoint in S3' }
+const FROM: Record<string, string> = { local: 'the memory of its own nodes', peer: 'the memory of other nodes', parity: 'parity in the memory of other nodes', s3: 'a checkpoint in S3' }
 const MOST_EVIDENCE = 3
 /** Words of `with_absence` (control_plane/core/incidents.py). */
 export const NOBODY_WAS_THERE = 'no control plane was running'

@@ -7,7 +7,7 @@ import { causeWords, phaseLengths } from '../model/verdict'
 import { Ago, JobLink, Status, toneOf, useNow } from './Basics'
 
 /** Where the state came from, in words. */
-export const SOURCES: Record<string, string> = { local: 'the node’s own memory', peer: 'another node’s memory', s3: 'S3' }
+export const SOURCES: Record<string, string> = { local: 'the node’s own memory', peer: 'another node’s memory', parity: 'parity', s3: 'S3' }
 
 /** A list of incidents; each row leads to its page. */
 /** `lost`: how many steps an incident cost, where the page knows more of its job than the incident says. */
