@@ -30,7 +30,7 @@ from control_plane.core.observed.steps import (
 from control_plane.core.strategies import STRATEGIES, Strategy
 from everstep.protocol.agent_messages import FaultCode, MemberReport, UploadedShard
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
-from everstep.protocol.manifest import CheckpointManifest, FrozenObject, ManifestShard
+from everstep.protocol.manifest import CheckpointManifest, ManifestShard, SharedObject, manifest_version
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 
 
@@ -405,10 +405,13 @@ def _is_in_place(plan: GenerationPlan, upload: UploadedShard) -> bool:
 def _manifest(
     plan: GenerationPlan, step: Step, shards: Mapping[Rank, UploadedShard], lineage: tuple[GenerationRecord, ...]
 ) -> CheckpointManifest:
-    # The control plane deletes frozen objects later, so it computes their keys instead of trusting the agents.
-    frozen = {each.sha256: each.object_bytes for shard in shards.values() for each in shard.frozen}
+    # The control plane deletes shared objects later, so it computes their keys instead of trusting the agents.
+    frozen = _shared(f"{_run_folder(plan)}frozen/", (each for shard in shards.values() for each in shard.frozen))
+    replicated = _shared(
+        f"{_step_folder(plan, step)}replicated/", (each for shard in shards.values() for each in shard.replicated)
+    )
     return CheckpointManifest(
-        version=2 if frozen else 1,
+        version=manifest_version(frozen, replicated),
         job=plan.job,
         run=plan.run,
         generation=plan.generation,
@@ -429,12 +432,17 @@ def _manifest(
             )
             for rank in sorted(shards)
         ),
-        frozen=tuple(
-            FrozenObject(
-                key=f"{_run_folder(plan)}frozen/{sha256}.safetensors", object_bytes=frozen[sha256], sha256=sha256
-            )
-            for sha256 in sorted(frozen)
-        ),
+        frozen=frozen,
+        replicated=replicated,
+    )
+
+
+def _shared(folder: str, reported: Iterable[SharedObject]) -> tuple[SharedObject, ...]:
+    """Return the shared objects that shards need, each once, with keys in `folder`."""
+    sizes = {each.sha256: each.object_bytes for each in reported}
+    return tuple(
+        SharedObject(key=f"{folder}{sha256}.safetensors", object_bytes=sizes[sha256], sha256=sha256)
+        for sha256 in sorted(sizes)
     )
 
 

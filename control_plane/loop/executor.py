@@ -431,6 +431,7 @@ class Executor:
         now = self._now()
         manifest = action.manifest
         total = sum(shard.object_bytes for shard in manifest.shards)
+        total += sum(each.object_bytes for each in manifest.replicated)
         checkpoint = checkpoints.CheckpointRecord(
             generation=manifest.generation,
             step=manifest.step,

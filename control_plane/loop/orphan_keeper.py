@@ -110,8 +110,8 @@ class OrphanKeeper:
                 if each.state == checkpoints.DELETING:
                     named[each.generation, each.step] = None
                 elif manifest is not None:
-                    shards = (shard.key for shard in manifest.shards)
-                    named[each.generation, each.step] = frozenset({each.manifest_key, *shards})
+                    keys = [shard.key for shard in manifest.shards] + [shared.key for shared in manifest.replicated]
+                    named[each.generation, each.step] = frozenset({each.manifest_key, *keys})
         folder = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={run_id}/")
         found = (StoredObject(info.reference.key, info.modified_at.timestamp()) for info in self._objects.list(folder))
         left = orphans(found, folder.key, named, frozen=frozen, ended_before=ended_before, now=self._now().timestamp())

@@ -1,8 +1,9 @@
 """Verifies checkpoints in S3 at a user's request, and stores the verdict.
 
 A shard is intact if its object exists, has Everstep's header, and has a payload with the manifest's digest. The payload
-consists of the bytes that a restore reads from the object and from frozen objects. A frozen object is intact if it
-hashes to its name.
+consists of the bytes that a restore reads from the object and from shared objects. A shared object is intact if it
+hashes to its name. The verifier reads each intact shared object once per checkpoint, however many shards need it. Only
+chunks that mix its bytes with bytes of a shard's own object are read again for each shard.
 
 The loop reads one checkpoint at a time, as a stream in a thread. Requests are rows of the database, so a restarted
 server starts the verification again. If two servers verify the same checkpoint, both store the same verdict.
@@ -15,12 +16,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter
 from typing import Protocol
+
+import xxhash
 
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.objects import ObjectStore
@@ -29,10 +34,10 @@ from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.session import Database
 from control_plane.loop.repeating import repeat
 from everstep.protocol.errors import CorruptObject, ProtocolError
-from everstep.protocol.manifest import ManifestShard, PartsHasher, frozen_key
+from everstep.protocol.manifest import ManifestShard, PartsHasher
 from everstep.protocol.plan import ObjectReference
-from everstep.protocol.safetensors import LENGTH, MAX_HEADER_BYTES, FrozenGroup, Restore, plan_restore
-from everstep.protocol.slot import ShardHasher
+from everstep.protocol.safetensors import LENGTH, MAX_HEADER_BYTES, Restore, SharedSpans, plan_restore
+from everstep.protocol.slot import chunk_count, chunk_range, shard_digest
 
 log = logging.getLogger(__name__)
 
@@ -110,9 +115,11 @@ class Verifier:
             if error.retryable:
                 raise
             yield f"the manifest cannot be read: {error.message}"
+        known = KnownContents()
         for shard in manifest.shards:
+            where = ObjectReference(bucket=checkpoint.bucket, key=shard.key)
             try:
-                verify_shard(self._objects, ObjectReference(bucket=checkpoint.bucket, key=shard.key), shard, is_stopped)
+                verify_shard(self._objects, where, shard, is_stopped, known)
             except CorruptObject as error:
                 yield f"rank {shard.rank}: {error}"
             except CloudError as error:
@@ -125,8 +132,35 @@ class _Stopped(Exception):
     """Raised in the middle of a read, because the server stops."""
 
 
+class KnownContents:
+    """What the verification of a checkpoint has learned about shared objects from the shards that it has read."""
+
+    def __init__(self) -> None:
+        self.intact: set[str] = set()
+        """Names (SHA-256) of the objects that were read completely and hash to their names."""
+        self._digests: dict[bytes, bytes] = {}
+
+    def digest_of(self, pieces: Sequence[_Piece]) -> bytes | None:
+        """Return the digest of a chunk with these pieces if it was computed before, else None.
+
+        The result is never None for equal pieces of intact shared objects in an earlier chunk.
+        """
+        if any(piece.source is not None and piece.source.sha256 not in self.intact for piece in pieces):
+            return None
+        return self._digests.get(_recipe(pieces))
+
+    def store(self, pieces: Sequence[_Piece], digest: bytes) -> None:
+        """Record the digest of a chunk, if all of its bytes are zeros or lie in shared objects."""
+        if all(piece.source is None or piece.source.sha256 for piece in pieces):
+            self._digests[_recipe(pieces)] = digest
+
+
 def verify_shard(
-    objects: ObjectStore, where: ObjectReference, shard: ManifestShard, is_stopped: Callable[[], bool]
+    objects: ObjectStore,
+    where: ObjectReference,
+    shard: ManifestShard,
+    is_stopped: Callable[[], bool],
+    known: KnownContents,
 ) -> None:
     """Read one shard's object completely, and compare the object with the manifest.
 
@@ -136,6 +170,7 @@ def verify_shard(
         shard: entry of the manifest, with the expected size and digest.
         is_stopped: function that the verifier calls before each chunk. If the function returns True, the verifier
             aborts the read.
+        known: results of the shards of the same checkpoint that were verified before. The function adds its own.
 
     Raises:
         _Stopped: the read was aborted.
@@ -158,68 +193,153 @@ def verify_shard(
         plan = plan_restore(reader.take(length), size)
         if (plan.payload_bytes, plan.payload_digest.hex()) != (shard.payload_bytes, shard.payload_digest):
             raise CorruptObject("the object's header describes another shard than the manifest")
-        spans = [(begin, end, reader) for begin, end in plan.spans]
-        frozen: list[tuple[FrozenGroup, ObjectReference, Hasher]] = []
-        for each in plan.frozen:
-            place = _frozen_place(where, each.group)
-            whole: Hasher = hashlib.sha256()
+        spans = _spans(plan.spans, _Source(reader))
+        hashed: list[tuple[str, ObjectReference, Hasher]] = []
+        for each in plan.shared:
+            place, sha256 = _place_of(each, where), each.group.sha256
+            whole: Hasher | None = None if sha256 in known.intact else hashlib.sha256()
             if (found_bytes := objects.head(place).size_bytes) != each.group.object_bytes:
                 raise CorruptObject(
                     f"{place.key} has {found_bytes:,} bytes; the shard's object says {each.group.object_bytes:,}"
                 )
             shared = open_object(place, found_bytes, whole)
-            shared.take(each.group.data_begin)
-            shared.close()
-            spans += [(begin, end, shared) for begin, end in each.spans]
-            frozen.append((each.group, place, whole))
-        found = _digest(plan, sorted(spans, key=itemgetter(0, 1)))
-    for group, place, whole in frozen:
-        if whole.hexdigest() != group.sha256:
+            if whole is None:
+                shared.skip(each.group.data_begin)
+            else:
+                shared.take(each.group.data_begin)
+                shared.close()
+            spans += _spans(each.spans, _Source(shared, sha256))
+            if whole is not None:
+                hashed.append((sha256, place, whole))
+        found = _digest(plan, sorted(spans, key=attrgetter("begin", "end")), known)
+    for sha256, place, whole in hashed:
+        if whole.hexdigest() != sha256:
             raise CorruptObject(f"{place.key} hashes to {whole.hexdigest()}, which is not its name")
+        known.intact.add(sha256)
     if found != shard.payload_digest:
         raise CorruptObject(f"the object's content hashes to {found}; the manifest says {shard.payload_digest}")
-    if hasher is not None and (sha256 := hasher.hexdigest()) != shard.sha256:
-        raise CorruptObject(f"the object's SHA-256 is {sha256}; the manifest says {shard.sha256}")
+    if hasher is not None and (parts := hasher.hexdigest()) != shard.sha256:
+        raise CorruptObject(f"the object's SHA-256 is {parts}; the manifest says {shard.sha256}")
 
 
-def _frozen_place(where: ObjectReference, group: FrozenGroup) -> ObjectReference:
+def _place_of(shared: SharedSpans, where: ObjectReference) -> ObjectReference:
     try:
-        return ObjectReference(bucket=where.bucket, key=frozen_key(where.key, group.sha256))
+        return ObjectReference(bucket=where.bucket, key=shared.key(where.key))
     except ProtocolError as error:
         raise CorruptObject(str(error)) from error
 
 
-def _digest(plan: Restore, spans: Sequence[tuple[int, int, _Reader]]) -> str:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """An object that holds bytes of a payload."""
+
+    reader: _Reader
+    sha256: str = ""
+    """Name of the shared object; empty for the shard's own object."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A range of a payload."""
+
+    begin: int
+    end: int
+    source: _Source | None = None
+    """The object that holds the bytes. None for zeros, and for the index."""
+    place: int = 0
+    """Position of the first byte among the object's tensors. The source's reader delivers the pieces in order."""
+    index: bytes = b""
+    """The index, if the range is the index."""
+
+    def part(self, begin: int, end: int) -> _Piece:
+        """Return the part of the piece between two positions of the payload."""
+        first, last = max(begin, self.begin), min(end, self.end)
+        index = self.index[first - self.begin : last - self.begin]
+        return _Piece(first, last, self.source, self.place + first - self.begin, index)
+
+
+def _recipe(pieces: Sequence[_Piece]) -> bytes:
+    """Return a digest of the places at which the bytes of a chunk lie."""
+    named = [
+        (piece.end - piece.begin, piece.index, piece.source and (piece.source.sha256, piece.place)) for piece in pieces
+    ]
+    return hashlib.sha256(repr(named).encode()).digest()
+
+
+def _spans(spans: Sequence[tuple[int, int]], source: _Source) -> list[_Piece]:
+    """Return the ranges of the payload that one object fills, in the order of the object's data."""
+    found: list[_Piece] = []
+    place = 0
+    for begin, end in spans:
+        found.append(_Piece(begin, end, source, place))
+        place += end - begin
+    return found
+
+
+def _pieces(plan: Restore, spans: Sequence[_Piece]) -> Iterator[_Piece]:
+    """Yield the pieces of the whole payload in order: tensors, zeros and the index."""
+    position = 0
+    index = _Piece(plan.index_offset, plan.index_offset + len(plan.index), index=plan.index)
+    for piece in (*spans, index, _Piece(plan.payload_bytes, plan.payload_bytes)):
+        if piece.begin > position:
+            yield _Piece(position, piece.begin)
+        if piece.end > piece.begin:
+            yield piece
+        position = max(position, piece.end)
+
+
+def _digest(plan: Restore, spans: Sequence[_Piece], known: KnownContents) -> str:
     """Return the digest of the payload that a restore would read from the objects.
 
     Args:
         plan: the source of each byte.
-        spans: begin, end and reader of each tensor, in the order of the payload.
+        spans: the tensors, in the order of the payload.
+        known: the chunks that need not be read again.
 
     Returns:
         The digest, hexadecimal.
     """
-    hasher, position = ShardHasher(plan.payload_bytes), 0
-    idle_bytes: dict[_Reader, int] = dict.fromkeys((reader for *_, reader in spans), 0)
+    digests = bytearray()
+    idle_bytes: dict[_Reader, int] = dict.fromkeys((span.source.reader for span in spans if span.source), 0)
+    left = deque(_pieces(plan, spans))
+    for number in range(chunk_count(plan.payload_bytes)):
+        begin, end = chunk_range(number, plan.payload_bytes)
+        pieces: list[_Piece] = []
+        while left and left[0].begin < end:
+            pieces.append(left[0].part(begin, end))
+            if left[0].end > end:
+                break
+            left.popleft()
+        found = known.digest_of(pieces)
+        if found is None:
+            found = _read(pieces, idle_bytes)
+            known.store(pieces, found)
+        else:
+            for piece in pieces:
+                if piece.source is not None:
+                    piece.source.reader.skip(piece.end - piece.begin)
+        digests += found
+    return shard_digest(bytes(digests), plan.payload_bytes).hex()
 
-    def zeros(end: int) -> None:
-        for begin in range(position, end, len(ZEROS)):
-            hasher.update(ZEROS[: min(len(ZEROS), end - begin)])
 
-    for begin, end, reader in spans:
-        zeros(begin)
+def _read(pieces: Sequence[_Piece], idle_bytes: dict[_Reader, int]) -> bytes:
+    """Return the digest of one chunk, and close the readers that were idle for too long."""
+    chunk = xxhash.xxh3_128()
+    for piece in pieces:
+        size = piece.end - piece.begin
+        if piece.source is None:
+            chunk.update(piece.index)
+            for begin in range(0, size - len(piece.index), len(ZEROS)):
+                chunk.update(ZEROS[: size - begin])
+            continue
         for each in idle_bytes:
-            idle_bytes[each] = 0 if each is reader else idle_bytes[each] + end - begin
+            idle_bytes[each] = 0 if each is piece.source.reader else idle_bytes[each] + size
             if idle_bytes[each] > IDLE_BYTES:
                 each.close()
-        for piece in reader.pieces(end - begin):
-            hasher.update(piece)
-        position = max(position, end)
-    zeros(plan.index_offset)
-    hasher.update(plan.index)
-    position = plan.index_offset + len(plan.index)
-    zeros(plan.payload_bytes)
-    return hasher.digest().hex()
+        for read in piece.source.reader.pieces(size):
+            chunk.update(read)
+    found: bytes = chunk.digest()
+    return found
 
 
 class Hasher(Protocol):
@@ -271,6 +391,14 @@ class _Reader:
             if self._hasher is not None:
                 self._hasher.update(piece)
             yield piece
+
+    def skip(self, count: int) -> None:
+        """Pass over the next `count` bytes without reading them. The reader must have no hasher."""
+        if count > self._left.nbytes:
+            self.close()
+            self._received += count
+        else:
+            self._left = self._left[count:]
 
     def take(self, count: int) -> bytes:
         """Return the next `count` bytes as one object. Use `pieces` for large counts."""

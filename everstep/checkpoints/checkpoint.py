@@ -22,7 +22,7 @@ from everstep.checkpoints.stores import Store, StoredObject, store_of
 from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Rank
-from everstep.protocol.manifest import CheckpointManifest, FrozenObject, ManifestShard, decode_manifest
+from everstep.protocol.manifest import CheckpointManifest, ManifestShard, SharedObject, decode_manifest
 from everstep.protocol.slot_values import pretrained_of
 
 READS_AHEAD: Final = 2
@@ -41,7 +41,7 @@ class Checkpoint:
         manifest: lists the shards of the checkpoint, one per rank.
         store: store of the shards' objects.
         shard_keys: key of each rank's object within the store.
-        frozen_keys: key of each frozen object within the store, by SHA-256.
+        shared_keys: key of each shared object within the store, by SHA-256.
 
     Raises:
         CheckpointError: a shard is missing or damaged.
@@ -52,7 +52,7 @@ class Checkpoint:
         manifest: CheckpointManifest,
         store: Store,
         shard_keys: Mapping[int, str],
-        frozen_keys: Mapping[str, str],
+        shared_keys: Mapping[str, str],
     ) -> None:
         self.manifest = manifest
         with ExitStack() as resources:
@@ -65,19 +65,19 @@ class Checkpoint:
                 resources.callback(stored.close)
                 return stored
 
-            def open_frozen(named: FrozenObject) -> StoredObject:
-                stored = open_object(frozen_keys[named.sha256])
+            def open_shared(named: SharedObject) -> StoredObject:
+                stored = open_object(shared_keys[named.sha256])
                 if stored.size != named.object_bytes:
                     raise CorruptCheckpoint(
                         f"{stored.name} has {stored.size:,} bytes; the manifest says {named.object_bytes:,}"
                     )
                 return stored
 
-            opened = self._pool.map(open_frozen, manifest.frozen)
-            frozen = {named.sha256: stored for named, stored in zip(manifest.frozen, opened, strict=True)}
+            opened = self._pool.map(open_shared, manifest.shared)
+            shared = {named.sha256: stored for named, stored in zip(manifest.shared, opened, strict=True)}
 
             def open_shard(shard: ManifestShard) -> ShardObject:
-                return ShardObject(open_object(shard_keys[int(shard.rank)]), manifest, shard, cache, frozen)
+                return ShardObject(open_object(shard_keys[int(shard.rank)]), manifest, shard, cache, shared)
 
             self._shards = {shard.rank: shard for shard in self._pool.map(open_shard, manifest.shards)}
             joined = join({rank: shard.index for rank, shard in self._shards.items()})
@@ -218,16 +218,18 @@ def open_checkpoint(uri: str) -> Checkpoint:
     found = _FOLDER.search(f"{base}/")
     if found is not None and found[0] != folder:
         raise CorruptCheckpoint(f"{uri} is the manifest of another checkpoint: {folder}")
+    inside_base = f"{base}/" if base else ""
     # A copy of the checkpoint's folder alone has the frozen objects inside.
     run_folder = f"{base}/".removesuffix(folder.partition("/")[2])
-    frozen_keys = {each.sha256: f"{run_folder}frozen/{each.sha256}.safetensors" for each in manifest.frozen}
+    shared_keys = {each.sha256: f"{run_folder}frozen/{each.sha256}.safetensors" for each in manifest.frozen}
+    shared_keys |= {each.sha256: f"{inside_base}replicated/{each.sha256}.safetensors" for each in manifest.replicated}
     keys: dict[int, str] = {}
     for shard in manifest.shards:
         inside = shard.key.rpartition(folder)[2]
         if inside == shard.key or ".." in inside.split("/"):
             raise CorruptCheckpoint(f"{uri} names an object outside of its folder: {shard.key}")
-        keys[int(shard.rank)] = f"{base}/{inside}" if base else inside
-    return Checkpoint(manifest, store, keys, frozen_keys)
+        keys[int(shard.rank)] = f"{inside_base}{inside}"
+    return Checkpoint(manifest, store, keys, shared_keys)
 
 
 def _run_elements(shape: tuple[int, ...], box: Box) -> int:

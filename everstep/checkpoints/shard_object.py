@@ -2,7 +2,8 @@
 
     payload range ─▶ chunks of 4 MiB ─▶ one ranged read each ─▶ digest compared with the header ─▶ bytes
 
-Frozen tensors lie in objects of their own. A chunk with such tensors needs one ranged read per object.
+Tensors that several shards share lie in objects of their own. A chunk with such tensors needs one ranged read per
+object.
 
 The header of the object holds the digest of each chunk of the payload (`everstep.protocol.safetensors`), and the
 manifest holds the digest of all chunk digests.
@@ -26,7 +27,7 @@ from everstep.checkpoints.errors import CorruptCheckpoint
 from everstep.checkpoints.stores import StoredObject
 from everstep.protocol.errors import CorruptObject, ProtocolError
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard
-from everstep.protocol.safetensors import LENGTH, MAX_HEADER_BYTES, FrozenGroup, Restore, plan_restore
+from everstep.protocol.safetensors import LENGTH, MAX_HEADER_BYTES, Restore, SharedGroup, plan_restore
 from everstep.protocol.slot import DIGEST_BYTES, SlotIndex, chunk_bytes, chunk_range, digest, unpack_index
 
 CACHED_CHUNKS: Final = 4
@@ -66,10 +67,10 @@ class ShardObject:
         manifest: the manifest of the checkpoint.
         expected: the entry of the shard in the manifest.
         cache: the cache that all shards of the checkpoint share.
-        frozen: the frozen objects of the manifest by SHA-256, opened for reading.
+        shared: the shared objects of the manifest by SHA-256, opened for reading.
 
     Raises:
-        CorruptCheckpoint: the object's header is damaged, belongs to another shard, or names a frozen object that the
+        CorruptCheckpoint: the object's header is damaged, belongs to another shard, or names a shared object that the
             manifest does not name.
         StoreFailure: the object cannot be read.
     """
@@ -80,15 +81,15 @@ class ShardObject:
         manifest: CheckpointManifest,
         expected: ManifestShard,
         cache: ChunkCache,
-        frozen: Mapping[str, StoredObject],
+        shared: Mapping[str, StoredObject],
     ) -> None:
         self._stored = stored
         self._cache = cache
         self.rank = int(expected.rank)
         self._plan, data_begin = _read_header(stored, manifest, expected)
         spans = list(_spans_of(stored, data_begin, self._plan.spans))
-        for each in self._plan.frozen:
-            spans += _spans_of(_frozen_object(each.group, frozen, stored), each.group.data_begin, each.spans)
+        for each in self._plan.shared:
+            spans += _spans_of(_shared_object(each.group, shared, stored), each.group.data_begin, each.spans)
         self._spans = sorted(spans, key=lambda span: (span.begin, span.end))
         self._begins = [span.begin for span in self._spans]
         size, index_end = chunk_bytes(self._plan.payload_bytes), self._plan.index_offset + len(self._plan.index)
@@ -212,13 +213,13 @@ def _spans_of(stored: StoredObject, data_begin: int, spans: Sequence[tuple[int, 
         data_begin += end - begin
 
 
-def _frozen_object(group: FrozenGroup, frozen: Mapping[str, StoredObject], stored: StoredObject) -> StoredObject:
-    """Return the opened object with the unchanging tensors of a group.
+def _shared_object(group: SharedGroup, shared: Mapping[str, StoredObject], stored: StoredObject) -> StoredObject:
+    """Return the opened object with the tensors of a group.
 
     Raise CorruptCheckpoint if the manifest lacks the object or names another size.
     """
-    if (found := frozen.get(group.sha256)) is None:
-        raise CorruptCheckpoint(f"{stored.name} needs the frozen object {group.sha256}, which the manifest lacks")
+    if (found := shared.get(group.sha256)) is None:
+        raise CorruptCheckpoint(f"{stored.name} needs the shared object {group.sha256}, which the manifest lacks")
     if found.size != group.object_bytes:
         raise CorruptCheckpoint(f"{found.name} has {found.size:,} bytes; {stored.name} says {group.object_bytes:,}")
     return found

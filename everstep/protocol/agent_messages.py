@@ -41,7 +41,7 @@ import msgspec
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.log_chunks import LogLine
-from everstep.protocol.manifest import FrozenObject
+from everstep.protocol.manifest import SharedObject
 from everstep.protocol.plan import (
     GenerationPlan,
     ObjectReference,
@@ -287,8 +287,10 @@ class UploadedShard(Message, frozen=True):
     """Same value as `ManifestShard.sha256`."""
     part_bytes: int = 0
     """Same value as `ManifestShard.part_bytes`."""
-    frozen: tuple[FrozenObject, ...] = ()
+    frozen: tuple[SharedObject, ...] = ()
     """S3 objects with the shard's unchanging tensors, which other shards share. All of them are complete in S3."""
+    replicated: tuple[SharedObject, ...] = ()
+    """S3 objects with tensors that other ranks hold at this step, too. All of them are complete in S3."""
 
 
 class RunningUpload(Message, frozen=True):

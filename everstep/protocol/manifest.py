@@ -6,9 +6,11 @@ Keys, below the job's checkpoint prefix:
 
     run=<run>/gen=<g>/step=<k>/<upload id>/rank=<r>.safetensors
     run=<run>/gen=<g>/step=<k>/manifest.json
+    run=<run>/gen=<g>/step=<k>/replicated/<sha256>.safetensors
     run=<run>/frozen/<sha256>.safetensors
 
-Frozen objects hold tensors that training does not change. All checkpoints of the run share them.
+Frozen objects hold tensors that training does not change. All checkpoints of the run share them. Replicated objects
+hold tensors that are equal on several ranks at one step. These ranks share them.
 
 Invariant: the manifest is written after every object that it names. Objects that no manifest names are garbage.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -79,11 +82,11 @@ class ManifestShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Size of the parts that `sha256` covers; the last part may be smaller."""
 
 
-class FrozenObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An object of tensors that several shards and several checkpoints of a run share."""
+class SharedObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An object of tensors that several shards share: a frozen object or a replicated object."""
 
     key: str
-    """Ends with `frozen/<sha256>.safetensors`. The bucket is the manifest's."""
+    """Ends with `frozen/<sha256>.safetensors` or `replicated/<sha256>.safetensors`. The bucket is the manifest's."""
     object_bytes: int
     sha256: str
     """SHA-256 of the whole object, hexadecimal."""
@@ -93,7 +96,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """The complete set of shards of one step."""
 
     version: int
-    """1, or 2 for a manifest with frozen objects."""
+    """1, or 2 for a manifest with frozen objects, or 3 for a manifest with replicated objects."""
     job: JobName
     run: RunId
     generation: Generation
@@ -101,8 +104,15 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Pairs of a generation and the step from which it started, from this generation back to the first."""
     step: Step
     shards: tuple[ManifestShard, ...]
-    frozen: tuple[FrozenObject, ...] = ()
+    frozen: tuple[SharedObject, ...] = ()
     """Objects in other folders that the checkpoint's shards need: tensors that training does not change, by SHA-256."""
+    replicated: tuple[SharedObject, ...] = ()
+    """Objects in the checkpoint's folder with tensors that several ranks hold, by SHA-256."""
+
+    @property
+    def shared(self) -> tuple[SharedObject, ...]:
+        """All objects that several shards share."""
+        return (*self.frozen, *self.replicated)
 
 
 def frozen_key(shard_key: str, sha256: str) -> str:
@@ -118,25 +128,41 @@ def frozen_key(shard_key: str, sha256: str) -> str:
     Raises:
         MalformedMessage: the shard's key has another form than the keys of Everstep.
     """
-    return f"{_run_of(shard_key)}frozen/{sha256}.safetensors"
+    return f"{_shard_key(shard_key)['run']}frozen/{sha256}.safetensors"
 
 
-def _run_of(shard_key: str) -> str:
-    """Return the prefix of a shard's run. Raise MalformedMessage if the key has another form than Everstep's."""
+def replicated_key(shard_key: str, sha256: str) -> str:
+    """Return the key of a replicated object. The arguments and errors are those of `frozen_key`.
+
+    The shard belongs to the same generation and step as the object.
+    """
+    found = _shard_key(shard_key)
+    return f"{found['run']}{found['step']}replicated/{sha256}.safetensors"
+
+
+def _shard_key(shard_key: str) -> re.Match[str]:
+    """Return the parts of a shard's key. Raise MalformedMessage if the key has another form than Everstep's."""
     found = _SHARD_KEY.fullmatch(shard_key)
     if found is None:
-        raise MalformedMessage(f"{shard_key} is not the key of a shard, so its frozen objects cannot be found")
-    return found["run"]
+        raise MalformedMessage(f"{shard_key} is not the key of a shard, so its shared objects cannot be found")
+    return found
 
 
 _SHA256 = re.compile("[0-9a-f]{64}", re.ASCII)
-_SHARD_KEY = re.compile(r"(?P<run>.*)gen=\d+/step=\d+/[^/]+/rank=\d+\.safetensors", re.ASCII | re.DOTALL)
+_SHARD_KEY = re.compile(r"(?P<run>.*)(?P<step>gen=\d+/step=\d+/)[^/]+/rank=\d+\.safetensors", re.ASCII | re.DOTALL)
 _MANIFEST = msgspec.json.Decoder(CheckpointManifest)
 
 
 def encode_manifest(manifest: CheckpointManifest) -> bytes:
     """Return the manifest as JSON."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+
+
+def manifest_version(frozen: Sequence[SharedObject], replicated: Sequence[SharedObject]) -> int:
+    """Return the version of a manifest that names these objects."""
+    if replicated:
+        return 3
+    return 2 if frozen else 1
 
 
 def decode_manifest(data: bytes) -> CheckpointManifest:
@@ -161,18 +187,29 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
     ) as error:
         # msgspec raises UnicodeDecodeError for a key that is not UTF-8.
         raise MalformedMessage(f"not a checkpoint manifest: {error}") from error
-    if manifest.version not in (1, 2):
+    if manifest.version not in (1, 2, 3):
         raise UnknownVersion(f"a checkpoint manifest has the unsupported version {manifest.version}")
-    if bool(manifest.frozen) != (manifest.version == 2):
-        raise MalformedMessage("a checkpoint manifest must have version 2 if it names frozen objects, and else 1")
-    named = [frozen.sha256 for frozen in manifest.frozen]
-    if named != sorted(set(named)):
-        raise MalformedMessage("a checkpoint manifest must list its frozen objects by SHA-256, each once")
-    if any(_SHA256.fullmatch(sha256) is None for sha256 in named):
-        raise MalformedMessage("a checkpoint manifest has a frozen object whose SHA-256 is not 64 hexadecimal digits")
-    runs = {_run_of(shard.key) for shard in manifest.shards} if manifest.frozen else ()
-    if any(frozen.key != f"{run}frozen/{frozen.sha256}.safetensors" for run in runs for frozen in manifest.frozen):
+    if manifest.version != manifest_version(manifest.frozen, manifest.replicated):
+        raise MalformedMessage(
+            "a checkpoint manifest must have version 3 if it names replicated objects, 2 if it names frozen objects "
+            "only, and else 1"
+        )
+    for named in ([each.sha256 for each in manifest.frozen], [each.sha256 for each in manifest.replicated]):
+        if named != sorted(set(named)):
+            raise MalformedMessage("a checkpoint manifest must list its shared objects by SHA-256, each once")
+        if any(_SHA256.fullmatch(sha256) is None for sha256 in named):
+            raise MalformedMessage(
+                "a checkpoint manifest has a shared object whose SHA-256 is not 64 hexadecimal digits"
+            )
+    folders = {_shard_key(shard.key).group("run", "step") for shard in manifest.shards} if manifest.shared else ()
+    if any(each.key != f"{run}frozen/{each.sha256}.safetensors" for run, _ in folders for each in manifest.frozen):
         raise MalformedMessage("a checkpoint manifest names a frozen object of another run than its shards")
+    if any(
+        each.key != f"{run}{step}replicated/{each.sha256}.safetensors"
+        for run, step in folders
+        for each in manifest.replicated
+    ):
+        raise MalformedMessage("a checkpoint manifest names a replicated object of another step than its shards")
     if [shard.rank for shard in manifest.shards] != list(range(len(manifest.shards))):
         raise MalformedMessage("a checkpoint manifest must list ranks 0 to n-1")
     if any(shard.sha256 and shard.part_bytes <= 0 for shard in manifest.shards):

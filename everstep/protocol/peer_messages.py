@@ -17,6 +17,7 @@ can send only the first message.
     upload session:  UploadPart ─▶ ; ◀─ PartStored | ShardRefused, several parts at a time
     load session:    LoadShard ─▶ ; ◀─ ReadyToLoad | ShardRefused ; ObjectHeader …, ShardWanted … ─▶ ;
                      ◀─ chunks on one stream
+    division session: OfferTensors ─▶ ; ◀─ TensorsDivided
     round session:   RoundReport ─▶ ; ◀─ Announcement
     stream:          a separate connection that carries only chunks, opened by the dialler of a replica, fetch or load
                      session and named after that session
@@ -45,7 +46,7 @@ from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import ObjectReference
 from everstep.protocol.rounds import Announcement, RoundReport
-from everstep.protocol.safetensors import FrozenGroup
+from everstep.protocol.safetensors import NOTHING_SHARED, SharedGroups
 
 CHUNK_HEADER = struct.Struct(">III52x")
 """Layout of a chunk's header on a stream. The header has the size of a cache line.
@@ -58,7 +59,7 @@ NONCE_BYTES = 32
 HEADER_PIECE_BYTES = 512 * 1024
 """Maximum bytes of an object's header in one `ObjectHeader`."""
 
-SessionKind = Literal["replica", "fetch", "round", "stream", "upload", "load"]
+SessionKind = Literal["replica", "fetch", "round", "stream", "upload", "load", "division"]
 
 
 class Open(Message, frozen=True):
@@ -274,7 +275,7 @@ class UploadPart(Message, frozen=True):
     """Size of all parts but the last, which may be smaller."""
     number: int
     """Number of the part, from 1."""
-    frozen: tuple[FrozenGroup, ...] = ()
+    shared: SharedGroups = NOTHING_SHARED
     """The tensors whose bytes are in separate S3 objects, so that this upload does not contain them."""
 
 
@@ -319,11 +320,39 @@ class ObjectHeader(Message, frozen=True):
     data: bytes
 
 
+class OfferTensors(Message, frozen=True):
+    """The request of a shard's owner that the coordinator's agent divides equal tensors among the ranks that hold them.
+
+    The first message of a division session. The answer is `TensorsDivided`.
+    """
+
+    owner_rank: Rank
+    step: Step
+    digests: tuple[bytes, ...]
+    """Digest of each offered item: of one tensor, or of one frozen object. 16 bytes each."""
+    sizes: tuple[int, ...]
+    """Size of each offered item in bytes."""
+    frozen_count: int = 0
+    """Number of the first items that are frozen objects."""
+
+
+class TensorsDivided(Message, frozen=True):
+    """The answer to `OfferTensors`: which objects hold the offered items, and which of them the owner writes."""
+
+    objects: tuple[int, ...] = ()
+    """For each offered item, the number of the object that holds it; -1 if the owner's own object holds it.
+
+    Empty if the division took place without the offer.
+    """
+    writes: tuple[int, ...] = ()
+    """Numbers of the objects that the owner writes."""
+
+
 PeerMessage = (
     Open | Challenge | Answer | Accepted | Refused | ReserveShard | PreparingShard | ShardReserved | BeginShard
     | ShardDigests | PrintedLines | EndShard | ShardWanted | CancelShard | ShardSealed | ShardRefused
     | HolderInventory | FetchShard | UploadPart | PartStored | LoadShard | ReadyToLoad | ObjectHeader
-    | RoundReport | Announcement
+    | OfferTensors | TensorsDivided | RoundReport | Announcement
 )  # fmt: skip
 
 

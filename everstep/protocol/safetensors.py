@@ -10,7 +10,7 @@
 - the slot's index, which contains the plain values of the step
 - the payload's size, index offset, digest and the digests of its chunks
 - the rank, the step and the generation of the shard
-- the frozen groups: tensors whose data another object holds, which several checkpoints share
+- the shared groups: tensors whose data lies in another object, which several shards or checkpoints share
 
 Any safetensors reader can read the tensors. Restoring training from the file needs Everstep. Source: the format's
 description, https://github.com/huggingface/safetensors#format
@@ -32,6 +32,7 @@ from dataclasses import dataclass
 import msgspec
 
 from everstep.protocol.errors import CorruptObject, OversizedMessage, ProtocolError
+from everstep.protocol.manifest import frozen_key, replicated_key
 from everstep.protocol.slot import (
     ALIGNMENT,
     DIGEST_BYTES,
@@ -50,6 +51,7 @@ MAX_EXTRA_GAPS = 4
 """Maximum total size of gaps in a payload besides the gap after each tensor, in units of the alignment."""
 _FORMAT = "everstep-2"
 _FORMAT_WITH_FROZEN = "everstep-3"
+_FORMAT_WITH_REPLICATED = "everstep-4"
 _METADATA = "__metadata__"
 DTYPE_NAMES = {
     "float64": "F64",
@@ -80,16 +82,34 @@ class _Tensor(msgspec.Struct, frozen=True):
     data_offsets: tuple[int, int]
 
 
-class FrozenGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tensors of a shard whose data lies in a frozen object."""
+class SharedGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tensors of a shard whose data lies in a shared object."""
 
     sha256: str
-    """SHA-256 of the whole frozen object, hexadecimal. Its key contains it (`everstep.protocol.manifest`)."""
+    """SHA-256 of the whole shared object, hexadecimal. Its key contains it (`everstep.protocol.manifest`)."""
     object_bytes: int
     data_begin: int
-    """Position of the first tensor's data in the frozen object. The other tensors follow without gaps."""
+    """Position of the first tensor's data in the shared object. The other tensors follow without gaps."""
     tensors: tuple[int, ...]
     """Positions of the tensors in `tensors_in_order`, increasing."""
+
+
+class SharedGroups(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The groups of one shard. No two groups have the same tensor."""
+
+    frozen: tuple[SharedGroup, ...] = ()
+    """Groups in frozen objects, which all checkpoints of a run share."""
+    replicated: tuple[SharedGroup, ...] = ()
+    """Groups in replicated objects, which several ranks of one checkpoint share."""
+
+    @property
+    def tensors(self) -> frozenset[int]:
+        """Positions of all tensors whose data lies in shared objects."""
+        return frozenset(number for group in (*self.frozen, *self.replicated) for number in group.tensors)
+
+
+NOTHING_SHARED = SharedGroups()
+"""The groups of a shard whose object contains all tensors."""
 
 
 class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -110,28 +130,36 @@ class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     index: str
     """The index as packed in the slot, encoded in base64."""
     frozen: str = ""
-    """The frozen groups as JSON; absent in objects that hold all tensors of their shard."""
+    """The frozen groups as JSON; absent if there are none."""
+    replicated: str = ""
+    """The replicated groups as JSON; absent if there are none."""
 
 
 _HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _HEADER_METADATA = msgspec.json.Decoder(_Metadata)
 _HEADER_TENSOR = msgspec.json.Decoder(_Tensor)
-_FROZEN_GROUPS = msgspec.json.Decoder(tuple[FrozenGroup, ...])
+_GROUPS = msgspec.json.Decoder(tuple[SharedGroup, ...])
 _SHA256 = re.compile("[0-9a-f]{64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class FrozenSpans:
-    """A frozen object, and the ranges of the payload that its data fills."""
+class SharedSpans:
+    """A shared object, and the ranges of the payload that its data fills."""
 
-    group: FrozenGroup
+    group: SharedGroup
+    is_frozen: bool
+    """True for a frozen object, False for a replicated object."""
     spans: tuple[tuple[int, int], ...]
-    """Begin and end of each tensor within the payload, in the order of the frozen object's data."""
+    """Begin and end of each tensor within the payload, in the order of the shared object's data."""
+
+    def key(self, shard_key: str) -> str:
+        """Return the key of the shared object. Raise MalformedMessage if `shard_key` is not the key of a shard."""
+        return (frozen_key if self.is_frozen else replicated_key)(shard_key, self.group.sha256)
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The source of each byte of a payload: the object's data in order, frozen objects, zeros, or the index."""
+    """The source of each byte of a payload: the object's data in order, shared objects, zeros, or the index."""
 
     payload_bytes: int
     index_offset: int
@@ -151,7 +179,7 @@ class Restore:
     """Digests of the payload's chunks. They hash to `payload_digest`, so a reader can verify single chunks."""
     spans: tuple[tuple[int, int], ...]
     """Begin and end of each tensor within the payload, in the order of the object's data."""
-    frozen: tuple[FrozenSpans, ...] = ()
+    shared: tuple[SharedSpans, ...] = ()
 
     @property
     def data_bytes(self) -> int:
@@ -162,7 +190,7 @@ class Restore:
         """Yield begin and end of each range of the payload that must be zero."""
         end = 0
         for begin, next_end in (
-            *sorted([*self.spans, *(span for each in self.frozen for span in each.spans)]),
+            *sorted([*self.spans, *(span for each in self.shared for span in each.spans)]),
             (self.index_offset, self.index_offset + len(self.index)),
             (self.payload_bytes, self.payload_bytes),
         ):
@@ -177,7 +205,7 @@ def tensors_in_order(index: SlotIndex) -> list[TensorEntry]:
 
 
 def encode_header(
-    header: SlotHeader, packed_index: bytes, chunk_digests: bytes, frozen: Sequence[FrozenGroup] = ()
+    header: SlotHeader, packed_index: bytes, chunk_digests: bytes, shared: SharedGroups = NOTHING_SHARED
 ) -> bytes:
     """Return the beginning of the object, up to the first byte of data.
 
@@ -185,7 +213,7 @@ def encode_header(
         header: the header of a sealed slot.
         packed_index: the index as stored in the payload.
         chunk_digests: digests of the payload's chunks. They must hash to the header's digest.
-        frozen: the tensors whose data the object does not contain. No two groups share a tensor.
+        shared: the tensors whose data the object does not contain.
 
     Returns:
         The length field and the JSON header.
@@ -195,7 +223,7 @@ def encode_header(
         OversizedMessage: the header would exceed the limit of safetensors.
     """
     metadata = _Metadata(
-        everstep=_FORMAT_WITH_FROZEN if frozen else _FORMAT,
+        everstep=_format_of(shared),
         job=header.job,
         run=header.run,
         rank=str(header.owner_rank),
@@ -207,15 +235,16 @@ def encode_header(
         chunk_digests=base64.b64encode(chunk_digests).decode(),
         layout_hash=header.layout_hash.hex(),
         index=base64.b64encode(packed_index).decode(),
-        frozen=msgspec.json.encode(frozen).decode() if frozen else "",
+        frozen=msgspec.json.encode(shared.frozen).decode() if shared.frozen else "",
+        replicated=msgspec.json.encode(shared.replicated).decode() if shared.replicated else "",
     )
-    elsewhere = {number for group in frozen for number in group.tensors}
+    elsewhere = shared.tensors
     entries = tensors_in_order(unpack_index(packed_index, header.index_offset))
     return _header([entry for number, entry in enumerate(entries) if number not in elsewhere], metadata)
 
 
-def encode_frozen_header(entries: Sequence[TensorEntry]) -> bytes:
-    """Return the beginning of a frozen object, up to the first byte of data.
+def encode_shared_header(entries: Sequence[TensorEntry]) -> bytes:
+    """Return the beginning of a shared object, up to the first byte of data.
 
     Equal tensors give equal headers, whatever shard or step they come from.
 
@@ -272,7 +301,11 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
     try:
         described = _HEADER.decode(header)
         metadata = _HEADER_METADATA.decode(described.pop(_METADATA))
-        if metadata.everstep != (_FORMAT_WITH_FROZEN if metadata.frozen else _FORMAT):
+        shared = SharedGroups(
+            frozen=_GROUPS.decode(metadata.frozen) if metadata.frozen else (),
+            replicated=_GROUPS.decode(metadata.replicated) if metadata.replicated else (),
+        )
+        if metadata.everstep != _format_of(shared):
             raise CorruptObject(f"a checkpoint has the unsupported format {metadata.everstep!r}")
         payload_bytes, index_offset = int(metadata.payload_bytes), int(metadata.index_offset)
         if not 0 <= index_offset <= payload_bytes < 2**63:
@@ -281,15 +314,18 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
         digests = bytes.fromhex(metadata.layout_hash), bytes.fromhex(metadata.payload_digest)
         chunk_digests = base64.b64decode(metadata.chunk_digests, validate=True)
         entries = tensors_in_order(unpack_index(packed, index_offset))
-        groups = _FROZEN_GROUPS.decode(metadata.frozen) if metadata.frozen else ()
         tensors = sorted(_HEADER_TENSOR.decode(raw).data_offsets for raw in described.values())
     except (KeyError, ValueError, binascii.Error, msgspec.DecodeError, ProtocolError) as error:
         raise CorruptObject(f"the object's header is not a checkpoint header: {error}") from error
-    frozen = tuple(_frozen_spans(group, entries) for group in groups)
-    elsewhere = [number for group in groups for number in group.tensors]
-    if len(set(elsewhere)) != len(elsewhere):
-        raise CorruptObject("two frozen groups of the object have the same tensor")
-    own = [entry for number, entry in enumerate(entries) if number not in set(elsewhere)]
+    spans = tuple(
+        _shared_spans(group, entries, is_frozen=is_frozen)
+        for is_frozen, groups in ((True, shared.frozen), (False, shared.replicated))
+        for group in groups
+    )
+    elsewhere = shared.tensors
+    if len(elsewhere) != sum(len(each.group.tensors) for each in spans):
+        raise CorruptObject("two shared groups of the object have the same tensor")
+    own = [entry for number, entry in enumerate(entries) if number not in elsewhere]
     found = Restore(
         payload_bytes,
         index_offset,
@@ -302,7 +338,7 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
         metadata.origin_generation,
         chunk_digests,
         tuple((entry.offset, entry.offset + entry.bytes) for entry in own),
-        frozen,
+        spans,
     )
     gaps = payload_bytes - sum(entry.bytes for entry in entries) - len(packed)
     if gaps > ALIGNMENT * (len(entries) + MAX_EXTRA_GAPS):
@@ -330,12 +366,20 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
     return found
 
 
-def _frozen_spans(group: FrozenGroup, entries: Sequence[TensorEntry]) -> FrozenSpans:
-    """Return the ranges of the payload that a frozen group fills.
+def _format_of(shared: SharedGroups) -> str:
+    """Return the oldest version of the format that can describe these groups."""
+    if shared.replicated:
+        return _FORMAT_WITH_REPLICATED
+    return _FORMAT_WITH_FROZEN if shared.frozen else _FORMAT
+
+
+def _shared_spans(group: SharedGroup, entries: Sequence[TensorEntry], *, is_frozen: bool) -> SharedSpans:
+    """Return the ranges of the payload that a shared group fills.
 
     Args:
         group: the group as decoded from a header; not yet checked.
         entries: all tensors of the shard, in order.
+        is_frozen: whether the group lies in a frozen object.
 
     Returns:
         The group with its ranges.
@@ -346,10 +390,10 @@ def _frozen_spans(group: FrozenGroup, entries: Sequence[TensorEntry]) -> FrozenS
     numbers = group.tensors
     is_ordered = all(first < second for first, second in itertools.pairwise(numbers))
     if not numbers or not is_ordered or numbers[0] < 0 or numbers[-1] >= len(entries):
-        raise CorruptObject("a frozen group of the object names tensors that the index does not have")
+        raise CorruptObject("a shared group of the object names tensors that the index does not have")
     spans = tuple((entries[number].offset, entries[number].offset + entries[number].bytes) for number in numbers)
     data_bytes = sum(end - begin for begin, end in spans)
     is_sized = LENGTH.size < group.data_begin and group.object_bytes == group.data_begin + data_bytes
     if not is_sized or _SHA256.fullmatch(group.sha256) is None:
-        raise CorruptObject("a frozen group of the object contradicts the size or the digest of its object")
-    return FrozenSpans(group, spans)
+        raise CorruptObject("a shared group of the object contradicts the size or the digest of its object")
+    return SharedSpans(group, is_frozen, spans)

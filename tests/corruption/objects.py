@@ -7,7 +7,6 @@ A folder in place of S3 contains the objects of two steps and two ranks, for `op
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.manifest import decode_manifest, encode_manifest
 from everstep.protocol.parts import parts_of_range
 from everstep.protocol.plan import ObjectReference, ShardSource
-from everstep.protocol.safetensors import LENGTH, FrozenGroup, plan_restore
+from everstep.protocol.safetensors import LENGTH, plan_restore
 from tests.corruption.outcomes import Counts, Outcome, flipped, truncated, without_part
 from tests.fakes.storage import MemoryObjectStore
 from tests.unit.everstep.checkpoints.stored import Stored, payload_of, store
@@ -33,10 +32,14 @@ BUCKET = "bucket"
 
 
 def tensors(seed: int) -> dict[int, list[Stored]]:
-    """Return the tensors of one step: two parts of a flat ZeRO range, one per rank, and a whole tensor."""
+    """Return the tensors of one step: two parts of a flat ZeRO range, one per rank, and whole tensors.
+
+    Both ranks have the same bias, which a replicated object holds.
+    """
     draw = np.random.default_rng(seed)
     whole = draw.standard_normal((20, 30)).astype(np.float32)
     edges = (0, 317, 600)
+    bias = draw.standard_normal(50).astype(np.float32)
     return {
         rank: [
             Stored(
@@ -45,6 +48,7 @@ def tensors(seed: int) -> dict[int, list[Stored]]:
                 parts_of_range("model/w", (20, 30), edges[rank], edges[rank + 1], 0),
             ),
             Stored(f"model/b{rank}", draw.standard_normal(70).astype(np.float32)),
+            Stored("model/bias", bias, is_replicated=True),
             Stored("optimizer/w/step", np.float32(seed)),
             Stored("model/frozen", draw.standard_normal(90).astype(np.float32), is_frozen=True),
         ]
@@ -77,10 +81,14 @@ class Objects:
         self._expected = self._read()
         self._keys = {name: str(path.relative_to(folder / "new")) for name, path in self._paths.items()}
         """Key of each object, by the name of its file."""
-        self._frozen = {rank: f"{group.sha256}.safetensors" for rank in range(RANKS) for group in self._groups_of(rank)}
+        self._frozen = {rank: self._shared_of(rank, is_frozen=True) for rank in range(RANKS)}
         """Name of each rank's frozen object."""
-        older_frozen = [data for name, data in self._older.items() if name not in self._sound]
-        self._older |= dict(zip(self._frozen.values(), older_frozen, strict=True))
+        self._replicated = self._shared_of(0, is_frozen=False)
+        """Name of the object with the tensor that both ranks hold."""
+        new_names = {"frozen": sorted(self._frozen.values()), "replicated": [self._replicated]}
+        for kind, names in new_names.items():
+            older_data = [path.read_bytes() for path in sorted((folder / "old").rglob(f"{kind}/*"))]
+            self._older |= dict(zip(names, older_data, strict=True))
         self._shards = {int(shard.rank): shard for shard in decode_manifest(self._sound["manifest.json"]).shards}
         self._payloads = {rank: payload_of(stored)[0] for rank, stored in tensors(7).items()}
         self._objects = MemoryObjectStore(BUCKET)
@@ -91,11 +99,12 @@ class Objects:
         """Close the store of slots."""
         self._slots.close()
 
-    def _groups_of(self, rank: int) -> Sequence[FrozenGroup]:
+    def _shared_of(self, rank: int, *, is_frozen: bool) -> str:
         data = self._sound[f"rank={rank}.safetensors"]
         (length,) = LENGTH.unpack_from(data)
         plan = plan_restore(data[LENGTH.size : LENGTH.size + length], len(data))
-        return [each.group for each in plan.frozen]
+        (found,) = [each.group.sha256 for each in plan.shared if each.is_frozen is is_frozen]
+        return f"{found}.safetensors"
 
     def _read(self) -> Found:
         with open_checkpoint(str(self._manifest)) as checkpoint:
@@ -150,8 +159,9 @@ class Objects:
         """Plant a corruption in an object, and restore the shard as an agent does."""
         rank = Rank(self._draw.randrange(RANKS))
         own, keys = f"rank={rank}.safetensors", self._keys
-        name = self._draw.choice([own, self._frozen[rank]])
-        files = {each: self._sound[each] for each in (own, self._frozen[rank])}
+        names = own, self._frozen[rank], self._replicated
+        name = self._draw.choice(names)
+        files = {each: self._sound[each] for each in names}
         files |= {each: data for each, data in self._changed(kind, name).items() if each in files}
         for each, content in files.items():
             self._objects.put_bytes(ObjectReference(bucket=BUCKET, key=keys[each]), content)

@@ -12,7 +12,8 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from everstep.protocol.agent_messages import NodeFault, RunningUpload, UploadedShard
 from everstep.protocol.ids import NodeId, Rank, Step
@@ -20,6 +21,7 @@ from everstep.protocol.plan import GenerationPlan, ObjectReference
 from everstep.protocol.rounds import Announcement
 from worker.core.rounds import NONE
 from worker.core.slots import is_superseded, retry_pause
+from worker.core.upload_division import Division, Item
 from worker.core.upload_progress import UploadProgress
 from worker.errors import CorruptCheckpoint, StorageError
 from worker.member.faults import ReportedFaults
@@ -30,8 +32,8 @@ from worker.shards.owned_shard import OwnedShard
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import Slot, SlotStore, in_thread
 from worker.storage.checkpoints import is_abandoned, upload_shard
-from worker.storage.frozen import FrozenTensors
 from worker.storage.object_store import ObjectStore
+from worker.storage.shared_tensors import SharedTensors
 from worker.tasks import Background, end
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class CheckpointUploads:
         faults: ReportedFaults,
         *,
         dial: Callable[[NodeId], Awaitable[Session]],
+        agree: Callable[[Rank, Step, Sequence[Item]], Awaitable[Division | None]],
         grant_if_due: Callable[[OwnedShard], None],
         on_change: Callable[[], None],
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -64,6 +67,7 @@ class CheckpointUploads:
             contents: knows the newest committed step. Only this step or the base may be uploaded.
             faults: receives a fault per failed upload; a later success of the shard removes the fault.
             dial: opens a session of kind upload to another member.
+            agree: divides tensors of a local rank among the ranks that hold them (see `UploadDivision.agree`).
             grant_if_due: called when the slot of a cancelled upload is free.
             on_change: called when an upload has ended or failed.
             pause: waits for the given seconds before a failed upload is tried again.
@@ -77,11 +81,14 @@ class CheckpointUploads:
         self._contents = contents
         self._faults = faults
         self._dial = dial
+        self._agree = agree
         self._grant_if_due = grant_if_due
         self._on_change = on_change
         self.pause = pause
         self._persist: Step = NONE
-        self._frozen = defaultdict[Rank, FrozenTensors](FrozenTensors)
+        self._shared = defaultdict[Rank, SharedTensors](SharedTensors)
+        self._divisions: dict[Rank, tuple[Step, Division | None]] = {}
+        """For each local rank, the newest step that was divided, and the rank's part."""
         self._background = Background()
         self._cleaned = asyncio.Event()
         self._progress: dict[Rank, UploadProgress] = {}
@@ -240,11 +247,19 @@ class CheckpointUploads:
             digests,
             self._plan,
             rank=rank,
-            frozen=self._frozen[rank],
+            shared=self._shared[rank],
+            agree=partial(self._divide, rank, slot.header.step),
             on_begun=on_begun,
             on_stored=on_stored,
             share=helpers if helpers.peers and with_helpers else None,
         )
+
+    async def _divide(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
+        """Return the rank's part of a step's division. Later attempts receive the result of the first one."""
+        last = self._divisions.get(rank)
+        if last is None or last[0] != step:
+            last = self._divisions[rank] = step, await self._agree(rank, step, items)
+        return last[1]
 
     async def _end_upload(self, shard: OwnedShard) -> None:
         """Cancel the upload of a shard, then grant the shard's slot for the final step."""

@@ -46,6 +46,7 @@ from worker.member.shared_loads import LoadHelper
 from worker.member.shared_uploads import UploadHelper
 from worker.member.status import MemberStatus
 from worker.member.traffic import Traffic
+from worker.member.upload_division import UploadDivision
 from worker.node.full_disks import FullDisks
 from worker.node.rank_user import RankUser, make_way
 from worker.provisioning.source import SourceArchives, fetch_source
@@ -190,6 +191,7 @@ class Member:
             arrived=self.lines.arrived,
         )
         self.earlier = EarlierShards(plan, self.here, self.base, node.store)
+        self.division = UploadDivision(plan, node.node_id, partial(self.sessions.dial, kind="division"))
         self.uploads = CheckpointUploads(
             plan,
             self.shards,
@@ -198,6 +200,7 @@ class Member:
             self.contents,
             self.lines.faults,
             dial=partial(self.sessions.dial, kind="upload"),
+            agree=self.division.agree,
             grant_if_due=self.lines.slots.grant_if_due,
             on_change=self._shard_changed,
         )
@@ -374,6 +377,8 @@ class Member:
                 await self.upload_helper.serve(session)
             case "load":
                 await self.receiver.supply(session, partial(self.load_helper.serve, session))
+            case "division":
+                await self.division.serve(session)
 
     def _keep_distance(self, distance: int) -> None:
         """Pass the distance between proposed steps to the coordinator if the coordinator runs on this node.
@@ -475,6 +480,7 @@ class Member:
         await end(*self._tasks)
         await self.shares.close()
         await self.uploads.close()
+        await self.division.close()
         if self.server is not None:
             self.server.close()
         await self.lines.close()

@@ -28,7 +28,7 @@ from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.peer_messages import PartStored, ShardRefused, UploadPart
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 from everstep.protocol.rounds import Announcement
-from everstep.protocol.safetensors import FrozenGroup
+from everstep.protocol.safetensors import SharedGroups
 from everstep.protocol.slot import SlotHeader
 from worker.core.shared_parts import MAX_WINDOW, SharedParts
 from worker.core.slots import Content, is_superseded
@@ -58,7 +58,7 @@ class _Named:
 
     where: ObjectReference
     object_bytes: int
-    frozen: tuple[FrozenGroup, ...]
+    shared: SharedGroups
     upload_id: str
     part_bytes: int
 
@@ -104,25 +104,25 @@ class UploadHelpers:
         """Monotonic time at which the owner took each of its parts that S3 has not stored yet."""
         self._own_seconds = 0.0
         """Longest time in which one of the owner's own parts was stored, in seconds."""
-        self._where: tuple[ObjectReference, int, tuple[FrozenGroup, ...]] | None = None
+        self._where: tuple[ObjectReference, int, SharedGroups] | None = None
         self._check: Callable[[], None] = lambda: None
 
     # -- calls of the upload's thread
 
     def of(
-        self, where: ObjectReference, object_bytes: int, frozen: tuple[FrozenGroup, ...], check: Callable[[], None]
+        self, where: ObjectReference, object_bytes: int, shared: SharedGroups, check: Callable[[], None]
     ) -> UploadHelpers:
         """See `ShareOf.of`."""
-        self._where, self._check = (where, object_bytes, frozen), check
+        self._where, self._check = (where, object_bytes, shared), check
         return self
 
     def begin(self, upload_id: str, part_bytes: int, part_count: int) -> None:
         """See `Share.begin`."""
         assert self._where is not None, "the upload has a name"
-        where, object_bytes, frozen = self._where
+        where, object_bytes, shared = self._where
         with self._changed:
             self._state = SharedParts.begin(part_count, self.peers, monotonic())
-            self._named = _Named(where, object_bytes, frozen, upload_id, part_bytes)
+            self._named = _Named(where, object_bytes, shared, upload_id, part_bytes)
         self._loop.call_soon_threadsafe(self._ask_all)
 
     def claim(self, number: int) -> bool:
@@ -237,7 +237,7 @@ class UploadHelpers:
             digest=self._header.payload_digest,
             object=named.where,
             object_bytes=named.object_bytes,
-            frozen=named.frozen,
+            shared=named.shared,
             upload_id=named.upload_id,
             part_bytes=named.part_bytes,
             number=number,
@@ -360,7 +360,7 @@ class UploadHelper:
             return ShardRefused(transfer=wanted.number, reason="the replica is damaged")
 
         def work(cancelled: threading.Event) -> StoredPart | None:
-            content = ShardObject(slot.file, digests.known, piece_bytes=PIECE_BYTES, frozen=wanted.frozen)
+            content = ShardObject(slot.file, digests.known, piece_bytes=PIECE_BYTES, shared=wanted.shared)
             begin = (wanted.number - 1) * wanted.part_bytes
             stop = min(wanted.object_bytes, begin + wanted.part_bytes)
             if content.bytes != wanted.object_bytes or not 0 <= begin < stop:

@@ -1,6 +1,6 @@
 """Uploads shards from slots to the object store, and downloads shards into slots.
 
-    upload      slot ─▶ frozen objects that S3 lacks, then one safetensors object, streamed and digested on the way
+    upload      slot ─▶ shared objects that S3 lacks, then one safetensors object, streamed and digested on the way
     download    objects ─▶ parts, read by several nodes ─▶ granted slot ─▶ sealed only if all chunks match the plan
 
 Invariant: an object named by an `UploadedShard` is complete, and its content matches its slot's digest. A slot is
@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import re
 import secrets
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -27,22 +28,28 @@ from everstep.protocol import safetensors
 from everstep.protocol.agent_messages import UploadedShard
 from everstep.protocol.errors import OversizedMessage
 from everstep.protocol.ids import Rank
-from everstep.protocol.manifest import FrozenObject, frozen_key
+from everstep.protocol.manifest import SharedObject
 from everstep.protocol.plan import GenerationPlan, ObjectReference, ShardSource
-from everstep.protocol.safetensors import FrozenGroup, Restore
+from everstep.protocol.safetensors import Restore, SharedGroups
 from everstep.protocol.slot import SlotHeader, SlotState
 from worker.core.slots import Content
+from worker.core.upload_division import Division, Item
 from worker.errors import CorruptCheckpoint, NoRoom, ObjectMissing, StorageError, StoreRefused
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore, in_thread
-from worker.storage.frozen import FrozenTensors
 from worker.storage.object_store import ObjectReader, ObjectStore, OnStored, Share, cut
 from worker.storage.shard_object import ShardObject, tensors_of
 from worker.storage.shard_parts import ShardParts, read_length
+from worker.storage.shared_tensors import Planned, SharedTensors, groups_of, missing, write_missing
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
+POLL_SECONDS = 0.5
+"""Seconds between two checks for objects that other ranks write."""
+LEAST_PATIENCE_SECONDS = 30.0
+"""Minimum seconds after which a rank stores missing objects that another rank should write."""
 PIECE_BYTES = 4 * 1024 * 1024
 """Maximum bytes of a slot that a thread digests or sends in one piece."""
 
@@ -50,15 +57,13 @@ PIECE_BYTES = 4 * 1024 * 1024
 class ShareOf(Protocol):
     """Returns the helpers of an upload: nodes that also hold the shard, and can send parts of the object."""
 
-    def of(
-        self, where: ObjectReference, object_bytes: int, frozen: tuple[FrozenGroup, ...], check: Callable[[], None]
-    ) -> Share:
+    def of(self, where: ObjectReference, object_bytes: int, shared: SharedGroups, check: Callable[[], None]) -> Share:
         """Return the helpers of one upload.
 
         Args:
             where: bucket and key that the upload will write.
             object_bytes: size of the whole object, the safetensors header included.
-            frozen: the tensors whose data the object does not contain.
+            shared: the tensors whose data the object does not contain.
             check: raises an error when the upload is cancelled; called while the upload waits for helpers.
 
         Returns:
@@ -126,6 +131,16 @@ class LoadShareOf(Protocol):
         ...
 
 
+class Agree(Protocol):
+    """Divides equal tensors among the ranks that hold them."""
+
+    async def __call__(self, items: Sequence[Item]) -> Division | None:
+        """Return this rank's part of the division, or None if the ranks could not agree.
+
+        Each attempt to upload a step receives the same result.
+        """
+
+
 class _Cancelled(Exception):
     """Raised in the thread of an upload or download after the task that waits for the thread was cancelled."""
 
@@ -158,15 +173,16 @@ def is_abandoned(key: str, plan: GenerationPlan, ranks: Collection[Rank]) -> boo
         key: key of the unfinished upload.
         plan: plan of the running generation.
         ranks: ranks of the agent's node. The node of rank 0 is also responsible for ranks that the generation no longer
-            has.
+            has, and for replicated objects of earlier generations.
 
     Returns:
         True if no process continues the upload.
     """
-    found = re.fullmatch(
-        re.escape(f"{plan.checkpoint.prefix.key}run={plan.run}/") + r"gen=(\d+)/step=\d+/\w+/rank=(\d+)\.safetensors",
-        key,
-    )
+    folder = re.escape(f"{plan.checkpoint.prefix.key}run={plan.run}/")
+    replicated = re.fullmatch(folder + r"gen=(\d+)/step=\d+/replicated/\w+\.safetensors", key)
+    if replicated is not None:
+        return int(replicated[1]) < plan.generation and Rank(0) in ranks
+    found = re.fullmatch(folder + r"gen=(\d+)/step=\d+/\w+/rank=(\d+)\.safetensors", key)
     if found is None or int(found[1]) > plan.generation:
         return False
     rank = Rank(int(found[2]))
@@ -180,11 +196,13 @@ async def upload_shard(
     plan: GenerationPlan,
     *,
     rank: Rank,
-    frozen: FrozenTensors | None = None,
+    shared: SharedTensors | None = None,
+    agree: Agree | None = None,
     on_begun: Callable[[str, int], None] = lambda _name, _bytes: None,
     on_stored: OnStored = lambda _: None,
     share: ShareOf | None = None,
     draw: Callable[[], float] = random.random,
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> UploadedShard:
     """Upload one sealed slot. The agent of the shard's owner calls this function once per checkpoint.
 
@@ -196,12 +214,14 @@ async def upload_shard(
         chunk_digests: digests of the slot's chunks, as computed when the slot was sealed. The object contains them.
         plan: plan of the generation that uploads.
         rank: the rank that owns the shard.
-        frozen: the frozen tensors of the shard's earlier uploads. None: the shard's object contains all tensors.
+        shared: chooses the shared objects of the shard. None: the shard's object contains all tensors.
+        agree: divides the offered tensors among the ranks that hold them. None: no other rank is asked.
         on_begun: called with an object's name and size before the object is sent, in a thread.
         on_stored: called in a thread with the size in bytes of each part that S3 has stored.
         share: the holders that help with the first attempt; None without helpers. Later attempts use no helpers, so
             that a misbehaving helper cannot fail an upload.
         draw: returns a random number from 0 to 1, for the pauses between attempts.
+        pause: waits for the given seconds while other ranks write objects that the shard needs.
 
     Returns:
         The facts that the control plane writes to the manifest.
@@ -214,31 +234,30 @@ async def upload_shard(
     if header.state is not SlotState.SEALED or header.owner_rank != rank:
         raise StoreRefused(f"the slot of rank {rank} is not sealed")
 
-    def work(cancelled: threading.Event) -> UploadedShard | None:
-        try:
-            return _upload(
-                objects,
-                slot,
-                header,
-                chunk_digests,
-                shard_key(plan, header, secrets.token_hex(8)),
-                plan.world_size,
-                frozen,
-                cancelled,
-                on_begun,
-                on_stored,
-                share if attempt == 1 else None,
-            )
-        except _Cancelled:
-            return None  # the waiting task was cancelled, so nothing uses the result
+    async def once() -> UploadedShard:
+        upload = _Upload(
+            objects,
+            slot,
+            chunk_digests,
+            shard_key(plan, header, secrets.token_hex(8)),
+            plan.world_size,
+            on_begun,
+            on_stored,
+        )
+        planned: tuple[Planned, ...] = ()
+        if shared is not None:
+            offer = await _run(lambda check: shared.look(slot, upload.entries, check))
+            division = None if agree is None else await agree(offer.items)
+            planned = await _run(lambda check: shared.plan(slot, upload.entries, upload.where, offer, division, check))
+        uploaded = await _run(lambda check: upload.write(planned, share if attempt == 1 else None, check))
+        await upload.await_others([each for each in planned if not each.is_own], clock() - begun, pause)
+        return uploaded
 
     clock = asyncio.get_running_loop().time
     begun = clock()
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
-            uploaded = await in_thread(work)
-            assert uploaded is not None, "a cancelled thread returned to somebody"
-            return msgspec.structs.replace(uploaded, upload_seconds=clock() - begun)
+            return msgspec.structs.replace(await once(), upload_seconds=clock() - begun)
         except StorageError as error:
             # A helper may have replaced a part after the owner sent it, so that S3 refuses to complete the upload.
             may_be_helper = share is not None and attempt == 1 and not isinstance(error, CorruptCheckpoint)
@@ -251,58 +270,119 @@ async def upload_shard(
     raise AssertionError
 
 
-def _upload(
-    objects: ObjectStore,
-    slot: SlotFile,
-    header: SlotHeader,
-    chunk_digests: bytes,
-    where: ObjectReference,
-    world_size: int,
-    frozen: FrozenTensors | None,
-    cancelled: threading.Event,
-    on_begun: Callable[[str, int], None],
-    on_stored: OnStored,
-    share: ShareOf | None,
-) -> UploadedShard:
-    def check() -> None:
-        if cancelled.is_set():
-            raise _Cancelled
+async def _run(work: Callable[[Callable[[], None]], T]) -> T:
+    """Run `work` in a thread. It receives a function that raises an error if the waiting task was cancelled.
 
-    groups: tuple[FrozenGroup, ...] = ()
-    if frozen is not None:
-        tensors = tensors_of(slot)
+    Raises StoreRefused if a header of an object exceeds the limit of safetensors.
+    """
+
+    def body(cancelled: threading.Event) -> tuple[T] | None:
+        def check() -> None:
+            if cancelled.is_set():
+                raise _Cancelled
+
         try:
-            groups = frozen.store(
-                objects, slot, tensors, where, world_size, on_begun=on_begun, on_stored=on_stored, check=check
-            )
-        except OversizedMessage as error:
-            raise StoreRefused(str(error)) from error
-    content = ShardObject(slot, chunk_digests, piece_bytes=PIECE_BYTES, frozen=groups)
-    on_begun(f"s3://{where.bucket}/{where.key}", content.bytes)
+            return (work(check),)
+        except _Cancelled:
+            return None  # the waiting task was cancelled, so nothing uses the result
 
-    pieces = content.verified_pieces(check)
-    if share is None:
-        stored = objects.put_stream(where, pieces, content.bytes, on_stored=on_stored)
-    else:
-        named = share.of(where, content.bytes, groups, check)
-        stored = objects.put_shared(where, pieces, content.bytes, read=content.pieces, share=named, on_stored=on_stored)
-    return UploadedShard(
-        rank=header.owner_rank,
-        step=header.step,
-        origin_generation=header.origin_generation,
-        object=stored.reference,
-        object_bytes=stored.bytes,
-        etag=stored.etag,
-        payload_bytes=header.payload_bytes,
-        payload_digest=header.payload_digest,
-        layout_hash=header.layout_hash,
-        sha256=stored.sha256,
-        part_bytes=stored.part_bytes,
-        frozen=tuple(
-            FrozenObject(key=frozen_key(where.key, group.sha256), object_bytes=group.object_bytes, sha256=group.sha256)
-            for group in groups
-        ),
-    )
+    try:
+        result = await in_thread(body)
+    except OversizedMessage as error:
+        raise StoreRefused(str(error)) from error
+    assert result is not None, "a cancelled thread returned to somebody"
+    return result[0]
+
+
+class _Upload:
+    """One attempt to upload a slot."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        slot: SlotFile,
+        chunk_digests: bytes,
+        where: ObjectReference,
+        world_size: int,
+        on_begun: Callable[[str, int], None],
+        on_stored: OnStored,
+    ) -> None:
+        self._objects = objects
+        self._slot = slot
+        self._chunk_digests = chunk_digests
+        self.where = where
+        self.entries = tensors_of(slot)
+        """All tensors of the slot, in the order of the payload."""
+        self._world_size = world_size
+        self._on_begun = on_begun
+        self._on_stored = on_stored
+
+    def write(self, planned: Sequence[Planned], share: ShareOf | None, check: Callable[[], None]) -> UploadedShard:
+        """Store the shared objects that this rank writes, then the shard's own object. Blocks."""
+        self._write_missing([each for each in planned if each.is_own], check)
+        where, header, groups = self.where, self._slot.header, groups_of(planned)
+        content = ShardObject(self._slot, self._chunk_digests, piece_bytes=PIECE_BYTES, shared=groups)
+        self._on_begun(f"s3://{where.bucket}/{where.key}", content.bytes)
+        pieces, on_stored = content.verified_pieces(check), self._on_stored
+        if share is None:
+            stored = self._objects.put_stream(where, pieces, content.bytes, on_stored=on_stored)
+        else:
+            named = share.of(where, content.bytes, groups, check)
+            stored = self._objects.put_shared(
+                where, pieces, content.bytes, read=content.pieces, share=named, on_stored=on_stored
+            )
+        return UploadedShard(
+            rank=header.owner_rank,
+            step=header.step,
+            origin_generation=header.origin_generation,
+            object=stored.reference,
+            object_bytes=stored.bytes,
+            etag=stored.etag,
+            payload_bytes=header.payload_bytes,
+            payload_digest=header.payload_digest,
+            layout_hash=header.layout_hash,
+            sha256=stored.sha256,
+            part_bytes=stored.part_bytes,
+            frozen=tuple(_named(each) for each in planned if each.is_frozen),
+            replicated=tuple(_named(each) for each in planned if not each.is_frozen),
+        )
+
+    async def await_others(
+        self, needed: Sequence[Planned], own_seconds: float, pause: Callable[[float], Awaitable[None]]
+    ) -> None:
+        """Return when S3 has all objects that other ranks write.
+
+        If objects are missing after as much time as this rank needed for its own ones, this rank stores them.
+
+        Args:
+            needed: the objects that the shard needs and that this rank does not write.
+            own_seconds: seconds that this rank needed for its own objects.
+            pause: waits for the given seconds.
+        """
+        left = list(needed)
+        for _ in range(1 + math.ceil(max(LEAST_PATIENCE_SECONDS, own_seconds) / POLL_SECONDS)):
+            left = await _run(lambda _: missing(self._objects, left))  # noqa: B023 - runs before the next iteration
+            if not left:
+                return
+            await pause(POLL_SECONDS)
+        log.warning("%d objects that other ranks should write are missing; this node writes them", len(left))
+        await _run(lambda check: self._write_missing(left, check))
+
+    def _write_missing(self, planned: Sequence[Planned], check: Callable[[], None]) -> None:
+        write_missing(
+            self._objects,
+            self._slot,
+            self.entries,
+            planned,
+            world_size=self._world_size,
+            on_begun=self._on_begun,
+            on_stored=self._on_stored,
+            check=check,
+        )
+
+
+def _named(planned: Planned) -> SharedObject:
+    return SharedObject(key=planned.place.key, object_bytes=planned.group.object_bytes, sha256=planned.group.sha256)
 
 
 async def download_shard(
@@ -462,7 +542,7 @@ def _fill(
         if cancelled.is_set():
             raise _Cancelled
 
-    for place, size in parts.frozen.items():
+    for place, size in parts.shared.items():
         found = objects.head(place)
         if found is None:
             raise ObjectMissing(f"s3://{place.bucket}/{place.key} does not exist")

@@ -9,11 +9,11 @@ the header of the safetensors format, is a copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from everstep.protocol import safetensors
 from everstep.protocol.errors import OversizedMessage, ProtocolError
-from everstep.protocol.safetensors import FrozenGroup
+from everstep.protocol.safetensors import NOTHING_SHARED, SharedGroups
 from everstep.protocol.slot import ShardHasher, TensorEntry, unpack_index
 from worker.errors import CorruptCheckpoint, StoreRefused
 from worker.shm.slot_file import SlotFile
@@ -23,7 +23,7 @@ class ShardObject:
     """The safetensors object of one sealed and pinned slot."""
 
     def __init__(
-        self, slot: SlotFile, chunk_digests: bytes, *, piece_bytes: int, frozen: Sequence[FrozenGroup] = ()
+        self, slot: SlotFile, chunk_digests: bytes, *, piece_bytes: int, shared: SharedGroups = NOTHING_SHARED
     ) -> None:
         """Read the slot's index, and build the beginning of the object.
 
@@ -31,7 +31,7 @@ class ShardObject:
             slot: mapped file of the slot, which is sealed and pinned.
             chunk_digests: digests of the slot's chunks, as computed when the slot was sealed. The object contains them.
             piece_bytes: maximum bytes of one view.
-            frozen: groups of tensors whose data is in frozen objects, as the owner's upload has formed them.
+            shared: groups of tensors whose data is in shared objects, as the owner's upload has formed them.
 
         Raises:
             StoreRefused: the header would exceed the limit of safetensors.
@@ -43,13 +43,13 @@ class ShardObject:
         self._piece_bytes = piece_bytes
         packed = _packed_index(slot)
         self._entries = tensors_of(slot)
-        elsewhere = {number for group in frozen for number in group.tensors}
+        elsewhere = shared.tensors
         self._own = [entry for number, entry in enumerate(self._entries) if number not in elsewhere]
         """The tensors whose data the object contains."""
-        self._frozen = [number in elsewhere for number in range(len(self._entries))]
-        """For each tensor: True if a frozen object contains its data instead of this object."""
+        self._elsewhere = [number in elsewhere for number in range(len(self._entries))]
+        """For each tensor: True if a shared object contains its data instead of this object."""
         try:
-            self._beginning = safetensors.encode_header(header, packed, chunk_digests, frozen)
+            self._beginning = safetensors.encode_header(header, packed, chunk_digests, shared)
         except OversizedMessage as error:
             raise StoreRefused(str(error)) from error
         except ProtocolError as error:
@@ -74,7 +74,7 @@ class ShardObject:
         yield self._beginning
         hasher = ShardHasher(self._header.payload_bytes)
         position = 0
-        for entry, is_elsewhere in zip(self._entries, self._frozen, strict=True):
+        for entry, is_elsewhere in zip(self._entries, self._elsewhere, strict=True):
             self._digest(hasher, position, entry.offset)
             position = entry.offset + entry.bytes
             for start in range(entry.offset, position, self._piece_bytes):

@@ -1,7 +1,7 @@
 """Divides the stored objects of one shard into parts that several nodes can read and verify separately.
 
     part     whole chunks of the shard's payload, about PART_BYTES
-    source   for each part: at most one range of the shard's object, and one range of each frozen object
+    source   for each part: at most one range of the shard's object, and one range of each shared object
 
 Invariant: `read` returns only if every chunk of the part has the digest that the object's header names. The header's
 digests hash to the payload's digest, which the caller has compared with its plan.
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from everstep.protocol import safetensors
 from everstep.protocol.errors import CorruptObject, ProtocolError
-from everstep.protocol.manifest import frozen_key
 from everstep.protocol.plan import ObjectReference
 from everstep.protocol.safetensors import Restore
 from everstep.protocol.slot import DIGEST_BYTES, chunk_bytes, chunk_count, chunk_range, digest
@@ -87,15 +86,14 @@ class ShardParts:
         try:
             self.plan: Restore = safetensors.plan_restore(header, object_bytes)
             groups = [
-                (ObjectReference(bucket=where.bucket, key=frozen_key(where.key, each.group.sha256)), each)
-                for each in self.plan.frozen
+                (ObjectReference(bucket=where.bucket, key=each.key(where.key)), each) for each in self.plan.shared
             ]
         except (CorruptObject, ProtocolError) as error:
             raise CorruptCheckpoint(f"{name}: {error}") from error
         self.data_begin = safetensors.LENGTH.size + len(header)
         """Position of the first byte of data in the object."""
-        self.frozen = {place: each.group.object_bytes for place, each in groups}
-        """Size of each frozen object that the shard needs."""
+        self.shared = {place: each.group.object_bytes for place, each in groups}
+        """Size of each shared object that the shard needs."""
         self._sources = [
             _Source.of(where, self.plan.spans, self.data_begin),
             *(_Source.of(place, each.spans, each.group.data_begin) for place, each in groups),

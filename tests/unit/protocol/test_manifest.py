@@ -11,11 +11,12 @@ from everstep.protocol.errors import MalformedMessage, UnknownVersion
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.manifest import (
     CheckpointManifest,
-    FrozenObject,
     ManifestShard,
+    SharedObject,
     decode_manifest,
     encode_manifest,
     frozen_key,
+    replicated_key,
 )
 
 
@@ -56,7 +57,7 @@ def test_missing_doubled_and_disordered_ranks_are_refused(ranks: tuple[int, ...]
 
 def test_another_version_is_refused() -> None:
     with pytest.raises(UnknownVersion):
-        decode_manifest(encode_manifest(manifest(0, version=3)))
+        decode_manifest(encode_manifest(manifest(0, version=4)))
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff"])
@@ -82,7 +83,7 @@ def with_frozen() -> CheckpointManifest:
     return msgspec.structs.replace(
         plain,
         shards=tuple(msgspec.structs.replace(each, key=key) for each, key in zip(plain.shards, keys, strict=True)),
-        frozen=tuple(FrozenObject(key=frozen_key(keys[0], each), object_bytes=7, sha256=each) for each in DIGESTS),
+        frozen=tuple(SharedObject(key=frozen_key(keys[0], each), object_bytes=7, sha256=each) for each in DIGESTS),
     )
 
 
@@ -104,7 +105,7 @@ def test_a_manifest_without_frozen_objects_has_no_field_for_them() -> None:
         lambda whole: {"frozen": whole.frozen[::-1]},
         lambda whole: {"frozen": whole.frozen[:1] * 2},
         lambda whole: {"frozen": (msgspec.structs.replace(whole.frozen[0], key=f"other/{whole.frozen[0].key}"),)},
-        lambda whole: {"frozen": (FrozenObject(key=f"{RUN}frozen/../x.safetensors", object_bytes=7, sha256="../x"),)},
+        lambda whole: {"frozen": (SharedObject(key=f"{RUN}frozen/../x.safetensors", object_bytes=7, sha256="../x"),)},
         lambda whole: {"shards": (msgspec.structs.replace(whole.shards[0], key="rank=0.safetensors"),)},
         lambda whole: {"shards": (msgspec.structs.replace(whole.shards[0], key=f"x{whole.shards[0].key}"),)},
     ],
@@ -114,5 +115,56 @@ def test_a_manifest_with_wrong_frozen_objects_is_refused(
     change: Callable[[CheckpointManifest], dict[str, object]],
 ) -> None:
     whole = with_frozen()
+    with pytest.raises(MalformedMessage):
+        decode_manifest(encode_manifest(msgspec.structs.replace(whole, **change(whole))))
+
+
+def with_replicated() -> CheckpointManifest:
+    """Return a manifest of two ranks whose shards need two frozen and two replicated objects."""
+    whole = with_frozen()
+    key = whole.shards[0].key
+    objects = tuple(SharedObject(key=replicated_key(key, each), object_bytes=7, sha256=each) for each in DIGESTS)
+    return msgspec.structs.replace(whole, version=3, replicated=objects)
+
+
+def test_a_manifest_with_replicated_objects_comes_back() -> None:
+    whole = with_replicated()
+    assert decode_manifest(encode_manifest(whole)) == whole
+    keys = [each.key for each in whole.replicated]
+    assert keys == [f"{RUN}gen=2/step=9/replicated/{each}.safetensors" for each in DIGESTS]
+    without_frozen = msgspec.structs.replace(whole, frozen=())
+    assert decode_manifest(encode_manifest(without_frozen)) == without_frozen
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda whole: {"version": 2},
+        lambda whole: {"replicated": ()},
+        lambda whole: {"replicated": whole.replicated[::-1]},
+        lambda whole: {"replicated": whole.replicated[:1] * 2},
+        lambda whole: {"replicated": whole.frozen},
+        lambda whole: {
+            "replicated": (
+                SharedObject(
+                    key=f"{RUN}gen=2/step=8/replicated/{'a' * 64}.safetensors", object_bytes=7, sha256="a" * 64
+                ),
+            )
+        },
+        lambda whole: {
+            "replicated": (
+                SharedObject(key=f"{RUN}gen=2/step=9/replicated/../x.safetensors", object_bytes=7, sha256="../x"),
+            )
+        },
+        lambda whole: {
+            "shards": (msgspec.structs.replace(whole.shards[0], key=whole.shards[0].key.replace("9", "8")),)
+        },
+    ],
+    ids=["version 2", "version 3 without any", "order", "doubled", "frozen", "other step", "no digest", "other shard"],
+)
+def test_a_manifest_with_wrong_replicated_objects_is_refused(
+    change: Callable[[CheckpointManifest], dict[str, object]],
+) -> None:
+    whole = with_replicated()
     with pytest.raises(MalformedMessage):
         decode_manifest(encode_manifest(msgspec.structs.replace(whole, **change(whole))))

@@ -14,9 +14,10 @@ from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.errors import CorruptObject, OversizedMessage
 from everstep.protocol.safetensors import (
     LENGTH,
-    FrozenGroup,
-    encode_frozen_header,
+    SharedGroup,
+    SharedGroups,
     encode_header,
+    encode_shared_header,
     plan_restore,
     tensors_in_order,
 )
@@ -187,15 +188,20 @@ def frozen_objects() -> tuple[bytes, bytes, bytes]:
     """Return a payload, the shard's object without the tensors base and head, and their frozen object."""
     payload, offset, size = payload_of(FROZEN, frozen=("base", "head"))
     entries = tensors_in_order(unpack_index(payload[offset:], offset))
-    beginning = encode_frozen_header([entries[0], entries[2]])
+    beginning = encode_shared_header([entries[0], entries[2]])
     shared = beginning + FROZEN[0][3] + FROZEN[2][3]
-    group = FrozenGroup(
+    group = SharedGroup(
         sha256=hashlib.sha256(shared).hexdigest(),
         object_bytes=len(shared),
         data_begin=len(beginning),
         tensors=(0, 2),
     )
-    header = encode_header(header_of(payload, offset, size), payload[offset:], payload_chunk_digests(payload), [group])
+    header = encode_header(
+        header_of(payload, offset, size),
+        payload[offset:],
+        payload_chunk_digests(payload),
+        SharedGroups(frozen=(group,)),
+    )
     return payload, header + FROZEN[1][3], shared
 
 
@@ -204,7 +210,7 @@ def test_a_payload_comes_back_from_its_object_and_a_frozen_object() -> None:
     (length,) = LENGTH.unpack_from(own)
     plan = plan_restore(own[LENGTH.size : LENGTH.size + length], len(own))
     target = bytearray(b"\xaa" * plan.payload_bytes)
-    (frozen,) = plan.frozen
+    (frozen,) = plan.shared
     for data, position, spans in (
         (own, LENGTH.size + length, plan.spans),
         (shared, frozen.group.data_begin, frozen.spans),
@@ -241,6 +247,7 @@ def test_a_frozen_object_is_a_safetensors_file_that_names_its_tensors_only() -> 
         ("frozen", lambda text: text.replace('"data_begin":', '"data_begin":1')),
         ("frozen", lambda text: text.replace('"sha256":"', '"sha256":"../')),
         ("frozen", lambda text: f"[{text[1:-1]},{text[1:-1]}]"),
+        ("everstep", lambda _: "everstep-4"),
     ],
 )
 def test_a_header_with_wrong_frozen_groups_is_refused(place: str, change: Callable[[str], str]) -> None:
@@ -253,3 +260,28 @@ def test_a_header_with_wrong_frozen_groups_is_refused(place: str, change: Callab
     text = json.dumps(header, separators=(",", ":")).encode()
     with pytest.raises(CorruptObject):
         plan_restore(text, LENGTH.size + len(text) + 8)
+
+
+def test_frozen_and_replicated_groups_lie_in_different_folders_and_share_no_tensor() -> None:
+    payload, offset, size = payload_of(FROZEN)
+    header = header_of(payload, offset, size)
+    first, second = (
+        SharedGroup(sha256=name * 64, object_bytes=108 + size, data_begin=108, tensors=(number,))
+        for name, number, size in (("a", 0, 16), ("b", 2, 3))
+    )
+
+    def beginning(groups: SharedGroups) -> bytes:
+        return encode_header(header, payload[offset:], payload_chunk_digests(payload), groups)
+
+    groups = SharedGroups(frozen=(first,), replicated=(second,))
+    text = beginning(groups)[LENGTH.size :]
+    plan = plan_restore(text, LENGTH.size + len(text) + 8)
+    shard_key = "x/run=1/gen=2/step=3/u/rank=0.safetensors"
+    assert [each.key(shard_key) for each in plan.shared] == [
+        f"x/run=1/frozen/{'a' * 64}.safetensors",
+        f"x/run=1/gen=2/step=3/replicated/{'b' * 64}.safetensors",
+    ]
+    assert json.loads(text)["__metadata__"]["everstep"] == "everstep-4"
+    text = beginning(SharedGroups(frozen=(first,), replicated=(first,)))[LENGTH.size :]
+    with pytest.raises(CorruptObject, match="same tensor"):
+        plan_restore(text, LENGTH.size + len(text) + 11)

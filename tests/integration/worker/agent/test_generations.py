@@ -22,6 +22,7 @@ from msgspec import structs
 import worker.agent.agent
 import worker.member.checkpoint_uploads
 import worker.member.member
+import worker.member.upload_division
 from everstep.protocol.agent_messages import (
     ExitClass,
     FaultCode,
@@ -37,6 +38,7 @@ from everstep.protocol.agent_messages import (
     UploadedShard,
 )
 from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.plan import ObjectReference
 from everstep.protocol.rank_messages import read_agent_half
 from everstep.protocol.slot import (
     HEADER_BYTES,
@@ -63,6 +65,7 @@ from worker.agent.promise import Promise, PromiseFile
 from worker.core import upload_progress
 from worker.core.rounds import NONE
 from worker.core.slots import FIRST_PAUSE_SECONDS, UPLOAD_TRIES, Content
+from worker.core.upload_division import divide
 from worker.core.upload_progress import STALL_SECONDS
 from worker.errors import ObjectMissing, PeerLost, StorageError, StoreDenied, StoreUnavailable
 from worker.member import base_loading
@@ -70,7 +73,8 @@ from worker.ranks.shim.messages import RankRecord
 from worker.replication.transfers import ShardRejected
 from worker.replication.transport import Dialler
 from worker.shm.store import Slot, SlotStore
-from worker.storage.frozen import FrozenTensors
+from worker.storage.object_store import StoredObject
+from worker.storage.shared_tensors import SharedTensors
 
 pytestmark = pytest.mark.integration
 
@@ -735,31 +739,46 @@ async def test_a_failed_upload_is_tried_again_for_the_same_step(
     assert (shard.pinned, shard.stored) == (NONE, step if tries == 3 else NONE)
 
 
-async def test_the_checkpoints_of_all_ranks_share_one_object_of_frozen_tensors(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_frozen", [True, False])
+async def test_the_checkpoints_of_all_ranks_share_one_object_of_equal_tensors(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, is_frozen: bool
 ) -> None:
     base = bytes(range(256)) * 64
-    entry = TensorEntry("model/base", "uint8", (len(base),), 0, len(base), is_frozen=True)
+    entry = TensorEntry("model/base", "uint8", (len(base),), 0, len(base), is_frozen=is_frozen)
 
-    def partly_frozen(rank: int, step: int) -> tuple[bytes, int]:
+    def partly_equal(rank: int, step: int) -> tuple[bytes, int]:
         data = base + agent_fleet.state(rank, step)[len(base) :]
         return data + pack_index(SlotIndex(tensors=(entry,), values=b"")), len(data)
 
-    monkeypatch.setattr(worker.member.checkpoint_uploads, "FrozenTensors", partial(FrozenTensors, least_bytes=1))
-    monkeypatch.setattr(agent_fleet, "payload", partly_frozen)
+    monkeypatch.setattr(worker.member.checkpoint_uploads, "SharedTensors", partial(SharedTensors, least_bytes=1))
+    monkeypatch.setattr(worker.member.upload_division, "divide", partial(divide, least_bytes=1))
+    monkeypatch.setattr(agent_fleet, "payload", partly_equal)
+    sent: list[str] = []
+    put_stream = fleet.objects.put_stream
+
+    def counted(reference: ObjectReference, *given: Any, **named: Any) -> StoredObject:
+        sent.append(reference.key)
+        return put_stream(reference, *given, **named)
+
+    monkeypatch.setattr(fleet.objects, "put_stream", counted)
     await fleet.launch()
     members = [member for node in fleet.nodes if (member := node.agent.lifecycle.member) is not None]
     for step in (3, 6):
         await fleet.train(step)
         for member in members:
             await until("a commit", lambda contents=member.contents, step=step: contents.committed >= step)
-            member.uploads.begin(member.contents.committed)
+        committed = min(member.contents.committed for member in members)
+        for member in members:
+            member.uploads.begin(committed)
+        for member in members:
             await member.uploads.idle()
     uploads = [upload for member in members for upload in member.uploads.uploaded]
     assert len(uploads) == 2 * len(members)
-    (frozen,) = {upload.frozen for upload in uploads}
+    named = {(upload.frozen, upload.replicated) for upload in uploads}
+    keys = {shared.key for objects in named for kind in objects for shared in kind}
+    assert len(keys) == len(named) == (1 if is_frozen else 2), "a frozen object serves both checkpoints"
     objects = fleet.objects.objects[uploads[0].object.bucket]
-    assert [key for key in objects if "/frozen/" in key] == [each.key for each in frozen]
+    assert sorted(key for key in sent if "/rank=" not in key) == sorted(keys), "each object is sent once"
     assert [base in objects[upload.object.key] for upload in uploads] == [False] * len(uploads)
 
 

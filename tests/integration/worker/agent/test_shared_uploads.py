@@ -31,8 +31,8 @@ from worker.core.slots import Content
 from worker.errors import StoreDenied
 from worker.member.member import Member
 from worker.member.shared_uploads import UploadHelpers
-from worker.storage.frozen import FrozenTensors
 from worker.storage.object_store import Piece
+from worker.storage.shared_tensors import SharedTensors
 
 pytestmark = pytest.mark.integration
 
@@ -133,10 +133,15 @@ async def test_a_holder_builds_the_same_object_without_the_frozen_tensors(
         )
         return data + pack_index(SlotIndex(tensors=entries, values=b"")), len(data)
 
-    monkeypatch.setattr(worker.member.checkpoint_uploads, "FrozenTensors", partial(FrozenTensors, least_bytes=1))
+    monkeypatch.setattr(worker.member.checkpoint_uploads, "SharedTensors", partial(SharedTensors, least_bytes=1))
     monkeypatch.setattr(agent_fleet, "payload", partly_frozen)
     upload = HelpedUpload(fleet, monkeypatch, MemoryObjectStore.put_part)
     await upload.begin()
+    for node in fleet.nodes[1:]:
+        member = node.agent.lifecycle.member
+        assert member is not None
+        for rank in member.shards:  # These ranks upload nothing, so they have nothing to share.
+            await member.division.agree(rank, upload.step, ())
     await upload.owner.uploads.idle()
     (uploaded,) = upload.owner.uploads.uploaded
     assert upload.helped

@@ -21,7 +21,7 @@ from control_plane.loop.checkpoint_keeper import CheckpointKeeper, delete
 from control_plane.loop.orphan_keeper import OrphanKeeper
 from control_plane.loop.verifier import Verifier
 from everstep.protocol.ids import Step
-from everstep.protocol.manifest import FrozenObject, encode_manifest
+from everstep.protocol.manifest import SharedObject, encode_manifest
 from everstep.protocol.plan import ObjectReference
 from tests.postgresql import BOTH_ENGINES
 from tests.unit.control_plane.api.conftest import BUCKET, START, refused
@@ -290,7 +290,7 @@ def test_a_deletion_leaves_frozen_objects_of_other_runs(service, client, make):
         msgspec.structs.replace(shard, key=shard.key.replace(f"checkpoints/run={job.run}/", "checkpoints/run=victim/"))
         for shard in manifest.shards
     )
-    foreign = (FrozenObject(key=victim.key, object_bytes=6, sha256="0" * 64),)
+    foreign = (SharedObject(key=victim.key, object_bytes=6, sha256="0" * 64),)
     stored = encode_manifest(msgspec.structs.replace(manifest, step=Step(20), shards=shards, frozen=foreign))
     with service.database.read() as session:
         (row,) = checkpoints.of_run(session, job.run)
@@ -366,6 +366,30 @@ def test_the_orphan_keeper_deletes_frozen_objects_that_a_deletion_left(service, 
     assert (steps(client), frozen_contents(service, job)) == ([], {b"before"})
     assert (orphans.look(), orphans.look()) == (1, 0)
     assert frozen_contents(service, job) == set()
+
+
+def test_replicated_objects_live_as_long_as_their_checkpoint(service, client, make):
+    job = make()
+    manifest = job.checkpoint(10, frozen=b"before", is_replicated=True)
+    place = manifest.replicated[0].key.rpartition("/")[0]
+    job.put("checkpoints", f"run={job.run}/gen=1/step=12/replicated/{'0' * 64}.safetensors", b"unused")
+    job.launch(2, base=10)
+    service.clock.advance(2 * KEPT_SECONDS + 1)
+
+    def contents():
+        folder = ObjectReference(bucket=BUCKET, key=f"{place.rpartition('gen=1')[0]}gen=1/")
+        return {info.reference.key.rpartition("/")[2] for info in service.objects.list(folder)}
+
+    assert OrphanKeeper(service.database, service.objects, service.clock).look() == 1, "no checkpoint has step 12"
+    assert contents() == {"manifest.json", "rank=0.safetensors", "rank=1.safetensors"} | {
+        manifest.replicated[0].key.rpartition("/")[2]
+    }
+    job.write(jobs.change, ended_at=START, reason="done")
+    with service.database.write() as session:
+        (stored,) = checkpoints.of_run(session, job.run)
+        record = checkpoints.set_state(session, job.run, stored, checkpoints.DELETING)
+    delete(service.database, service.objects, job.run, record, START)
+    assert contents() == set()
 
 
 def test_orphans_of_a_running_job_are_no_frozen_objects(service, make):

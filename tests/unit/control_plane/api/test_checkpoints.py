@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from contextlib import closing
 from datetime import timedelta
 
+import msgspec
 import pytest
 
 from control_plane.api.routes.checkpoints import PATIENCE
@@ -13,10 +15,11 @@ from control_plane.cloud.errors import CloudUnavailable
 from control_plane.db import checkpoints, jobs
 from control_plane.db.tokens import Role
 from control_plane.loop import verifier as verifier_module
-from control_plane.loop.verifier import Verifier
+from control_plane.loop.verifier import KnownContents, Verifier, verify_shard
+from everstep.protocol.errors import CorruptObject
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.api.conftest import BUCKET, START, refused
-from tests.unit.control_plane.api.test_results import Job
+from tests.unit.control_plane.api.test_results import Job, tiny_shard
 
 GPT = {"TrainingJobName": "gpt"}
 
@@ -229,6 +232,7 @@ def test_a_cloud_that_does_not_answer_is_no_verdict(service, client, job, verifi
     assert listed(client)[8]["Verification"] == "Intact"
 
 
+@pytest.mark.parametrize("is_replicated", [False, True])
 @pytest.mark.parametrize("idle_bytes", [0, verifier_module.IDLE_BYTES])
 @pytest.mark.parametrize(
     ("damage", "said"),
@@ -241,13 +245,13 @@ def test_a_cloud_that_does_not_answer_is_no_verdict(service, client, job, verifi
     ],
     ids=["intact", "data", "header", "cut", "missing"],
 )
-def test_frozen_objects_are_verified_with_each_shard(
-    service, client, job, verifier, monkeypatch, idle_bytes, damage, said
+def test_shared_objects_are_verified_with_each_shard(
+    service, client, job, verifier, monkeypatch, idle_bytes, damage, said, is_replicated
 ):
     """With 0 idle bytes, the connections to the objects are closed between tensors."""
     monkeypatch.setattr(verifier_module, "IDLE_BYTES", idle_bytes)
-    manifest = job.checkpoint(8, frozen=b"frozen" * 40)
-    place = ObjectReference(bucket=BUCKET, key=manifest.frozen[0].key)
+    manifest = job.checkpoint(8, frozen=b"frozen" * 40, is_replicated=is_replicated)
+    place = ObjectReference(bucket=BUCKET, key=manifest.shared[0].key)
     if damage is None:
         service.objects.delete(BUCKET, [place.key])
     else:
@@ -258,6 +262,44 @@ def test_frozen_objects_are_verified_with_each_shard(
     assert found["Verification"] == ("Damaged" if said else "Intact")
     assert found.get("VerificationMessage", "").startswith(said)
     assert not said or "; rank 1: " in found["VerificationMessage"]
+
+
+def test_a_verification_reads_a_shared_object_once(service, client, job, verifier, monkeypatch):
+    """The object has 24 MiB. Each shard mixes its beginning and its end with the shard's own bytes in one chunk."""
+    size = 24 * 1024 * 1024
+    manifest = job.checkpoint(8, frozen=bytes(range(256)) * (size // 256))
+    read = Counter()
+    stream = service.objects.stream
+
+    def counted(where, **between):
+        for piece in stream(where, **between):
+            read[where.key] += len(piece)
+            yield piece
+
+    monkeypatch.setattr(service.objects, "stream", counted)
+    client.verify_checkpoint(**GPT, Step=8)
+    verifier.verify_next()
+    assert listed(client)[8]["Verification"] == "Intact"
+    assert size <= read[manifest.frozen[0].key] <= size + 2 * 8 * 1024 * 1024
+
+
+def test_a_known_chunk_does_not_hide_that_a_shard_has_other_bytes(service, job):
+    """Rank 1 names the shared object of rank 0, but its digest is of other bytes."""
+    size = 24 * 1024 * 1024
+    manifest = job.checkpoint(8, frozen=bytes(size))
+    known = KnownContents()
+    where = [ObjectReference(bucket=BUCKET, key=shard.key) for shard in manifest.shards]
+    verify_shard(service.objects, where[0], manifest.shards[0], lambda: False, known)
+    assert known.intact == {manifest.frozen[0].sha256}
+    verify_shard(service.objects, where[1], manifest.shards[1], lambda: False, known)
+    other = bytes(size // 2) + b"x" + bytes(size // 2 - 1)
+    header, body = tiny_shard(1, 8, 1, other, named=manifest.frozen[0].sha256)
+    service.objects.put(where[1], body)
+    changed = msgspec.structs.replace(
+        manifest.shards[1], payload_digest=header.payload_digest.hex(), object_bytes=len(body), sha256=""
+    )
+    with pytest.raises(CorruptObject, match="hashes to"):
+        verify_shard(service.objects, where[1], changed, lambda: False, known)
 
 
 # Pinning and deletion

@@ -34,9 +34,9 @@ from control_plane.errors import TooManyCases
 from everstep.errors import NothingToDownload, TransferFailed
 from everstep.protocol.agent_messages import AgentReport, Hello, NodeFault, RunningUpload
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
-from everstep.protocol.manifest import CheckpointManifest, FrozenObject, ManifestShard, PartsHasher, encode_manifest
+from everstep.protocol.manifest import CheckpointManifest, ManifestShard, PartsHasher, SharedObject, encode_manifest
 from everstep.protocol.plan import ObjectReference, PlanNode, RankPlan
-from everstep.protocol.safetensors import FrozenGroup, encode_frozen_header, encode_header
+from everstep.protocol.safetensors import SharedGroup, SharedGroups, encode_header, encode_shared_header
 from everstep.protocol.slot import SlotHeader, TensorEntry, payload_chunk_digests
 from tests.unit.control_plane.api.conftest import BUCKET, START, USERS_BUCKET, all_pages, refused
 from tests.unit.control_plane.db.test_jobs import plan as any_plan
@@ -103,22 +103,26 @@ class Job:
     def put(self, kind: str, path: str, body: bytes = b"x") -> None:
         self.service.objects.put(ObjectReference(bucket=BUCKET, key=f"jobs/gpt/run={self.run}/{kind}/{path}"), body)
 
-    def checkpoint(self, step: int, *, generation: int = 1, frozen: bytes = b"") -> CheckpointManifest:
+    def checkpoint(
+        self, step: int, *, generation: int = 1, frozen: bytes = b"", is_replicated: bool = False
+    ) -> CheckpointManifest:
         """Store a complete checkpoint of two ranks. Its objects match the manifest.
 
-        If `frozen` is not empty, each rank has a frozen tensor with this content.
+        If `frozen` is not empty, each rank has a frozen tensor with this content; with `is_replicated`, a trainable
+        tensor in a replicated object.
         """
         folder = f"checkpoints/run={self.run}/gen={generation}/step={step}"
         shards, shared = [], []
         if frozen:
             entry = TensorEntry("base", "uint8", (len(frozen),), 0, len(frozen))
-            whole = encode_frozen_header([entry]) + frozen
+            whole = encode_shared_header([entry]) + frozen
             sha256 = hashlib.sha256(whole).hexdigest()
-            self.put("checkpoints", f"run={self.run}/frozen/{sha256}.safetensors", whole)
-            key = f"jobs/gpt/run={self.run}/checkpoints/run={self.run}/frozen/{sha256}.safetensors"
-            shared.append(FrozenObject(key=key, object_bytes=len(whole), sha256=sha256))
+            place = f"gen={generation}/step={step}/replicated" if is_replicated else "frozen"
+            self.put("checkpoints", f"run={self.run}/{place}/{sha256}.safetensors", whole)
+            key = f"jobs/gpt/run={self.run}/checkpoints/run={self.run}/{place}/{sha256}.safetensors"
+            shared.append(SharedObject(key=key, object_bytes=len(whole), sha256=sha256))
         for rank in range(2):
-            header, body = tiny_shard(rank, step, generation, frozen)
+            header, body = tiny_shard(rank, step, generation, frozen, is_replicated=is_replicated)
             hasher = PartsHasher(1000)
             hasher.update(body)
             self.put("checkpoints", f"run={self.run}/gen={generation}/step={step}/u/rank={rank}.safetensors", body)
@@ -137,14 +141,15 @@ class Job:
                 )
             )
         manifest = CheckpointManifest(
-            version=2 if shared else 1,
+            version=(3 if is_replicated else 2) if shared else 1,
             job=JobName("gpt"),
             run=RunId(self.run),
             generation=Generation(generation),
             parent_chain=((Generation(generation), Step(0)),),
             step=Step(step),
             shards=tuple(shards),
-            frozen=tuple(shared),
+            frozen=() if is_replicated else tuple(shared),
+            replicated=tuple(shared) if is_replicated else (),
         )
         body = encode_manifest(manifest)
         self.put("checkpoints", f"run={self.run}/gen={generation}/step={step}/manifest.json", body)
@@ -202,20 +207,23 @@ class Job:
         )
 
 
-def tiny_shard(rank: int, step: int, generation: int, frozen: bytes = b"") -> tuple[SlotHeader, bytes]:
+def tiny_shard(
+    rank: int, step: int, generation: int, frozen: bytes = b"", *, is_replicated: bool = False, named: str = ""
+) -> tuple[SlotHeader, bytes]:
     """Return the slot header and the object of a shard with two tensors.
 
     The slot has a gap between the tensors and another gap before the index. If `frozen` is not empty, a third tensor
-    with this content lies between the two, and its data in a frozen object.
+    with this content lies between the two, and its data in a shared object,
+    whose SHA-256 is `named` or that of its content.
     """
     own = [("w", "uint8", (3,), bytes((rank, step % 256, generation))), ("b", "uint8", (65,), b"x" * 65)]
     tensors, groups = own, []
     if frozen:
         tensors = [own[0], ("base", "uint8", (len(frozen),), frozen), own[1]]
-        beginning = encode_frozen_header([TensorEntry("base", "uint8", (len(frozen),), 0, len(frozen))])
+        beginning = encode_shared_header([TensorEntry("base", "uint8", (len(frozen),), 0, len(frozen))])
         groups.append(
-            FrozenGroup(
-                sha256=hashlib.sha256(beginning + frozen).hexdigest(),
+            SharedGroup(
+                sha256=named or hashlib.sha256(beginning + frozen).hexdigest(),
                 object_bytes=len(beginning) + len(frozen),
                 data_begin=len(beginning),
                 tensors=(1,),
@@ -223,9 +231,9 @@ def tiny_shard(rank: int, step: int, generation: int, frozen: bytes = b"") -> tu
         )
     payload, offset, size = payload_of(tensors, slack=128)
     header = header_of(payload, offset, size, rank=rank, step=step, origin=generation)
-    return header, encode_header(header, payload[offset:], payload_chunk_digests(payload), groups) + b"".join(
-        content for *_, content in own
-    )
+    shared = SharedGroups(replicated=tuple(groups)) if is_replicated else SharedGroups(frozen=tuple(groups))
+    beginning = encode_header(header, payload[offset:], payload_chunk_digests(payload), shared)
+    return header, beginning + b"".join(content for *_, content in own)
 
 
 @pytest.fixture

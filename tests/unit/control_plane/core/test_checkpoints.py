@@ -12,7 +12,7 @@ from control_plane.core.checkpoints import KeptCheckpoint, Retention
 from control_plane.core.evidence import current_reports
 from everstep.protocol.agent_messages import RunningUpload
 from everstep.protocol.ids import Generation, Rank, Step
-from everstep.protocol.manifest import FrozenObject, decode_manifest, encode_manifest
+from everstep.protocol.manifest import SharedObject, decode_manifest, encode_manifest
 from everstep.protocol.plan import ObjectReference
 from tests.properties.control_plane.simulated import SimulatedJob, Simulation, fresh
 
@@ -45,7 +45,7 @@ def test_a_complete_set_is_put_once_under_its_generation_and_step() -> None:
 
 def test_the_manifest_names_each_frozen_object_once() -> None:
     simulation, job = uploaded()
-    objects = [FrozenObject(key="another/object", object_bytes=1, sha256=digit * 64) for digit in "cba"]
+    objects = [SharedObject(key="another/object", object_bytes=1, sha256=digit * 64) for digit in "cba"]
     for agent in simulation.running(job):
         agent.uploads = tuple(
             msgspec.structs.replace(upload, frozen=(objects[upload.rank % 2], objects[2])) for upload in agent.uploads
@@ -54,6 +54,22 @@ def test_the_manifest_names_each_frozen_object_once() -> None:
     folder = f"k/run={job.spec.run}/frozen"
     assert [each.key for each in put.manifest.frozen] == [f"{folder}/{digit * 64}.safetensors" for digit in "abc"]
     assert decode_manifest(encode_manifest(put.manifest)) == put.manifest
+
+
+def test_the_manifest_names_each_replicated_object_once_in_the_folder_of_the_step() -> None:
+    simulation, job = uploaded()
+    objects = [SharedObject(key="another/object", object_bytes=1, sha256=digit * 64) for digit in "cba"]
+    for agent in simulation.running(job):
+        agent.uploads = tuple(
+            msgspec.structs.replace(upload, replicated=(objects[upload.rank % 2], objects[2]))
+            for upload in agent.uploads
+        )
+    (put,) = due(simulation, job)
+    folder = put.at.key.replace("manifest.json", "replicated")
+    assert [each.key for each in put.manifest.replicated] == [f"{folder}/{digit * 64}.safetensors" for digit in "abc"]
+    assert decode_manifest(encode_manifest(put.manifest)) == put.manifest
+    assert "/gen=" in folder
+    assert put.manifest.version == 3
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from control_plane.cloud.errors import CloudUnavailable
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.leases import Leaser
 from everstep.protocol.agent_messages import FaultCode, MemberPhase, NoticeKind, TakeCheckpoint
-from everstep.protocol.manifest import FrozenObject
+from everstep.protocol.manifest import SharedObject
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.loop.world import BUCKET, Agent, World
 
@@ -235,7 +235,7 @@ async def test_a_report_that_gives_an_invalid_manifest_is_refused_with_one_event
     world.submit()
     await world.running()
     await world.train(5)
-    await world.upload(4, frozen=(FrozenObject(key="k", object_bytes=1, sha256="no digest"),))
+    await world.upload(4, frozen=(SharedObject(key="k", object_bytes=1, sha256="no digest"),))
     for _ in range(5):
         await world.tick()
     assert world.checkpoints() == ()

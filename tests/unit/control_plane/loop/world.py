@@ -62,7 +62,7 @@ from everstep.protocol.agent_messages import (
     UploadedShard,
 )
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
-from everstep.protocol.manifest import FrozenObject
+from everstep.protocol.manifest import SharedObject
 from everstep.protocol.parity import Contribution, Rebuild, share_owner
 from everstep.protocol.plan import GenerationPlan, ObjectReference, ShardSource, SlotRecord, SourceKind
 from tests.fakes.cloud import FakeOperator, MemoryObjectStore
@@ -849,7 +849,7 @@ class World:
         *,
         seconds: float = 0.0,
         nodes: int | None = None,
-        frozen: tuple[FrozenObject, ...] = (),
+        frozen: tuple[SharedObject, ...] = (),
     ) -> None:
         """Report every agent's shard of a step as uploaded to S3, after an upload of `seconds`.
 

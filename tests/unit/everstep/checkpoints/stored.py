@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,14 @@ import numpy as np
 
 from everstep.protocol import safetensors
 from everstep.protocol.ids import Generation, Rank, Step
-from everstep.protocol.manifest import CheckpointManifest, FrozenObject, ManifestShard, encode_manifest, frozen_key
+from everstep.protocol.manifest import (
+    CheckpointManifest,
+    ManifestShard,
+    SharedObject,
+    encode_manifest,
+    frozen_key,
+    replicated_key,
+)
 from everstep.protocol.parts import TensorPart
 from everstep.protocol.slot import SlotIndex, TensorEntry, align, pack_index, payload_chunk_digests, unpack_index
 from tests.unit.worker.storage.slots import JOB, RUN, header_of
@@ -27,6 +34,8 @@ class Stored:
     data: np.ndarray
     parts: tuple[TensorPart, ...] | None = None
     is_frozen: bool = False
+    is_replicated: bool = False
+    """Whether a replicated object holds the tensor. Each rank of the checkpoint then has equal content."""
 
 
 def payload_of(tensors: Sequence[Stored]) -> tuple[bytes, int]:
@@ -42,10 +51,12 @@ def payload_of(tensors: Sequence[Stored]) -> tuple[bytes, int]:
     return bytes(payload) + pack_index(SlotIndex(tuple(entries), b"values")), len(payload)
 
 
-def object_of(rank: int, payload: bytes, index_offset: int) -> tuple[bytes, ManifestShard, bytes]:
-    """Return the object of a shard with this payload, its entry in the manifest, and its frozen object.
+def object_of(
+    rank: int, payload: bytes, index_offset: int, replicated: Collection[str] = ()
+) -> tuple[bytes, ManifestShard, bytes, bytes]:
+    """Return a shard's object, its entry in the manifest, its frozen object and its replicated object.
 
-    The frozen object is empty if no tensor is frozen.
+    A shared object is empty if no tensor needs it. The replicated object holds the tensors with names in `replicated`.
     """
     header = header_of(payload, index_offset, len(payload) - index_offset, rank=rank)
     packed = payload[index_offset:]
@@ -54,20 +65,25 @@ def object_of(rank: int, payload: bytes, index_offset: int) -> tuple[bytes, Mani
     def data_of(some: Sequence[TensorEntry]) -> bytes:
         return b"".join(payload[entry.offset : entry.offset + entry.bytes] for entry in some)
 
-    frozen, groups = b"", []
-    if shared := [entry for entry in entries if entry.is_frozen]:
-        beginning = safetensors.encode_frozen_header(shared)
-        frozen = beginning + data_of(shared)
-        groups.append(
-            safetensors.FrozenGroup(
-                sha256=hashlib.sha256(frozen).hexdigest(),
-                object_bytes=len(frozen),
-                data_begin=len(beginning),
-                tensors=tuple(number for number, entry in enumerate(entries) if entry.is_frozen),
-            )
+    def shared(numbers: Sequence[int]) -> tuple[bytes, tuple[safetensors.SharedGroup, ...]]:
+        if not numbers:
+            return b"", ()
+        some = [entries[number] for number in numbers]
+        beginning = safetensors.encode_shared_header(some)
+        whole = beginning + data_of(some)
+        group = safetensors.SharedGroup(
+            sha256=hashlib.sha256(whole).hexdigest(),
+            object_bytes=len(whole),
+            data_begin=len(beginning),
+            tensors=tuple(numbers),
         )
+        return whole, (group,)
+
+    frozen, frozen_groups = shared([number for number, entry in enumerate(entries) if entry.is_frozen])
+    equal, equal_groups = shared([number for number, entry in enumerate(entries) if entry.name in replicated])
+    groups = safetensors.SharedGroups(frozen=frozen_groups, replicated=equal_groups)
     data = safetensors.encode_header(header, packed, payload_chunk_digests(payload), groups)
-    data += data_of([entry for entry in entries if not entry.is_frozen])
+    data += data_of([entry for number, entry in enumerate(entries) if number not in groups.tensors])
     shard = ManifestShard(
         rank=Rank(rank),
         key=f"jobs/job/checkpoints/{FOLDER}{rank:016x}/rank={rank}.safetensors",
@@ -78,44 +94,49 @@ def object_of(rank: int, payload: bytes, index_offset: int) -> tuple[bytes, Mani
         layout_hash=header.layout_hash.hex(),
         origin_generation=Generation(2),
     )
-    return data, shard, frozen
+    return data, shard, frozen, equal
 
 
 def store(folder: Path, ranks: Mapping[int, Sequence[Stored]]) -> Path:
     """Write a checkpoint of these tensors, and return the path of its manifest."""
-    return store_payloads(folder, [payload_of(tensors) for _, tensors in sorted(ranks.items())])
+    replicated = {stored.name for tensors in ranks.values() for stored in tensors if stored.is_replicated}
+    return store_payloads(folder, [payload_of(tensors) for _, tensors in sorted(ranks.items())], replicated)
 
 
-def store_payloads(folder: Path, payloads: Sequence[tuple[bytes, int]]) -> Path:
+def store_payloads(folder: Path, payloads: Sequence[tuple[bytes, int]], replicated: Collection[str] = ()) -> Path:
     """Write a checkpoint as the control plane and its agents would, and return the path of its manifest.
 
     Args:
         folder: directory that replaces the bucket.
         payloads: payload and start of its index, for each rank.
+        replicated: names of the tensors that replicated objects hold.
     """
     shards: list[ManifestShard] = []
-    shared: dict[str, FrozenObject] = {}
+    frozen: dict[str, SharedObject] = {}
+    equal: dict[str, SharedObject] = {}
     for rank, (payload, index_offset) in enumerate(payloads):
-        data, shard, frozen = object_of(rank, payload, index_offset)
-        if frozen:
-            sha256 = hashlib.sha256(frozen).hexdigest()
-            place = folder / (key := frozen_key(shard.key, sha256))
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(frozen)
-            shared[sha256] = FrozenObject(key=key, object_bytes=len(frozen), sha256=sha256)
+        data, shard, *shared = object_of(rank, payload, index_offset, replicated)
+        for whole, key_of, named in zip(shared, (frozen_key, replicated_key), (frozen, equal), strict=True):
+            if whole:
+                sha256 = hashlib.sha256(whole).hexdigest()
+                place = folder / (key := key_of(shard.key, sha256))
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(whole)
+                named[sha256] = SharedObject(key=key, object_bytes=len(whole), sha256=sha256)
         path = folder / shard.key
         path.parent.mkdir(parents=True)
         path.write_bytes(data)
         shards.append(shard)
     manifest = CheckpointManifest(
-        version=2 if shared else 1,
+        version=3 if equal else 2 if frozen else 1,
         job=JOB,
         run=RUN,
         generation=Generation(3),
         parent_chain=((Generation(3), Step(5)),),
         step=Step(7),
         shards=tuple(shards),
-        frozen=tuple(shared[sha256] for sha256 in sorted(shared)),
+        frozen=tuple(frozen[sha256] for sha256 in sorted(frozen)),
+        replicated=tuple(equal[sha256] for sha256 in sorted(equal)),
     )
     path = folder / f"jobs/job/checkpoints/{FOLDER}manifest.json"
     path.write_bytes(encode_manifest(manifest))

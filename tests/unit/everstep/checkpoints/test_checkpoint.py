@@ -321,6 +321,23 @@ def test_a_copy_of_a_checkpoint_alone_has_its_frozen_objects_inside(tmp_path: Pa
     assert np.array_equal(read(copied / "manifest.json", "model/shared"), ranks[0][1].data)
 
 
+def test_replicated_tensors_are_read_from_their_object_also_in_a_copy_of_the_folder(tmp_path: Path) -> None:
+    bias = np.arange(40, dtype=np.float32)
+    ranks = {
+        rank: [
+            Stored("model/equal", bias, is_replicated=True),
+            Stored(f"model/own{rank}", np.full(3, rank, dtype=np.float32)),
+        ]
+        for rank in range(2)
+    }
+    manifest = store(tmp_path / "bucket", ranks)
+    assert len(list(manifest.parent.glob("replicated/*.safetensors"))) == 1
+    copied = shutil.copytree(manifest.parent, tmp_path / "copied")
+    for each in (manifest, copied / "manifest.json"):
+        assert np.array_equal(read(each, "model/equal"), bias)
+        assert np.array_equal(read(each, "model/own1"), ranks[1][1].data)
+
+
 def test_safetensors_alone_can_read_the_tensors_of_all_objects_of_a_manifest(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.numpy")
     manifest = store(tmp_path, ranks := frozen_ranks())

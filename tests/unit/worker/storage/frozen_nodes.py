@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,9 +16,9 @@ from tests.unit.worker.storage.slots import JOB, RUN, header_of, payload_of
 from worker.core.slots import Content
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore
-from worker.storage.checkpoints import upload_shard
-from worker.storage.frozen import FrozenTensors
+from worker.storage.checkpoints import Agree, upload_shard
 from worker.storage.object_store import ObjectStore
+from worker.storage.shared_tensors import SharedTensors
 
 BASES = {f"base{number}": bytes([number]) * 320 for number in range(4)}
 """Frozen tensors of a rank, by name. Two of them fill one group, which is stored as one frozen object."""
@@ -30,20 +31,22 @@ class Node:
 
     store: SlotStore
     rank: Rank
-    frozen: FrozenTensors
+    frozen: SharedTensors
 
     @classmethod
     def of(cls, folder: Path, rank: int = 0) -> Node:
         """Return a node with empty slots."""
         store = SlotStore(folder, memory_bytes=1 << 20)
         store.open_run(JOB, RUN)
-        return cls(store, Rank(rank), FrozenTensors(group_bytes=GROUP_BYTES, least_bytes=LEAST_BYTES))
+        return cls(store, Rank(rank), SharedTensors(group_bytes=GROUP_BYTES, least_bytes=LEAST_BYTES))
 
-    async def seal(self, step: int, bases: dict[str, bytes]) -> tuple[SlotFile, bytes]:
-        """Seal a step with these frozen tensors and with tensors of this rank and step."""
+    async def seal(self, step: int, bases: dict[str, bytes], *, is_frozen: bool = True) -> tuple[SlotFile, bytes]:
+        """Seal a step with these tensors and with tensors of this rank and step. The given tensors may be frozen."""
         own = bytes([self.rank, step]) * 50
         tensors = [("lora", "uint8", (100,), own), *((name, "uint8", (320,), data) for name, data in bases.items())]
-        payload, offset, size = payload_of([*tensors, ("head", "uint8", (3,), b"abc")], frozen=[*bases, "head"])
+        payload, offset, size = payload_of(
+            [*tensors, ("head", "uint8", (3,), b"abc")], frozen=[*bases, "head"] if is_frozen else []
+        )
         header = header_of(payload, offset, size, rank=self.rank, step=step)
         index = await self.store.grant(
             self.rank,
@@ -65,11 +68,20 @@ class Node:
         slot, payload = await self.seal(step, bases)
         return await self.send(objects, slot, payload)
 
-    async def send(self, objects: ObjectStore, slot: SlotFile, payload: bytes) -> UploadedShard:
+    async def send(
+        self,
+        objects: ObjectStore,
+        slot: SlotFile,
+        payload: bytes,
+        agree: Agree | None = None,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> UploadedShard:
         """Upload a sealed slot."""
         plan = rank_plan(generation=4, addresses=("127.0.0.1", "127.0.0.2"))
         chunks = payload_chunk_digests(payload)
-        return await upload_shard(objects, slot, chunks, plan, rank=self.rank, frozen=self.frozen)
+        return await upload_shard(
+            objects, slot, chunks, plan, rank=self.rank, shared=self.frozen, agree=agree, pause=pause
+        )
 
 
 def manifest_of(uploaded: Sequence[UploadedShard], step: int) -> CheckpointManifest:

@@ -353,12 +353,20 @@ async def test_an_upload_reports_its_name_and_what_s3_has_stored(objects: Memory
         ("jobs/job/checkpoints/run=RUN/gen=2/step=7/ab/rank=1.safetensors", False),
         ("jobs/job/checkpoints/run=RUN/gen=2/step=7/ab/rank=2.safetensors", True),
         ("jobs/job/checkpoints/run=RUN/gen=2/step=7/ab/other", False),
+        ("jobs/job/checkpoints/run=RUN/gen=2/step=7/replicated/ab.safetensors", True),
+        ("jobs/job/checkpoints/run=RUN/gen=3/step=7/replicated/ab.safetensors", False),
         ("jobs/other/checkpoints/run=RUN/gen=2/step=7/ab/rank=0.safetensors", False),
     ],
 )
 def test_only_uploads_of_ended_agents_are_abandoned(key: str, expected: bool) -> None:
     plan = rank_plan(generation=3, addresses=("127.0.0.1", "127.0.0.2"))
     assert is_abandoned(key.replace("RUN", RUN), plan, [Rank(0)]) is expected
+
+
+def test_the_node_of_rank_0_removes_unfinished_replicated_objects() -> None:
+    plan = rank_plan(generation=3, addresses=("127.0.0.1", "127.0.0.2"))
+    key = f"jobs/job/checkpoints/run={RUN}/gen=2/step=7/replicated/ab.safetensors"
+    assert not is_abandoned(key, plan, [Rank(1)])
 
 
 async def test_any_range_of_a_shards_object_is_made_from_its_slot(objects: MemoryObjectStore, tmp_path: Path) -> None:

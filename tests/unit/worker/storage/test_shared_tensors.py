@@ -1,4 +1,7 @@
-"""Frozen tensors are stored once per run, whatever rank or step they come from, and no change of them is ever lost."""
+"""Frozen tensors are stored once per run, whatever rank or step they come from, and no change of them is ever lost.
+
+`test_replicated.py` tests tensors that several ranks share at one step.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ from worker.errors import CorruptCheckpoint, ObjectMissing, StoreDenied, StoreUn
 from worker.shm.store import SlotStore
 from worker.storage import checkpoints
 from worker.storage.checkpoints import download_shard
-from worker.storage.frozen import FrozenTensors
 from worker.storage.object_store import OnStored, Piece, StoredObject
+from worker.storage.shared_tensors import SharedTensors
 
 FOLDER = f"jobs/job/checkpoints/run={RUN}/"
 FROZEN_FOLDER = f"{FOLDER}frozen/"
@@ -206,7 +209,7 @@ async def test_an_upload_that_is_killed_at_any_object_leaves_nothing_that_harms_
     assert len(objects.frozen) == killed_at
     objects.error = None
     objects.sent_frozen()
-    node.frozen = FrozenTensors(group_bytes=GROUP_BYTES, least_bytes=LEAST_BYTES)  # The next agent has no memory.
+    node.frozen = SharedTensors(group_bytes=GROUP_BYTES, least_bytes=LEAST_BYTES)  # The next agent has no memory.
     uploaded = await node.send(objects, slot, payload)
     assert len(objects.sent_frozen()) == 2 - killed_at
     assert await restored(objects, uploaded, tmp_path / "other") == payload

@@ -1,0 +1,204 @@
+"""Lets the ranks of a generation agree on which rank writes tensors that several ranks hold.
+
+    owner's agent ──OfferTensors──▶ coordinator's agent, which waits for the offers of all ranks
+                  ◀─TensorsDivided─ and calls `divide` (`worker.core.upload_division`) once per step
+
+The agreement saves bytes and is never required. A rank without an answer uploads all of its tensors, and a rank that
+misses an object of another rank writes this object itself (`worker.storage.checkpoints`).
+
+Invariant: the coordinator's agent divides each step at most once while it runs. All ranks of a step therefore receive
+parts of the same division, however often they ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from everstep.protocol.errors import MalformedMessage, ProtocolError
+from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.peer_messages import OfferTensors, TensorsDivided
+from everstep.protocol.plan import GenerationPlan
+from worker.core.upload_division import DIGEST_BYTES, MAX_OFFERED, OWN, Division, Item, divide
+from worker.errors import PeerError
+from worker.replication.transport import Session
+from worker.shm.store import in_thread
+from worker.tasks import Background
+
+log = logging.getLogger(__name__)
+
+GATHER_SECONDS = 10.0
+"""Maximum seconds from the first offer of a step to its division. Ranks that offer later share nothing."""
+KEPT_STEPS: Final = 4
+"""Number of the newest steps whose divisions the coordinator's agent keeps."""
+
+Items = tuple[Item, ...]
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """The offers of one step."""
+
+    offers: dict[Rank, Items] = field(default_factory=dict[Rank, Items])
+    is_closed: bool = False
+    """True when no further offer is accepted."""
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when all ranks have offered."""
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when `divisions` is valid."""
+    divisions: dict[Rank, Division] = field(default_factory=dict[Rank, Division])
+
+
+class UploadDivision:
+    """Divides equal tensors among the ranks of one generation. The node's `Member` owns it."""
+
+    def __init__(
+        self,
+        plan: GenerationPlan,
+        node_id: NodeId,
+        dial: Callable[[NodeId], Awaitable[Session]],
+        *,
+        gather_seconds: float = GATHER_SECONDS,
+    ) -> None:
+        """Create the object without offers.
+
+        Args:
+            plan: plan of the running generation; never changes.
+            node_id: this node.
+            dial: opens a session of kind division to another member.
+            gather_seconds: as `GATHER_SECONDS`.
+        """
+        self._plan = plan
+        self._node_id = node_id
+        self._dial = dial
+        self._gather_seconds = gather_seconds
+        self._gatherings: dict[Step, _Gathering] = {}
+        self._background = Background()
+
+    async def agree(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
+        """Offer the tensors of a local rank, and return the rank's part of the division.
+
+        Args:
+            rank: the rank that uploads.
+            step: the step that the rank uploads.
+            items: the offered items, frozen objects first. A rank that offers nothing does not wait for the other
+                ranks.
+
+        Returns:
+            The part of the rank. None if the rank offers nothing, or the ranks could not agree in time.
+        """
+        if self._plan.world_size == 1:
+            return None
+        if self._plan.coordinator == self._node_id:
+            if items:
+                return await self._divide(rank, step, tuple(items))
+            self._offer(step, rank, ())
+            return None
+        try:
+            async with asyncio.timeout(2 * self._gather_seconds):
+                return await self._ask(rank, step, items)
+        except (PeerError, ProtocolError, TimeoutError) as error:
+            log.info("rank %d uploads all tensors of step %d: %s", rank, step, error or "no answer in time")
+            return None
+
+    async def serve(self, session: Session) -> None:
+        """Answer one offer of another node.
+
+        Args:
+            session: an authenticated session of kind division, from a member of the same generation.
+
+        Raises:
+            MalformedMessage: the message is no valid offer of a rank of that node.
+            PeerLost: the connection ended.
+        """
+        offer = await session.receive()
+        if not isinstance(offer, OfferTensors) or offer.owner_rank not in self._plan.node(session.peer).ranks:
+            raise MalformedMessage(f"{type(offer).__name__} where a rank of {session.peer} should offer tensors")
+        items = _items_of(offer)
+        if not items:
+            self._offer(offer.step, offer.owner_rank, ())
+            return
+        division = await self._divide(offer.owner_rank, offer.step, items)
+        if division is None:
+            await session.send(TensorsDivided())
+        else:
+            await session.send(TensorsDivided(objects=division.objects, writes=tuple(sorted(division.writes))))
+
+    async def close(self) -> None:
+        """End all waiting for offers."""
+        await self._background.close()
+
+    async def _ask(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
+        session = await self._dial(self._plan.coordinator)
+        try:
+            await session.send(
+                OfferTensors(
+                    owner_rank=rank,
+                    step=step,
+                    digests=tuple(item.digest for item in items),
+                    sizes=tuple(item.bytes for item in items),
+                    frozen_count=sum(item.is_frozen for item in items),
+                )
+            )
+            if not items:
+                return None
+            answer = await session.receive()
+        finally:
+            session.close()
+        if not isinstance(answer, TensorsDivided):
+            raise MalformedMessage(f"{type(answer).__name__} where tensors should be divided")
+        if not answer.objects:
+            return None
+        pairs = zip(items, answer.objects, strict=False)
+        if len(answer.objects) != len(items) or any(item.is_frozen and number == OWN for item, number in pairs):
+            raise MalformedMessage("the division of another offer")
+        return Division(answer.objects, frozenset(answer.writes))
+
+    def _offer(self, step: Step, rank: Rank, items: Items) -> None:
+        """Record an offer, unless the step is divided already or the rank has offered before."""
+        gathering = self._gatherings.get(step)
+        if gathering is None:
+            gathering = self._gatherings[step] = _Gathering()
+            for old in sorted(self._gatherings)[:-KEPT_STEPS]:
+                del self._gatherings[old]
+            self._background.begin(self._settle(gathering), f"division of step {step}")
+        if not gathering.is_closed:
+            gathering.offers.setdefault(rank, items)
+        if len(gathering.offers) == self._plan.world_size:
+            gathering.complete.set()
+
+    async def _divide(self, rank: Rank, step: Step, items: Items) -> Division | None:
+        """Record an offer, and return the rank's part of the division when all ranks have offered."""
+        self._offer(step, rank, items)
+        gathering = self._gatherings.get(step)
+        if gathering is None:  # The step is older than the kept ones.
+            return None
+        await gathering.settled.wait()
+        return gathering.divisions.get(rank) if gathering.offers.get(rank) == items else None
+
+    async def _settle(self, gathering: _Gathering) -> None:
+        try:
+            async with asyncio.timeout(self._gather_seconds):
+                await gathering.complete.wait()
+        except TimeoutError:
+            log.info("%d of %d ranks offered tensors in time", len(gathering.offers), self._plan.world_size)
+        gathering.is_closed = True
+        gathering.divisions = await in_thread(lambda _: divide(gathering.offers))
+        gathering.settled.set()
+
+
+def _items_of(offer: OfferTensors) -> Items:
+    """Return the offered items. Raise MalformedMessage if the offer contradicts itself or the limits."""
+    is_sound = (
+        len(offer.digests) == len(offer.sizes) <= 2 * MAX_OFFERED
+        and 0 <= offer.frozen_count <= len(offer.digests)
+        and all(len(digest) == DIGEST_BYTES for digest in offer.digests)
+        and all(0 < size < 2**63 for size in offer.sizes)
+    )
+    if not is_sound:
+        raise MalformedMessage(f"rank {offer.owner_rank} offered tensors with wrong sizes or digests")
+    pairs = enumerate(zip(offer.digests, offer.sizes, strict=True))
+    return tuple(Item(digest, size, is_frozen=number < offer.frozen_count) for number, (digest, size) in pairs)

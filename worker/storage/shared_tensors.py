@@ -1,0 +1,324 @@
+"""Stores tensors that several shards share: one object per content.
+
+    tensors that the script declares frozen ─▶ groups ─▶ SHA-256 ─▶ run=<run>/frozen/<sha256>.safetensors
+    tensors that are equal on several ranks ─▶ division ─▶ SHA-256 ─▶ …/step=<step>/replicated/<sha256>.safetensors
+
+A *frozen object* is shared by all checkpoints and ranks of a run. A group is a sequence of tensors with about
+`GROUP_BYTES`, which one object stores. The script's declaration can be wrong, for example for averaged weights. A group
+whose content has changed since the last upload is not frozen.
+
+A *replicated object* is shared by several ranks at one step. `worker.core.upload_division` assigns equal tensors to
+objects, and each object to a writer. An object is sent only if S3 does not have it.
+
+Invariant: the name of a shared object contains the SHA-256 of its bytes. No rank overwrites it with other bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from everstep.protocol.ids import Step
+from everstep.protocol.manifest import frozen_key, replicated_key
+from everstep.protocol.plan import ObjectReference
+from everstep.protocol.safetensors import SharedGroup, SharedGroups, encode_shared_header
+from everstep.protocol.slot import TensorEntry
+from worker.core.upload_division import DIGEST_BYTES, LEAST_BYTES, MAX_OFFERED, OWN, Division, Item
+from worker.errors import CorruptCheckpoint, StoreDenied
+from worker.shm.slot_file import SlotFile
+from worker.storage.object_store import ObjectStore, OnStored, StoredObject
+
+GROUP_BYTES = 256 * 1024 * 1024
+"""A group that has at least this number of bytes receives no further tensor. No tensor is divided.
+
+Smaller objects would need more requests per upload. With larger objects, ranks would share the work less evenly.
+"""
+_PIECE_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The digests of one group of frozen tensors, as the last upload computed them."""
+
+    step: Step
+    digest: bytes
+    """xxh3-128 digest of the bytes that the group's object in S3 would have: a header, then the tensors."""
+    sha256: str
+    """SHA-256 of the same bytes; empty if they differed from the bytes of the previous upload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The tensors of one shard at one step that other ranks may hold, too."""
+
+    items: tuple[Item, ...]
+    """First the frozen groups, then tensors in the order of the payload."""
+    tensors: tuple[tuple[int, ...], ...]
+    """Positions of each item's tensors, counted in the order of the payload."""
+    frozen: tuple[SharedGroup, ...]
+    """The frozen groups, one for each of the first items."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A shared object that the shard needs."""
+
+    group: SharedGroup
+    place: ObjectReference
+    is_frozen: bool
+    is_own: bool
+    """True if this rank writes the object, False if another rank does."""
+
+
+class SharedTensors:
+    """Chooses the shared objects of one shard during one generation, and remembers the digests of frozen tensors.
+
+    Only one upload at a time may use an instance.
+    """
+
+    def __init__(
+        self, *, group_bytes: int = GROUP_BYTES, least_bytes: int = LEAST_BYTES, max_offered: int = MAX_OFFERED
+    ) -> None:
+        """Create the object before the shard's first upload.
+
+        Args:
+            group_bytes: as `GROUP_BYTES`.
+            least_bytes: as `LEAST_BYTES`.
+            max_offered: as `MAX_OFFERED`.
+        """
+        self._group_bytes = group_bytes
+        self._least_bytes = least_bytes
+        self._max_offered = max_offered
+        self._seen: dict[tuple[TensorEntry, ...], _Seen] = {}
+
+    def look(self, slot: SlotFile, entries: Sequence[TensorEntry], check: Callable[[], None]) -> Offer:
+        """Compute the digests of the shard's tensors. Blocks: call it in a thread.
+
+        Args:
+            slot: mapped file of the slot, which is sealed and pinned.
+            entries: all tensors of the slot, in order.
+            check: raises an error if the upload was cancelled.
+
+        Returns:
+            The offer, which is the same for each attempt to upload a step. It contains no single tensors if all of them
+            have fewer than `least_bytes`.
+
+        Raises:
+            OversizedMessage: a header would exceed the limit of safetensors.
+        """
+        groups: list[SharedGroup] = []
+        seen: dict[tuple[TensorEntry, ...], _Seen] = {}
+        for numbers in self._divide(entries):
+            tensors = tuple(entries[number] for number in numbers)
+            seen[tensors] = now = self._look(slot, tensors, check)
+            if now.sha256:
+                groups.append(_group(entries, numbers, now.sha256))
+        self._seen = seen
+        elsewhere = {number for group in groups for number in group.tensors}
+        rest = [number for number, entry in enumerate(entries) if entry.bytes and number not in elsewhere]
+        if sum(entries[number].bytes for number in rest) < self._least_bytes:
+            rest = []
+        largest = sorted(rest, key=lambda number: -entries[number].bytes)[: self._max_offered]
+        items = [Item(bytes.fromhex(each.sha256)[:DIGEST_BYTES], each.object_bytes, is_frozen=True) for each in groups]
+        items += [Item(_digest(slot, entries[each], check), entries[each].bytes) for each in sorted(largest)]
+        return Offer(
+            tuple(items),
+            (*(group.tensors for group in groups), *((number,) for number in sorted(largest))),
+            tuple(groups),
+        )
+
+    def plan(
+        self,
+        slot: SlotFile,
+        entries: Sequence[TensorEntry],
+        where: ObjectReference,
+        offer: Offer,
+        division: Division | None,
+        check: Callable[[], None],
+    ) -> tuple[Planned, ...]:
+        """Return the shared objects of the shard. Computes the SHA-256 of replicated objects: call it in a thread.
+
+        Args:
+            slot: mapped file of the slot, which is sealed and pinned.
+            entries: all tensors of the slot, in order.
+            where: bucket and key of the shard's own object.
+            offer: the result of `look`.
+            division: the division of the offered items. None if the ranks could not agree: the rank then writes each of
+                its frozen objects, and its own object contains all other tensors.
+            check: raises an error if the upload was cancelled.
+
+        Returns:
+            The objects. The shard's own object must contain all other tensors.
+
+        Raises:
+            OversizedMessage: a header would exceed the limit of safetensors.
+        """
+        planned: list[Planned] = []
+        for number, group in enumerate(offer.frozen):
+            place = ObjectReference(bucket=where.bucket, key=frozen_key(where.key, group.sha256))
+            is_own = division is None or division.objects[number] in division.writes
+            planned.append(Planned(group, place, is_frozen=True, is_own=is_own))
+        held: dict[int, list[int]] = {}
+        for number in range(len(offer.frozen), len(offer.items) if division is not None else 0):
+            assert division is not None
+            if division.objects[number] != OWN:
+                held.setdefault(division.objects[number], []).extend(offer.tensors[number])
+        for number, tensors in held.items():
+            whole = hashlib.sha256()
+            for piece in _pieces(slot, [entries[each] for each in tensors], check):
+                whole.update(piece)
+            group = _group(entries, tuple(tensors), whole.hexdigest())
+            place = ObjectReference(bucket=where.bucket, key=replicated_key(where.key, group.sha256))
+            is_own = division is not None and number in division.writes
+            planned.append(Planned(group, place, is_frozen=False, is_own=is_own))
+        return tuple(planned)
+
+    def _divide(self, entries: Sequence[TensorEntry]) -> Iterator[tuple[int, ...]]:
+        """Yield the positions of the frozen tensors of each group."""
+        numbers: list[int] = []
+        size = 0
+        for number, entry in enumerate(entries):
+            if entry.is_frozen and entry.bytes:
+                numbers.append(number)
+                size += entry.bytes
+            if size >= self._group_bytes:
+                yield tuple(numbers)
+                numbers, size = [], 0
+        if numbers and size >= self._least_bytes:
+            yield tuple(numbers)
+
+    def _look(self, slot: SlotFile, tensors: tuple[TensorEntry, ...], check: Callable[[], None]) -> _Seen:
+        """Return the digests of a group. The SHA-256 is empty if the group has changed since the last upload."""
+        step, last = slot.header.step, self._seen.get(tensors)
+        fast = xxhash.xxh3_128()
+        for piece in _pieces(slot, tensors, check):
+            fast.update(piece)
+        digest = fast.digest()
+        if last is not None and last.digest == digest and (last.sha256 or last.step == step):
+            return last
+        if last is not None and last.digest != digest:
+            return _Seen(step, digest, "")
+        whole = hashlib.sha256()
+        for piece in _pieces(slot, tensors, check):
+            whole.update(piece)
+        return _Seen(step, digest, whole.hexdigest())
+
+
+def groups_of(planned: Sequence[Planned]) -> SharedGroups:
+    """Return the groups of shared objects, for the header of the shard's own object."""
+    return SharedGroups(
+        frozen=tuple(each.group for each in planned if each.is_frozen),
+        replicated=tuple(each.group for each in planned if not each.is_frozen),
+    )
+
+
+def missing(objects: ObjectStore, planned: Sequence[Planned]) -> list[Planned]:
+    """Return the objects that S3 does not have completely. Blocks: call it in a thread.
+
+    Raises StorageError if a request fails.
+    """
+    left: list[Planned] = []
+    for each in planned:
+        found = _head(objects, each.place)
+        if found is None or found.bytes != each.group.object_bytes:
+            left.append(each)
+    return left
+
+
+def write_missing(
+    objects: ObjectStore,
+    slot: SlotFile,
+    entries: Sequence[TensorEntry],
+    planned: Sequence[Planned],
+    *,
+    world_size: int,
+    on_begun: Callable[[str, int], None],
+    on_stored: OnStored,
+    check: Callable[[], None],
+) -> None:
+    """Store the objects that S3 does not have. Blocks: call it in a thread.
+
+    Each rank begins with another object, so that ranks without a division share the work. Two ranks that send the same
+    object at the same time store the same bytes.
+
+    Args:
+        objects: object store that receives the objects.
+        slot: mapped file of the slot, which is sealed and pinned.
+        entries: all tensors of the slot, in order.
+        planned: the objects to store.
+        world_size: number of ranks.
+        on_begun: called with the name and the size of each object that is sent.
+        on_stored: called with the bytes of each part that S3 has stored.
+        check: raises an error if the upload was cancelled.
+
+    Raises:
+        StorageError: the subtype shows whether to retry.
+        CorruptCheckpoint: the slot changed during the call.
+    """
+    first = slot.header.owner_rank * len(planned) // max(world_size, slot.header.owner_rank + 1)
+    for each in (*planned[first:], *planned[:first]):
+        if missing(objects, [each]):
+            on_begun(f"s3://{each.place.bucket}/{each.place.key}", each.group.object_bytes)
+            pieces = _verified(slot, [entries[number] for number in each.group.tensors], each.group.sha256, check)
+            objects.put_stream(each.place, pieces, each.group.object_bytes, on_stored=on_stored)
+
+
+def _head(objects: ObjectStore, place: ObjectReference) -> StoredObject | None:
+    """Return the description of a shared object, or None if it does not exist.
+
+    If the role may not list the bucket, S3 answers "access denied" for a missing object. The result is then None, too.
+    If the role lacks other permissions, the following upload fails with the same error.
+    """
+    try:
+        return objects.head(place)
+    except StoreDenied:
+        return None
+
+
+def _digest(slot: SlotFile, entry: TensorEntry, check: Callable[[], None]) -> bytes:
+    """Return the digest of one tensor: of its name, type and shape, and of its bytes."""
+    hasher = xxhash.xxh3_128()
+    for piece in _pieces(slot, [entry], check):
+        hasher.update(piece)
+    return hasher.digest()
+
+
+def _group(entries: Sequence[TensorEntry], numbers: tuple[int, ...], sha256: str) -> SharedGroup:
+    tensors = [entries[number] for number in numbers]
+    data_begin = len(encode_shared_header(tensors))
+    return SharedGroup(
+        sha256=sha256,
+        object_bytes=data_begin + sum(entry.bytes for entry in tensors),
+        data_begin=data_begin,
+        tensors=numbers,
+    )
+
+
+def _pieces(slot: SlotFile, tensors: Sequence[TensorEntry], check: Callable[[], None]) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a group's object in S3: a header, then the tensors."""
+    yield encode_shared_header(tensors)
+    for entry in tensors:
+        end = entry.offset + entry.bytes
+        for start in range(entry.offset, end, _PIECE_BYTES):
+            check()
+            yield slot.payload(start, min(end, start + _PIECE_BYTES))
+
+
+def _verified(
+    slot: SlotFile, tensors: Sequence[TensorEntry], sha256: str, check: Callable[[], None]
+) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a group's object in S3.
+
+    After the last piece, raise CorruptCheckpoint if the SHA-256 of the bytes differs from `sha256`.
+    """
+    whole = hashlib.sha256()
+    for piece in _pieces(slot, tensors, check):
+        whole.update(piece)
+        yield piece
+    if whole.hexdigest() != sha256:
+        raise CorruptCheckpoint(
+            f"step {slot.header.step} of rank {slot.header.owner_rank} in memory changed while it was uploaded"
+        )
