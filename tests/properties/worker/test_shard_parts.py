@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from everstep.protocol import slot as slot_layout
 from everstep.protocol.plan import ObjectReference
-from everstep.protocol.safetensors import FrozenGroup, encode_header
+from everstep.protocol.safetensors import SharedGroup, SharedGroups, encode_header
 from everstep.protocol.slot import SlotState, payload_chunk_digests
 from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.storage.slots import header_of, payload_of
@@ -47,13 +47,23 @@ def test_all_parts_make_the_payload_and_damage_is_found(
     header = replace(header_of(payload, offset, index_bytes), state=SlotState.SEALED)
     frozen = [number for number in range(len(sizes)) if is_frozen[number]]
     objects = MemoryObjectStore("bucket")
-    groups = ()
-    if frozen:
-        shared = b"frozen header" + b"".join(contents[number] for number in frozen)
-        sha256 = hashlib.sha256(shared).hexdigest()
-        groups = (FrozenGroup(sha256=sha256, object_bytes=len(shared), data_begin=13, tensors=tuple(frozen)),)
-        objects.put_bytes(ObjectReference(bucket="bucket", key=f"{RUN_FOLDER}frozen/{sha256}.safetensors"), shared)
-    beginning = encode_header(header, payload[offset:], chunks, groups)
+    groups: dict[str, tuple[SharedGroup, ...]] = {}
+    for kind, folder, numbers in (
+        ("frozen", RUN_FOLDER, [number for number in frozen if number % 3]),
+        (
+            "replicated",
+            f"{WHERE.key.rpartition('/')[0].rpartition('/')[0]}/",
+            [each for each in frozen if not each % 3],
+        ),
+    ):
+        if numbers:
+            shared = b"frozen header" + b"".join(contents[number] for number in numbers)
+            sha256 = hashlib.sha256(shared).hexdigest()
+            groups[kind] = (
+                SharedGroup(sha256=sha256, object_bytes=len(shared), data_begin=13, tensors=tuple(numbers)),
+            )
+            objects.put_bytes(ObjectReference(bucket="bucket", key=f"{folder}{kind}/{sha256}.safetensors"), shared)
+    beginning = encode_header(header, payload[offset:], chunks, SharedGroups(**groups))
     own = b"".join(data for number, data in enumerate(contents) if number not in frozen)
     objects.put_bytes(WHERE, beginning + own)
     parts = ShardParts(WHERE, beginning[8:], len(beginning) + len(own))
