@@ -26,13 +26,16 @@ from control_plane.db.session import Database
 from control_plane.db.tokens import TokenRecord
 from control_plane.db.versions import Versions
 
-MAX_HELD: Final = 10_000
+TOKEN_LIMIT: Final = 10_000
 
 
 class HeldTokens:
-    """Finds token records, with a cache. Used on the server's event loop only."""
+    """Finds token records, with a cache of at most `token_limit` tokens. Used on the server's event loop only."""
 
-    def __init__(self, database: Database, versions: Versions, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, database: Database, versions: Versions, now: Callable[[], datetime], *, token_limit: int = TOKEN_LIMIT
+    ) -> None:
+        self._token_limit = token_limit
         self._database = database
         self._versions = versions
         self._now = now
@@ -50,7 +53,12 @@ class HeldTokens:
         if held is not None and (held.expires_at is None or self._now() < held.expires_at):
             return held
         found = await asyncio.to_thread(self._look_up, token)
-        if found is not None and version is not None and version == self._version and len(self._held) < MAX_HELD:
+        if (
+            found is not None
+            and version is not None
+            and version == self._version
+            and len(self._held) < self._token_limit
+        ):
             self._held[digest] = found
         return found
 

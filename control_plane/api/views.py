@@ -317,7 +317,7 @@ def job(
         alternative_fleet_names=[name for name in spec.fleet_names if name != job.fleet_name],
         training_job_status=status_of(job),
         secondary_status=secondary_status_of(job),
-        secondary_status_transitions=_transitions(job),
+        secondary_status_transitions=status_transitions(job),
         reason=reason_of(job, now),
         failure_reason=job.reason if job.state == JobState.FAILED else None,
         conditions=list(conditions),
@@ -770,7 +770,8 @@ def _memory(agent: AgentView | None, *, with_ranks: bool) -> nodes_schemas.NodeM
     )
 
 
-def _transitions(job: JobRecord) -> list[jobs_schemas.SecondaryStatusTransition]:
+def status_transitions(job: JobRecord) -> list[jobs_schemas.SecondaryStatusTransition]:
+    """Return the detailed states that a job has had, oldest first."""
     ends = [transition.at for transition in job.transitions[1:]] + [job.ended_at]
     shown = []
     has_started = has_stepped = False

@@ -63,8 +63,11 @@ class LogExporter(Exporter):
         sink: LogSink,
         leaser: Leaser,
         now: Callable[[], datetime],
+        *,
+        calls_per_pass: int = CALLS_PER_PASS,
     ) -> None:
         super().__init__(database, f"logs:{group}", leaser, now)
+        self._calls_per_pass = calls_per_pass
         self._objects = objects
         self._sink = sink
         self._calls_left = 0
@@ -82,7 +85,7 @@ class LogExporter(Exporter):
                 return False
             _, before = claimed
             runs = exports.logs_to_copy(session)
-        self._calls_left = CALLS_PER_PASS
+        self._calls_left = self._calls_per_pass
         try:
             following = runs.index(self._copied_last) + 1 if self._copied_last in runs else 0
             for run_id in (*runs[following:], *runs[:following]):

@@ -186,6 +186,7 @@ class LogReader:
         now: returns the time in UTC.
         is_stopped: function that the reader calls before each request to S3. If the function returns True, the reader
             aborts.
+        cache_limit_bytes: limit of the stored size of cached chunks.
     """
 
     def __init__(
@@ -197,7 +198,10 @@ class LogReader:
         has_ended: bool,
         now: Callable[[], datetime],
         is_stopped: Callable[[], bool] = lambda: False,
+        *,
+        cache_limit_bytes: int = CACHED_BYTES,
     ) -> None:
+        self._cache_limit_bytes = cache_limit_bytes
         self._objects = objects
         self._place = place
         self._now = now
@@ -368,7 +372,7 @@ class LogReader:
         self._extents[chunk.reference.key] = _Extent(chunk.etag, end, at_ms, last is not None and last.stream == "end")
         self._cache[key] = lines, len(data)
         self._cached_bytes += len(data)
-        while self._cached_bytes > CACHED_BYTES:
+        while self._cached_bytes > self._cache_limit_bytes:
             self._cached_bytes -= self._cache.popitem(last=False)[1][1]
         return lines
 

@@ -129,9 +129,9 @@ class Runner:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._beat(stop))
             group.create_task(self.cloud.run(stop))
-            group.create_task(self._sweep(stop, self.fleet_loop.sweep))
-            group.create_task(self._sweep(stop, self.job_loop.sweep))
-            group.create_task(self._prune(stop))
+            group.create_task(self.sweep_repeatedly(stop, self.fleet_loop.sweep))
+            group.create_task(self.sweep_repeatedly(stop, self.job_loop.sweep))
+            group.create_task(self.prune_repeatedly(stop))
             group.create_task(self.verifier.run(stop))
             group.create_task(self.keeper.run(stop))
             group.create_task(self.orphans.run(stop))
@@ -143,7 +143,8 @@ class Runner:
             self._context.registry.hint()
             await self.job_loop.close()
 
-    async def _sweep(self, stop: asyncio.Event, sweep: Callable[[], Awaitable[None]]) -> None:
+    async def sweep_repeatedly(self, stop: asyncio.Event, sweep: Callable[[], Awaitable[None]]) -> None:
+        """Repeat a sweep until `stop` is set: after a change, at the next verdict, or after `SWEEP_SECONDS`."""
         seen = 0
         while not stop.is_set():
             begun = self._context.monotonic()
@@ -160,7 +161,8 @@ class Runner:
             self.hearing.beat()
             await pause(self._context.timeouts.lease_seconds / BEATS_PER_LEASE, until=stop)
 
-    async def _prune(self, stop: asyncio.Event) -> None:
+    async def prune_repeatedly(self, stop: asyncio.Event) -> None:
+        """Delete old rows until `stop` is set, in batches with a pause between them."""
         await repeat(
             self.prune,
             stop,

@@ -200,11 +200,17 @@ class CpuCopier:
 
     Args:
         is_crowded: True when the node has few cores per rank (see `CopierThread`).
+        piece_bytes: size of a piece after which the copier reports its progress.
+        tensors_at_once: maximum number of tensors of a piece.
     """
 
     is_prompt = True
 
-    def __init__(self, *, is_crowded: bool = False) -> None:
+    def __init__(
+        self, *, is_crowded: bool = False, piece_bytes: int = PIECE_BYTES, tensors_at_once: int = TENSORS_AT_ONCE
+    ) -> None:
+        self._piece_bytes = piece_bytes
+        self._tensors_at_once = tensors_at_once
         self._thread = CopierThread(is_crowded=is_crowded)
 
     def copy(self, copies: Copies) -> None:
@@ -236,7 +242,7 @@ class CpuCopier:
             if progress is None:
                 self.copy(copies)
             else:
-                for part, complete_count, piece_bytes in parts(copies):
+                for part, complete_count, piece_bytes in parts(copies, self._piece_bytes, self._tensors_at_once):
                     self.copy(part)
                     progress(complete_count, piece_bytes)
         except Exception as caught:
@@ -263,13 +269,17 @@ def copy_now(copies: Copies) -> None:
             torch._foreach_copy_(list(copies.targets[start:end]), list(copies.sources[start:end]))
 
 
-def parts(copies: Copies) -> Iterator[tuple[Copies, int, int]]:
-    """Divide copies into pieces of about `PIECE_BYTES`, and yield the pieces in order.
+def parts(
+    copies: Copies, max_bytes: int = PIECE_BYTES, max_tensors: int = TENSORS_AT_ONCE
+) -> Iterator[tuple[Copies, int, int]]:
+    """Divide copies into pieces of about `max_bytes`, and yield the pieces in order.
 
     A piece consists of many small tensors, or of a range of a large tensor.
 
     Args:
         copies: copies to divide. A non-contiguous source stays undivided.
+        max_bytes: size of a piece.
+        max_tensors: maximum number of tensors of a piece.
 
     Yields:
         The piece, the number of targets that are complete after it, and the bytes of the next target that are copied.
@@ -277,22 +287,24 @@ def parts(copies: Copies) -> Iterator[tuple[Copies, int, int]]:
     begun = size = 0
     for number, (source, target) in enumerate(zip(copies.sources, copies.targets, strict=True)):
         size += target.nbytes
-        if size < PIECE_BYTES and number - begun < TENSORS_AT_ONCE:
+        if size < max_bytes and number - begun < max_tensors:
             continue
         if begun < number:
             yield Copies(copies.sources[begun:number], copies.targets[begun:number]), number, 0
         begun, size = number, target.nbytes
-        if size >= PIECE_BYTES:
-            yield from _pieces(source, target, number)
+        if size >= max_bytes:
+            yield from _pieces(source, target, number, max_bytes)
             begun, size = number + 1, 0
     if begun < len(copies.sources):
         yield Copies(copies.sources[begun:], copies.targets[begun:]), len(copies.sources), 0
 
 
-def _pieces(source: torch.Tensor, target: torch.Tensor, number: int) -> Iterator[tuple[Copies, int, int]]:
+def _pieces(
+    source: torch.Tensor, target: torch.Tensor, number: int, max_bytes: int
+) -> Iterator[tuple[Copies, int, int]]:
     pairs = [(source, target)]
     if source.is_contiguous():
-        count = PIECE_BYTES // target.element_size()
+        count = max_bytes // target.element_size()
         pairs = list(zip(torch.split(source.view(-1), count), torch.split(target.view(-1), count), strict=True))
     copied = 0
     for of, to in pairs:

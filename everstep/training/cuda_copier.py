@@ -41,33 +41,44 @@ from everstep.training.capture import SlotMemory
 from everstep.training.copier import CopierThread, Copies, CopyTicket, Done, Progress, copy_now
 from everstep.training.state_tree import tensor_bytes
 
-PIECE_BYTES = 32 * 1024 * 1024
-"""Maximum number of bytes that one copy on the copier's stream transfers.
-
-The size is large enough for the full transfer rate. Between two copies, other transfers can use the bus.
-"""
-SMALL_BYTES = 256 * 1024
-"""Maximum size of a tensor that the copier gathers with others, in bytes.
-
-A separate copy takes about 5 us to start, as long as the transfer of such a tensor.
-"""
-GATHER_BYTES = 8 * 1024 * 1024
-"""Size of each stream's gather buffer in device memory, in bytes."""
 RING_BUFFERS = 2
 NODE_RING_BYTES = 64 * 1024 * 1024
 """Total bytes of pinned memory for the rings (cycles of buffers) of all ranks of a node.
 
 The copiers of a node need no other pinned memory except their slots.
 """
-MARKS = 64
-"""Largest number of events that mark the progress of one copy."""
-REGISTERED_BYTES = 256 * 1024 * 1024
-"""Size of one registered piece, in bytes.
 
-Registering a larger piece would hold the driver's locks for longer, and kernel launches need these locks too. No copy
-may cross the end of a registered piece. The driver rejects a copy whose target is only partly registered. The driver's
-documentation does not guarantee that two adjacent registered pieces count as one.
-"""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopySizes:
+    """Sizes in which a `CudaCopier` copies, gathers and registers memory."""
+
+    piece_bytes: int = 32 * 1024 * 1024
+    """Maximum number of bytes that one copy on the copier's stream transfers.
+
+    The size is large enough for the full transfer rate. Between two copies, other transfers can use the bus.
+    """
+    small_bytes: int = 256 * 1024
+    """Maximum size of a tensor that the copier gathers with others.
+
+    A separate copy takes about 5 us to start, as long as the transfer of such a tensor.
+    """
+    gather_bytes: int = 8 * 1024 * 1024
+    """Size of each stream's gather buffer in device memory."""
+    ring_bytes: int = NODE_RING_BYTES
+    """Pinned memory for copies to unregistered pages."""
+    mark_count: int = 64
+    """Largest number of events that mark the progress of one copy."""
+    registered_bytes: int = 256 * 1024 * 1024
+    """Size of one registered piece.
+
+    Registering a larger piece would hold the driver's locks for longer, and kernel launches need these locks too. No
+    copy may cross the end of a registered piece. The driver rejects a copy whose target is only partly registered. The
+    driver's documentation does not guarantee that two adjacent registered pieces count as one.
+    """
+
+
+SIZES = CopySizes()
 
 
 class Event(Protocol):
@@ -237,6 +248,8 @@ class _Registered:
 
     memory: SlotMemory
     end: int
+    piece_bytes: int
+    """Size of a registered piece."""
     pieces: list[int] = field(default_factory=list)
     """Addresses of the registered pieces."""
 
@@ -248,7 +261,7 @@ class _Registered:
     def piece_end(self, address: int) -> int:
         """Return the end of the piece that contains an address, registered or not."""
         begin, size = self.memory.span
-        return min(begin + size, begin + ((address - begin) // REGISTERED_BYTES + 1) * REGISTERED_BYTES)
+        return min(begin + size, begin + ((address - begin) // self.piece_bytes + 1) * self.piece_bytes)
 
 
 @dataclass(slots=True)
@@ -295,13 +308,16 @@ class _Run:
         """The bytes of the slot that the run fills, uint8[size], including the zeros between tensors."""
         return tensor_bytes(self.targets[0]).as_strided((self.size,), (1,))
 
-    def take(self, other: _Run, limit: int) -> bool:
+    def take(self, other: _Run, limit: int, small_bytes: int) -> bool:
         """Append `other` if it directly follows this run and both runs are small.
 
         Return whether `other` was appended.
         """
         if not (
-            other.begin == align(self.end) and other.is_small and self.is_small and other.end - self.begin <= limit
+            other.begin == align(self.end)
+            and other.is_small(small_bytes)
+            and self.is_small(small_bytes)
+            and other.end - self.begin <= limit
         ):
             return False
         if self.targets[0].untyped_storage().data_ptr() != other.targets[0].untyped_storage().data_ptr():
@@ -313,13 +329,12 @@ class _Run:
         self.number, self.end, self.complete_count = other.number, other.end, other.complete_count
         return True
 
-    @property
-    def is_small(self) -> bool:
-        """True if every tensor of the run is small enough to be gathered with other tensors.
+    def is_small(self, small_bytes: int) -> bool:
+        """Return whether every tensor of the run is small enough to be gathered with other tensors.
 
-        False if the run is only a part of a tensor.
+        Return False if the run is only a part of a tensor.
         """
-        return self.complete_count > self.number and not self.before_bytes and self.targets[-1].nbytes <= SMALL_BYTES
+        return self.complete_count > self.number and not self.before_bytes and self.targets[-1].nbytes <= small_bytes
 
 
 class _Gather:
@@ -330,11 +345,13 @@ class _Gather:
 
     Args:
         device: CUDA device that holds the sources and the buffer.
-        size: size of the buffer in bytes, a multiple of `ALIGNMENT`.
+        sizes: sizes of the buffer, a multiple of `ALIGNMENT`, and of small tensors.
     """
 
-    def __init__(self, device: Device, size: int) -> None:
+    def __init__(self, device: Device, sizes: CopySizes) -> None:
+        size = sizes.gather_bytes
         assert size % ALIGNMENT == 0
+        self._small_bytes = sizes.small_bytes
         self._device = device
         self._memory = device.buffer(size)
 
@@ -345,7 +362,7 @@ class _Gather:
         """
         batch: list[tuple[_Run, int]] = []
         used = 0
-        for run in _runs(copies, self._device, self._memory.numel()):
+        for run in _runs(copies, self._device, self._memory.numel(), self._small_bytes):
             size = align(run.size) if run.is_gathered else 0
             if used + size > self._memory.numel():
                 yield from self._bring(batch, used, stream)
@@ -402,28 +419,20 @@ class CudaCopier:
 
     Args:
         device: CUDA device that holds the sources.
-        piece_bytes: largest size of one copy.
-        gather_bytes: size of each gather buffer.
-        ring_bytes: pinned memory for copies to unregistered pages.
+        sizes: sizes in which the copier copies, gathers and registers memory.
     """
 
     is_prompt = False
 
-    def __init__(
-        self,
-        device: Device,
-        piece_bytes: int = PIECE_BYTES,
-        gather_bytes: int = GATHER_BYTES,
-        ring_bytes: int = NODE_RING_BYTES,
-    ) -> None:
+    def __init__(self, device: Device, sizes: CopySizes = SIZES) -> None:
         self._device = device
-        self._piece_bytes = piece_bytes
-        self._gather, self._gather_now = _Gather(device, gather_bytes), _Gather(device, gather_bytes)
+        self._sizes = sizes
+        self._gather, self._gather_now = _Gather(device, sizes), _Gather(device, sizes)
         self._stream = device.new_stream()
         self._begin, self._end = device.new_event(), device.new_event()
-        self._bounce_bytes = min(piece_bytes, ring_bytes // RING_BUFFERS)
+        self._bounce_bytes = min(sizes.piece_bytes, sizes.ring_bytes // RING_BUFFERS)
         self._ring = [_Buffer(device.pinned(self._bounce_bytes), device.new_event()) for _ in range(RING_BUFFERS)]
-        self._marks = [_Mark(device.new_event()) for _ in range(MARKS)]
+        self._marks = [_Mark(device.new_event()) for _ in range(sizes.mark_count)]
         self._turn = 0
         self._last: CudaTicket | None = None
         self._registered: dict[int, _Registered] = {}
@@ -458,7 +467,7 @@ class CudaCopier:
         The copier's thread registers one piece at a time, so a copy waits for one piece at most.
         """
         # Add the slot now, because no copy may cross the end of its first piece.
-        self._registered[memory.span[0]] = _Registered(memory, memory.span[0])
+        self._registered[memory.span[0]] = _Registered(memory, memory.span[0], self._sizes.registered_bytes)
         self._thread.put(lambda: self._register(memory))
 
     def release(self, memory: SlotMemory) -> None:
@@ -517,13 +526,12 @@ class CudaCopier:
 
         Host tensors are copied before any mark is reported.
         """
-        apart = max(self._piece_bytes, -(-sum(target.nbytes for target in copies.targets) // MARKS))
+        piece_bytes = self._sizes.piece_bytes
+        apart = max(piece_bytes, -(-sum(target.nbytes for target in copies.targets) // self._sizes.mark_count))
         free, marks, passed = iter(self._marks), [], 0
         for run, source in self._gather.runs(copies, self._stream):
             is_one, copied = len(run.targets) == 1, 0
-            for to, of in zip(
-                torch.split(run.place, self._piece_bytes), torch.split(source, self._piece_bytes), strict=True
-            ):
+            for to, of in zip(torch.split(run.place, piece_bytes), torch.split(source, piece_bytes), strict=True):
                 self._enqueue(to, of)
                 copied += to.numel()
                 is_out = copied == run.size
@@ -575,7 +583,7 @@ class CudaCopier:
         registered = self._registered.get(begin)
         if registered is None:
             return  # The slot was released while its pieces were being registered.
-        piece = min(begin + size - registered.end, REGISTERED_BYTES)
+        piece = min(begin + size - registered.end, registered.piece_bytes)
         # If the limit of locked memory is reached, copies to the remaining pages use the slower ring.
         if piece > 0 and self._device.register(registered.end, piece):
             registered.pieces.append(registered.end)
@@ -616,13 +624,13 @@ class CudaCopier:
         return Copies([source for _, source in pairs], [target for target, _ in pairs])
 
 
-def _runs(copies: Copies, device: Device, limit: int) -> Iterator[_Run]:
-    """Yield the device's tensors in runs, in order. A gathered run has at most `limit` bytes."""
+def _runs(copies: Copies, device: Device, limit: int, small_bytes: int) -> Iterator[_Run]:
+    """Yield the device's tensors in runs, in order. A gathered run has at most `limit` bytes of small tensors."""
     last: _Run | None = None
     for part in _parts(copies, device, limit):
         if last is None:
             last = part
-        elif not last.take(part, limit):
+        elif not last.take(part, limit, small_bytes):
             yield last
             last = part
     if last is not None:

@@ -27,7 +27,7 @@ from everstep.training.cuda_copier import CudaDevice, Device, Event
 from everstep.training.metrics import MetricRing, numbers
 
 PLACES: Final = 1024
-"""Maximum number of values in flight per device. A single log call with more values enlarges the limit."""
+"""Default of the maximum number of values in flight per device."""
 _NUMBER_BYTES: Final = 8
 
 
@@ -75,6 +75,8 @@ class DeviceNumbers:
         ring: receives each record once its values have arrived, in order.
         device_of: returns the device of a tensor, or None if the tensor can be read without waiting.
         now: clock, Unix time in seconds.
+        place_count: maximum number of values in flight per device. A single log call with more values enlarges the
+            limit.
     """
 
     def __init__(
@@ -82,7 +84,10 @@ class DeviceNumbers:
         ring: MetricRing,
         device_of: Callable[[torch.Tensor], Device | None] = cuda_device_of,
         now: Callable[[], float] = time.time,
+        *,
+        place_count: int = PLACES,
     ) -> None:
+        self._place_count = place_count
         self._ring = ring
         self._device_of = device_of
         self._now = now
@@ -111,7 +116,9 @@ class DeviceNumbers:
         for name, tensor in tensors.items():
             by_device.setdefault(tensor.get_device(), {})[name] = tensor
         by_place = {self._places_of(index, some): some for index, some in by_device.items()}
-        if len(self._records) >= PLACES or any(len(some) > len(places.free) for places, some in by_place.items()):
+        if len(self._records) >= self._place_count or any(
+            len(some) > len(places.free) for places, some in by_place.items()
+        ):
             self._ring.drop()
             return
         coming = tuple(_sent(places, some) for places, some in by_place.items())
@@ -153,7 +160,7 @@ class DeviceNumbers:
         if places is None or places.count < len(tensors):  # Values in flight keep their places in the old memory.
             device = self._device_of(next(iter(tensors.values())))
             assert device is not None
-            places = self._places[index] = _Places(device, max(PLACES, len(tensors)))
+            places = self._places[index] = _Places(device, max(self._place_count, len(tensors)))
         return places
 
 

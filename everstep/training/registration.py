@@ -119,11 +119,12 @@ def _copier(devices: set[int], environment: Environment) -> Copier:
     # Import here, so that a rank without a GPU skips the cost of this import.
     from everstep.training.cuda_copier import (
         NODE_RING_BYTES,
+        CopySizes,
         CudaCopier,
         CudaDevice,
     )
 
-    return CudaCopier(CudaDevice(devices.pop()), ring_bytes=NODE_RING_BYTES // environment.ranks_per_node)
+    return CudaCopier(CudaDevice(devices.pop()), CopySizes(ring_bytes=NODE_RING_BYTES // environment.ranks_per_node))
 
 
 def _link(environment: Environment) -> AgentLink:

@@ -24,10 +24,14 @@ The script's signal handlers wait meanwhile, so the size is limited.
 class SavedTensors(Mapping[str, torch.Tensor]):
     """A snapshot's tensors by name. Reading a tensor may wait for its bytes.
 
+    Args:
+        gathered_bytes: size of the collected copies from which they are executed.
+
     Invariant: when `finish` returns, all copies passed to `bring` are done, in the order of the calls.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, gathered_bytes: int = GATHERED_BYTES) -> None:
+        self._gathered_bytes = gathered_bytes
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._bytes = 0
 
@@ -53,7 +57,7 @@ class SavedTensors(Mapping[str, torch.Tensor]):
         saved = self[name]
         self._copies.append((saved, live))
         self._bytes += saved.nbytes
-        if self._bytes >= GATHERED_BYTES:
+        if self._bytes >= self._gathered_bytes:
             self.finish()
         return live
 

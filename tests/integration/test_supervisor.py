@@ -6,6 +6,7 @@ The tests cover starts, exits, kills, the takeover by a new agent, and the death
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import secrets
@@ -13,6 +14,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +22,7 @@ from everstep.protocol.agent_messages import ExitClass, MemoryEnd, MemoryKind, M
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.plan import GenerationPlan
 from tests.unit.worker.rank_plans import RUN, rank_plan
-from worker.errors import RanksNotGone, ShimUnavailable
-from worker.ranks import supervisor
+from worker.errors import RanksNotGone
 from worker.ranks.environment import Packages, Supplied
 from worker.ranks.files import RankFiles
 from worker.ranks.shim import cgroups, processes
@@ -47,11 +48,12 @@ WAIT_FOR_EVER = "import signal\nprint('up', flush=True)\nsignal.pause()\n"
 class Bench:
     """A state folder and a script on which a test starts one supervisor after another."""
 
-    def __init__(self, folder: Path, is_warm: bool) -> None:
+    def __init__(self, folder: Path, is_warm: bool, cgroup: str | None = None) -> None:
         self.state = folder / "state"
         self.source = folder / "source"
         self.source.mkdir()
         self.is_warm = is_warm
+        self.cgroup = cgroup
         self.supervisor = self.make()
 
     def make(self, memory_paths: MemoryPaths = KERNEL) -> Supervisor:
@@ -60,6 +62,7 @@ class Bench:
             socket=self.state / "shim.sock",
             address="127.0.0.1",
             is_warm=self.is_warm,
+            cgroup=self.cgroup,
             environment={"PATH": os.environ["PATH"], "HOME": str(self.state)},
             modules=PRELOADED,
             memory_paths=memory_paths,
@@ -87,7 +90,7 @@ class Bench:
     async def warm(self) -> None:
         """Wait until the supervisor starts ranks warm: as forks of a template process that has imported modules."""
         # refresh the supervisor's state, which may still describe a template process that has died
-        await self.supervisor._list()
+        await self.supervisor.refresh()
         await self.until(lambda: self.supervisor.preload is Preload.READY)
 
     async def exit(self, rank: int = 0, generation: int = 1) -> ExitedRank:
@@ -122,7 +125,7 @@ class Bench:
         return found()[0]
 
     def shim_pid(self) -> int:
-        pid = self.supervisor._shim_pid
+        pid = self.supervisor.shim_pid
         assert pid is not None
         return pid
 
@@ -506,14 +509,14 @@ async def test_another_agent_takes_over_ranks_and_the_exits_it_missed(bench: Ben
         count=2,
     )
     await bench.living(1)
-    shim = bench.supervisor._shim_pid
+    shim = bench.supervisor.shim_pid
     await bench.supervisor.close()
     records = {record.rank: record for record in bench.supervisor.records}
     os.kill(records[Rank(0)].pid, signal.SIGSEGV)
     await bench.until(lambda: not processes.is_alive(records[Rank(0)].pid, records[Rank(0)].start_ticks))
     bench.supervisor = bench.make()
     await bench.supervisor.start()
-    bench.supervisor._shim_pid = shim  # in production, the agent is not the shim's parent
+    bench.supervisor.shim_pid = shim  # in production, the agent is not the shim's parent
     assert (await bench.exit(0)).exit_class is ExitClass.CRASHED
     taken = next(record for record in bench.supervisor.records if record.rank == 1)
     assert taken == records[Rank(1)]
@@ -535,7 +538,7 @@ async def test_a_start_that_the_agent_before_has_asked_for(bench: Bench) -> None
         bench.supervisor = bench.make()
         await bench.supervisor.start()
         await bench.start(WAIT_FOR_EVER)
-        await bench.until(lambda: not bench.supervisor._asked)
+        await bench.until(lambda: bool(bench.supervisor.records))
         (record,) = bench.supervisor.records
         assert (await bench.living()) == record
         assert record.end is None
@@ -563,18 +566,18 @@ async def test_another_shim_is_tried_until_there_is_one(bench: Bench, monkeypatc
 
     Until then, the node reports that it cannot start ranks warm, so that the control plane prefers other nodes.
     """
-    launch, refused = bench.supervisor._launch, []
+    spawn, refused = os.posix_spawn, []
 
-    async def short_of_memory() -> None:
+    def short_of_memory(*arguments: Any, **options: Any) -> int:
         refused.append(bench.supervisor.is_warm)
         if len(refused) < 2:
-            raise ShimUnavailable("the shim cannot be started: [Errno 12] Cannot allocate memory")
-        await launch()
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return spawn(*arguments, **options)
 
-    monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(bench.supervisor, "_launch", short_of_memory)
+    monkeypatch.setattr(os, "posix_spawn", short_of_memory)
     os.kill(bench.shim_pid(), signal.SIGKILL)
-    await bench.until(lambda: len(refused) == 2 and bench.supervisor._writer is not None)
+    await bench.until(lambda: len(refused) == 2)
+    await bench.supervisor.refresh()
     assert refused == [False, False]
     await bench.start("print('again')")
     assert (await bench.exit()).end.code == 0
@@ -587,20 +590,19 @@ async def test_shims_that_die_at_once_leave_nothing_and_are_told_once(
 
     No shim process remains, and the supervisor logs the failure only once.
     """
-    monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.0)
-    launch, python = cold.supervisor._launch, sys.executable
+    spawn = os.posix_spawn
     born: list[int] = []
     left: list[list[int]] = []
 
-    async def stillborn() -> None:
+    def stillborn(path: str, *arguments: Any, **options: Any) -> int:
         left.append([pid for pid in born if processes.find(pid) is not None])
-        monkeypatch.setattr(sys, "executable", "/bin/false" if len(born) < 3 else python)
-        await launch()
-        born.append(cold.shim_pid())
+        born.append(spawn("/bin/false" if len(born) < 3 else path, *arguments, **options))
+        return born[-1]
 
-    monkeypatch.setattr(cold.supervisor, "_launch", stillborn)
+    monkeypatch.setattr(os, "posix_spawn", stillborn)
     os.kill(cold.shim_pid(), signal.SIGKILL)
-    await cold.until(lambda: len(born) == 4 and cold.supervisor._writer is not None)
+    await cold.until(lambda: len(born) == 4)
+    await cold.supervisor.refresh()
     await cold.start("")
     assert (await cold.exit()).end.code == 0
     assert left == [[], [], [], []]
@@ -616,7 +618,7 @@ async def test_an_agent_that_ends_while_its_shim_starts_leaves_none(
     stuck.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(stuck))
     starting = asyncio.create_task(bench.supervisor.start())
-    await bench.until(lambda: bench.supervisor._shim_pid is not None)
+    await bench.until(lambda: bench.supervisor.shim_pid is not None)
     pid = bench.shim_pid()
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -647,7 +649,7 @@ async def test_what_a_dead_shim_had_below_it_is_fenced_by_its_cgroup(cold: Bench
     await cold.start(LEAVE_A_DAEMON)
     record = await cold.living()
     if not record.cgroup:
-        pytest.skip(f"no cgroup can be made here: {cold.supervisor._confinement}")
+        pytest.skip("no cgroup can be made here")
     stray = int(cold.files().stdout.read_text().splitlines()[0])
     # The grandchild's parent may still be ending.
     await cold.until(lambda: cgroups.pids(record.cgroup) == {record.pid, stray})
@@ -664,8 +666,7 @@ async def test_what_a_dead_shim_had_below_it_is_fenced_by_its_cgroup(cold: Bench
 async def test_where_there_are_no_cgroups_children_are_found_and_that_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = Bench(tmp_path, is_warm=False)
-    bench.supervisor._cgroup = "no/such/parent"
+    bench = Bench(tmp_path, is_warm=False, cgroup="no/such/parent")
     await bench.supervisor.start()
     try:
         assert "found by parent and session" in caplog.text
@@ -804,7 +805,7 @@ async def test_a_warm_start_that_was_stopped_is_none_when_the_template_dies(tmp_
         bench.supervisor.halt_now(RUN, Generation(1))
         await bench.start("print('ran')\n", generation=2)
         # wait for an answer of the shim, which proves that the shim has received every request
-        await bench.supervisor._list()
+        await bench.supervisor.refresh()
         os.kill(template, signal.SIGKILL)
         end = (await bench.exit()).end
         assert (end.stopped, end.text) == (True, "the rank was not started: it was stopped before it started")
@@ -888,7 +889,7 @@ async def test_forgotten_runs_leave_no_records(cold: Bench) -> None:
     await cold.exit()
     await asyncio.to_thread(cold.supervisor.forget, RUN)
     await cold.until(lambda: not cold.supervisor.records)
-    await cold.supervisor._list()
+    await cold.supervisor.refresh()
     assert not cold.supervisor.records
     assert not list((cold.state / "ranks").iterdir())
 

@@ -7,7 +7,7 @@ An agent that starts while ranks run continues at the end of the journal. The ne
 which each stream was read. Every line therefore has one fixed number, and no line is read twice.
 
 The unread part and at least the last `TAIL_BYTES` of each stream stay on disk. The journal contains the chunks that are
-not uploaded, up to `JOURNAL_BYTES`, and the chunk that still grows.
+not uploaded, up to `journal_bytes` of `JournalLimits`, and the chunk that still grows.
 
 Invariant: only one thread at a time uses a journal. A returned line is stored in a file. If the disk refuses lines, the
 journal does not change, and the lines are read again later.
@@ -39,26 +39,36 @@ from everstep.protocol.log_chunks import (
 
 log = logging.getLogger(__name__)
 
-CHUNK_BYTES: Final = 256 * 1024
 CHUNK_MILLISECONDS: Final = 300_000
-"""Age in milliseconds at which a chunk is complete, even with fewer than `CHUNK_BYTES`.
+"""Age in milliseconds at which a chunk is complete, even with fewer bytes than `JournalLimits.chunk_bytes`.
 
 A chunk that still grows is uploaded again every second.
 """
-READ_BYTES: Final = 256 * 1024
-"""Maximum bytes of one read from a stream."""
-JOURNAL_BYTES: Final = 64 * 1024 * 1024
-"""Maximum bytes of chunks that wait for their upload. Beyond this size, the journal reads no further output."""
-FREED_BYTES: Final = 4 * 1024 * 1024
-"""Number of bytes of a stream that the journal reads before it frees their disk space."""
-BEHIND_BYTES: Final = 256 * 1024 * 1024
-"""Maximum unread bytes of a stream. Beyond this limit, the oldest bytes are skipped, and the log reports the gap."""
 TAIL_BYTES: Final = 64 * 1024
 """Bytes at the end of a long stream that stay on disk, because users see them if the rank fails."""
 _PUNCH_HOLE: Final = 0x02 | 0x01
 """Flags of fallocate(2) that free a part of a file: FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE."""
 
 StreamKey = tuple[Rank, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalLimits:
+    """Sizes at which a journal completes chunks, frees disk space, and stops to read."""
+
+    chunk_bytes: int = 256 * 1024
+    """Size at which a chunk is complete."""
+    read_bytes: int = 256 * 1024
+    """Maximum bytes of one read from a stream."""
+    journal_bytes: int = 64 * 1024 * 1024
+    """Maximum bytes of chunks that wait for their upload. Beyond this size, the journal reads no further output."""
+    freed_bytes: int = 4 * 1024 * 1024
+    """Number of bytes of a stream that the journal reads before it frees their disk space."""
+    behind_bytes: int = 256 * 1024 * 1024
+    """Maximum unread bytes of a stream. The journal skips older bytes, and the log reports the gap."""
+
+
+LIMITS: Final = JournalLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +98,18 @@ class LogJournal:
         node_id: this node's id.
         streams: the file of each output stream of a rank; it need not exist yet.
         now: returns Unix time in seconds.
+        limits: sizes of the journal.
     """
 
     def __init__(
-        self, folder: Path, node_id: NodeId, streams: Mapping[StreamKey, Path], now: Callable[[], float]
+        self,
+        folder: Path,
+        node_id: NodeId,
+        streams: Mapping[StreamKey, Path],
+        now: Callable[[], float],
+        limits: JournalLimits = LIMITS,
     ) -> None:
+        self._limits = limits
         self._folder = folder
         self._node_id = node_id
         self._streams = dict(streams)
@@ -108,7 +125,7 @@ class LogJournal:
         self._take_up()
 
     def read(self) -> list[LogLine]:
-        """Append the complete lines that ranks have printed since the last call, up to `JOURNAL_BYTES`.
+        """Append the complete lines that ranks have printed since the last call.
 
         Called in a thread about every 100 ms while ranks run. After `end`, the result is empty.
 
@@ -227,7 +244,7 @@ class LogJournal:
         return lines
 
     def _is_full(self) -> bool:
-        return sum(chunk.size for chunk in self._chunks if chunk.stored < chunk.size) > JOURNAL_BYTES
+        return sum(chunk.size for chunk in self._chunks if chunk.stored < chunk.size) > self._limits.journal_bytes
 
     def _new_lines(self, *, is_last: bool) -> Iterator[LogLine]:
         for (rank, stream), path in self._streams.items():
@@ -235,14 +252,14 @@ class LogJournal:
             size = _size(path)
             if size < self._positions[key]:
                 yield self._begun_anew(key)
-            if size - self._positions[key] > BEHIND_BYTES:
-                yield self._gap(key, size - BEHIND_BYTES // 2)
+            if size - self._positions[key] > self._limits.behind_bytes:
+                yield self._gap(key, size - self._limits.behind_bytes // 2)
             if self._is_full() or size <= self._positions[key]:
                 continue
             with path.open("rb") as file:
                 file.seek(self._positions[key])
-                data = file.read(READ_BYTES)
-            for text, size, is_piece in split_lines(data, is_last=is_last and len(data) < READ_BYTES):
+                data = file.read(self._limits.read_bytes)
+            for text, size, is_piece in split_lines(data, is_last=is_last and len(data) < self._limits.read_bytes):
                 self._positions[key] += size
                 yield self._line(rank, stream, text, self._positions[key], is_piece=is_piece)
 
@@ -281,7 +298,11 @@ class LogJournal:
 
     def _append(self, lines: list[LogLine], before: Mapping[StreamKey, int]) -> None:
         newest = self._chunks[-1] if self._chunks else None
-        if newest is None or newest.size >= CHUNK_BYTES or lines[0].at_ms - newest.name.at_ms >= CHUNK_MILLISECONDS:
+        if (
+            newest is None
+            or newest.size >= self._limits.chunk_bytes
+            or lines[0].at_ms - newest.name.at_ms >= CHUNK_MILLISECONDS
+        ):
             newest = self._begin_chunk(lines[0].at_ms, before)
         newest.size = _write(newest.path, newest.size, encode_lines(lines))
         self.count += len(lines)
@@ -307,7 +328,7 @@ class LogJournal:
         The rank continues to write at the end of the file.
         """
         upto = (self._positions[key] - TAIL_BYTES) // 4096 * 4096
-        if upto - self._given_back[key] < FREED_BYTES:
+        if upto - self._given_back[key] < self._limits.freed_bytes:
             return
         self._given_back[key] = upto
         with path.open("r+b") as file:
@@ -319,12 +340,13 @@ class LogJournal:
                 )
 
 
-def split_lines(data: bytes, *, is_last: bool) -> Iterator[tuple[str, int, bool]]:
+def split_lines(data: bytes, *, is_last: bool, max_line_bytes: int = LINE_BYTES) -> Iterator[tuple[str, int, bool]]:
     """Split bytes of a stream into lines. Pure.
 
     Args:
         data: bytes that begin where the last line ended.
         is_last: True if the stream has ended. Remaining bytes without a line feed then also form a line.
+        max_line_bytes: length at which a line is split.
 
     Yields:
         (text without line feed, length in bytes with line feed, whether the line continues). The caller later reads the
@@ -332,12 +354,12 @@ def split_lines(data: bytes, *, is_last: bool) -> Iterator[tuple[str, int, bool]
     """
     begin = 0
     while begin < len(data):
-        cut = data.find(b"\n", begin, begin + LINE_BYTES)
+        cut = data.find(b"\n", begin, begin + max_line_bytes)
         if cut >= 0:
             end, is_piece = cut + 1, False
-        elif len(data) - begin >= LINE_BYTES:
-            end, is_piece = begin + LINE_BYTES, True
-            while end > begin + LINE_BYTES - 4 and data[end - 1] & 0xC0 == 0x80:
+        elif len(data) - begin >= max_line_bytes:
+            end, is_piece = begin + max_line_bytes, True
+            while end > begin + max_line_bytes - 4 and data[end - 1] & 0xC0 == 0x80:
                 end -= 1  # the line must not be cut inside a UTF-8 character
             if data[end - 1] >= 0xC0:
                 end -= 1

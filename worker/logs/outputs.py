@@ -69,6 +69,8 @@ class RankOutputs:
         objects: FileStore,
         user: RankUser | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        *,
+        retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         """Create the object without uploads.
 
@@ -77,7 +79,9 @@ class RankOutputs:
             objects: object store that receives the uploads.
             user: users of this node's ranks; None means the agent's own user.
             monotonic: returns seconds of a monotonic clock.
+            retry_seconds: pause after the first failed upload of a file. Later pauses are multiples of it.
         """
+        self._retry_seconds = retry_seconds
         self.monotonic = monotonic
         self._moved_at = -math.inf
         self._under_way: dict[str, int] = {}
@@ -167,7 +171,7 @@ class RankOutputs:
             else:
                 self._moved_at = self.monotonic()
                 return []
-            await asyncio.sleep(RETRY_SECONDS * attempt)
+            await asyncio.sleep(self._retry_seconds * attempt)
         raise AssertionError
 
 

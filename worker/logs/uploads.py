@@ -11,16 +11,17 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from everstep.protocol.agent_messages import LogLines
 from everstep.protocol.log_chunks import FLUSH_SECONDS, LogLine, decode_chunk, encode_lines
 from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode
 from worker.core.line_tails import TAIL_BYTES, Tail
 from worker.errors import StorageError
-from worker.logs.journal import BEHIND_BYTES, READ_BYTES, LogJournal
+from worker.logs.journal import LIMITS, JournalLimits, LogJournal
 from worker.logs.outputs import MAX_ATTEMPTS, RETRY_SECONDS, FileStore
 from worker.ranks.files import RankFiles
 from worker.tasks import end, finish
@@ -34,11 +35,25 @@ LIVE_LINES = 500
 """Maximum number of log lines in one message to the control plane."""
 LIVE_CHARACTERS = 1024 * 1024
 """Number of characters at which a message with log lines to the control plane is complete."""
-RECENT_CHARACTERS = 256 * 1024
-"""Number of characters of the newest lines that are stored for new followers.
 
-Followers read older lines from the object store, which contains each line after about a second.
-"""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShipperOptions:
+    """Sizes and intervals of a log shipper."""
+
+    journal: JournalLimits = LIMITS
+    tail_bytes: int = TAIL_BYTES
+    """Bytes of the newest lines that peers receive, per rank of the node."""
+    recent_characters: int = 256 * 1024
+    """Number of characters of the newest lines that are stored for new followers.
+
+    Followers read older lines from the object store, which contains each line after about a second.
+    """
+    retry_seconds: float = RETRY_SECONDS
+    """Pause after the first failed upload at the end of a generation. Later pauses are multiples of it."""
+
+
+OPTIONS: Final = ShipperOptions()
 
 
 class LogShipper:
@@ -55,6 +70,7 @@ class LogShipper:
         now: returns Unix time in seconds.
         live: receives new lines with the number of the first line; must not block.
         on_trouble: called on the loop each time the disk refuses lines; None for no callback.
+        options: sizes and intervals.
     """
 
     def __init__(
@@ -66,7 +82,9 @@ class LogShipper:
         now: Callable[[], float],
         live: Callable[[LogLines], None],
         on_trouble: Callable[[OSError], object] | None = None,
+        options: ShipperOptions = OPTIONS,
     ) -> None:
+        self._options = options
         self._on_trouble = on_trouble
         files = {rank: RankFiles(state.absolute(), plan.run, plan.generation, rank) for rank in here.ranks}
         streams = {
@@ -87,7 +105,7 @@ class LogShipper:
         self._reading = asyncio.Lock()
         self._shipping = asyncio.Lock()
         self._tail = Tail()
-        self._tail_bytes = TAIL_BYTES * len(here.ranks)
+        self._tail_bytes = options.tail_bytes * len(here.ranks)
         self._recent: deque[LogLines] = deque()
         self._recent_characters = 0
         self._is_failing = False
@@ -143,7 +161,7 @@ class LogShipper:
     async def _drain(self) -> None:
         """Read and upload in turn, because the journal may be too small for all remaining output."""
         # the number of repetitions is limited, because a process that escaped from its rank may print forever
-        for _ in range(BEHIND_BYTES // READ_BYTES):
+        for _ in range(self._options.journal.behind_bytes // self._options.journal.read_bytes):
             if not await self._read():
                 return
             await self._ship()
@@ -158,7 +176,7 @@ class LogShipper:
                     return error
             else:
                 return None
-            await asyncio.sleep(RETRY_SECONDS * attempt)
+            await asyncio.sleep(self._options.retry_seconds * attempt)
         raise AssertionError
 
     async def _read_on(self) -> None:
@@ -198,13 +216,13 @@ class LogShipper:
     def _pass_on(self, lines: LogLines) -> None:
         self._recent.append(lines)
         self._recent_characters += _length(lines)
-        while self._recent_characters > RECENT_CHARACTERS:
+        while self._recent_characters > self._options.recent_characters:
             self._recent_characters -= _length(self._recent.popleft())
         self._live(lines)
 
     def _read_journal(self, is_last: bool) -> tuple[int, list[LogLine]]:
         if self._journal is None:
-            self._journal = LogJournal(self._folder, self._node_id, self._streams, self._now)
+            self._journal = LogJournal(self._folder, self._node_id, self._streams, self._now, self._options.journal)
             self._tail = self._tail_of(self._journal)
         first = self._journal.count
         lines = self._journal.end() if is_last else self._journal.read()

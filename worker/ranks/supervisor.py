@@ -256,9 +256,9 @@ class Supervisor:
         """Memory samples of the node, oldest first."""
         self._remains_count = 0
         self._answer_count = 0
-        """Number of answers from the shim with its full state (`Ranks`). `_list` waits until the number rises."""
+        """Number of answers from the shim with its full state (`Ranks`). `refresh` waits until the number rises."""
         self._writer: asyncio.StreamWriter | None = None
-        self._shim_pid: int | None = None
+        self.shim_pid: int | None = None
         """The shim's pid while the shim is a child of this process, which must then reap it; otherwise None."""
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -282,7 +282,7 @@ class Supervisor:
             asyncio.create_task(self._sample_memory(), name="memory samples"),
             asyncio.create_task(self._write_owed(), name="records of ended ranks"),
         ]
-        await self._list()
+        await self.refresh()
 
     async def close(self) -> None:
         """Disconnect from the shim. The shim and its ranks continue, and the node's next agent process adopts them."""
@@ -471,7 +471,7 @@ class Supervisor:
                 await self._until_ended(run)
                 await self._until_empty(run)
                 while True:
-                    await self._list()
+                    await self.refresh()
                     if self._remains_count == 0:
                         break
                     await asyncio.sleep(_RECHECK_SECONDS)
@@ -529,8 +529,14 @@ class Supervisor:
         if self._writer is not None:
             self._writer.write(codec.frame(message))
 
-    async def _list(self) -> None:
-        """Request the shim's full state and wait for the answer."""
+    async def refresh(self) -> None:
+        """Request the shim's full state and wait for the answer.
+
+        The answer follows the shim's answers to all earlier requests.
+
+        Raises:
+            ShimUnavailable: no shim runs on this node, or it ended during the request.
+        """
         await self._connected()
         heard = self._answer_count
         self._send(ListRanks())
@@ -601,7 +607,7 @@ class Supervisor:
         ]
         log_path = str(self._state / "logs" / "shim.log")
         try:
-            self._shim_pid = os.posix_spawn(  # noqa: ASYNC221 — returns at once
+            self.shim_pid = os.posix_spawn(  # noqa: ASYNC221 — returns at once
                 sys.executable,
                 command,
                 self._inherited,
@@ -739,12 +745,12 @@ class Supervisor:
     # -- a dead shim
 
     async def _end_shim(self) -> None:
-        if self._shim_pid is not None:
-            os.kill(self._shim_pid, signal.SIGKILL)
+        if self.shim_pid is not None:
+            os.kill(self.shim_pid, signal.SIGKILL)
             await self._reap_shim()
 
     async def _reap_shim(self) -> None:
-        pid, self._shim_pid = self._shim_pid, None
+        pid, self.shim_pid = self.shim_pid, None
         if pid is not None:
             await asyncio.to_thread(_wait_for_child, pid)
 

@@ -13,7 +13,7 @@ never received its session token can retry. After the join, the server accepts o
 rejects every join token until an administrator resets the session (ResetNodeSession).
 
 A session token is bound to its node. It is revoked when the node or its fleet ends. The server closes an open
-connection within `SESSION_LOOK_SECONDS` of the revocation.
+connection within `SESSION_CHECK_SECONDS` of the revocation.
 
     close code   reason                                      reaction of the agent, which always reconnects
     1013         the cloud or the fleet is not ready, or     retries later, at the next address
@@ -34,7 +34,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from dataclasses import dataclass
 from types import UnionType
 from typing import TypeVar
@@ -89,7 +88,7 @@ MALFORMED = 4400
 NOT_A_MEMBER = 4403
 SILENT = 4408
 SUPERSEDED = 4409
-SESSION_LOOK_SECONDS = 10.0
+SESSION_CHECK_SECONDS = 10.0
 """Interval at which an open connection checks that its session was not revoked."""
 ELSEWHERE = "another replica of the control plane serves this fleet"
 OVERSIZED = 1009
@@ -197,7 +196,7 @@ async def _read(
     websocket: WebSocket, services: Services, connection: AgentConnection, node_id: NodeId, admission: _Admission
 ) -> None:
     is_joining = admission.is_join
-    looked_at = time.monotonic()
+    checked_at = services.now()
     patience = services.timeouts.lease_seconds * SILENT_LEASES
     while True:
         try:
@@ -217,9 +216,9 @@ async def _read(
         if is_joining:
             await asyncio.to_thread(_complete_join, services, node_id, admission.session_id)
             is_joining = False
-        if time.monotonic() - looked_at >= SESSION_LOOK_SECONDS:
+        if (services.now() - checked_at).total_seconds() >= SESSION_CHECK_SECONDS:
             await asyncio.to_thread(_require_session, services, node_id, admission.session_id)
-            looked_at = time.monotonic()
+            checked_at = services.now()
         connection.report(report)
 
 

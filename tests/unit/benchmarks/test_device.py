@@ -27,9 +27,8 @@ from benchmarks.device.report import PAGE, Outcome, Run
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.measures import Verdict
 from benchmarks.page import render, write
-from everstep.training import cuda_copier
 from everstep.training.copier import Copier
-from everstep.training.cuda_copier import CudaCopier, CudaDevice
+from everstep.training.cuda_copier import CopySizes, CudaCopier, CudaDevice
 from tests.unit.benchmarks.machine import MACHINE
 from tests.unit.training.test_cuda_copier import FakeDevice
 
@@ -67,18 +66,20 @@ class Lagging(FakeDevice):
         return is_taken
 
 
+SMALL_SIZES = CopySizes(piece_bytes=32 * 1024, gather_bytes=16 * 1024, registered_bytes=64 * 1024)
+
+
 def lagging(limit: int = 1 << 40) -> Host:
     def make(registration: Registration, gate: Callable[[], object]) -> Copier:
         device = Lagging(registration, gate)
         device.limit = limit
-        return CudaCopier(device, piece_bytes=32 * 1024, gather_bytes=16 * 1024)
+        return CudaCopier(device, SMALL_SIZES)
 
     return Host(make)
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_copier, "REGISTERED_BYTES", 64 * 1024)
     monkeypatch.setattr(copying, "PINNED_BYTES", 64 * 1024)
     monkeypatch.setattr(graph, "WIDTH", 16)
     monkeypatch.setattr(graph, "BATCH", 4)
@@ -163,7 +164,7 @@ def test_the_copy_is_held_until_the_graph_is_being_captured_and_is_over_before_i
             gate()
             order.append("copy")
 
-        return CudaCopier(Lagging(registration, noted), piece_bytes=32 * 1024, gather_bytes=16 * 1024)
+        return CudaCopier(Lagging(registration, noted), SMALL_SIZES)
 
     found: Any = graph.survives(Watched(make), SIZE, 2, tmp_path)
     assert order[0] == "begun"

@@ -16,8 +16,8 @@ from everstep.training.state import RankState
 class Saved(SavedTensors):
     """Saved tensors that are all available from the start."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        super().__init__()
+    def __init__(self, tensors: Mapping[str, torch.Tensor], **options: int) -> None:
+        super().__init__(**options)
         self._tensors = tensors
 
     def __getitem__(self, name: str) -> torch.Tensor:

@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from everstep.training import copier as copier_module
 from everstep.training.copier import CopierThread, Copies, CpuCopier, parts
 
 
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copier_module, "PIECE_BYTES", 64)
-    monkeypatch.setattr(copier_module, "TENSORS_AT_ONCE", 3)
+def small_copier() -> CpuCopier:
+    """Return a copier with small pieces."""
+    return CpuCopier(piece_bytes=64, tensors_at_once=3)
 
 
 def copies_of(*sources: torch.Tensor) -> Copies:
@@ -61,7 +59,7 @@ TRANSPOSED = torch.arange(40.0).view(4, 10).t()
 )
 def test_what_is_said_to_be_there_is_there(sources: list[torch.Tensor], told: list[tuple[int, int]]) -> None:
     copies = copies_of(*sources)
-    copier, said, errors = CpuCopier(), [], []
+    copier, said, errors = small_copier(), [], []
 
     def progress(complete_count: int, piece_bytes: int) -> None:
         said.append((complete_count, piece_bytes))
@@ -90,7 +88,7 @@ def test_parts_are_everything_once_and_in_order() -> None:
     sources = [torch.randn(int(size)) for size in torch.randint(0, 60, (50,))]
     copies = copies_of(*sources)
     ends = []
-    for part, complete_count, piece_bytes in parts(copies):
+    for part, complete_count, piece_bytes in parts(copies, 64, 3):
         for to, of in zip(part.targets, part.sources, strict=True):
             assert bool((to == -1).all()), "copied twice"
             to.copy_(of)
@@ -101,7 +99,7 @@ def test_parts_are_everything_once_and_in_order() -> None:
 
 def test_nobody_asks_and_nothing_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Copies] = []
-    copier = CpuCopier()
+    copier = small_copier()
     monkeypatch.setattr(copier, "copy", calls.append)
     copies = copies_of(LARGE, SMALL)
     copier.start(copies, lambda _error: None).join()
@@ -111,7 +109,7 @@ def test_nobody_asks_and_nothing_is_divided(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_copy_that_fails_in_the_middle_says_so_and_stops() -> None:
     copies = Copies([SMALL, torch.zeros(3)], [torch.zeros(4), torch.zeros(2)])
-    copier, said, errors = CpuCopier(), [], []
+    copier, said, errors = small_copier(), [], []
     ticket = copier.start(copies, errors.append, lambda *far: said.append(far))
     ticket.join()
     copier.close()
@@ -121,7 +119,7 @@ def test_a_copy_that_fails_in_the_middle_says_so_and_stops() -> None:
 
 
 def test_a_copy_that_does_not_end_is_drained_no_longer_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    copier, begun, ends, done = CpuCopier(), threading.Event(), threading.Event(), list[BaseException | None]()
+    copier, begun, ends, done = small_copier(), threading.Event(), threading.Event(), list[BaseException | None]()
 
     def stand(_copies: Copies) -> None:
         begun.set()
@@ -142,7 +140,7 @@ def test_whatever_goes_wrong_beside_a_copy_training_waits_for_no_thread_that_is_
         raise LookupError("a bug")
 
     copies = Copies([SMALL, SMALL], [torch.zeros_like(SMALL), torch.zeros_like(SMALL)])
-    copier, errors = CpuCopier(), []
+    copier, errors = small_copier(), []
     copier.start(copies, errors.append, fail).join()
     assert [type(error) for error in errors] == [LookupError]
     copier.start(copies, fail).join()
@@ -186,8 +184,10 @@ def test_where_cores_are_few_the_thread_wakes_up_behind_whoever_gave_it_work_and
 ) -> None:
     everywhere = os.sched_getaffinity(0)
     begun, goes_on, seen = threading.Event(), threading.Event(), list[object]()
+    workers: list[int] = []
 
     def look() -> None:
+        workers.append(threading.get_native_id())
         seen.extend((os.sched_getaffinity(0), os.sched_getscheduler(0)))
         begun.set()
         goes_on.wait()
@@ -200,7 +200,7 @@ def test_where_cores_are_few_the_thread_wakes_up_behind_whoever_gave_it_work_and
     goes_on.set()
     thread.close()
     (who, core), *freed = placed
-    assert who == thread._thread.native_id
+    assert who == workers[0]
     assert len(core) == 1
     assert core <= everywhere
     assert freed == [(0, everywhere)] * 2

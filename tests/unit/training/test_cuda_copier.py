@@ -20,10 +20,11 @@ from everstep.protocol.slot import HEADER_BYTES
 from everstep.training import cuda_copier, registration
 from everstep.training.capture import CapturePlan, SlotMemory, StateTensor
 from everstep.training.copier import Copies
-from everstep.training.cuda_copier import CudaCopier, CudaDevice, gather_now
+from everstep.training.cuda_copier import CopySizes, CudaCopier, CudaDevice, gather_now
 from everstep.training.script import Environment
 
 PIECE = 64
+SMALL_PIECES = CopySizes(piece_bytes=PIECE)
 
 
 class Stream:
@@ -164,7 +165,7 @@ def settle(copier: CudaCopier) -> None:
     """Wait until the copier's thread has finished its requests and the work that they started."""
     for _ in range(20):
         done = threading.Event()
-        copier._thread.put(done.set)
+        copier.do_later(done.set)
         done.wait()
 
 
@@ -173,13 +174,11 @@ def test_the_slot_gets_the_state_of_the_boundary_whatever_the_device_does_when(
     memory: tuple[SlotMemory, list[torch.Tensor]],
     tensors: list[torch.Tensor],
     registration: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cuda_copier, "REGISTERED_BYTES", HEADER_BYTES + 128)
     slot, views = memory
     device = FakeDevice()
     device.limit = {"all": 1 << 40, "some": HEADER_BYTES + 128, "none": 0}[registration]
-    copier = CudaCopier(device, PIECE)
+    copier = CudaCopier(device, CopySizes(piece_bytes=PIECE, registered_bytes=HEADER_BYTES + 128))
     copier.prepare(slot)
     settle(copier)
     before = [tensor.clone() for tensor in tensors]
@@ -204,14 +203,11 @@ def test_what_is_said_to_be_there_is_there_and_the_rest_may_not_be(
     tensors: list[torch.Tensor],
     host: tuple[int, ...],
     registration: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cuda_copier, "REGISTERED_BYTES", HEADER_BYTES + 128)
-    monkeypatch.setattr(cuda_copier, "SMALL_BYTES", 100)
     slot, views = memory
     device = FakeDevice(host=tuple(tensors[number] for number in host))
     device.limit = {"all": 1 << 40, "some": HEADER_BYTES + 128, "none": 0}[registration]
-    copier = CudaCopier(device, PIECE)
+    copier = CudaCopier(device, CopySizes(piece_bytes=PIECE, small_bytes=100, registered_bytes=HEADER_BYTES + 128))
     copier.prepare(slot)
     settle(copier)
     told: list[tuple[int, int]] = []
@@ -238,10 +234,9 @@ def test_what_is_said_to_be_there_is_there_and_the_rest_may_not_be(
     copier.close()
 
 
-def test_a_large_copy_has_no_more_marks_than_there_are_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_copier, "MARKS", 3)
+def test_a_large_copy_has_no_more_marks_than_there_are_events() -> None:
     source, target = torch.arange(1000.0), torch.zeros(1000)
-    copier = CudaCopier(FakeDevice(), PIECE)
+    copier = CudaCopier(FakeDevice(), CopySizes(piece_bytes=PIECE, mark_count=3))
     told: list[tuple[int, int]] = []
     copier.start(Copies([source], [target]), lambda _error: None, lambda *progress: told.append(progress)).join()
     assert told == [(0, 1344), (0, 2688)]
@@ -253,7 +248,7 @@ def test_the_training_thread_waits_for_no_event_on_the_host(
 ) -> None:
     slot, views = memory
     device = FakeDevice()
-    copier = CudaCopier(device, PIECE)
+    copier = CudaCopier(device, SMALL_PIECES)
     copier.prepare(slot)
     settle(copier)
     ticket = copier.start(Copies(tensors, views), lambda _error: None)
@@ -276,7 +271,7 @@ def test_what_changes_any_time_is_copied_in_the_training_streams_own_order(
     _, views = memory
     host = tensors[1]
     device = FakeDevice(host=(host,))
-    copier = CudaCopier(device, PIECE)
+    copier = CudaCopier(device, SMALL_PIECES)
     copier.copy(Copies(tensors[:2], views[:2]))
     assert torch.equal(views[1], host), "of the host: at once"
     device.change_behind_what_is_queued(tensors[0])
@@ -291,13 +286,13 @@ def test_nothing_is_allocated_after_the_start_and_the_ring_goes_round(
 ) -> None:
     _, views = memory
     device = FakeDevice()
-    copier = CudaCopier(device, PIECE)
+    copier = CudaCopier(device, SMALL_PIECES)
     made = [call for call in device.calls if call[0] in ("pinned", "buffer")]
     for _ in range(3):
         copier.copy(Copies(tensors, views))
         copier.start(Copies(tensors, views), lambda _error: None).join()
     assert [call for call in device.calls if call[0] in ("pinned", "buffer")] == made
-    assert sorted(made) == [("buffer", cuda_copier.GATHER_BYTES)] * 2 + [("pinned", PIECE)] * cuda_copier.RING_BUFFERS
+    assert sorted(made) == [("buffer", CopySizes().gather_bytes)] * 2 + [("pinned", PIECE)] * cuda_copier.RING_BUFFERS
     assert torch.equal(views[0], torch.arange(100.0))
     assert device.entered == ["everstep-copier"]
     copier.close()
@@ -308,7 +303,7 @@ def test_what_is_not_registered_goes_through_as_little_pinned_memory_as_there_is
 ) -> None:
     _, views = memory
     device = FakeDevice()
-    copier = CudaCopier(device, PIECE, ring_bytes=cuda_copier.RING_BUFFERS * PIECE // 4)
+    copier = CudaCopier(device, CopySizes(piece_bytes=PIECE, ring_bytes=cuda_copier.RING_BUFFERS * PIECE // 4))
     before = [tensor.clone() for tensor in tensors]
     copier.start(Copies(tensors, views), lambda _error: None).join()
     assert [call for call in device.calls if call[0] == "pinned"] == [("pinned", PIECE // 4)] * cuda_copier.RING_BUFFERS
@@ -319,7 +314,7 @@ def test_what_is_not_registered_goes_through_as_little_pinned_memory_as_there_is
 def test_the_rings_of_a_node_share_what_it_has_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     rings: list[int] = []
     monkeypatch.setattr(cuda_copier, "CudaDevice", lambda _number: FakeDevice())
-    monkeypatch.setattr(cuda_copier, "CudaCopier", lambda _device, *, ring_bytes: rings.append(ring_bytes))
+    monkeypatch.setattr(cuda_copier, "CudaCopier", lambda _device, sizes: rings.append(sizes.ring_bytes))
     for ranks in ("1", "8"):
         registration._copier({0}, Environment.read({"LOCAL_WORLD_SIZE": ranks}))
     assert rings == [64 * 1024**2, 8 * 1024**2]
@@ -330,7 +325,7 @@ def test_the_host_runs_at_most_one_boundary_ahead(
 ) -> None:
     _, views = memory
     device = FakeDevice()
-    copier = CudaCopier(device, PIECE)
+    copier = CudaCopier(device, SMALL_PIECES)
     is_begun, overtaken = threading.Event(), []
 
     def slow(_error: BaseException | None) -> None:
@@ -348,7 +343,7 @@ def test_what_the_driver_refuses_is_told_and_holds_nobody_up(
 ) -> None:
     _, views = memory
     device = FakeDevice()
-    copier = CudaCopier(device, PIECE)
+    copier = CudaCopier(device, SMALL_PIECES)
 
     def refuse(*_: object) -> None:
         raise RuntimeError("CUDA error: invalid argument")
@@ -368,7 +363,7 @@ def test_a_copy_that_fails_in_the_middle_has_stopped_before_it_is_said_to_have_f
     """A copy fails in the middle. It stops before its failure is reported, because the report frees the slot."""
     _, views = memory
     device = FakeDevice()
-    copier = CudaCopier(device, PIECE)
+    copier = CudaCopier(device, SMALL_PIECES)
     copy, left = device.copy, iter(range(3))
 
     def refuse_the_fourth(*arguments: Any) -> None:
@@ -389,7 +384,7 @@ def test_whatever_goes_wrong_beside_a_copy_the_next_one_is_made(
     memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]
 ) -> None:
     _, views = memory
-    copier = CudaCopier(FakeDevice(), PIECE)
+    copier = CudaCopier(FakeDevice(), SMALL_PIECES)
 
     def fail(*_: object) -> None:
         raise LookupError("a bug")
@@ -407,7 +402,7 @@ def test_whatever_goes_wrong_beside_a_copy_the_next_one_is_made(
 def test_a_slot_that_is_let_go_is_not_registered_any_more(memory: tuple[SlotMemory, list[torch.Tensor]]) -> None:
     slot, _ = memory
     device = FakeDevice()
-    copier = CudaCopier(device, PIECE)
+    copier = CudaCopier(device, SMALL_PIECES)
     copier.prepare(slot)
     settle(copier)
     assert device.registered
@@ -425,13 +420,11 @@ def test_no_copy_lies_across_what_is_registered_by_itself(
     tensors: list[torch.Tensor],
     piece_bytes: int,
     limit: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cuda_copier, "REGISTERED_BYTES", piece_bytes)
     slot, views = memory
     device = FakeDevice()
     device.limit = limit
-    copier = CudaCopier(device)
+    copier = CudaCopier(device, CopySizes(registered_bytes=piece_bytes))
     copier.prepare(slot)
     settle(copier)
     assert len(device.registered) >= 1 or limit < piece_bytes
@@ -454,12 +447,11 @@ def test_what_the_boundary_copies_is_cut_before_the_first_piece_is_registered(
     It decides before it registers the first piece of memory with the driver. Each piece that is registered before the
     copy is then entirely inside or entirely outside the training thread's part.
     """
-    monkeypatch.setattr(cuda_copier, "REGISTERED_BYTES", HEADER_BYTES + 100)
     slot, views = memory
     device = FakeDevice()
-    copier = CudaCopier(device)
+    copier = CudaCopier(device, CopySizes(registered_bytes=HEADER_BYTES + 100))
     is_free = threading.Event()
-    copier._thread.put(lambda: is_free.wait() and None)
+    copier.do_later(lambda: is_free.wait() and None)
     copier.prepare(slot)
     assert device.registered == {}
     copier.copy(Copies(tensors[:1], views[:1]))
@@ -471,10 +463,9 @@ def test_what_the_boundary_copies_is_cut_before_the_first_piece_is_registered(
 def test_a_slot_that_is_let_go_between_two_pieces_is_not_registered_again(
     memory: tuple[SlotMemory, list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_copier, "REGISTERED_BYTES", 4096)
     slot, _ = memory
     device = FakeDevice()
-    copier = CudaCopier(device, PIECE)
+    copier = CudaCopier(device, CopySizes(piece_bytes=PIECE, registered_bytes=4096))
     register = device.register
 
     def let_go_meanwhile(address: int, size: int) -> bool:
@@ -494,7 +485,7 @@ def test_a_graph_that_the_script_captures_is_not_made_to_wait(
 ) -> None:
     _, views = memory
     device = FakeDevice()
-    copier = CudaCopier(device, PIECE)
+    copier = CudaCopier(device, SMALL_PIECES)
     device.is_capturing_now = True
     ticket = copier.start(Copies(tensors, views), lambda _error: None)
     ticket.wait()
@@ -613,7 +604,7 @@ def test_more_small_tensors_than_the_buffer_holds_are_gathered_in_turns(tmp_path
     tensors = small_tensors(40)
     _, views, _ = one_slot(tmp_path, tensors)
     device = FakeDevice()
-    copier = CudaCopier(device, gather_bytes=512)
+    copier = CudaCopier(device, CopySizes(gather_bytes=512))
     told: list[tuple[int, int]] = []
     copier.start(Copies(tensors, views), lambda _error: None, lambda *progress: told.append(progress)).join()
     assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
@@ -623,17 +614,16 @@ def test_more_small_tensors_than_the_buffer_holds_are_gathered_in_turns(tmp_path
     copier.close()
 
 
-def test_what_lies_between_two_runs_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_between_two_runs_is_not_written_over(tmp_path: Path) -> None:
     """One call copies all small tensors, and the bytes between them in the slot stay unchanged.
 
     These bytes belong to large tensors and to tensors in host memory.
     """
-    monkeypatch.setattr(cuda_copier, "SMALL_BYTES", 1024)
     small, (first, second) = small_tensors(6), (torch.tensor(7.0), torch.tensor([8.0]))
     tensors = [*small[:2], first, *small[2:4], torch.arange(1000.0), *small[4:], second]
     slot, views, gaps = one_slot(tmp_path, tensors)
     device = FakeDevice(host=(first, second))
-    copier = CudaCopier(device)
+    copier = CudaCopier(device, CopySizes(small_bytes=1024))
     copier.prepare(slot)
     settle(copier)
     copier.copy(Copies(tensors, views))
@@ -668,14 +658,13 @@ def test_a_large_tensor_that_is_not_contiguous_goes_through_the_buffer_in_parts(
     _, views, _ = one_slot(tmp_path, [torch.ones(5), tensor, torch.ones(3)])
     assert not tensor.is_contiguous()
     device = FakeDevice()
-    copier = CudaCopier(device, gather_bytes=1024)
+    copier = CudaCopier(device, CopySizes(piece_bytes=1024, gather_bytes=1024))
     told: list[tuple[int, int]] = []
 
     def progress(complete_count: int, piece_bytes: int) -> None:
         told.append((complete_count, piece_bytes))
         assert torch.equal(views[1].reshape(-1)[: piece_bytes // 4], tensor.reshape(-1)[: piece_bytes // 4])
 
-    copier._piece_bytes = 1024  # small pieces make the copier record its progress
     copies = Copies([torch.ones(5), tensor, torch.ones(3)], views)
     copier.start(copies, lambda _error: None, progress).join()
     assert all(torch.equal(view, source) for view, source in zip(views, copies.sources, strict=True))
@@ -686,12 +675,11 @@ def test_a_large_tensor_that_is_not_contiguous_goes_through_the_buffer_in_parts(
     copier.close()
 
 
-def test_gaps_do_not_count_as_copied_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaps_do_not_count_as_copied_bytes(tmp_path: Path) -> None:
     """The progress of a copy does not count gaps between small tensors, although the device also sends the gaps."""
-    monkeypatch.setattr(cuda_copier, "MARKS", 3)
     tensors = [torch.tensor(float(number)) for number in range(300)]
     _, views, _ = one_slot(tmp_path, tensors)
-    copier = CudaCopier(FakeDevice(), PIECE, gather_bytes=256)
+    copier = CudaCopier(FakeDevice(), CopySizes(piece_bytes=PIECE, gather_bytes=256, mark_count=3))
     told: list[tuple[int, int]] = []
     errors: list[BaseException | None] = []
     copier.start(Copies(tensors, views), errors.append, lambda *progress: told.append(progress)).join()

@@ -9,7 +9,6 @@ import torch
 
 from everstep.protocol.ids import Generation, Step
 from everstep.protocol.rank_messages import Logged
-from everstep.training import device_numbers
 from everstep.training.device_numbers import DeviceNumbers
 from everstep.training.errors import SessionMisuse
 from everstep.training.metrics import MetricRing
@@ -25,7 +24,11 @@ class Script:
         self.sent: list[Logged] = []
         self.now = 100.0
         self.ring = MetricRing(Generation(1), self.sent.append, now=lambda: self.now)
-        self.numbers = DeviceNumbers(self.ring, self.device_of, lambda: self.now)
+        self.limit()
+
+    def limit(self, **options: int) -> None:
+        """Replace the delayed records by new ones with these options."""
+        self.numbers = DeviceNumbers(self.ring, self.device_of, lambda: self.now, **options)
 
     def device_of(self, tensor: torch.Tensor):
         return None if any(tensor is each for each in self.host) else self.device
@@ -128,8 +131,8 @@ def test_what_is_not_one_number_is_refused_at_once(script: Script, value: torch.
     assert script.device.calls == []
 
 
-def test_a_device_that_is_far_behind_costs_records_and_no_time(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_numbers, "PLACES", 3)
+def test_a_device_that_is_far_behind_costs_records_and_no_time(script: Script) -> None:
+    script.limit(place_count=3)
     for step in range(5):
         script.numbers.add(Step(step), {"a": torch.tensor(float(step)), "b": torch.tensor(1.0)})
     assert script.waits() == []
@@ -143,8 +146,8 @@ def test_a_device_that_is_far_behind_costs_records_and_no_time(script: Script, m
     assert script.there()[-1] == (9, {"a": 9.0}), "places are free again"
 
 
-def test_a_place_is_not_given_again_before_it_was_read(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_numbers, "PLACES", 2)
+def test_a_place_is_not_given_again_before_it_was_read(script: Script) -> None:
+    script.limit(place_count=2)
     for step in range(20):
         script.numbers.add(Step(step), {"a": torch.tensor(float(step))})
         if step % 2:
@@ -154,10 +157,8 @@ def test_a_place_is_not_given_again_before_it_was_read(script: Script, monkeypat
     assert [size for name, size in script.device.calls if name == "pinned"] == [16], "memory is pinned once"
 
 
-def test_host_records_behind_a_device_that_stands_still_have_a_limit(
-    script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_numbers, "PLACES", 3)
+def test_host_records_behind_a_device_that_stands_still_have_a_limit(script: Script) -> None:
+    script.limit(place_count=3)
     script.numbers.add(Step(0), {"a": torch.tensor(0.0)})
     for step in range(1, 6):
         script.numbers.add(Step(step), {"lr": 1.0})
@@ -186,10 +187,8 @@ def test_a_device_that_has_failed_holds_up_no_close(script: Script, monkeypatch:
     assert sum(message.dropped_count for message in script.sent) == 2
 
 
-def test_more_numbers_at_once_than_there_are_places_have_more_places(
-    script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_numbers, "PLACES", 2)
+def test_more_numbers_at_once_than_there_are_places_have_more_places(script: Script) -> None:
+    script.limit(place_count=2)
     script.numbers.add(Step(1), {"a": torch.tensor(1.0)})
     many = {name: torch.tensor(float(number)) for number, name in enumerate("abcde")}
     script.numbers.add(Step(2), many)

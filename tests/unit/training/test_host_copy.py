@@ -14,8 +14,7 @@ from everstep.training.host_copy import copy_into_live
 
 
 @pytest.fixture(autouse=True)
-def small_pieces_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_copy, "PIECE_BYTES", 64)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
 
 
@@ -71,10 +70,11 @@ def test_a_copy_is_torchs(source: torch.Tensor, target: torch.Tensor) -> None:
 
 def test_large_ones_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = moved(monkeypatch)
-    target = torch.zeros(40)
-    copy_into_live(Copies([torch.arange(40.0)], [target]))
-    assert sizes == [64, 64, 32]
-    assert torch.equal(target, torch.arange(40.0))
+    source = torch.arange(2 * host_copy.PIECE_BYTES // 4 + 8.0)
+    target = torch.zeros_like(source)
+    copy_into_live(Copies([source], [target]))
+    assert sizes == [host_copy.PIECE_BYTES, host_copy.PIECE_BYTES, 32]
+    assert torch.equal(target, source)
 
 
 def test_several_threads_of_torchs_do_it_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

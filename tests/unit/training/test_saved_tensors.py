@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from everstep.training import saved_tensors
 from tests.unit.training.saved import Saved
 
 
@@ -38,9 +36,8 @@ def test_what_comes_behind_the_end_takes_another() -> None:
     assert (first.item(), second.item()) == (0, 1), "what was copied is not copied again"
 
 
-def test_no_more_is_gathered_than_a_signal_may_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved_tensors, "GATHERED_BYTES", 24)
-    saved = numbered(*(torch.ones(2) for _ in range(7)))
+def test_no_more_is_gathered_than_a_signal_may_wait_for() -> None:
+    saved = Saved({str(number): torch.ones(2) for number in range(7)}, gathered_bytes=24)
     live = [torch.zeros(2) for _ in range(7)]
     copied = []
     for name, one in zip(saved, live, strict=True):

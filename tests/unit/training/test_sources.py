@@ -7,7 +7,7 @@ import torch
 
 from everstep.training import sources as every_source
 from everstep.training.capture import StateTensor
-from everstep.training.sources import Sources
+from everstep.training.sources import COMPARED_BYTES, Sources
 from tests.unit.training.test_host_copy import Elsewhere
 
 
@@ -75,25 +75,28 @@ def test_bytes_are_compared_and_nothing_else(dtype: torch.dtype, transposed: boo
     assert watched.differing([copy]) == ["t0"]
 
 
+class OnDevice(torch.Tensor):
+    """A tensor whose class, like the device of another tensor, forbids to compare its memory directly."""
+
+
 @pytest.mark.parametrize("has_room", [True, False])
 def test_a_device_compares_a_piece_at_a_time_as_long_as_it_has_room(
     has_room: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live = torch.arange(40, dtype=torch.uint8)
-    copies = [live.clone() for _ in range(2)]
-    copies[1][33] += 1
+    live = torch.zeros(2 * COMPARED_BYTES + 8, dtype=torch.uint8).as_subclass(OnDevice)
+    copies = [torch.zeros(2 * COMPARED_BYTES + 8, dtype=torch.uint8) for _ in range(2)]
+    copies[1][-3] += 1
     compared: list[int] = []
 
     def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-        if not has_room and one.numel() < 40:
+        if not has_room and one.numel() < live.numel():
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         compared.append(one.numel())
         return bool((one == other).all())
 
-    monkeypatch.setattr(every_source, "COMPARED_BYTES", 16)
     monkeypatch.setattr(torch, "equal", equal)
-    assert [every_source._is_equal_there(live, copy) for copy in copies] == [True, False]
-    assert compared == ([16, 16, 8] * 2 if has_room else [40, 40])
+    assert [sources(live).differing([copy]) for copy in copies] == [[], ["t0"]]
+    assert compared == ([COMPARED_BYTES, COMPARED_BYTES, 8] * 2 if has_room else [live.numel()] * 2)
 
 
 def test_a_tensor_without_memory_of_its_own_is_compared_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from control_plane.api.routes import agents
+from control_plane.api.routes.agents import SESSION_CHECK_SECONDS
 from control_plane.cloud.errors import CloudUnavailable
 from everstep.protocol.agent_messages import (
     AgentReport,
@@ -161,14 +161,12 @@ async def test_a_node_that_shows_a_session_has_joined(service, token, node):
 
 @pytest.mark.security
 @pytest.mark.covers("ResetNodeSession.NodeId", "ResetNodeSession.Reason")
-async def test_an_administrator_resets_a_session_and_the_node_joins_once_more(
-    client, service, token, node, monkeypatch
-):
+async def test_an_administrator_resets_a_session_and_the_node_joins_once_more(client, service, token, node):
     session = await joined(service, token, node)
-    monkeypatch.setattr(agents, "SESSION_LOOK_SECONDS", 0.0)
     async with line(service, session) as opened:
         await join(opened, node)
         await asyncio.to_thread(client.reset_node_session, NodeId=node, Reason="its disk is new")
+        service.clock.advance(SESSION_CHECK_SECONDS)
         await opened.send(encode(report(node, 2)))
         code, reason = await closed(opened)
     assert (code, "was revoked" in reason) == (4401, True)
@@ -305,7 +303,7 @@ async def test_nobody_is_charged_with_what_a_stranger_says(client, service, toke
             await opened.send(message)
             await closed(opened)
     await refusals(client, node, 0)
-    assert not service.services.registry._refused
+    assert service.services.registry.refused_count(NodeId("i-0123456789abcdef0")) == 0
 
 
 async def test_what_an_agent_has_refused_itself_is_shown_with_its_node(client, service, token, node):

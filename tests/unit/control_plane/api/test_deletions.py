@@ -5,8 +5,8 @@ from contextlib import closing
 import pytest
 from botocore.exceptions import WaiterError
 
-from control_plane.api.routes import deletions
 from control_plane.api.routes import jobs as job_routes
+from control_plane.api.routes.deletions import OBJECTS_AT_ONCE
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.db import checkpoints, jobs, nodes
 from control_plane.db.checkpoints import CheckpointRecord
@@ -136,11 +136,17 @@ def test_a_job_made_again_under_its_name_has_nothing_of_the_one_before(service, 
     assert [len(list(service.objects.list(place))) for place in places] == [1, 0]
 
 
-def test_many_objects_go_in_several_calls(service, client, job, monkeypatch):
-    monkeypatch.setattr(deletions, "OBJECTS_AT_ONCE", 2)
+def put_many(job: Job, count: int) -> None:
+    """Store objects of the job, in addition to its own."""
+    for number in range(count):
+        job.put("logs", f"gen=1/node=i-9/{number:012}-1.jsonl")
+
+
+def test_many_objects_go_in_several_calls(service, client, job):
     end(service, job)
+    put_many(job, OBJECTS_AT_ONCE - 2)
     first = client.delete_training_job(**GPT, DeleteObjects=True)
-    assert (first["IsDeleted"], first["HasMoreObjects"], first["ObjectCount"]) == (False, True, 2)
+    assert (first["IsDeleted"], first["HasMoreObjects"], first["ObjectCount"]) == (False, True, OBJECTS_AT_ONCE)
     client.describe_training_job(**GPT)
     second = client.delete_training_job(**GPT, DeleteObjects=True)
     assert (second["IsDeleted"], second["HasMoreObjects"], second["ObjectCount"]) == (True, False, 1)
@@ -206,12 +212,12 @@ def test_a_job_from_whose_checkpoint_an_unfinished_job_starts_stays(service, cli
     assert client.delete_training_job(**GPT)["IsDeleted"]
 
 
-def test_no_job_starts_from_a_job_whose_objects_are_being_deleted(service, client, source, fleet, monkeypatch):
+def test_no_job_starts_from_a_job_whose_objects_are_being_deleted(service, client, source, fleet):
     job = Job(service, client, source)
     job.launch(1)
     job.checkpoint(8)
     end(service, job)
-    monkeypatch.setattr(deletions, "OBJECTS_AT_ONCE", 1)
+    put_many(job, OBJECTS_AT_ONCE)
     assert not client.delete_training_job(**GPT, DeleteObjects=True)["IsDeleted"]
     request = {"TrainingJobName": "next", "Source": source, "EntryPoint": "train.py", "NodeCount": 2}
     with refused("ValidationException", match="has no complete checkpoint"):

@@ -11,7 +11,6 @@ from datetime import timedelta
 
 import pytest
 
-from control_plane.api import held_tokens
 from control_plane.api.held_tokens import HeldTokens
 from control_plane.db import tokens
 from control_plane.db.session import Database
@@ -115,8 +114,8 @@ def test_a_token_that_is_revoked_while_it_is_looked_up_is_not_held(desk, monkeyp
     assert desk.find(secret) is None
 
 
-def test_what_is_held_is_bounded(desk, monkeypatch):
-    monkeypatch.setattr(held_tokens, "MAX_HELD", 1)
+def test_the_number_of_cached_tokens_is_limited(desk):
+    desk.held = HeldTokens(desk.own, desk.versions, desk.clock, token_limit=1)
     (one, _), (two, two_id) = desk.mint(), desk.mint()
     desk.find(one)
     assert [desk.find(two), desk.find(two)] == [two_id, two_id]

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -124,7 +125,7 @@ def service(tmp_path: Path, store: SigningStore) -> Iterator[Service]:
 
 @pytest.fixture
 def client(service: Service, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(uploads, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(uploads, "put", partial(uploads.put, pause=lambda _seconds: None))
     with closing(service.client()) as connected:
         calls: list[str] = []
         connected.meta.events.register("before-call.everstep", lambda model, **_: calls.append(model.name))

@@ -8,12 +8,13 @@ import subprocess
 import tarfile
 import tracemalloc
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 from control_plane.api import archive as archives
 from control_plane.api.archive import RefusedArchive, SourceLimits, inspect, inspect_apart
-from control_plane.api.routes import sources
+from control_plane.api.routes.sources import IN_MEMORY_BYTES, PIECE_BYTES
 from control_plane.db.tokens import Role
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.api.conftest import BUCKET, Service, refused
@@ -71,21 +72,31 @@ def test_an_archive_larger_than_memory_is_spooled(client, service):
     assert list((service.settings.state_directory / "spool").iterdir()) == []
 
 
-@pytest.mark.parametrize(("in_memory", "piece", "waits"), [(2**20, 2**18, 1), (2**19, 2**20, 2), (0, 2**19, 3)])
+@pytest.fixture
+def larger_sources(service):
+    before = service.services
+    service.app.state.services = replace(before, source_limits=SourceLimits(archive_bytes=2**22))
+    yield
+    service.app.state.services = before
+
+
+@pytest.mark.parametrize(
+    ("size", "waits"),
+    [(IN_MEMORY_BYTES // 2, 1), (IN_MEMORY_BYTES + PIECE_BYTES // 2, 2), (IN_MEMORY_BYTES + PIECE_BYTES * 3 // 2, 3)],
+)
+@pytest.mark.usefixtures("larger_sources")
 def test_an_upload_waits_for_a_thread_once_for_a_piece_and_not_for_what_is_in_memory(
-    client, service, monkeypatch, in_memory, piece, waits
+    client, service, monkeypatch, size, waits
 ):
     """An upload waits for a free thread once per piece of the archive, not once per read.
 
     Bytes that are already in memory need no thread. Each wait puts the upload behind all other requests that wait.
     """
-    monkeypatch.setattr(sources, "IN_MEMORY_BYTES", in_memory)
-    monkeypatch.setattr(sources, "PIECE_BYTES", piece)
     run, asked = service.services.caller_threads.run, []
     monkeypatch.setattr(
         service.services.caller_threads, "run", lambda work, *arguments: asked.append(work) or run(work, *arguments)
     )
-    body = archive(("train.py", b""), ("noise", random.Random(in_memory).randbytes(2**20 - 4096)))
+    body = archive(("train.py", b""), ("noise", random.Random(size).randbytes(size)))
     source_id = hashlib.sha256(body).hexdigest()
     client.put_source(SourceId=source_id, Body=body)
     assert service.objects.get(ObjectReference(bucket=BUCKET, key=f"sources/{source_id}.tar.gz")) == body

@@ -219,9 +219,9 @@ def test_a_late_value_of_a_step_that_is_folded_has_no_place(log: Log) -> None:
     assert sum(point.count for point in log.points()) == total
 
 
-def test_a_run_has_a_limited_number_of_names(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "MAX_NAMES", 2)
-    values = {"a": 1.0, "b": 1.0, "c": 1.0, "x" * 300: 1.0}
+def test_a_run_has_a_limited_number_of_names(log: Log) -> None:
+    names = [f"name {number:03}" for number in range(metrics.MAX_NAMES)]
+    values = {**dict.fromkeys(names, 1.0), "one more": 1.0, "x" * 300: 1.0}
     batch = MetricBatch(
         run=RUN,
         first_number=0,
@@ -230,7 +230,7 @@ def test_a_run_has_a_limited_number_of_names(log: Log, monkeypatch: pytest.Monke
     for _ in range(2):
         log.send(batch)
     with log.database.read() as session:
-        assert [each.name for each in metrics.names(session, RUN)] == ["a", "b"]
+        assert [each.name for each in metrics.names(session, RUN)] == names
         assert metrics.dropped_count(session, RUN) == 2
 
 

@@ -53,7 +53,7 @@ async def test_a_job_runs_from_submission_to_its_end(world: World) -> None:
 
 async def test_a_launch_trains_from_its_first_new_step_on(world: World) -> None:
     def shown() -> list[str]:
-        return [status.value for status, _ in groupby(each.status for each in views._transitions(world.job()))]
+        return [status.value for status, _ in groupby(each.status for each in views.status_transitions(world.job()))]
 
     world.submit()
     await world.running()

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from control_plane.loop import agents
-from control_plane.loop.agents import AgentConnection, AgentRegistry
+from control_plane.loop.agents import MAX_DEPARTED, AgentConnection, AgentRegistry
 from control_plane.loop.metric_writer import Received
 from everstep.protocol.agent_messages import (
     AgentReport,
@@ -136,17 +136,24 @@ async def test_a_broken_connection_is_told_and_nothing_can_be_sent(registry: Age
     )
 
 
-async def test_the_last_words_of_ended_nodes_are_bounded(
-    registry: AgentRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("control_plane.loop.agents.MAX_DEPARTED", 1)
+def forget_many(registry: AgentRegistry, count: int, first: int = 0) -> None:
+    """Let nodes join and end."""
+    for number in range(first, first + count):
+        node_id = NodeId(f"i-other-{number}")
+        registry.accept(msgspec.structs.replace(hello(), node_id=node_id), FleetName("main"))
+        registry.forget(node_id)
+
+
+async def test_the_last_words_of_ended_nodes_are_bounded(registry: AgentRegistry) -> None:
     accept(registry)
     registry.forget(NODE)
     registry.forget(NODE)
-    assert set(registry.views()) == {NODE}
-    registry.accept(msgspec.structs.replace(hello("two"), node_id=NodeId("i-2")), FleetName("main"))
-    registry.forget(NodeId("i-2"))
-    assert set(registry.views()) == {NodeId("i-2")}
+    forget_many(registry, MAX_DEPARTED - 1)
+    assert len(registry.views()) == MAX_DEPARTED
+    assert NODE in registry.views()
+    forget_many(registry, 1, first=MAX_DEPARTED)
+    assert len(registry.views()) == MAX_DEPARTED
+    assert NODE not in registry.views()
 
 
 async def test_reports_of_another_node_are_dropped(registry: AgentRegistry) -> None:
@@ -197,16 +204,12 @@ async def test_logged_values_wait_for_the_database_one_batch_a_node(registry: Ag
     assert registry.logged.empty() == {}
 
 
-def test_refusals_are_counted_until_the_node_is_long_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "MAX_DEPARTED", 1)
+def test_refusals_are_counted_until_the_node_is_long_gone() -> None:
     registry = AgentRegistry()
     for _ in range(2):
         registry.refuse(NODE)
     accept(registry)
     registry.forget(NODE)
     assert registry.refused_count(NODE) == 2
-    other = NodeId("i-other")
-    registry.accept(msgspec.structs.replace(hello(), node_id=other), FleetName("main"))
-    registry.forget(other)
-    assert (registry.refused_count(NODE), registry.refused_count(other)) == (0, 0)
-    assert not registry._refused
+    forget_many(registry, MAX_DEPARTED)
+    assert registry.refused_count(NODE) == 0

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
 from control_plane.cloud.errors import CloudUnavailable, Throttled
 from control_plane.cloud.operator import Ec2State, GroupState, InstanceState
-from control_plane.db import notices
+from control_plane.db import fleets, notices
 from control_plane.db.notices import NoticeRecord
 from control_plane.loop.cloud_watch import CLOSE_SECONDS
 from everstep.protocol.ids import FleetName, NodeId
@@ -268,8 +269,7 @@ async def test_a_spare_takes_over_also_while_aws_does_not_say_why_another_one_do
 
 async def test_the_wait_for_capacity_is_part_of_a_replacement_s_time(world: World) -> None:
     await world.until(lambda: len(world.agents) == 5 and all(node.state == "spare" for node in world.nodes().values()))
-    world.runner.observer._histories.clear()
-    before = world.runner.observer.read_history(FLEET)
+    before = world.history()
     world.operator.capacity = 4
     world.terminate(world.spare())
     await world.until(lambda: len(world.agents) == 4)
@@ -284,8 +284,7 @@ async def test_the_wait_for_capacity_is_part_of_a_replacement_s_time(world: Worl
         lambda: len(world.agents) == 5 and all(node.state in ("spare", "gone") for node in world.nodes().values()),
         limit=4000,
     )
-    world.runner.observer._histories.clear()
-    after = world.runner.observer.read_history(FLEET)
+    after = world.history()
     assert after.replacement_count == before.replacement_count + 1
     taken = after.replacement_seconds - before.replacement_seconds
     assert taken == pytest.approx((world.now - lost_at).total_seconds(), abs=2.0)
@@ -309,14 +308,14 @@ async def test_a_database_that_is_away_for_a_moment_ends_no_look_at_aws(
     cloud, stop, asked = world.runner.cloud, asyncio.Event(), asyncio.Event()
     answers = iter([OperationalError("SELECT", {}, Exception("the connection is gone"))])
 
-    def fleets_once_lost() -> list[object]:
+    def fleets_once_lost(_session: Session) -> list[object]:
         for error in answers:
             cloud.look_now()
             raise error
         asked.set()
         return []
 
-    monkeypatch.setattr(cloud, "_fleets", fleets_once_lost)
+    monkeypatch.setattr(fleets, "every", fleets_once_lost)
     running = asyncio.create_task(cloud.run(stop))
     await asked.wait()
     stop.set()

@@ -190,18 +190,18 @@ def test_a_server_that_dies_after_sending_sends_again_and_another_one_goes_on(wo
     assert world.record.position == 1
 
 
-def test_who_lost_the_lease_stores_nothing(world: World) -> None:
+def test_who_lost_the_lease_stores_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.tell("a")
-    other = world.replica("two")
+    other, put = world.replica("two"), world.sink.put
 
-    class Slow(Sink):
-        def put(self, entries: Sequence[Entry]) -> CloudError | None:
-            other.export_some()
-            world.seconds += 10
-            other.export_some()
-            return None
+    def put_slowly(entries: Sequence[Entry]) -> CloudError | None:
+        monkeypatch.setattr(world.sink, "put", put)
+        other.export_some()
+        world.seconds += 10
+        other.export_some()
+        return None
 
-    world.exporter._sink = Slow()
+    monkeypatch.setattr(world.sink, "put", put_slowly)
     with pytest.raises(StaleLease):
         world.exporter.export_some()
     assert world.record.position == 1
@@ -236,21 +236,22 @@ async def test_it_goes_on_at_once_while_there_is_more_and_rests_longer_the_longe
     assert pauses.seconds == [LOOK_SECONDS, LOOK_SECONDS, 1.0, 2.0, 2.0]
 
 
-async def test_a_server_that_stops_leaves_the_export_to_another_one_at_once(world: World) -> None:
-    stop, told = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
+async def test_a_server_that_stops_leaves_the_export_to_another_one_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, sent = asyncio.Event(), asyncio.Event()
+    loop, put = asyncio.get_running_loop(), world.sink.put
 
-    class Telling(Sink):
-        def put(self, entries: Sequence[Entry]) -> CloudError | None:
-            loop.call_soon_threadsafe(told.set)
-            return super().put(entries)
+    def put_and_report(entries: Sequence[Entry]) -> CloudError | None:
+        loop.call_soon_threadsafe(sent.set)
+        return put(entries)
 
-    world.exporter._sink = Telling()
+    monkeypatch.setattr(world.sink, "put", put_and_report)
     world.tell("a")
     running = asyncio.create_task(world.exporter.run(stop))
-    await told.wait()
+    await sent.wait()
     stop.set()
     await running
     world.tell("b")
     world.replica("two").export_some()
-    assert [entry.job_name for entry in world.sink.taken] == ["b"]
+    assert [entry.job_name for entry in world.sink.taken] == ["a", "b"]

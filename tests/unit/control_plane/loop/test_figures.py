@@ -31,7 +31,7 @@ class Scrape:
 
 
 def scrape(world: World) -> Scrape:
-    return Scrape(world.runner._context.figures)
+    return Scrape(world.context.figures)
 
 
 def take(world: World, kind: str, key: str) -> None:

@@ -19,7 +19,6 @@ from control_plane.db import exports, jobs, nodes
 from control_plane.db.leases import Leaser
 from control_plane.db.nodes import AgentFacts
 from control_plane.db.session import Database
-from control_plane.loop import log_exporter
 from control_plane.loop.log_exporter import LogExporter, cursor_of, text_of
 from control_plane.loop.log_reader import Cursor
 from everstep.protocol.ids import NodeId, Rank
@@ -76,10 +75,9 @@ class World:
                 nodes.note_hello(session, facts, initial_state="joining", now=NOW)
         self.exporter = self.replica("one")
 
-    def replica(self, owner: str) -> LogExporter:
-        return LogExporter(
-            self.database, self.objects, GROUP, self.sink, Leaser(owner, 9.0, lambda: self.seconds), lambda: NOW
-        )
+    def replica(self, owner: str, **options: int) -> LogExporter:
+        leaser = Leaser(owner, 9.0, lambda: self.seconds)
+        return LogExporter(self.database, self.objects, GROUP, self.sink, leaser, lambda: NOW, **options)
 
     def launch(self) -> None:
         with self.database.write() as session:
@@ -211,8 +209,8 @@ def test_a_pass_that_takes_longer_than_its_lease_is_made_once(world: World, monk
     assert (world.sink.texts(0), world.sink.texts(1)) == (["a"], ["x"])
 
 
-def test_a_pass_makes_so_many_calls(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_exporter, "CALLS_PER_PASS", 1)
+def test_a_pass_makes_so_many_calls(world: World) -> None:
+    world.exporter = world.replica("one", calls_per_pass=1)
     world.launch()
     world.print(0, 0, "a")
     with world.database.write() as session:
@@ -223,10 +221,8 @@ def test_a_pass_makes_so_many_calls(world: World, monkeypatch: pytest.MonkeyPatc
         assert exports.log_cursor(session, "other".ljust(32, "0")) is None
 
 
-def test_a_job_that_prints_without_end_keeps_no_other_from_being_copied(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_exporter, "CALLS_PER_PASS", 1)
+def test_a_job_that_prints_without_end_keeps_no_other_from_being_copied(world: World) -> None:
+    world.exporter = world.replica("one", calls_per_pass=1)
     world.launch()
     with world.database.write() as session:
         jobs.create(session, new_job("other"), NOW)
@@ -243,16 +239,17 @@ def test_a_cursor_is_read_as_it_was_stored() -> None:
     assert cursor_of(text_of(cursor)) == cursor
 
 
-async def test_a_server_that_stops_leaves_the_export_to_another_one_at_once(world: World) -> None:
+async def test_a_server_that_stops_leaves_the_export_to_another_one_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent, stop = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
+    loop, put_lines = asyncio.get_running_loop(), world.sink.put_lines
 
-    class Telling(Sink):
-        def put_lines(self, stream: str, batch: Sequence[Line]) -> int:
-            loop.call_soon_threadsafe(sent.set)
-            return super().put_lines(stream, batch)
+    def put_and_report(stream: str, batch: Sequence[Line]) -> int:
+        loop.call_soon_threadsafe(sent.set)
+        return put_lines(stream, batch)
 
-    world.exporter._sink = Telling()
+    monkeypatch.setattr(world.sink, "put_lines", put_and_report)
     world.launch()
     world.print(0, 0, "a")
     running = asyncio.create_task(world.exporter.run(stop))
@@ -261,4 +258,4 @@ async def test_a_server_that_stops_leaves_the_export_to_another_one_at_once(worl
     await running
     world.print(0, 1, "b", at=5)
     world.replica("two").export_some()
-    assert world.sink.texts(0) == ["b"]
+    assert world.sink.texts(0) == ["a", "b"]

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from control_plane.loop import log_reader
 from control_plane.loop.log_reader import GenerationFacts, LogFilter, LogReader
 from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.log_chunks import NO_RANK, ChunkHead, ChunkName, LogLine, TailName, encode_head, encode_lines
@@ -56,15 +55,15 @@ def store() -> Counting:
     return made
 
 
-def reader(store: Counting, *, is_over: bool = False) -> LogReader:
+def reader(store: Counting, *, is_over: bool = False, **options: int) -> LogReader:
     facts = GenerationFacts(number=1, ranks={node: (Rank(0),) for node in NODES}, over_since=NOW if is_over else None)
-    return LogReader(store, ObjectReference(bucket="b", key="logs/"), [facts], frozenset(NODES), False, lambda: NOW)
+    place = ObjectReference(bucket="b", key="logs/")
+    return LogReader(store, place, [facts], frozenset(NODES), False, lambda: NOW, **options)
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-def test_who_has_read_everything_reads_what_has_changed_alone(store, monkeypatch, is_over) -> None:
-    monkeypatch.setattr(log_reader, "CACHED_BYTES", 0)
-    follower = reader(store, is_over=is_over)
+def test_who_has_read_everything_reads_what_has_changed_alone(store, is_over) -> None:
+    follower = reader(store, is_over=is_over, cache_limit_bytes=0)
     page = follower.forward(follower.head(ALL), ALL, 1_000)
     assert (len(page.events), store.count()) == (2 * len(NODES), len(NODES))
     assert (follower.forward(page.last, ALL, 1_000).events, store.count()) == ((), 0)
@@ -81,13 +80,9 @@ def test_the_newest_lines_of_many_nodes_are_read_once(store, is_over) -> None:
     assert (len(page.events), store.count()) == (10, len(NODES))
 
 
-def test_what_is_kept_is_bounded(store, monkeypatch) -> None:
-    monkeypatch.setattr(
-        log_reader,
-        "CACHED_BYTES",
-        2 * len(store.get(next(iter(store.list(ObjectReference(bucket="b", key="")))).reference)),
-    )
-    asker = reader(store)
+def test_what_is_kept_is_bounded(store) -> None:
+    chunk_bytes = len(store.get(next(iter(store.list(ObjectReference(bucket="b", key="")))).reference))
+    asker = reader(store, cache_limit_bytes=2 * chunk_bytes)
     store.count()
     end = asker.tail(ALL)
     assert len(asker.backward(end, ALL, 1_000).events) == 2 * len(NODES)

@@ -130,7 +130,9 @@ async def test_a_database_that_is_away_confirms_nothing(database: Database, monk
     registry = AgentRegistry()
     connection = connected(registry)
     await MetricWriter(database, registry).flush()
-    assert not connection._queue
+    later = MetricsStored(agent_id="one", next_number=1)
+    assert registry.send(NODE, later)
+    assert await connection.next_message() == later, "nothing was confirmed before"
     assert registry.logged.empty() == {}
 
 

@@ -47,7 +47,7 @@ class Queue:
 
 
 def reader_of(world: World, queue: Queue) -> NoticeReader:
-    context = world.runner._context
+    context = world.context
     return NoticeReader(
         queue, world.database, world.operator, world.registry, world.runner.cloud, lambda: context.now()
     )
@@ -121,7 +121,7 @@ async def test_a_message_that_cannot_be_stored_comes_again_but_not_for_ever(
     node = await node_of(world)
     queue = Queue(at_start(aws_events.spot(node)))
     reader = reader_of(world, queue)
-    monkeypatch.setattr(reader, "_store", lambda event: 1 / 0)
+    monkeypatch.setattr(notices, "record", lambda *_: 1 / 0)
     for _ in range(MAX_DELIVERIES - 1):
         with pytest.raises(ZeroDivisionError):
             await reader.read()

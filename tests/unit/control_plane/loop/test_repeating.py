@@ -90,7 +90,7 @@ async def test_what_is_old_goes_in_batches_with_a_second_for_others_in_between(
 ) -> None:
     monkeypatch.setattr(repeating, "pause", pauses := Pauses(3))
     monkeypatch.setattr(world.runner, "prune", work_of(True, False, ZeroDivisionError()))
-    await world.runner._prune(asyncio.Event())
+    await world.runner.prune_repeatedly(asyncio.Event())
     assert pauses.seconds == [runner.SWEEP_SECONDS, runner.PRUNE_SECONDS, runner.PRUNE_SECONDS]
 
 
@@ -103,7 +103,7 @@ async def test_a_sweep_is_followed_by_a_rest_of_its_own_length(world: World, mon
         world.now += timedelta(seconds=seconds[len(pauses.seconds)])
         raise ZeroDivisionError
 
-    await world.runner._sweep(asyncio.Event(), sweep)
+    await world.runner.sweep_repeatedly(asyncio.Event(), sweep)
     assert pauses.seconds == pytest.approx([20.0, runner.PAUSE_SECONDS, 2.0])
 
 
@@ -115,4 +115,4 @@ async def test_a_server_that_stops_does_not_rest_after_a_long_sweep(world: World
         world.now += timedelta(seconds=FOREVER)
         stop.set()
 
-    await world.runner._sweep(stop, sweep)
+    await world.runner.sweep_repeatedly(stop, sweep)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -18,8 +18,8 @@ from control_plane.core.timeouts import grace_seconds
 from control_plane.db import jobs
 from control_plane.db.models import Fleet
 from control_plane.loop.decision_store import DecisionStore
-from control_plane.loop.job_loop import PASS_LIMIT, JobLoop
-from control_plane.loop.observer import StoredJob
+from control_plane.loop.job_loop import PASS_LIMIT
+from control_plane.loop.observer import Observer, StoredJob
 from control_plane.loop.surroundings import SharedRows, Surroundings
 from everstep.protocol.ids import FleetName, RunId
 from tests.unit.control_plane.loop.world import FLEET, World
@@ -53,30 +53,29 @@ def hold_passes(world: World, monkeypatch: pytest.MonkeyPatch, *runs: RunId) -> 
 
 def hold_after_read(world: World, monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Block the next pass after it has read the rows that it shares."""
-    gate, shared = Gate(), world.runner.job_loop._shared
-    get: Callable[[FleetName], Awaitable[Any]] = shared.get
+    gate, get = Gate(), SharedRows.get
     held: list[FleetName] = []
 
-    async def gated(name: FleetName) -> Any:
-        rows = await get(name)
+    async def gated(shared: SharedRows, name: FleetName) -> Any:
+        rows = await get(shared, name)
         if not held:
             held.append(name)
             await gate.wait()
         return rows
 
-    monkeypatch.setattr(shared, "get", gated)
+    monkeypatch.setattr(SharedRows, "get", gated)
     return gate
 
 
-def count_passes(loop: JobLoop, monkeypatch: pytest.MonkeyPatch) -> list[RunId]:
+def count_passes(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> list[RunId]:
     passes: list[RunId] = []
-    observe_job = loop._observer.observe_job
+    observe_job = observer.observe_job
 
     def counted(stored: StoredJob, now: float) -> Any:
         passes.append(RunId(stored.job.run_id))
         return observe_job(stored, now)
 
-    monkeypatch.setattr(loop._observer, "observe_job", counted)
+    monkeypatch.setattr(observer, "observe_job", counted)
     return passes
 
 
@@ -109,7 +108,7 @@ async def test_a_row_that_is_read_slowly_holds_up_its_own_job_only(
     other = world.submit("other", nodes=2)
     await world.running("slow")
     await world.running("other")
-    passes, observer = count_passes(world.runner.job_loop, monkeypatch), world.runner.observer
+    passes, observer = count_passes(world.runner.observer, monkeypatch), world.runner.observer
     read_job, answers = observer.read_job, threading.Event()
 
     def read_slowly(run: RunId, *more: Any) -> StoredJob:
@@ -130,7 +129,7 @@ async def test_a_row_that_is_read_slowly_holds_up_its_own_job_only(
 async def test_a_wake_up_during_a_pass_makes_another_pass(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     run = world.submit(nodes=2)
     await world.running()
-    passes = count_passes(world.runner.job_loop, monkeypatch)
+    passes = count_passes(world.runner.observer, monkeypatch)
     gate = hold_after_read(world, monkeypatch)
     sweep = asyncio.create_task(world.runner.job_loop.sweep())
     await gate.reached.wait()
@@ -277,17 +276,18 @@ async def test_a_pass_that_fails_does_not_stop_other_jobs_and_is_made_again(
 ) -> None:
     bad = world.submit("bad", nodes=2)
     world.submit("other", nodes=2)
-    read_job = world.runner.observer.read_job
+    read_job, failures = world.runner.observer.read_job, []
 
     def fail(run: RunId, *more: Any) -> StoredJob:
         if run == bad:
+            failures.append(run)
             raise ValueError("a row cannot be read")
         return read_job(run, *more)
 
     monkeypatch.setattr(world.runner.observer, "read_job", fail)
     await world.running("other")
     assert world.job("bad").state == JobState.QUEUED
-    assert bad in world.runner.job_loop._scheduler._failure_count
+    assert len(failures) > 1
     monkeypatch.undo()
     await world.running("bad")
 
@@ -300,7 +300,7 @@ async def test_a_server_that_stops_ends_its_passes_before_it_releases_their_leas
     gate, stop = hold_passes(world, monkeypatch, run), asyncio.Event()
     running = asyncio.create_task(world.runner.run(stop))
     await gate.reached.wait()
-    passes, close = count_passes(world.runner.job_loop, monkeypatch), world.runner.job_loop.close
+    passes, close = count_passes(world.runner.observer, monkeypatch), world.runner.job_loop.close
 
     async def open_then_close() -> None:
         assert world.runner.job_leases.holds(run)
@@ -335,13 +335,13 @@ async def test_protection_that_has_not_changed_is_not_stored_again(
     await world.running()
     await world.train(3)
     loop, stored = world.runner.job_loop, []
-    apply_job = loop._store.apply_job
+    apply_job = DecisionStore.apply_job
 
-    def noted(*given: Any) -> bool:
+    def noted(store: DecisionStore, *given: Any) -> bool:
         stored.append(given[4])
-        return apply_job(*given)
+        return apply_job(store, *given)
 
-    monkeypatch.setattr(loop._store, "apply_job", noted)
+    monkeypatch.setattr(DecisionStore, "apply_job", noted)
     world.now += timedelta(seconds=2)
     await world.train(1)
     assert any(stored)

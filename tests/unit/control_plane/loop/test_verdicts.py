@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import ladder
-from control_plane.loop import runner
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.observer import Hearing
+from control_plane.loop.runner import Runner
 from everstep.protocol.agent_messages import Hello, KeepEvidence, NodeFault
 from everstep.protocol.ids import FleetName, NodeId
 from everstep.protocol.plan import ObjectReference
@@ -46,7 +48,8 @@ async def test_a_lost_agent_is_judged_however_long_a_look_at_all_jobs_takes(worl
 async def test_the_server_is_awake_while_a_look_at_all_jobs_lasts(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "BEATS_PER_LEASE", 600)
+    short = msgspec.structs.replace(world.timeouts, lease_seconds=0.03)
+    runner = Runner(replace(world.context, timeouts=short))
     stop, beats = asyncio.Event(), []
 
     def beat() -> None:
@@ -54,9 +57,9 @@ async def test_the_server_is_awake_while_a_look_at_all_jobs_lasts(
         if len(beats) == 3:
             stop.set()
 
-    monkeypatch.setattr(world.runner.hearing, "beat", beat)
-    monkeypatch.setattr(world.runner.job_loop, "sweep", stop.wait)
-    await world.runner.run(stop)
+    monkeypatch.setattr(runner.hearing, "beat", beat)
+    monkeypatch.setattr(runner.job_loop, "sweep", stop.wait)
+    await runner.run(stop)
     assert len(beats) >= 3
 
 

@@ -17,6 +17,7 @@ from typing import ParamSpec, TypeVar
 
 from control_plane.cloud.contract import ensure
 from control_plane.cloud.operator import GroupState, ScheduledEvent
+from control_plane.core.observed.fleets import FleetHistory
 from control_plane.core.observed.steps import NO_GENERATION
 from control_plane.core.states import FleetStatus, JobState, NodeState
 from control_plane.core.timeouts import ladder
@@ -24,6 +25,7 @@ from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentConnection, AgentRegistry
 from control_plane.loop.context import LoopContext
+from control_plane.loop.observer import Observer
 from control_plane.loop.runner import Runner
 from everstep.protocol.agent_messages import (
     AgentReport,
@@ -638,7 +640,7 @@ class World:
         """Start or restart the control plane, with no state other than its database."""
         self.server_count += 1
         self.registry = AgentRegistry(monotonic=self.monotonic, unix=lambda: self.now.timestamp())
-        context = LoopContext(
+        self.context = LoopContext(
             database=self.database,
             operator=self.operator,
             objects=self.objects,
@@ -650,7 +652,7 @@ class World:
             now=lambda: self.now,
             monotonic=self.monotonic,
         )
-        self.runner = Runner(context)
+        self.runner = Runner(self.context)
         for agent in self.agents.values():
             agent.connection = None
 
@@ -743,10 +745,16 @@ class World:
         """Return three counts of the fleet's history: incidents, failures, and nodes that a spare replaced."""
         with self.database.read() as session:
             totals = incidents.totals(session, fleet_name=FLEET)
-        # The observer may use a history that is up to a minute old. Discard it.
-        self.runner.observer._histories.clear()
-        assert self.runner.observer.read_history(FLEET).lost_node_count == totals.lost_node_count
+        assert self.history().lost_node_count == totals.lost_node_count
         return totals.count, totals.failure_count, totals.lost_node_count
+
+    def history(self) -> FleetHistory:
+        """Read the fleet's history as a server that has just started does. A running server caches it for a minute."""
+        context = self.context
+        new = Observer(
+            self.database, self.registry, self.runner.cloud, self.runner.hearing, context.timeouts, context.monotonic
+        )
+        return new.read_history(FLEET)
 
     def checkpoints(self, name: str = "gpt") -> tuple[checkpoints.CheckpointRecord, ...]:
         run = self.job(name).run_id

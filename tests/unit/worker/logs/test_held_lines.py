@@ -16,9 +16,9 @@ from everstep.protocol.log_chunks import LogLine, decode_chunk, encode_lines, pa
 from everstep.protocol.peer_messages import PrintedLines
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 from tests.fakes.storage import MemoryObjectStore
+from tests.unit.worker.logs.test_journal import files_end_at
 from tests.unit.worker.rank_plans import rank_plan
 from worker.errors import StoreDenied
-from worker.logs import held_lines
 from worker.logs.held_lines import HeldLines
 from worker.storage.object_store import StoredObject
 
@@ -73,16 +73,10 @@ async def test_a_restarted_agent_has_what_was_acknowledged(tmp_path: Path, plan:
     assert list(stored(objects).values()) == [["a", "b", "c", "d"]]
 
 
-async def test_lines_that_a_full_disk_does_not_take_are_kept_all_the_same(
-    tmp_path: Path, plan: GenerationPlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError("no space left")
-
+async def test_lines_that_a_full_disk_does_not_take_are_kept_all_the_same(tmp_path: Path, plan: GenerationPlan) -> None:
     held, objects = HeldLines(tmp_path, plan, HOLDER), MemoryObjectStore("bucket")
     await held.take(OWNER, message(0, "a"))
-    with monkeypatch.context() as patched:
-        patched.setattr(held_lines, "_write", full)
+    with files_end_at(0):
         await held.take(OWNER, message(1, "b"))
     await held.take(OWNER, message(2, "c"))
     await held.ship(objects)

@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 
 from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.log_chunks import LINE_BYTES, decode_chunk, parse_name
-from worker.logs import journal as log_journal
-from worker.logs.journal import LogJournal, split_lines
+from worker.logs.journal import JournalLimits, LogJournal, split_lines
 
 
 class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.now = 1000.0
+        self.limits = JournalLimits()
         self.streams = {(Rank(0), "stdout"): folder / "rank=0.stdout", (Rank(0), "stderr"): folder / "rank=0.stderr"}
 
     def journal(self) -> LogJournal:
-        return LogJournal(self.folder, NodeId("i-0"), self.streams, lambda: self.now)
+        return LogJournal(self.folder, NodeId("i-0"), self.streams, lambda: self.now, self.limits)
 
     def say(self, text: str | bytes, stream: str = "stdout") -> None:
         with self.streams[Rank(0), stream].open("ab") as file:
@@ -112,8 +112,8 @@ def test_a_stream_that_somebody_begins_anew_is_read_from_its_beginning(bench) ->
     assert texts(bench.journal().read()) == ["Traceback"], "another agent takes up where it was"
 
 
-def test_another_agent_goes_on_where_the_first_stopped(bench, monkeypatch) -> None:
-    monkeypatch.setattr(log_journal, "CHUNK_BYTES", 200)
+def test_another_agent_goes_on_where_the_first_stopped(bench) -> None:
+    bench.limits = JournalLimits(chunk_bytes=200)
     lines = [f"line {number}" for number in range(40)]
     for line in lines:
         journal = bench.journal()
@@ -138,8 +138,8 @@ def test_a_line_that_was_half_written_when_the_agent_died_is_read_again(bench, c
     assert bench.kept() == ["one", "two", ""]
 
 
-def test_what_is_stored_leaves_the_node_and_what_is_not_is_offered_again(bench, monkeypatch) -> None:
-    monkeypatch.setattr(log_journal, "CHUNK_BYTES", 100)
+def test_what_is_stored_leaves_the_node_and_what_is_not_is_offered_again(bench) -> None:
+    bench.limits = JournalLimits(chunk_bytes=100)
     journal = bench.journal()
     for number in range(5):
         bench.say(f"{'x' * 100} {number}\n")
@@ -170,9 +170,8 @@ def test_a_chunk_that_grew_while_it_was_stored_is_stored_again(bench) -> None:
     assert after.size > before.size
 
 
-def test_a_full_journal_reads_no_further_and_says_what_it_gave_up(bench, monkeypatch) -> None:
-    monkeypatch.setattr(log_journal, "JOURNAL_BYTES", 100)
-    monkeypatch.setattr(log_journal, "BEHIND_BYTES", 1000)
+def test_a_full_journal_reads_no_further_and_says_what_it_gave_up(bench) -> None:
+    bench.limits = JournalLimits(journal_bytes=100, behind_bytes=1000)
     journal = bench.journal()
     bench.say(f"{'x' * 100}\n")
     assert len(journal.read()) == 1
@@ -227,8 +226,8 @@ def test_a_chunk_that_the_disk_does_not_take_is_begun_again(bench) -> None:
     assert bench.kept() == ["one"]
 
 
-def test_what_is_not_in_the_journal_is_not_given_back(bench, monkeypatch) -> None:
-    monkeypatch.setattr(log_journal, "FREED_BYTES", 128 * 1024)
+def test_what_is_not_in_the_journal_is_not_given_back(bench) -> None:
+    bench.limits = JournalLimits(freed_bytes=128 * 1024)
     journal = bench.journal()
     text = "".join(f"{number:07}\n" for number in range(32 * 1024))
     bench.say(text)
@@ -240,8 +239,8 @@ def test_what_is_not_in_the_journal_is_not_given_back(bench, monkeypatch) -> Non
     assert bench.kept() == text.splitlines()
 
 
-def test_a_long_stream_is_given_back_to_the_file_system(bench, monkeypatch) -> None:
-    monkeypatch.setattr(log_journal, "FREED_BYTES", 256 * 1024)
+def test_a_long_stream_is_given_back_to_the_file_system(bench) -> None:
+    bench.limits = JournalLimits(freed_bytes=256 * 1024)
     journal = bench.journal()
     line = "x" * 1023 + "\n"
     for _ in range(16):
@@ -258,10 +257,8 @@ def test_a_long_stream_is_given_back_to_the_file_system(bench, monkeypatch) -> N
     st.lists(st.binary(max_size=40) | st.just(b"\n") | st.just("é€😀".encode() * 20), max_size=30), st.integers(8, 64)
 )
 def test_lines_and_pieces_are_the_stream_again(pieces, limit) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log_journal, "LINE_BYTES", limit)
-        data = b"".join(pieces)
-        found = list(split_lines(data, is_last=True))
+    data = b"".join(pieces)
+    found = list(split_lines(data, is_last=True, max_line_bytes=limit))
     assert sum(size for _, size, _ in found) == len(data)
     assert all(size <= limit for _, size, _ in found)
     try:

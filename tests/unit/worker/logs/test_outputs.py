@@ -68,10 +68,7 @@ async def test_of_many_outputs_that_are_missing_some_are_named(bench: Bench) -> 
     assert missing[-1] == "5 more outputs are not in S3; the agent's log names them"
 
 
-async def test_a_refused_output_is_reported_and_the_others_are_uploaded(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(outputs, "RETRY_SECONDS", 0.0)
+async def test_a_refused_output_is_reported_and_the_others_are_uploaded(bench: Bench) -> None:
     calls: list[str] = []
 
     class Failing(MemoryObjectStore):
@@ -85,7 +82,7 @@ async def test_a_refused_output_is_reported_and_the_others_are_uploaded(
             return super().put_file(reference, path, size)
 
     bench.objects = Failing("bucket")
-    bench.outputs = RankOutputs(bench.state, bench.objects)
+    bench.outputs = RankOutputs(bench.state, bench.objects, retry_seconds=0.0)
     for name in ("denied", "unavailable", "stored"):
         (bench.files(0).output_dir / name).write_text("x")
     missing = await bench.outputs.upload_all(bench.plan, bench.here)

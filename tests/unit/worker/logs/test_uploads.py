@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import errno
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,9 @@ from everstep.protocol.codec import encode
 from everstep.protocol.ids import Generation, Rank
 from everstep.protocol.log_chunks import LINE_BYTES, LogLine, decode_chunk, decode_lines
 from tests.unit.worker.logs.bench import RUN, Bench
-from worker.logs import journal as log_journal
-from worker.logs import uploads as logs
-from worker.logs.journal import LogJournal
-from worker.logs.uploads import LIVE_LINES, LogShipper, batches
+from tests.unit.worker.logs.test_journal import files_end_at
+from worker.logs.journal import JournalLimits
+from worker.logs.uploads import LIVE_LINES, LogShipper, ShipperOptions, batches
 
 
 @pytest.fixture
@@ -25,19 +25,30 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def shipper(bench: Bench) -> tuple[LogShipper, list[LogLines]]:
+def shipper(
+    bench: Bench, on_trouble: Callable[[OSError], object] | None = None, **options: Any
+) -> tuple[LogShipper, list[LogLines]]:
     """Return a shipper that has not started, and the list of the lines that it forwards."""
     passed: list[LogLines] = []
-    return LogShipper(bench.state, bench.objects, bench.plan, bench.here, now=lambda: 1.0, live=passed.append), passed
+    made = LogShipper(
+        bench.state,
+        bench.objects,
+        bench.plan,
+        bench.here,
+        now=lambda: 1.0,
+        live=passed.append,
+        on_trouble=on_trouble,
+        options=ShipperOptions(**options),
+    )
+    return made, passed
 
 
 def texts(rows: tuple[bytes, ...]) -> list[str]:
     return [line.text for line in decode_lines(b"".join(rows))]
 
 
-async def test_peers_get_every_line_that_is_printed_by_now(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_journal, "READ_BYTES", 16)
-    ships, passed = shipper(bench)
+async def test_peers_get_every_line_that_is_printed_by_now(bench: Bench) -> None:
+    ships, passed = shipper(bench, journal=JournalLimits(read_bytes=16))
     bench.files(0).stdout.write_text("".join(f"line {number}\n" for number in range(20)) + "half a li")
     bench.files(1).stderr.write_text("warning\n")
     tail = await ships.printed(0)
@@ -62,9 +73,8 @@ async def test_peers_get_lines_that_an_earlier_agent_has_read(bench: Bench) -> N
     assert texts((await after.printed(0)).rows) == ["one", "two", "three"]
 
 
-async def test_peers_get_the_newest_lines_of_many(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "TAIL_BYTES", 200)
-    ships, _ = shipper(bench)
+async def test_peers_get_the_newest_lines_of_many(bench: Bench) -> None:
+    ships, _ = shipper(bench, tail_bytes=200)
     bench.files(0).stdout.write_text("".join(f"line {number}\n" for number in range(100)))
     tail = await ships.printed(0)
     assert tail.end == 100
@@ -72,23 +82,21 @@ async def test_peers_get_the_newest_lines_of_many(bench: Bench, monkeypatch: pyt
     assert 0 < tail.size <= 200 * 2
 
 
-async def test_a_disk_that_takes_no_lines_holds_up_no_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "no space left")
-
+async def test_a_disk_that_takes_no_lines_holds_up_no_step(bench: Bench) -> None:
     ships, _ = shipper(bench)
     bench.files(0).stdout.write_text("one\n")
-    monkeypatch.setattr(log_journal, "_write", full)
-    assert (await ships.printed(0)).rows == ()
+    with files_end_at(0):
+        assert (await ships.printed(0)).rows == ()
+    assert texts((await ships.printed(0)).rows) == ["one"]
 
 
 async def test_who_begins_to_follow_is_given_the_newest_lines_once_more(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     ships, passed = shipper(bench)
     bench.files(0).stdout.write_text("one\ntwo\n")
-    await ships._read()
+    await ships.printed(0)
     bench.files(0).stdout.write_text("one\ntwo\nthree\n")
-    await ships._read()
+    await ships.printed(0)
     before = list(passed)
     assert [(lines.first, [line.text for line in lines.lines]) for lines in before] == [
         (0, ["one", "two"]),
@@ -99,57 +107,37 @@ async def test_who_begins_to_follow_is_given_the_newest_lines_once_more(tmp_path
 
 
 async def test_lines_that_the_disk_does_not_take_at_first_are_shipped_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(logs, "READ_SECONDS", 0.0)
     bench = Bench(tmp_path)
-    failing, is_full = asyncio.Event(), True
-    append, loop, tries = LogJournal._append, asyncio.get_running_loop(), []
-
-    def refuse(journal: LogJournal, *arguments: object) -> None:
-        if is_full:
-            tries.append(1)
-            if len(tries) == 3:
-                loop.call_soon_threadsafe(failing.set)
-            raise OSError(errno.ENOSPC, "No space left on device")
-        append(journal, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(LogJournal, "_append", refuse)
-    ships, passed = shipper(bench)
+    failures: asyncio.Queue[OSError] = asyncio.Queue()
+    ships, passed = shipper(bench, failures.put_nowait)
     bench.files(0).stdout.write_text("one\ntwo\n")
-    ships.begin()
-    await failing.wait()
+    with files_end_at(0):
+        ships.begin()
+        for _ in range(3):
+            await failures.get()
     assert passed == []
-    is_full = False
     assert await ships.finish() == ()
     assert [line.text for lines in passed for line in lines.lines] == ["one", "two", ""]
     assert b'"two"' in b"".join(data for key, data in bench.stored.items() if key.endswith(".jsonl"))
     assert len([record for record in caplog.records if "cannot be written to disk yet" in record.message]) == 1
 
 
-async def test_lines_that_the_disk_never_takes_are_told_to_be_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(logs, "RETRY_SECONDS", 0.0)
+async def test_lines_that_the_disk_never_takes_are_told_to_be_missing(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    ships, _ = shipper(bench)
+    ships, _ = shipper(bench, retry_seconds=0.0)
     bench.files(0).stdout.write_text("one\n")
-    await ships._read()
-    monkeypatch.setattr(LogJournal, "_append", refuse)
-    (missing,) = await ships.finish()
-    assert "No space left on device" in missing
+    await ships.printed(0)
+    with files_end_at(0):
+        (missing,) = await ships.finish()
+    assert "File too large" in missing
     assert any(b'"one"' in data for data in bench.stored.values()), "what was kept is shipped"
 
 
-async def test_what_ranks_print_last_is_kept_where_the_journal_has_no_room_for_all_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_journal, "JOURNAL_BYTES", 1024 * 1024)
+async def test_what_ranks_print_last_is_kept_where_the_journal_has_no_room_for_all_of_it(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    ships, passed = shipper(bench)
+    ships, passed = shipper(bench, journal=JournalLimits(journal_bytes=1024 * 1024))
     bench.files(0).stdout.write_text("".join(f"line {number}\n" for number in range(100_000)))
     assert await ships.finish() == ()
     lines = [line for lines in passed for line in lines.lines]
@@ -189,13 +177,12 @@ def test_lines_of_whatever_ranks_print_fit_into_messages() -> None:
     assert [len(some) for some in batches(short)] == [LIVE_LINES, 1]
 
 
-async def test_of_much_the_oldest_is_not_held(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(logs, "RECENT_CHARACTERS", 9)
+async def test_of_much_the_oldest_is_not_held(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    ships, passed = shipper(bench)
+    ships, passed = shipper(bench, recent_characters=9)
     for text in ("aaaa\n", "aaaa\nbbbb\n", "aaaa\nbbbb\ncccc\n"):
         bench.files(0).stdout.write_text(text)
-        await ships._read()
+        await ships.printed(0)
     del passed[:]
     ships.show_recent()
     assert [lines.first for lines in passed] == [1, 2]
