@@ -698,7 +698,7 @@ class ProjectQuota(TypedDict):
     AllowedData: list[str]
 
 class ProtectionConfig(TypedDict):
-    """How the memory of nodes protects each shard, and the limit for the slowdown by snapshots."""
+    """Protection of each shard in the memory of nodes, and the limit for the slowdown by snapshots."""
     Copies: NotRequired[int]
     """Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 2, or 1 for a job of one node or with ParityGroupSize. 2 unless given."""
     ParityGroupSize: NotRequired[int]

@@ -22,6 +22,7 @@ from control_plane.core.observed.steps import NO_GENERATION
 from control_plane.core.strategies import STRATEGIES
 from everstep.protocol.agent_messages import MemberPhase, MemberReport
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, RunId, Step
+from everstep.protocol.parity import is_share
 from everstep.protocol.plan import CheckpointPlan, GenerationPlan, PlanNode, RankPlan, ShardSource
 
 MASTER_PORTS = range(20_000, 32_000)
@@ -179,7 +180,7 @@ def make_plan(
     ranks = (
         _with_copies(spec, seen, nodes, domains, restore.sources)
         if spec.parity_group_size is None
-        else _with_parity(spec, seen, nodes, domains, restore.sources)
+        else _with_parity(spec, nodes, domains, restore.sources, before=_parity_groups_before(seen, found))
     )
     stored = recovery.stored(found, restore.base_step)
     plan = GenerationPlan(
@@ -282,16 +283,16 @@ def _with_copies(
 
 def _with_parity(
     spec: JobSpec,
-    seen: JobObserved,
     nodes: Sequence[NodeId],
     domains: Mapping[NodeId, str],
     sources: Sequence[tuple[ShardSource, ...]],
+    *,
+    before: tuple[tuple[int, ...], ...],
 ) -> tuple[RankPlan, ...]:
     """Return the ranks of a plan in which the nodes of a group protect each other by parity.
 
     The ranks with one LOCAL_RANK on the nodes of a group form a stripe.
     """
-    before = _parity_groups_before(seen, nodes)
     groups = placement.parity_groups(nodes, spec.parity_group_size or 0, domains, before=before)
     group_of = {place: group for group in groups for place in group}
     return tuple(
@@ -306,12 +307,14 @@ def _with_parity(
     )
 
 
-def _parity_groups_before(seen: JobObserved, nodes: Sequence[NodeId]) -> tuple[tuple[int, ...], ...]:
+def _parity_groups_before(seen: JobObserved, found: recovery.Survey) -> tuple[tuple[int, ...], ...]:
     """Return the parity groups of the newest stored plan, as GROUP_RANKs.
 
-    Empty before the first plan, and if none of its nodes remains: no share of these groups exists then.
+    Empty before the first plan, and if no member has a share: new groups then cost nothing. `found` has the members'
+    inventories.
     """
-    if seen.plan is None or not {node.node_id for node in seen.plan.nodes} & set(nodes):
+    slots = (slot for inventory in found.inventories.values() for slot in inventory)
+    if seen.plan is None or not any(is_share(slot.owner_rank) for slot in slots):
         return ()
     place_of = {rank: place for place, node in enumerate(seen.plan.nodes) for rank in node.ranks}
     groups = {tuple(place_of[rank] for rank in seen.plan.ranks[node.ranks[0]].stripe) for node in seen.plan.nodes}

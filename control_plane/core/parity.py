@@ -41,7 +41,7 @@ def contradictions(
         group_size: g, the number of nodes per parity group.
         copies: number of nodes that hold each shard, the owner included.
         node_count: number of nodes of the job.
-        strategy: the strategy of checkpoints.
+        strategy: the strategy of the job's checkpoints, which never changes.
         min_node_count: MinNodeCount of ElasticConfig, or None.
         max_node_count: MaxNodeCount of ElasticConfig, or None.
 

@@ -90,7 +90,7 @@ def parity_groups(
     """Return the parity groups of a job, as GROUP_RANKs in ascending order. Deterministic.
 
     The groups have the sizes of `plan`, and the last group is no ring. The job loop calls this function once per
-    generation. Groups never change while shares of them may exist: a replacement takes the lost node's position.
+    generation. A replacement takes the lost node's position.
 
     Args:
         nodes: the members by GROUP_RANK.

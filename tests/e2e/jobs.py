@@ -50,15 +50,24 @@ def wait_until(
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The size of a job: nodes, ranks per node, and copies of each shard."""
+    """The size of a job: nodes, ranks per node, and copies of each shard or nodes per parity group."""
 
     nodes: int
     ranks_per_node: int = 1
     copies: int = 2
+    parity_group_size: int | None = None
+    """Number of nodes per parity group. None: copies protect the job."""
 
     @property
     def world(self) -> int:
         return self.nodes * self.ranks_per_node
+
+    @property
+    def protection(self) -> Json:
+        """The field Protection of the job's request."""
+        return (
+            {"Copies": self.copies} if self.parity_group_size is None else {"ParityGroupSize": self.parity_group_size}
+        )
 
 
 SHAPES = {
@@ -115,7 +124,7 @@ class Workplace:
             HyperParameters={**parameters, "gate": str(gate)},
             NodeCount=shape.nodes,
             RanksPerNode=shape.ranks_per_node,
-            Protection={"Copies": shape.copies},
+            Protection=shape.protection,
             **(request or {}),
         )
         return Job(self, name, shape, parameters, gate)

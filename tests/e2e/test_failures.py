@@ -44,6 +44,7 @@ MOST_LOST = 3
 """Maximum number of steps that an incident may cost (`assert_incident`)."""
 PAIRS = Shape(nodes=4)
 MIXED = SHAPES[5]
+PARITY = Shape(nodes=4, parity_group_size=4)
 
 
 @pytest.fixture
@@ -81,6 +82,23 @@ def test_a_terminated_instance(place: Workplace, start: Callable[..., Job]) -> N
     assert job.describe()["NodeIds"][3] == spare, (
         "the replacement takes the lost node's place, so that the order of ranks stays"
     )
+    assert_identical(job)
+
+
+def test_a_terminated_instance_of_a_parity_group(place: Workplace, start: Callable[..., Job]) -> None:
+    job = start(PARITY)
+    in_mid_training(job)
+    before = job.protection()
+    assert (before["ParityGroupSize"], before["Copies"], before["ProtectionState"]) == (4, 1, "Protected")
+    assert [odds["Probability"] for odds in before["RecoveryOdds"]] == [1.0, 0.0, 0.0]
+    victim = job.node_of(1)
+    job.let_go(FIRST)
+    job.terminate(victim)
+    job.wait_ended()
+    (incident,) = job.incidents()
+    assert_incident(incident, cause="instance_terminated", source="parity")
+    assert incident["InstanceId"] == victim
+    assert {"Source": "parity", "FirstRank": 1, "LastRank": 1} in incident["RankSources"]
     assert_identical(job)
 
 

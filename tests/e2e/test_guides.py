@@ -14,7 +14,7 @@ from tests.warm_parent import ROOT
 
 GUIDES = [
     ROOT / "docs" / "guides" / f"{name}.md"
-    for name in ("submitting", "following", "recovering", "checkpoints", "operating")
+    for name in ("submitting", "following", "recovering", "memory", "checkpoints", "operating")
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 BLOCK_SECONDS = 150
@@ -54,6 +54,8 @@ def test_every_block_of_the_guides_runs(place: Workplace, reader: Path) -> None:
     assert any(re.search(r"\((\S*/)?fit\.py:\d+\)", said) for said in told), (
         f"what runs beside a rank sees the rank: {told}"
     )
+    (incident,) = place.client.list_incidents(TrainingJobName="lean")["Incidents"]
+    assert (incident["Cause"], incident["RestoreSource"]) == ("instance_terminated", "parity")
     with pytest.raises(place.client.exceptions.ResourceNotFoundException):
         place.client.describe_training_job(TrainingJobName="second")
 

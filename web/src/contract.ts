@@ -1141,7 +1141,7 @@ export interface ProjectQuota {
   AllowedData: string[]
 }
 
-/** How the memory of nodes protects each shard, and the limit for the slowdown by snapshots. */
+/** Protection of each shard in the memory of nodes, and the limit for the slowdown by snapshots. */
 export interface ProtectionConfig {
   /** Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 2, or 1 for a job of one node or with ParityGroupSize. 2 unless given. */
   Copies?: number

@@ -50,7 +50,7 @@ class SourceConfig(Request):
 
 
 class ProtectionConfig(Request):
-    """How the memory of nodes protects each shard, and the limit for the slowdown by snapshots."""
+    """Protection of each shard in the memory of nodes, and the limit for the slowdown by snapshots."""
 
     copies: int = Field(default=2, ge=1, le=8)
     """Nodes that hold each shard, the owner included.

@@ -58,7 +58,7 @@ from everstep.protocol.agent_messages import (
     UploadedShard,
 )
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
-from everstep.protocol.parity import share_owner
+from everstep.protocol.parity import is_share, share_owner
 from everstep.protocol.plan import GenerationPlan, ObjectReference, ScriptPlan, SourceArchive
 from tests.unit.control_plane.loop.world import Agent, digest, seal_shares, uploaded_object
 
@@ -637,7 +637,8 @@ class Simulation:
             assert all(plan.ranks[each].stripe == rank.stripe for each in rank.stripe)
             assert {*rank.holders} == {owners[each] for each in rank.stripe}
         before = job.newest_plan
-        if before is not None and {node.node_id for node in before.nodes} & {*owners.values()}:
+        inventories = [agent.inventory for node in plan.nodes if (agent := self.agents.get(node.node_id)) is not None]
+        if before is not None and any(is_share(slot.owner_rank) for slots in inventories for slot in slots):
             assert [rank.stripe for rank in plan.ranks] == [rank.stripe for rank in before.ranks], "stripes changed"
 
     def check_exclusions(self, job: SimulatedJob, observed: JobObserved, decision: Decision) -> None:
