@@ -291,6 +291,11 @@ class UploadedShard(Message, frozen=True):
     """S3 objects with the shard's unchanging tensors, which other shards share. All of them are complete in S3."""
     replicated: tuple[SharedObject, ...] = ()
     """S3 objects with tensors that other ranks hold at this step, too. All of them are complete in S3."""
+    lists: bytes = b""
+    """Digest of `frozen` and `replicated` on the connection to the control plane, else empty.
+
+    Both lists are empty there if the connection has carried them before (`everstep.protocol.shared_lists`).
+    """
 
 
 class RunningUpload(Message, frozen=True):

@@ -32,6 +32,7 @@ from everstep.protocol.agent_messages import (
 from everstep.protocol.codec import MAX_MESSAGE_BYTES, Message, decode, encode
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.plan import Timeouts
+from everstep.protocol.shared_lists import SharedLists
 from worker.errors import AttestationFailed
 from worker.node.sockets import tune
 from worker.tasks import Signal, first_of
@@ -203,9 +204,10 @@ class ControlClient:
         await first_of(self._send(line), self._send_lines(line), self._listen(line))
 
     async def _send(self, line: ClientConnection) -> None:
+        lists = SharedLists()
         while True:
             seen = self.changed.version
-            await line.send(encode(self._report()))
+            await line.send(encode(lists.shorten(self._report())))
             await self.changed.wait(seen, self._interval_seconds)
 
     async def _send_lines(self, line: ClientConnection) -> None:

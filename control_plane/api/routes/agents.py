@@ -64,9 +64,10 @@ from everstep.protocol.agent_messages import (
     LogLines,
 )
 from everstep.protocol.codec import decode, encode
-from everstep.protocol.errors import ProtocolError
+from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import FleetName, NodeId
 from everstep.protocol.log_records import about
+from everstep.protocol.shared_lists import SharedLists
 
 log = logging.getLogger(__name__)
 
@@ -195,6 +196,7 @@ async def _serve(websocket: WebSocket, services: Services, hello: Hello, admissi
 async def _read(
     websocket: WebSocket, services: Services, connection: AgentConnection, node_id: NodeId, admission: _Admission
 ) -> None:
+    lists = SharedLists()
     is_joining = admission.is_join
     checked_at = services.now()
     patience = services.timeouts.lease_seconds * SILENT_LEASES
@@ -211,6 +213,10 @@ async def _read(
         if isinstance(report, CommandEnded):
             connection.command_ended(report)
             continue
+        try:
+            report = lists.complete(report)
+        except MalformedMessage as error:
+            raise _Refusal(MALFORMED, str(error)) from error
         if report.node_id != node_id:
             raise _Refusal(MALFORMED, f"node {report.node_id} sent a report on the connection of {node_id}")
         if is_joining:

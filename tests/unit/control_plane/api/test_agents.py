@@ -18,13 +18,18 @@ from everstep.protocol.agent_messages import (
     AgentWelcome,
     ControlToAgent,
     Hello,
+    MemberPhase,
+    MemberReport,
     NodeMemory,
     RankMemory,
     Release,
 )
 from everstep.protocol.codec import decode, encode
-from everstep.protocol.ids import FleetName, NodeId, Rank, RunId
+from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId
+from everstep.protocol.manifest import SharedObject
+from everstep.protocol.shared_lists import SharedLists
 from tests.unit.control_plane.api.conftest import GROUP
+from tests.unit.protocol.test_shared_lists import upload
 
 
 def hello(node: str, agent: str = "a1") -> Hello:
@@ -416,3 +421,28 @@ async def test_an_oversized_message_ends_the_line(client, service, token, node):
         assert (await closed(opened))[0] in (1009, 1006)
     await until(lambda: not service.services.registry.views()[node].is_connected)
     await refusals(client, node, 1)
+
+
+async def test_lists_of_shared_objects_are_complete_although_later_reports_only_name_them(service, token, node):
+    frozen = (SharedObject(key="k", object_bytes=1, sha256="0" * 64),)
+    member = MemberReport(
+        job=JobName("gpt"),
+        run=RunId("0" * 32),
+        generation=Generation(1),
+        phase=MemberPhase.RUNNING,
+        uploads=(upload(0, 4, frozen),),
+    )
+    sender = SharedLists()
+    async with line(service, token) as opened:
+        session = (await join(opened, node)).session_token
+        for sequence in (1, 2):
+            whole = msgspec.structs.replace(report(node, sequence), member=member)
+            sent = sender.shorten(whole)
+            assert bool(sent.member.uploads[0].frozen) == (sequence == 1)
+            await opened.send(encode(sent))
+            await until(lambda whole=whole: service.services.registry.views()[node].report == whole)
+    async with line(service, session) as opened:
+        await join(opened, node)
+        await opened.send(encode(sent))
+        code, reason = await closed(opened)
+    assert (code, reason) == (agents.MALFORMED, "rank 0 names lists of shared objects that were not sent")

@@ -17,9 +17,18 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 
-from everstep.protocol.agent_messages import ALREADY_JOINED, NOT_YOURS, AgentReport, AgentWelcome, Hello
+from everstep.protocol.agent_messages import (
+    ALREADY_JOINED,
+    NOT_YOURS,
+    AgentReport,
+    AgentWelcome,
+    Hello,
+    MemberPhase,
+    MemberReport,
+)
 from everstep.protocol.codec import encode
-from everstep.protocol.ids import NodeId
+from everstep.protocol.ids import Generation, JobName, NodeId, RunId
+from tests.unit.protocol.test_shared_lists import LIST, upload
 from tests.unit.worker.rank_plans import rank_plan
 from worker.agent.control_client import ControlClient
 
@@ -163,3 +172,42 @@ async def test_the_session_of_another_node_gives_way_to_the_join_token(tmp_path:
     replica = Replica()
     async with line_to(replica, tmp_path / "token"):
         assert await replica.reports.get() == "join"
+
+
+async def test_each_connection_carries_a_list_of_shared_objects_once(tmp_path: Path) -> None:
+    """The replica closes the first connection after two reports. The second connection carries the list again."""
+    lengths = asyncio.Queue[int]()
+
+    async def speak(line: ServerConnection) -> None:
+        await line.recv()
+        await line.send(encode(AgentWelcome(session_token="s", fleet="fleet", timeouts=rank_plan().timeouts)))
+        for _ in range(2):
+            lengths.put_nowait(len(await line.recv()))
+            client.changed.notify()
+
+    member = MemberReport(
+        job=JobName("gpt"),
+        run=RunId("1"),
+        generation=Generation(1),
+        phase=MemberPhase.RUNNING,
+        uploads=(upload(0, 4, LIST),),
+    )
+    async with serve(speak, "127.0.0.1", 0, compression=None) as server:
+        client = ControlClient(
+            [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"],
+            join_token="join",
+            token_path=tmp_path / "token",
+            hello=lambda: Hello(
+                node_id=NodeId("i-1"), agent_id="a", address="127.0.0.2", peer_port=1, memory_bytes=1, version="0"
+            ),
+            report=lambda: AgentReport(node_id=NodeId("i-1"), sequence=1, member=member),
+            command=lambda _: None,
+            welcomed=lambda _: None,
+        )
+        running = asyncio.create_task(client.run())
+        found = [await lengths.get() for _ in range(4)]
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+    assert found[0] == found[2] > 20_000
+    assert found[1] == found[3] < 2_000

@@ -1,0 +1,98 @@
+"""Sends the lists of shared objects in an agent's reports once per connection, and names them by digest afterwards.
+
+    first report     UploadedShard(frozen, replicated, lists=digest)
+    later reports    UploadedShard(lists=digest)                        for as long as an upload has these lists
+
+An agent repeats its uploads in every report, and ranks with equal tensors have equal lists of objects. The lists of a
+node with eight ranks can have several hundred kilobytes.
+
+Invariant: both ends of a connection begin without lists, and remember exactly the lists of the last report. A restart
+of either end opens a new connection, whose first report contains all lists. No list is therefore ever lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import xxhash
+from msgspec.structs import replace
+
+from everstep.protocol.agent_messages import AgentReport, UploadedShard
+from everstep.protocol.errors import MalformedMessage
+from everstep.protocol.manifest import SharedObject
+
+_Lists = tuple[tuple[SharedObject, ...], tuple[SharedObject, ...]]
+
+
+class SharedLists:
+    """One end of a connection. The sender calls `shorten` only, the receiver `complete` only."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, _Lists] = {}
+        """The lists of the last report, by digest."""
+
+    def shorten(self, report: AgentReport) -> AgentReport:
+        """Return the report that the agent sends.
+
+        The caller must send every returned report on the connection, in the order of the calls.
+        """
+        known = dict(self._known)
+
+        def shortened(upload: UploadedShard) -> UploadedShard:
+            if not (upload.frozen or upload.replicated):
+                return upload
+            lists = upload.frozen, upload.replicated
+            digest = _digest(lists)
+            is_known = digest in known
+            known[digest] = used[digest] = lists
+            if is_known:
+                return replace(upload, frozen=(), replicated=(), lists=digest)
+            return replace(upload, lists=digest)
+
+        used: dict[bytes, _Lists] = {}
+        result = _with_uploads(report, shortened)
+        self._known = used
+        return result
+
+    def complete(self, report: AgentReport) -> AgentReport:
+        """Return the report as it was before `shorten`.
+
+        Args:
+            report: the next report of the connection.
+
+        Returns:
+            The report with all lists.
+
+        Raises:
+            MalformedMessage: the report names lists that the connection has not carried, or lists with another digest.
+        """
+        known = dict(self._known)
+
+        def completed(upload: UploadedShard) -> UploadedShard:
+            if not upload.lists:
+                return upload
+            if upload.frozen or upload.replicated:
+                known[upload.lists] = upload.frozen, upload.replicated
+                if _digest(known[upload.lists]) != upload.lists:
+                    raise MalformedMessage(f"rank {upload.rank} has lists of shared objects with another digest")
+            if upload.lists not in known:
+                raise MalformedMessage(f"rank {upload.rank} names lists of shared objects that were not sent")
+            frozen, replicated = used[upload.lists] = known[upload.lists]
+            return replace(upload, frozen=frozen, replicated=replicated, lists=b"")
+
+        used: dict[bytes, _Lists] = {}
+        result = _with_uploads(report, completed)
+        self._known = used
+        return result
+
+
+def _with_uploads(report: AgentReport, change: Callable[[UploadedShard], UploadedShard]) -> AgentReport:
+    if report.member is None or not report.member.uploads:
+        return report
+    uploads = tuple(change(upload) for upload in report.member.uploads)
+    return replace(report, member=replace(report.member, uploads=uploads))
+
+
+def _digest(lists: _Lists) -> bytes:
+    return xxhash.xxh3_128_digest(msgspec.msgpack.encode(lists))

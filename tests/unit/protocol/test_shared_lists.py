@@ -1,0 +1,100 @@
+"""Lists of shared objects travel once per change and connection, and the receiver always has the whole report."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.protocol.agent_messages import AgentReport, MemberPhase, MemberReport, UploadedShard
+from everstep.protocol.codec import encode
+from everstep.protocol.errors import MalformedMessage
+from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.manifest import SharedObject
+from everstep.protocol.plan import ObjectReference
+from everstep.protocol.shared_lists import SharedLists
+
+LIST = tuple(
+    SharedObject(key=f"jobs/gpt/run=1/frozen/{n:064x}.safetensors", object_bytes=1 << 28, sha256=f"{n:064x}")
+    for n in range(150)
+)
+
+
+def upload(rank: int, step: int, frozen: tuple[SharedObject, ...], replicated: tuple[SharedObject, ...] = ()):
+    return UploadedShard(
+        rank=Rank(rank),
+        step=Step(step),
+        origin_generation=Generation(1),
+        object=ObjectReference(bucket="bucket", key=f"run=1/gen=1/step={step}/u/rank={rank}.safetensors"),
+        object_bytes=1,
+        etag="e",
+        payload_bytes=1,
+        payload_digest=bytes(16),
+        layout_hash=bytes(16),
+        frozen=frozen,
+        replicated=replicated,
+    )
+
+
+def report(sequence: int, *uploads: UploadedShard) -> AgentReport:
+    member = MemberReport(
+        job=JobName("gpt"), run=RunId("1"), generation=Generation(1), phase=MemberPhase.RUNNING, uploads=uploads
+    )
+    return AgentReport(node_id=NodeId("i-1"), sequence=sequence, member=member)
+
+
+def test_the_list_of_eight_ranks_is_sent_once() -> None:
+    sender, receiver = SharedLists(), SharedLists()
+    whole = report(1, *(upload(rank, 4, LIST) for rank in range(8)))
+    first, again = sender.shorten(whole), sender.shorten(whole)
+    assert len(encode(whole)) > 200_000
+    assert len(encode(first)) < 40_000
+    assert len(encode(again)) < 4_000
+    assert [receiver.complete(each) for each in (first, again)] == [whole, whole]
+
+
+def test_a_new_connection_carries_the_list_again() -> None:
+    whole = report(1, upload(0, 4, LIST))
+    SharedLists().shorten(whole)
+    sender, receiver = SharedLists(), SharedLists()
+    assert receiver.complete(sender.shorten(whole)) == whole
+
+
+def test_a_list_that_left_the_reports_is_sent_again() -> None:
+    """Neither end remembers a list that the last report did not need."""
+    sender, receiver = SharedLists(), SharedLists()
+    for whole in (
+        report(1, upload(0, 4, LIST)),
+        report(2),
+        report(3, upload(0, 8, LIST)),
+        report(4, upload(0, 8, LIST)),
+    ):
+        assert receiver.complete(sender.shorten(whole)) == whole
+
+
+def test_a_report_without_digest_is_complete() -> None:
+    whole = report(1, upload(0, 4, LIST[:1]), upload(1, 4, ()))
+    assert SharedLists().complete(whole) == whole
+
+
+@pytest.mark.parametrize("frozen", [(), LIST[:2]], ids=["unknown", "another digest"])
+def test_lists_that_do_not_match_their_digest_are_refused(frozen: tuple[SharedObject, ...]) -> None:
+    sent = msgspec.structs.replace(upload(0, 4, frozen), lists=bytes(16))
+    with pytest.raises(MalformedMessage):
+        SharedLists().complete(report(1, sent))
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 2)), max_size=4), max_size=8),
+    st.sets(st.integers(0, 7)),
+)
+def test_the_receiver_has_every_report_whole_across_reconnections(
+    reports: list[list[tuple[int, int, int]]], reconnections: set[int]
+) -> None:
+    sender, receiver = SharedLists(), SharedLists()
+    for sequence, uploads in enumerate(reports):
+        if sequence in reconnections:
+            sender, receiver = SharedLists(), SharedLists()
+        whole = report(sequence, *(upload(rank, 4, LIST[:some], LIST[:other]) for rank, some, other in uploads))
+        assert receiver.complete(sender.shorten(whole)) == whole
