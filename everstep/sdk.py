@@ -22,6 +22,7 @@ import functools
 import hashlib
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
@@ -97,16 +98,14 @@ def client(
     if is_loopback(found.endpoint_url):
         # Use no proxy for a service on this machine.
         settings = settings.merge(Config(proxies={}))
-    session = botocore.session.Session(session_vars=_UNREAD)
-    session.register_component("data_loader", _loader())
-    session.register(f"creating-client-class.{SERVICE}", _add_conveniences)
-    made = session.create_client(
-        SERVICE,
-        region_name=region_name or REGION,
-        endpoint_url=found.endpoint_url,
-        verify=found.ca_bundle,
-        config=settings.merge(config) if config else settings,
-    )
+    with _SESSION_LOCK:
+        made = shared_session().create_client(
+            SERVICE,
+            region_name=region_name or REGION,
+            endpoint_url=found.endpoint_url,
+            verify=found.ca_bundle,
+            config=settings.merge(config) if config else settings,
+        )
     add_to(made, found.token)
     exchanges.watch(made)
     cast(Any, made).everstep_configuration = found
@@ -146,13 +145,20 @@ class _Loader(Loader):  # type: ignore[misc]  # botocore has no types
         return [SERVICE]
 
 
-@functools.cache
-def _loader() -> Loader:
-    """Return one loader for all clients, so that botocore's data is read once.
+_SESSION_LOCK: Final = threading.Lock()
+"""Held while the session makes a client, because botocore's sessions are not thread-safe."""
 
-    It searches the package's model first, because ~/.aws/models may contain an older version.
+
+@functools.cache
+def shared_session() -> botocore.session.Session:
+    """Return one session for all clients, because a new session takes longer than a client. Call under the lock.
+
+    Its loader searches the package's model first, because ~/.aws/models may contain an older version.
     """
-    return _Loader(extra_search_paths=[str(DATA)])
+    session = botocore.session.Session(session_vars=_UNREAD)
+    session.register_component("data_loader", _Loader(extra_search_paths=[str(DATA)]))
+    session.register(f"creating-client-class.{SERVICE}", _add_conveniences)
+    return session
 
 
 def _require_ours(http_response: Any, **_: Any) -> None:

@@ -17,7 +17,7 @@ from botocore.config import Config
 from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError, ReadTimeoutError
 
 import everstep
-from everstep import failures
+from everstep import failures, sdk
 from everstep.errors import ConfigurationError, ServiceFailed
 
 URL = "http://127.0.0.1:1"
@@ -123,7 +123,23 @@ def test_no_token_crosses_a_network_in_the_clear(monkeypatch):
     assert wire.requests == []
 
 
+def test_clients_share_one_session_and_neither_token_nor_address(monkeypatch):
+    everstep.client(URL, "first")
+    monkeypatch.setattr("botocore.session.Session", lambda **_: pytest.fail("a second session was made"))
+    wires = [Wire(monkeypatch, {}), Wire(monkeypatch, {})]
+    clients = [everstep.client(f"{URL}{number}", f"token-{number}") for number in range(2)]
+    for client, wire in zip(clients, wires, strict=True):
+        client.meta.events.register("before-send.everstep", wire)
+    for client in clients:
+        client.list_fleets()
+    for number, wire in enumerate(wires):
+        (request,) = wire.requests
+        assert request.url == f"{URL}{number}/v1/fleets"
+        assert request.headers["Authorization"] in (f"Bearer token-{number}", f"Bearer token-{number}".encode())
+
+
 def test_nothing_of_the_users_aws_configuration_is_read(monkeypatch, tmp_path):
+    monkeypatch.setattr(sdk, "shared_session", sdk.shared_session.__wrapped__)  # a session that has read nothing yet
     (tmp_path / "config").write_text("not = a configuration")
     monkeypatch.setenv("AWS_PROFILE", "none-of-that-name")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
