@@ -5,6 +5,7 @@ Invariant: a server runs only if the database has exactly the schema that the se
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from alembic.config import Config
@@ -36,6 +37,7 @@ def migrations() -> Path:
     raise SchemaMismatch("the migrations are missing from this installation of Everstep: reinstall it")
 
 
+@functools.cache  # reading the migrations takes longer than the rest of a server's start
 def newest() -> str:
     """Return the schema revision that this code needs."""
     head = ScriptDirectory.from_config(_config()).get_current_head()
