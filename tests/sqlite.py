@@ -21,6 +21,12 @@ def make_migrated(path: Path) -> None:
     shutil.copyfile(_template(), path)
 
 
+def migrated(path: Path) -> Database:
+    """Create a database as `make_migrated` does, and open it. The caller closes it."""
+    make_migrated(path)
+    return Database(f"sqlite:///{path}")
+
+
 @functools.cache
 def _template() -> Path:
     directory = tempfile.TemporaryDirectory(prefix="everstep-test-")

@@ -134,10 +134,6 @@ class Database:
         with self._writing.begin() as connection:
             yield connection
 
-    def create_tables(self) -> None:
-        """Create all tables without migrations. For tests only."""
-        Base.metadata.create_all(self.engine)
-
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()

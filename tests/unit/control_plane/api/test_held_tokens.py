@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -16,16 +17,16 @@ from control_plane.db import tokens
 from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from control_plane.db.versions import Versions
+from tests import sqlite
 from tests.unit.control_plane.api.conftest import START, Clock
 
 
 class Desk:
     """The cache of tokens under test, and a second connection to its database, as another process has."""
 
-    def __init__(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = Clock()
-        self.own, self.other = Database(url), Database(url)
-        self.own.create_tables()
+        self.own, self.other = sqlite.migrated(path), Database(f"sqlite:///{path}")
         self.versions = Versions(self.own)
         self.held = HeldTokens(self.own, self.versions, self.clock)
         self.looked_up = 0
@@ -57,7 +58,7 @@ class Desk:
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch) -> Iterator[Desk]:
-    made = Desk(f"sqlite:///{tmp_path / 'test.db'}", monkeypatch)
+    made = Desk(tmp_path / "test.db", monkeypatch)
     yield made
     made.close()
 

@@ -10,6 +10,7 @@ from control_plane.db import jobs
 from control_plane.db.jobs import JobRecord, JobSpec, NewJob
 from control_plane.db.leases import Lease, Leaser
 from control_plane.db.session import Database
+from tests import sqlite
 from tests.postgresql import BOTH_ENGINES
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -23,9 +24,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def database(database_url: str, tmp_path: Path) -> Iterator[Database]:
-    made = Database(database_url or f"sqlite:///{tmp_path / 'test.db'}")
-    if not database_url:
-        made.create_tables()
+    made = Database(database_url) if database_url else sqlite.migrated(tmp_path / "test.db")
     yield made
     made.close()
 

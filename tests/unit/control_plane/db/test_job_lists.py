@@ -15,6 +15,7 @@ from control_plane.db import job_lists, jobs
 from control_plane.db.job_lists import JobFilter, SortBy
 from control_plane.db.models import Job
 from control_plane.db.session import Database
+from tests import sqlite
 from tests.unit.control_plane.db.conftest import NOW, new_job, spec
 
 MANY = 10_000
@@ -117,8 +118,7 @@ def test_a_status_lists_what_shows_it(database):
 def large(tmp_path_factory) -> Iterator[Database]:
     """Yield a database of ten thousand jobs, one percent of which are running."""
     directory: Path = tmp_path_factory.mktemp("large")
-    made = Database(f"sqlite:///{directory / 'large.db'}")
-    made.create_tables()
+    made = sqlite.migrated(directory / "large.db")
     template = {"tags": {}, "spec": asdict(spec()), "reason": "", "transitions": [], "lease_counter": 0}
     rows = [
         {

@@ -19,9 +19,9 @@ from control_plane.db import events, exports
 from control_plane.db.errors import StaleLease
 from control_plane.db.events import NewEvent
 from control_plane.db.leases import Leaser
-from control_plane.db.session import Database
 from control_plane.loop import exporter
 from control_plane.loop.exporter import LOOK_SECONDS, MOST_RETRY_SECONDS, EventExporter
+from tests import sqlite
 from tests.unit.control_plane.loop.test_repeating import Pauses
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -56,8 +56,7 @@ class Sink:
 
 class World:
     def __init__(self, directory: Path) -> None:
-        self.database = Database(f"sqlite:///{directory / 'test.db'}")
-        self.database.create_tables()
+        self.database = sqlite.migrated(directory / "test.db")
         self.seconds = 0.0
         self.sink = Sink()
         self.exporter = self.replica("one")

@@ -18,12 +18,12 @@ from control_plane.core.states import JobState
 from control_plane.db import exports, jobs, nodes
 from control_plane.db.leases import Leaser
 from control_plane.db.nodes import AgentFacts
-from control_plane.db.session import Database
 from control_plane.loop.log_exporter import LogExporter, cursor_of, text_of
 from control_plane.loop.log_reader import Cursor
 from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.log_chunks import NO_RANK, ChunkHead, ChunkName, LogLine, encode_head, encode_lines
 from everstep.protocol.plan import ObjectReference
+from tests import sqlite
 from tests.fakes.cloud import MemoryObjectStore
 from tests.unit.control_plane.db.conftest import NOW, new_job
 from tests.unit.control_plane.db.test_jobs import plan
@@ -55,8 +55,7 @@ class Sink:
 
 class World:
     def __init__(self, directory: Path) -> None:
-        self.database = Database(f"sqlite:///{directory / 'test.db'}")
-        self.database.create_tables()
+        self.database = sqlite.migrated(directory / "test.db")
         self.objects = MemoryObjectStore("b")
         self.sink = Sink()
         self.seconds = 0.0

@@ -25,6 +25,7 @@ from everstep.protocol.agent_messages import (
     MetricsStored,
 )
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
+from tests import sqlite
 from tests.unit.control_plane.db.conftest import NOW, new_job
 from tests.unit.control_plane.loop.test_repeating import Pauses
 
@@ -38,8 +39,7 @@ BATCH = MetricBatch(
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    made = Database(f"sqlite:///{tmp_path / 'test.db'}")
-    made.create_tables()
+    made = sqlite.migrated(tmp_path / "test.db")
     with made.write() as session:
         job = jobs.create(session, new_job(run_id=RUN), NOW)
         for number, nodes in ((1, ("i-1", "i-2")), (2, ("i-4",))):
