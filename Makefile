@@ -12,6 +12,8 @@ HANGS := -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 FAST_FOLDERS := tests/contract tests/golden tests/properties tests/unit
 DASHBOARD := control_plane/static/index.html
+# Without its bytecode, every process that a test starts would compile Everstep again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup lock demo check fix web pictures test test-fast test-durations test-full test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable
 

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -59,7 +59,8 @@ class PromptServer(Server):
 
     def stop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Request the stop of the server, which runs on this loop in another thread."""
-        loop.call_soon_threadsafe(self._must_stop.set)
+        with suppress(RuntimeError):  # The server has already stopped, and its loop is closed.
+            loop.call_soon_threadsafe(self._must_stop.set)
 
     async def main_loop(self) -> None:
         await self.on_tick(0)
