@@ -11,7 +11,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from control_plane.api.routes.agents import SESSION_CHECK_SECONDS
+from control_plane.api.routes.agents import MALFORMED, SESSION_CHECK_SECONDS
 from control_plane.cloud.errors import CloudUnavailable
 from everstep.protocol.agent_messages import (
     AgentReport,
@@ -445,4 +445,4 @@ async def test_lists_of_shared_objects_are_complete_although_later_reports_only_
         await join(opened, node)
         await opened.send(encode(sent))
         code, reason = await closed(opened)
-    assert (code, reason) == (agents.MALFORMED, "rank 0 names lists of shared objects that were not sent")
+    assert (code, reason) == (MALFORMED, "rank 0 names lists of shared objects that were not sent")
