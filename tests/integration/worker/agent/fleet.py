@@ -35,6 +35,7 @@ from everstep.protocol.agent_messages import (
     RankExit,
     Release,
     Start,
+    UploadedShard,
 )
 from everstep.protocol.codec import LENGTH, Message, decode, encode, frame
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
@@ -799,6 +800,23 @@ class Fleet:
                 kept = {node_id: tuple(slot for slot in slots if slot.step == step) for node_id, slots in keep.items()}
                 return self._plan(step, sources, kept)
         return self._plan(Step(0), [()] * len(place), dict.fromkeys(keep, ()))
+
+    def make_s3_plan(self, stored: Mapping[Rank, UploadedShard]) -> GenerationPlan:
+        """Return a plan that restores all ranks from the shards of one checkpoint."""
+        sources = [
+            (
+                ShardSource(
+                    kind="s3",
+                    origin_generation=shard.origin_generation,
+                    step=shard.step,
+                    digest=shard.payload_digest,
+                    payload_bytes=shard.payload_bytes,
+                    object=shard.object,
+                ),
+            )
+            for _, shard in sorted(stored.items())
+        ]
+        return self._plan(stored[Rank(0)].step, sources, {node.id: () for node in self.nodes})
 
     def _rebuilt(
         self, shards: Mapping[Rank, SlotRecord], shares: Mapping[Rank, SlotRecord], place: Mapping[Rank, NodeId]

@@ -1,19 +1,35 @@
 """A group of agents with parity in memory: one lost node is rebuilt bit-identically, a second loss needs S3.
 
+The agents refuse a damaged share, commit without a member that they cannot reach, and survive their own restart.
+
 Each state has several chunks and another size than the states of other ranks.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 from functools import lru_cache
 
 import pytest
+from msgspec import structs
 
-from everstep.protocol.agent_messages import ShardProtection
-from everstep.protocol.slot import CHUNK_BYTES
+from everstep.protocol.agent_messages import (
+    FaultCode,
+    Load,
+    MemberPhase,
+    NodeFault,
+    ShardProtection,
+    TakeCheckpoint,
+    UploadedShard,
+)
+from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.parity import share_owner
+from everstep.protocol.slot import CHUNK_BYTES, SlotIndex, TensorEntry, pack_index
 from tests.integration.worker.agent import fleet as harness
-from tests.integration.worker.agent.fleet import Fleet, Node, payload
+from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, RUN, Fleet, Node, until
+from worker.core.slots import Content
+from worker.replication.tcp import TcpSession
 
 pytestmark = pytest.mark.integration
 
@@ -24,10 +40,17 @@ def state(rank: int, step: int) -> bytes:
     return random.Random(1000 * rank + step).randbytes((2 + rank) * CHUNK_BYTES - 4096 * (rank + 1))
 
 
+def payload(rank: int, step: int) -> tuple[bytes, int]:
+    """Return a payload with one tensor, which S3 can restore, and the offset of its index."""
+    data = state(rank, step)
+    tensor = TensorEntry("w", "uint8", (len(data),), 0, len(data))
+    return data + pack_index(SlotIndex(tensors=(tensor,), values=b"")), len(data)
+
+
 @pytest.fixture
 def group(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Fleet:
     """A fleet of three nodes in one group with parity."""
-    monkeypatch.setattr(harness, "state", state)
+    monkeypatch.setattr(harness, "payload", payload)
     monkeypatch.setattr(harness, "CAPACITY_BYTES", 4 * CHUNK_BYTES)
     for node in fleet.nodes:
         node.agent.store.memory_bytes = 1 << 28
@@ -75,3 +98,138 @@ async def test_a_lost_node_is_rebuilt_and_the_job_continues(group: Fleet) -> Non
     await group.launch()
     check_restored(group, group.plan.base_step)
     assert group.plan.base_step >= base + 2
+
+
+def checkpoint(fleet: Fleet) -> dict[Rank, UploadedShard]:
+    """Return the shards of the one checkpoint that all nodes have uploaded, by rank."""
+    members = [fleet.control.member(node.id) for node in fleet.nodes]
+    shards = {shard.rank: shard for member in members if member is not None for shard in member.uploads}
+    return shards if len(shards) == len(fleet.nodes) else {}
+
+
+async def test_a_second_loss_before_the_commit_of_the_base_needs_s3(group: Fleet) -> None:
+    await group.launch()
+    await group.train(2)
+    ask = TakeCheckpoint(job=JOB, run=RUN, generation=Generation(group.generation), step=Step(2))
+    await group.send(group.nodes[0], ask)
+    await group.train(5)
+    await until("the checkpoint", lambda: checkpoint(group))
+    stored = checkpoint(group)
+    await lose(group.nodes[1])
+    await group.prepare()
+    await group.load()
+    assert group.plan is not None
+    assert group.plan.base_step > stored[Rank(0)].step
+    await lose(group.nodes[2])
+    await group.prepare()
+    assert group.make_parity_plan().base_step == 0, "the replacement has no share of the base"
+    await group.load(group.make_s3_plan(stored))
+    await group.start()
+    check_restored(group, stored[Rank(0)].step)
+    await group.train(stored[Rank(0)].step + 2)
+    await lose(group.nodes[2])
+    await group.launch()
+    check_restored(group, group.plan.base_step)
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+async def test_a_damaged_share_is_refused_by_its_name(group: Fleet, is_read: bool) -> None:
+    """The byte changes before or after the holder has computed the digests of its share."""
+    await group.launch()
+    await group.train(2)
+    holder, lost = group.nodes[2], group.nodes[1]
+    if not is_read:  # A restarted agent knows no digests, and reads the share again.
+        await group.prepare()
+        await restart(holder)
+    await lose(lost)
+    await group.prepare()
+    plan = group.make_parity_plan()
+    slot = holder.agent.store.sealed(share_owner(Rank(2)), Content(Generation(1), plan.base_step))
+    assert slot is not None
+    with slot.file.payload(5, 6) as byte:
+        byte[0] ^= 1
+    for node in group.nodes:
+        await group.send(node, Load(plan=plan, key=bytes(KEY_BYTES)))
+    await until("the refusal", lambda: faults(group, 1))
+    (fault,) = faults(group, 1)
+    assert fault.code == FaultCode.SOURCE_MISMATCH
+    assert f"parity: the share of rank 2 on {holder.id}: " in fault.message
+
+
+def faults(fleet: Fleet, index: int) -> tuple[NodeFault, ...]:
+    member = fleet.control.member(fleet.nodes[index].id)
+    return () if member is None else member.faults
+
+
+async def restart(node: Node) -> None:
+    await node.stop()
+    node.start()
+    node.agent.store.memory_bytes = 1 << 28
+
+
+async def test_an_agent_restarts_while_shares_accumulate(group: Fleet) -> None:
+    await group.launch()
+    await group.train(2)
+    group.ranks[2].captures = False
+    await until("a step that all ranks can capture", group.is_expected)
+    step = group.ranks[0].word.proposed
+    while group.ranks[0].boundary < step:
+        for rank in group.ranks:
+            rank.step()
+    holder = group.nodes[1].agent.store
+    await until(
+        "rank 0's contribution",
+        lambda: any(slot.is_written_with(Content(Generation(1), step)) for slot in holder.shards[share_owner(Rank(1))]),
+    )
+    await restart(group.nodes[1])
+    await until("the agent", lambda: group.members(MemberPhase.RUNNING))
+    group.ranks[2].captures = True
+    await group.train(step)
+    await lose(group.nodes[0])
+    await group.launch()
+    assert group.plan is not None
+    check_restored(group, group.plan.base_step)
+    assert group.plan.base_step >= step
+
+
+async def test_steps_are_committed_without_a_member_that_cannot_be_reached(
+    group: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One holder receives nothing from one member. Its share stays incomplete, so all members drop the holder."""
+    monkeypatch.setattr(harness, "TIMEOUTS", structs.replace(harness.TIMEOUTS, holder_deadline_seconds=1.0))
+    await group.launch()
+    await group.train(2)
+    holder = group.nodes[1]
+    member = holder.agent.lifecycle.member
+    assert member is not None
+    answers = asyncio.Event()
+    serve = member.receiver.replica
+
+    async def deaf(session: TcpSession) -> None:
+        if session.opened.owner_rank == 2:
+            await answers.wait()
+        await serve(session)
+
+    member.receiver.replica = deaf  # type: ignore[method-assign]
+    await holder.agent.listener.revoke()
+    holder.agent.listener.admit(member.sessions.credentials, member.serve)
+    await group.train(group.ranks[0].boundary + 3)
+    await until(
+        "the holder to be out of view of both members",
+        lambda: all(holder.id not in protection(group, rank).in_view for rank in (0, 2)),
+    )
+    answers.set()
+    await until("the holder to be back", lambda: is_whole_after_steps(group))
+    await group.train(group.ranks[0].boundary + 1)
+    await lose(group.nodes[0])
+    await group.launch()
+    assert group.plan is not None
+    check_restored(group, group.plan.base_step)
+
+
+def is_whole_after_steps(fleet: Fleet) -> bool:
+    """Make one step if every rank can capture it. Return whether every member is in every view."""
+    if fleet.is_expected():
+        for rank in fleet.ranks:
+            rank.step()
+    return all(protection(fleet, rank).in_view == protection(fleet, rank).holders for rank in range(3))

@@ -364,3 +364,10 @@ class TestCapturing:
         assert based.capture(step(5)) == based
         sealed = shard.seal(step(8))
         assert sealed.capture(step(8)) == sealed
+
+
+def test_a_holder_of_parity_receives_a_step_only_after_its_seal() -> None:
+    shard = replace(committed(), has_parity=True).capture(step(8))
+    assert replace(shard, has_parity=False).wanted(A) == step(8)
+    assert shard.wanted(A) == NONE
+    assert shard.seal(step(8)).wanted(A) == step(8)

@@ -1,10 +1,14 @@
-"""Which slots a node keeps when the number of ranks changes. Rank 2 exists only in the earlier generation."""
+"""Which slots a node keeps when the number of ranks changes, and which shares it keeps with parity.
+
+In a relayout, rank 2 exists only in the earlier generation.
+"""
 
 from __future__ import annotations
 
 from msgspec import structs
 
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.parity import share_owner
 from everstep.protocol.plan import GenerationPlan, Relayout, ShardSource, SlotReference
 from tests.unit.worker.rank_plans import rank_plan
 from worker.core.slots import Content
@@ -81,3 +85,39 @@ def test_strays_of_ranks_that_the_new_layout_lacks_do_not_break_a_plan_without_a
     assert not strays.is_over(Rank(2))
     assert strays.heard(Step(11), ()).is_over(Rank(2))
     assert KeptContents(later, later.node(FIRST)).keep(Rank(2)) == {BASE}
+
+
+def parity_plan() -> GenerationPlan:
+    """Return a plan of two nodes in one group with parity, which starts from a step in memory."""
+    plan = rank_plan(addresses=("127.0.0.1", "127.0.0.1"), generation=2)
+    source = ShardSource(
+        kind="local", origin_generation=BASE.origin, step=BASE.step, digest=b"", payload_bytes=1, node_id=FIRST
+    )
+    return structs.replace(
+        plan,
+        base_step=BASE.step,
+        nodes=tuple(structs.replace(node, keep=(reference(share_owner(Rank(0)), OLDER),)) for node in plan.nodes),
+        ranks=tuple(
+            structs.replace(rank, holders=(node, other), stripe=(Rank(0), Rank(1)), sources=(source,))
+            for rank, node, other in zip(plan.ranks, (FIRST, SECOND), (SECOND, FIRST), strict=True)
+        ),
+    )
+
+
+def test_a_node_keeps_the_share_of_the_base_and_the_shares_that_the_plan_names_until_the_first_commit() -> None:
+    plan = parity_plan()
+    contents = KeptContents(plan, plan.node(FIRST))
+    assert contents.keep(share_owner(Rank(0))) == {BASE, OLDER}
+    contents.committed = BASE.step
+    assert contents.keep(share_owner(Rank(0))) == {BASE}
+    contents.committed = Step(10)
+    assert contents.keep(share_owner(Rank(0))) == {Content(Generation(2), Step(10))}
+
+
+def test_with_parity_a_node_places_its_own_shard_and_share_and_no_shard_of_another_member() -> None:
+    assert Strays.of(parity_plan(), FIRST).placed == {0, share_owner(Rank(0))}
+    plan = parity_plan()
+    kept = structs.replace(
+        plan, nodes=tuple(structs.replace(node, keep=(reference(0), reference(1))) for node in plan.nodes)
+    )
+    assert strayed(kept) == {0, 1}

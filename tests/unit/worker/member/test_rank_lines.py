@@ -42,10 +42,11 @@ from everstep.protocol.rank_messages import (
     write_rank_half,
 )
 from everstep.protocol.rounds import Announcement
-from everstep.protocol.slot import SlotHeader, SlotState
+from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState
 from tests.unit.worker.rank_plans import rank_plan
 from worker.core.metric_outbox import MetricOutbox
 from worker.core.own_metrics import PERIOD_SECONDS, NodeUsage
+from worker.core.parity import CONTRIBUTION_BYTES
 from worker.core.rounds import NONE, Shard
 from worker.core.slots import Content
 from worker.member.rank_lines import RankLines
@@ -365,6 +366,25 @@ async def test_shards_of_different_sizes_are_counted_as_they_are(tmp_path: Path)
     place.lines.slots.capacities[Rank(1)] = 400_000
     assert isinstance(await ask(place, large), SlotsRefused)
     assert "2 slots · 1 copies · 808,192 bytes of shards per node need 1,616,384 bytes" in place.shard.refusal
+    place.page.close(unlink=True)
+    place.store.close()
+
+
+async def test_a_refusal_with_parity_counts_the_shares(tmp_path: Path) -> None:
+    """A share of a small shard is as large as the shard."""
+    plan = rank_plan(ranks_per_node=1)
+    stripe = tuple(map(Rank, range(4)))
+    place = Place(
+        tmp_path / "slots", structs.replace(plan, ranks=tuple(structs.replace(r, stripe=stripe) for r in plan.ranks))
+    )
+    place.lines.welcome_all()
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=400_000)), SlotsRefused)
+    needed = 2 * (2 * (400_000 + HEADER_BYTES) + 3 * CONTRIBUTION_BYTES)
+    assert place.shard.refusal.startswith(
+        f"Protection.Parity: 2 slots · shards and shares in groups of 4 nodes · {400_000 + HEADER_BYTES:,} bytes of "
+        f"shards per node need {needed:,} bytes of host memory per node; "
+    )
     place.page.close(unlink=True)
     place.store.close()
 
