@@ -172,6 +172,10 @@ class Shares:
         slot = self._store.sealed(share_owner(member.holder), content)
         return slot is not None and self._is_of(member, slot) and contribution in contributions_of(slot.file)
 
+    def accumulation(self, holder: Rank, content: Content) -> Accumulation | None:
+        """Return the share of `content` that is not sealed yet, or None."""
+        return self._accumulations.get((holder, content))
+
     async def reserve(self, contributor: Rank, shard_bytes: int) -> None:
         """Create the slots of the share before the first contribution.
 
@@ -214,7 +218,7 @@ class Shares:
         owner = share_owner(member.holder)
         async with self._locks[member.holder]:
             capacity = self._capacity(member, max(shard_bytes, contribution.payload_bytes))
-            found = self._accumulations.get((member.holder, content))
+            found = self.accumulation(member.holder, content)
             if (
                 found is not None
                 and found.slot.is_written_with(content)

@@ -101,6 +101,7 @@ class Pair:
         payload_bytes: int = 10_000,
         memory_bytes: int = 1 << 24,
         holder_memory_bytes: int = 1 << 24,
+        has_parity: bool = False,
     ) -> None:
         self.payload_bytes = payload_bytes
         self.owner_store = self._store(tmpfs / "owner", memory_bytes)
@@ -114,7 +115,7 @@ class Pair:
         self.shard = OwnedShard(
             rank=RANK,
             generation=GENERATION,
-            core=Shard.begin(Step(0), (HOLDER,)),
+            core=Shard.begin(Step(0), (HOLDER,), has_parity=has_parity),
             base=None,
             store=self.owner_store,
             page=RankPage(self.owner_store.page_path(RANK), generation=GENERATION),
