@@ -5,7 +5,7 @@
     control_plane.core.recovery.choose          the step from which a generation starts, and the slots to keep for it
     control_plane.core.placement.plan           the groups of nodes
     worker.core.parity                          how a share is accumulated, and the slot that it uses
-    tests.model.parity_rules                    what survivors can rebuild
+    control_plane.core.rebuilding.rebuilds      what survivors can rebuild
 
 Each node has one rank. A rank captures and seals a step at once, because `tests.model.step_protocol` explores captures.
 This model explores contributions: chunks that arrive twice, lines that break, agents that restart between two chunks,
@@ -23,22 +23,23 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property, lru_cache
 from itertools import combinations
 from typing import NamedTuple
+from unittest.mock import patch
 
-from control_plane.core import placement, recovery
+from control_plane.core import placement, rebuilding, recovery
 from control_plane.core.observed.steps import GenerationRecord, RefusedSource
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
-from everstep.protocol.parity import Contribution
+from everstep.protocol.parity import Contribution, Rebuild, holder_of, is_share, share_owner
 from everstep.protocol.plan import SlotRecord
 from everstep.protocol.rank_messages import Standing, Vote
 from everstep.protocol.rounds import RankRound
 from everstep.protocol.slot import SlotState
-from tests.model import parity_rules
 from tests.model.explore import Driver, Explored, Found, every_interleaving, walk
 from tests.model.step_protocol import Violation
 from tests.model.world import NONE, Pair, empty_pair, put
@@ -52,10 +53,6 @@ Token = tuple[int, Content]
 """The name of one rank's shard. A set of tokens stands for the bytes of a share."""
 DAMAGE: Token = (-1, Content(Generation(0), Step(0)))
 """A token that stands for changed bits. A share that a memory fault has damaged contains it."""
-SHARE = 1_000
-"""Offset that marks a share. Inventories and plans name a share by its holder's rank plus this number."""
-REBUILT = NodeId("rebuilt")
-"""A fictitious node in the survey for `recovery.choose`. It holds the shards that the survivors can rebuild."""
 WEIGHTS = {
     "boundary": 0.3,
     "drop": 0.3,
@@ -193,7 +190,7 @@ class Rules:
     writable: Callable[..., int | None] = slots.writable
     kept: Callable[..., frozenset[Content]] = slots.kept
     place: Callable[..., int | None] = parity.place
-    rebuildable: Callable[..., dict[Content, Contribution]] = parity_rules.rebuildable
+    rebuilds: Callable[..., list[tuple[rebuilding.Content, Rebuild]]] = rebuilding.rebuilds
     verifies: bool = True
     """True if a node compares a rebuilt shard with the lost owner's digest."""
     cancels: bool = True
@@ -736,28 +733,13 @@ class Model:
         inventories = {
             NodeId(f"{seat}"): (
                 *(_record(seat, content, contribution(seat, content).digest) for content in listed.shards),
-                *(_record(SHARE + seat, content, b"share") for content, _ in listed.shares),
+                *(_record(share_owner(Rank(seat)), content, b"share", header) for content, header in listed.shares),
             )
             for seat, listed in present.items()
         }
-        rebuilt: dict[tuple[int, Content], Contribution] = {}
-        for group in self.groups:
-            found = self.rules.rebuildable(
-                [Rank(seat) for seat in group],
-                {
-                    Rank(seat): {each: contribution(seat, each).digest for each in present[seat].shards}
-                    for seat in group
-                    if seat in present
-                },
-                {Rank(seat): dict(present[seat].shares) for seat in group if seat in present},
-            )
-            rebuilt.update({(lost.rank, content): lost for content, lost in found.items()})
         survey = recovery.Survey(
             owners=[NodeId(f"{seat}") for seat in self.seats],
-            inventories={
-                **inventories,
-                REBUILT: tuple(_record(rank, content, lost.digest) for (rank, content), lost in rebuilt.items()),
-            },
+            inventories=inventories,
             path=path,
             worlds={Generation(generation): self.shape.nodes for generation, _, _ in world.lineage},
             refused=[
@@ -767,7 +749,8 @@ class Model:
                 path, Step(NONE), [(Generation(world.generation), Step(each.committed)) for each in present.values()]
             ),
         )
-        chosen = recovery.choose(survey)
+        with patch.object(rebuilding, "rebuilds", self.rules.rebuilds):
+            chosen = recovery.choose(survey)
         if chosen.base_step < world.best:
             raise Violation(f"the base is {chosen.base_step} although {world.best} was committed and covered")
         firsts = [sources[0] for sources in chosen.sources if sources]
@@ -775,10 +758,12 @@ class Model:
         if len(origins) > 1:
             raise Violation(f"base {chosen.base_step} as captured by generations {sorted(origins)}")
         origin = max(origins, default=0)
-        base = Content(Generation(origin), chosen.base_step)
-        keep = tuple((_kept_of(chosen, seat, seat), _kept_of(chosen, seat, SHARE + seat)) for seat in self.seats)
+        keep = tuple(
+            (_kept_of(chosen, seat, seat), _kept_of(chosen, seat, share_owner(Rank(seat)))) for seat in self.seats
+        )
         wanted = tuple(
-            rebuilt[rank, base] if firsts and firsts[rank].node_id == REBUILT else None for rank in self.seats
+            source.rebuild.lost if source is not None and source.rebuild is not None else None
+            for source in (firsts or (None,) * self.shape.nodes)
         )
         plan = Plan(chosen.base_step, origin, keep, wanted)
         return world._replace(restore=restore._replace(dead=frozenset(), plan=plan, loaded=(False,) * self.shape.nodes))
@@ -893,7 +878,7 @@ def _sealed_only(pair: tuple[ShareSlot, ...]) -> tuple[ShareSlot, ...]:
     return tuple(slot if slot.view.state is SlotState.SEALED else ShareSlot() for slot in pair)
 
 
-def _record(owner: int, content: Content, digest: bytes) -> SlotRecord:
+def _record(owner: int, content: Content, digest: bytes, contributions: Collection[Contribution] = ()) -> SlotRecord:
     return SlotRecord(
         owner_rank=Rank(owner),
         origin_generation=content.origin,
@@ -901,6 +886,7 @@ def _record(owner: int, content: Content, digest: bytes) -> SlotRecord:
         payload_bytes=1,
         digest=digest,
         layout_hash=b"",
+        contributions=tuple(sorted(contributions, key=lambda each: each.rank)),
     )
 
 
@@ -990,24 +976,44 @@ def place_any(
 
 
 def rebuild_from_some(
-    group: Sequence[Rank],
-    shards: Mapping[Rank, Mapping[Content, bytes]],
-    shares: Mapping[Rank, Mapping[Content, Collection[Contribution]]],
-) -> dict[Content, Contribution]:
+    listed: Iterable[tuple[NodeId, SlotRecord]], worlds: Mapping[Generation, int]
+) -> list[tuple[rebuilding.Content, Rebuild]]:
     """Planted bug: treat a lost shard as rebuildable as soon as any one share contains it."""
-    named = {(content, each) for listed in shares.values() for content, all_of in listed.items() for each in all_of}
-    return {content: each for content, each in named if content not in shards.get(each.rank, {})}
+    shares, owners = _sorted(listed)
+    return [
+        (content, Rebuild(lost=each, survivors=()))
+        for content, share in shares
+        for each in share.contributions
+        if each.rank not in owners[content]
+    ]
 
 
 def rebuild_without_shares(
-    group: Sequence[Rank],
-    shards: Mapping[Rank, Mapping[Content, bytes]],
-    shares: Mapping[Rank, Mapping[Content, Collection[Contribution]]],
-) -> dict[Content, Contribution]:
+    listed: Iterable[tuple[NodeId, SlotRecord]], worlds: Mapping[Generation, int]
+) -> list[tuple[rebuilding.Content, Rebuild]]:
     """Planted bug: treat a lost shard as rebuildable although a survivor never sealed its share."""
-    contents = {content for listed in shards.values() for content in listed}
-    lost = {content: [rank for rank in group if content not in shards.get(rank, {})] for content in contents}
-    return {content: contribution(ranks[0], content) for content, ranks in lost.items() if len(ranks) == 1}
+    shares, owners = _sorted(listed)
+    return [
+        (content, Rebuild(lost=lost[0], survivors=()))
+        for content, share in shares
+        if holder_of(share.owner_rank) in owners[content]
+        and len(lost := [each for each in share.contributions if each.rank not in owners[content]]) == 1
+    ]
+
+
+def _sorted(
+    listed: Iterable[tuple[NodeId, SlotRecord]],
+) -> tuple[list[tuple[rebuilding.Content, SlotRecord]], Mapping[rebuilding.Content, set[Rank]]]:
+    """Return all shares with their content, and the owners of the shards of each content."""
+    shares: list[tuple[rebuilding.Content, SlotRecord]] = []
+    owners: defaultdict[rebuilding.Content, set[Rank]] = defaultdict(set)
+    for _, slot in listed:
+        content = (slot.origin_generation, slot.step)
+        if is_share(slot.owner_rank):
+            shares.append((content, slot))
+        else:
+            owners[content].add(slot.owner_rank)
+    return shares, owners
 
 
 class AcksAlone(Shard):
@@ -1027,8 +1033,8 @@ BUGS: Mapping[str, Rules] = {
     "early-recycle": Rules(place=place_in_oldest),
     "outdated-offer": Rules(place=place_any),
     "unverified": Rules(verifies=False),
-    "two-losses": Rules(rebuildable=rebuild_from_some),
-    "without-shares": Rules(rebuildable=rebuild_without_shares),
+    "two-losses": Rules(rebuilds=rebuild_from_some),
+    "without-shares": Rules(rebuilds=rebuild_without_shares),
     "owner-ack": Rules(shard=AcksAlone),
     "never-cancels": Rules(cancels=False),
 }

@@ -201,7 +201,7 @@ class RankSlots:
         besides = ", with its other slots," if needed < error.needed_bytes else ""
         plan, every = self._plan.ranks[rank], sum(each.values()) + len(each) * HEADER_BYTES
         field, kept, advice = (
-            ("Parity", f"shards and shares in groups of {len(plan.stripe)} nodes", "larger groups")
+            ("ParityGroupSize", f"shards and shares in groups of {len(plan.stripe)} nodes", "larger groups")
             if plan.stripe
             else ("Copies", f"{len(plan.copy_nodes)} copies", "fewer copies")
         )

@@ -21,6 +21,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from control_plane.core import recovery
+from control_plane.core.observed.steps import GenerationRecord
 from everstep.protocol.agent_messages import (
     AgentReport,
     AgentToControl,
@@ -39,7 +40,7 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.codec import LENGTH, Message, decode, encode, frame
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
-from everstep.protocol.parity import Rebuild, Survivor, holder_of, is_share
+from everstep.protocol.parity import is_share
 from everstep.protocol.plan import (
     CheckpointPlan,
     GenerationPlan,
@@ -49,10 +50,8 @@ from everstep.protocol.plan import (
     Relayout,
     ScriptPlan,
     ShardSource,
-    SlotRecord,
     SlotReference,
     SourceArchive,
-    SourceKind,
     Timeouts,
 )
 from everstep.protocol.rank_messages import (
@@ -559,6 +558,8 @@ class Fleet:
         """
         self.has_parity = False
         """True: all nodes form one group with parity in memory, instead of copies. Set before the first launch only."""
+        self.lineage: list[GenerationRecord] = []
+        """The generations that have a plan. Plans with parity follow the history that these records describe."""
 
     @property
     def ranks(self) -> list[ScriptedRank]:
@@ -700,16 +701,17 @@ class Fleet:
         Args:
             worlds: number of ranks of each earlier generation. Each one continues from the one before.
         """
-        members = {node.id: self.control.member(node.id) for node in self.nodes}
-        chosen = recovery.choose(
-            recovery.Survey(
-                owners=[node.id for index, node in enumerate(self.nodes) for _ in self.ranks_of(index)],
-                inventories={node_id: member.inventory for node_id, member in members.items() if member is not None},
-                path=dict.fromkeys(worlds, recovery.UNBOUNDED),
-                worlds=worlds,
-            )
-        )
+        chosen = recovery.choose(self._survey(dict.fromkeys(worlds, recovery.UNBOUNDED), worlds))
         return self._plan(chosen.base_step, chosen.sources, chosen.keep, chosen.relayout)
+
+    def _survey(self, path: recovery.Path, worlds: Mapping[Generation, int]) -> recovery.Survey:
+        members = {node.id: self.control.member(node.id) for node in self.nodes}
+        return recovery.Survey(
+            owners=[node.id for index, node in enumerate(self.nodes) for _ in self.ranks_of(index)],
+            inventories={node_id: member.inventory for node_id, member in members.items() if member is not None},
+            path=path,
+            worlds=worlds,
+        )
 
     def _plan(
         self,
@@ -759,6 +761,16 @@ class Fleet:
             timeouts=TIMEOUTS,
             relayout=relayout,
         )
+        self.lineage = [each for each in self.lineage if each.generation < self.generation]
+        self.lineage.append(
+            GenerationRecord(
+                generation=self.plan.generation,
+                parent=self.plan.parent,
+                base_step=base,
+                world_size=self.plan.world_size,
+                was_started=True,
+            )
+        )
         return self.plan
 
     def _holders(self, index: int) -> tuple[NodeId, ...]:
@@ -771,35 +783,10 @@ class Fleet:
         return tuple(Rank(place * self.per_node + rank % self.per_node) for place in range(len(self.nodes)))
 
     def make_parity_plan(self) -> GenerationPlan:
-        """Return a plan that starts from the newest step whose shards all exist, or can be rebuilt from shares."""
-        shards: dict[Step, dict[Rank, SlotRecord]] = {}
-        shares: dict[Step, dict[Rank, SlotRecord]] = {}
-        place = {rank: node.id for index, node in enumerate(self.nodes) for rank in self.ranks_of(index)}
-        keep: dict[NodeId, tuple[SlotReference, ...]] = {}
-        for node in self.nodes:
-            member = self.control.member(node.id)
-            assert member is not None
-            for slot in member.inventory:
-                (shares if is_share(slot.owner_rank) else shards).setdefault(slot.step, {})[
-                    holder_of(slot.owner_rank)
-                ] = slot
-            keep[node.id] = tuple(
-                SlotReference(
-                    owner_rank=slot.owner_rank,
-                    origin_generation=slot.origin_generation,
-                    step=slot.step,
-                    digest=slot.digest,
-                )
-                for slot in member.inventory
-            )
-        for step in sorted(shards, reverse=True):
-            rebuilt = self._rebuilt(shards[step], shares.get(step, {}), place)
-            local = {rank: (_source("local", slot, place[rank]),) for rank, slot in shards[step].items()}
-            if len(local | rebuilt) == len(place):
-                sources = [(local | rebuilt)[rank] for rank in sorted(place)]
-                kept = {node_id: tuple(slot for slot in slots if slot.step == step) for node_id, slots in keep.items()}
-                return self._plan(step, sources, kept)
-        return self._plan(Step(0), [()] * len(place), dict.fromkeys(keep, ()))
+        """Return the plan that the control plane's decision code chooses, for the same number of ranks."""
+        path = recovery.path_of(self.lineage, recovery.newest_started(self.lineage))
+        chosen = recovery.choose(self._survey(path, recovery.worlds_of(self.lineage)))
+        return self._plan(chosen.base_step, chosen.sources, chosen.keep)
 
     def make_s3_plan(self, stored: Mapping[Rank, UploadedShard]) -> GenerationPlan:
         """Return a plan that restores all ranks from the shards of one checkpoint."""
@@ -817,50 +804,6 @@ class Fleet:
             for _, shard in sorted(stored.items())
         ]
         return self._plan(stored[Rank(0)].step, sources, {node.id: () for node in self.nodes})
-
-    def _rebuilt(
-        self, shards: Mapping[Rank, SlotRecord], shares: Mapping[Rank, SlotRecord], place: Mapping[Rank, NodeId]
-    ) -> dict[Rank, tuple[ShardSource, ...]]:
-        """Return a source for the lost shard of each stripe that has lost exactly one."""
-        found: dict[Rank, tuple[ShardSource, ...]] = {}
-        for lost in place.keys() - shards.keys():
-            left = [rank for rank in self._stripe(lost) if rank != lost]
-            if not all(rank in shards and rank in shares for rank in left):
-                continue
-            (named,) = {each for rank in left for each in shares[rank].contributions if each.rank == lost}
-            survivors = tuple(
-                Survivor(
-                    rank=rank,
-                    node_id=place[rank],
-                    shard_bytes=shards[rank].payload_bytes,
-                    shard_digest=shards[rank].digest,
-                    share_bytes=shares[rank].payload_bytes,
-                    share_digest=shares[rank].digest,
-                )
-                for rank in left
-            )
-            found[lost] = (
-                ShardSource(
-                    kind="parity",
-                    origin_generation=shards[left[0]].origin_generation,
-                    step=shards[left[0]].step,
-                    digest=named.digest,
-                    payload_bytes=named.payload_bytes,
-                    rebuild=Rebuild(lost=named, survivors=survivors),
-                ),
-            )
-        return found
-
-
-def _source(kind: SourceKind, slot: SlotRecord, node_id: NodeId) -> ShardSource:
-    return ShardSource(
-        kind=kind,
-        origin_generation=slot.origin_generation,
-        step=slot.step,
-        digest=slot.digest,
-        payload_bytes=slot.payload_bytes,
-        node_id=node_id,
-    )
 
 
 def source_archive(objects: MemoryObjectStore) -> SourceArchive:

@@ -382,7 +382,7 @@ async def test_a_refusal_with_parity_counts_the_shares(tmp_path: Path) -> None:
     assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=400_000)), SlotsRefused)
     needed = 2 * (2 * (400_000 + HEADER_BYTES) + 3 * CONTRIBUTION_BYTES)
     assert place.shard.refusal.startswith(
-        f"Protection.Parity: 2 slots · shards and shares in groups of 4 nodes · {400_000 + HEADER_BYTES:,} bytes of "
+        f"Protection.ParityGroupSize: 2 slots · shards and shares in groups of 4 nodes · {400_000 + HEADER_BYTES:,} bytes of "
         f"shards per node need {needed:,} bytes of host memory per node; "
     )
     place.page.close(unlink=True)
