@@ -561,7 +561,17 @@ def test_errors_are_one_line_with_a_hint_and_an_exit_code(run, error, code):
         (
             ("protection", "describe", "gpt"),
             {"describe_protection": PROTECTION},
-            ["Degraded: rank 0 has 1.", "1 lost: 50.0000%", "i-1, i-2 (out of view)", "2.0 KiB"],
+            ["Degraded: rank 0 has 1.", "1 lost: 50.0000%", "i-1, i-2 (out of view)", "2.0 KiB", "2 copies of every"],
+        ),
+        (
+            ("protection", "describe", "gpt"),
+            {"describe_protection": {**PROTECTION, "Copies": 1, "ParityGroupSize": 4}},
+            ["parity: memory survives any one lost node per group of 4"],
+        ),
+        (
+            ("jobs", "describe", "gpt"),
+            {"describe_training_job": {**JOB, "Protection": {"Copies": 1, "ParityGroupSize": 3}}},
+            ["parity: memory survives any one lost node per group of 3"],
         ),
         (("incidents", "list"), {"list_incidents": {"Incidents": [INCIDENT]}}, ["inc-1", "peer", "120"]),
         (
