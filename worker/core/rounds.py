@@ -668,7 +668,8 @@ class Coordinator:
             # With two slots, the uploaded and the committed step occupy both. The next capture must wait for the
             # upload.
             return self
-        soonest = max(self.highest_boundary + self.lead.steps, self.newest + 1)
+        # No rank captures the base. An agent reports the boundary NONE for a rank that has not restored its state yet.
+        soonest = max(self.highest_boundary + self.lead.steps, self.newest + 1, self.base + 1)
         if self.snapshots is not Snapshots.EVERY_STEP:
             return self._propose_checkpoint(Step(soonest))
         step = max(soonest, self.committed + self.distance)

@@ -38,6 +38,11 @@ def test_a_checkpoint_that_is_due_by_time_is_captured_once_and_uploaded() -> Non
     assert (core.committed, core.persist, core.proposed) == (step, step, NONE)
 
 
+def test_a_checkpoint_that_is_due_before_the_ranks_have_their_state_is_of_a_step_after_the_base() -> None:
+    core = begun().request_checkpoint(Step(1)).report(*both(NONE, NONE, NONE))
+    assert core.proposed == 1
+
+
 def test_a_step_that_comes_too_late_is_replaced_by_a_later_one() -> None:
     core = begun().request_checkpoint(Step(1)).report(*both(3, NONE, NONE))
     first = core.proposed
