@@ -3,8 +3,8 @@
     earlier shards ──▶ boxes of logical tensors ──▶ DCP's planner ──▶ the tensors of this rank's layout
                   └──▶ values of earlier rank (rank mod W): groups, schedulers, objects, data, generators
 
-A rank maps whole shards until they cover the tensors of its own layout. `torch.distributed.checkpoint` (DCP) plans and
-makes the reads. Its metadata describes the mapped shards and is never stored.
+A rank maps whole shards until they cover the tensors of its own layout. `torch.distributed.checkpoint` (DCP) plans the
+copies. Its metadata describes the mapped shards and is never stored.
 
 Invariant: every logical tensor has the same elements before and after the load. `read_earlier` makes all checks that
 can reject the step, and writes nothing.
@@ -13,24 +13,18 @@ can reject the step, and writes nothing.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.storage import StorageReader
-from torch.futures import Future
 
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Rank
@@ -243,8 +237,8 @@ class _Cover:
             return True
         target.check()
         reads = _Reads(target)
-        for number, alternatives in enumerate(_places(target)):
-            found = [items for part in alternatives if (items := self._items(target, number, part)) is not None]
+        for alternatives in _places(target):
+            found = [items for part in alternatives if (items := self._items(target, part)) is not None]
             if not found:
                 return False
             if not target.shape and len(found) > 1:
@@ -253,7 +247,7 @@ class _Cover:
         self.reads[target.name] = reads
         return True
 
-    def _items(self, target: Target, number: int, part: TensorPart) -> list[tuple[ReadItem, TensorPart]] | None:
+    def _items(self, target: Target, part: TensorPart) -> list[tuple[ReadItem, TensorPart]] | None:
         """Return the copies that fill one box, or None if the mapped shards do not contain all of it."""
         held = self._earlier.get(part.name)
         if held is None:
@@ -268,9 +262,7 @@ class _Cover:
         found = create_read_items_for_chunk_list(part.name, metadata_of(held), [chunk])
         if sum(math.prod(item.lengths) for item in found) != part.elements:
             return None
-        # Add the tensor's name to the key, because one box may fill several tensors of this rank.
-        place = MetadataIndex(f"{target.name}#{number}")
-        return [(replace(item, dest_index=place), part) for item in found]
+        return [(item, part) for item in found]
 
     def _check_equal(self, target: Target, alternatives: Sequence[TensorPart]) -> None:
         values: dict[float, str] = {}
@@ -337,12 +329,11 @@ class RelaidTensors(SavedTensors):
         self._waiting_bytes = 0
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        target = self._reads[name].target
-        if target.is_own:
+        reads = self._reads[name]
+        if reads.target.is_own:
             return self._earlier.own_tensor(name)
-        tensor = torch.zeros(target.shape, dtype=target.dtype)
-        self.bring(name, tensor)
-        self.finish()
+        tensor = torch.zeros(reads.target.shape, dtype=reads.target.dtype)
+        self._copy([(reads, tensor)])
         return tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -368,90 +359,25 @@ class RelaidTensors(SavedTensors):
     def finish(self) -> None:
         super().finish()
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
-        if not waiting:
-            return
-        planner = _Planner(waiting)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # DCP warns that it does not communicate, which is intended
-            load({}, storage_reader=_SlotReader(self._earlier), planner=planner, no_dist=True)
+        self._copy(waiting)
 
-
-class _Planner(LoadPlanner):
-    """Planner for DCP that returns reads that `_Cover` already planned."""
-
-    def __init__(self, waiting: Sequence[tuple[_Reads, torch.Tensor]]) -> None:
-        self._items: list[ReadItem] = []
-        self._boxes: dict[MetadataIndex, torch.Tensor] = {}
-        for reads, live in waiting:
+    def _copy(self, filled: Sequence[tuple[_Reads, torch.Tensor]]) -> None:
+        """Copy the planned parts of the mapped shards into tensors, all in one call."""
+        sources: list[torch.Tensor] = []
+        targets: list[torch.Tensor] = []
+        for reads, live in filled:
             tensor = live.detach()
             if reads.target.is_padded:
                 _zero(tensor)
             for item, part in reads.items:
-                self._items.append(item)
-                if item.dest_index not in self._boxes:
-                    self._boxes[item.dest_index] = _box(tensor, part)
-
-    def set_up_planner(self, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing, because the reads are already planned."""
-
-    def create_local_plan(self) -> LoadPlan:
-        return LoadPlan(self._items)
-
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        return global_plan
-
-    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        return central_plan
-
-    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        raise AssertionError(f"{read_item} of {type(value)} is no tensor")
-
-    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        return _narrowed(self._boxes[read_item.dest_index], read_item.dest_offsets, read_item.lengths)
-
-    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Do nothing: the tensor is a view of the live tensor."""
-
-
-class _SlotReader(StorageReader):
-    """Storage reader for DCP that reads mapped slots."""
-
-    def __init__(self, earlier: EarlierTensors) -> None:
-        self._earlier = earlier
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Do nothing, because the shards are already mapped."""
-
-    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
-        return Metadata(state_dict_metadata={})
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing, because the shards are already mapped."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        sources: list[torch.Tensor] = []
-        targets: list[torch.Tensor] = []
-        for item in plan.items:
-            held = self._earlier.get(item.storage_index.fqn)
-            assert held is not None
-            assert item.storage_index.index is not None
-            box = list(held.boxes.values())[item.storage_index.index]
-            sources.append(_narrowed(box, item.storage_offsets, item.lengths))
-            targets.append(planner.resolve_tensor(item))
-        copy_into_live(Copies(sources, targets))
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003
-        return False
+                held = self._earlier.get(item.storage_index.fqn)
+                assert held is not None
+                assert item.storage_index.index is not None
+                box = list(held.boxes.values())[item.storage_index.index]
+                sources.append(_narrowed(box, item.storage_offsets, item.lengths))
+                targets.append(_narrowed(_box(tensor, part), item.dest_offsets, item.lengths))
+        if sources:
+            copy_into_live(Copies(sources, targets))
 
 
 def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:

@@ -30,22 +30,36 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def box_of(name: str, tensor: DTensor, local_shape: tuple[int, ...]) -> tuple[TensorPart, ...]:
-    """Return the box of a logical tensor that this rank holds of a DTensor.
+class Boxes:
+    """Computes the boxes that this rank holds of DTensors.
 
-    Args:
-        name: name of the logical tensor.
-        tensor: a DTensor with the placement of the stored tensor.
-        local_shape: shape of the stored tensor.
-
-    Returns:
-        One box. None if this rank's part is empty, or if the stored tensor does not have the shape of the placement.
-        Examples are a state with its own shape, and two uneven shardings of one dimension.
+    Most tensors of a model share a few shapes and placements, so the object computes each pair only once. It must not
+    outlive the call that uses it, because a later process group may give this rank another place.
     """
-    shape = tuple(tensor.shape)
-    sizes, offsets = compute_local_shape_and_global_offset(shape, tensor.device_mesh, tensor.placements)
-    part = TensorPart(name, shape, tuple(offsets), tuple(sizes), 0)
-    return (part,) if part.elements and part.sizes == local_shape else ()
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+
+    def of(self, name: str, tensor: DTensor, local_shape: tuple[int, ...]) -> tuple[TensorPart, ...]:
+        """Return the box of a logical tensor that this rank holds of a DTensor.
+
+        Args:
+            name: name of the logical tensor.
+            tensor: a DTensor with the placement of the stored tensor.
+            local_shape: shape of the stored tensor.
+
+        Returns:
+            One box. None if this rank's part is empty, or if the stored tensor does not have the shape of the
+            placement. Examples are a state with its own shape, and two uneven shardings of one dimension.
+        """
+        shape = tuple(tensor.shape)
+        key = (shape, tensor.device_mesh, tensor.placements)
+        if key not in self._known:
+            sizes, offsets = compute_local_shape_and_global_offset(*key)
+            self._known[key] = tuple(sizes), tuple(offsets)
+        sizes, offsets = self._known[key]
+        part = TensorPart(name, shape, offsets, sizes, 0)
+        return (part,) if part.elements and part.sizes == local_shape else ()
 
 
 def is_unreduced(group: FSDPParamGroup) -> bool:
@@ -106,13 +120,14 @@ class FSDPAdapter(PlainAdapter):
         buffers = {name: owner._buffers.get(key) for name, owner, key in self._buffers.places}
         tensors = {**buffers, **self._parameters}
         found: dict[str, tuple[TensorPart, ...]] = {}
+        boxes = Boxes()
         for state in states:
             owners = [split[0] for named in self._optimizers if (split := named.split_name(state.name)) is not None]
             owners += [state.name.removeprefix(kind) for kind in ("model/", "gradient/")]
             for owner in owners:
                 tensor = state.wrapper if isinstance(state.wrapper, DTensor) else tensors.get(owner)
                 if isinstance(tensor, DTensor) and state.tensor.dim():  # Every rank holds the whole of a scalar.
-                    found[state.name] = box_of(state.name, tensor, tuple(state.tensor.shape))
+                    found[state.name] = boxes.of(state.name, tensor, tuple(state.tensor.shape))
         return found
 
     local = staticmethod(_local)

@@ -18,7 +18,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from everstep.protocol.parts import TensorPart, whole
 from everstep.training.adapters import plain
 from everstep.training.adapters.base import NamedOptimizer, canonical_name, plain_local, plain_rewrap
-from everstep.training.adapters.fsdp import FSDPAdapter, box_of
+from everstep.training.adapters.fsdp import Boxes, FSDPAdapter
 from everstep.training.adapters.plain import GRADIENT_BOUNDARIES, PlainAdapter
 from everstep.training.arena import Arena
 from everstep.training.capture import CapturePlan, StateTensor
@@ -800,8 +800,12 @@ def test_the_boxes_of_all_ranks_cover_a_sharded_tensor_once(shape: tuple[int, in
         dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
         try:
             tensor = distribute_tensor(torch.zeros(shape), init_device_mesh("cpu", (2, 2)), [Shard(0), Shard(1)])
-            parts = box_of("model/weight", tensor, tuple(tensor._local_tensor.shape))
-            assert box_of("model/weight", tensor, (9, 9)) == ()
+            boxes = Boxes()
+            parts = boxes.of("model/weight", tensor, tuple(tensor._local_tensor.shape))
+            assert boxes.of("model/weight", tensor, (9, 9)) == ()
+            assert [part.name for part in boxes.of("other", tensor, tuple(tensor._local_tensor.shape))] == [
+                "other" for _ in parts
+            ], "a second tensor of this shape and placement has the same box under its own name"
         finally:
             dist.destroy_process_group()
         assert sum(part.elements for part in parts) == tensor._local_tensor.numel()

@@ -18,11 +18,14 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.parts import whole
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_header, payload_digest
+from everstep.training import relayout
 from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.capture import CapturePlan, SlotMemory
+from everstep.training.copier import Copies
 from everstep.training.data import DataStream
 from everstep.training.earlier import EarlierTensors, Target, map_shard
 from everstep.training.errors import CannotRelayout, RestoreMismatch
+from everstep.training.host_copy import copy_into_live
 from everstep.training.relayout import Relaid, _Cover, fetch_order, read_earlier
 from everstep.training.restore import Expected
 from everstep.training.script import Environment
@@ -162,6 +165,25 @@ def test_a_fresh_rank_gets_lazily_created_state_and_maps_one_shard(tmp_path: Pat
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     assert target.objects["scheduler"].count == 3  # type: ignore[attr-defined]
+
+
+def test_counters_that_are_read_at_once_leave_the_other_copies_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path)
+    folder.add(state_of(steps=2))
+    calls: list[int] = []
+
+    def count(copies: Copies) -> None:
+        calls.append(len(copies.sources))
+        copy_into_live(copies)
+
+    monkeypatch.setattr(relayout, "copy_into_live", count)
+    fresh = state_of()
+    load(folder, fresh)
+    # The fresh optimizer has no counter yet, so it reads one for each of the two parameters. The two parameters and
+    # their four moments are copied in one call.
+    assert sorted(calls) == [1, 1, 6]
 
 
 def test_two_sets_of_random_numbers_do_not_repeat_and_are_the_same_after_every_load(tmp_path: Path) -> None:
