@@ -29,6 +29,8 @@ ACCESS_KEY = "test"
 SECRET_KEY = "test"
 REGION = "us-east-1"
 _START_SECONDS = 30.0
+_LOWEST = 19
+"""Niceness of the lowest priority, for threads and for sessions."""
 _PORTS = (
     "master.port",
     "master.port.grpc",
@@ -65,12 +67,14 @@ _SOCKETS = ("admin", "filer", "master", "s3", "volume")
 class SeaweedFs:
     """A running server. The constructor returns when the server answers a signed request."""
 
-    def __init__(self, *, folder: str | None = None, memory: str = "512MiB") -> None:
+    def __init__(self, *, folder: str | None = None, memory: str = "512MiB", yields: bool = False) -> None:
         """Start the server.
 
         Args:
             folder: parent of the server's directory; None for the folder of temporary files.
             memory: soft memory limit of the server, in the syntax of Go's GOMEMLIMIT.
+            yields: True if the server runs at the lowest priority. In a benchmark of its clients' cost, it then uses
+                the time that they leave, as if it were another machine.
         """
         self.directory = Path(tempfile.mkdtemp(prefix="everstep-weed-", dir=folder))
         self._reserved = {name: ReservedPort() for name in _PORTS}
@@ -127,6 +131,8 @@ class SeaweedFs:
         self.url = f"http://127.0.0.1:{self._reserved['s3.port'].number}"
         try:
             self._wait()
+            if yields:
+                self._yield()
         except BaseException:
             self.close()
             raise
@@ -181,6 +187,15 @@ class SeaweedFs:
             self._keeper.stdout.close()
         for port in self._reserved.values():
             port.close()
+
+    def _yield(self) -> None:
+        """Give all threads of the server the lowest priority, and its session too if the kernel groups sessions."""
+        children = Path(f"/proc/{self._keeper.pid}/task/{self._keeper.pid}/children").read_text().split()
+        for thread in (each for pid in children for each in Path(f"/proc/{pid}/task").iterdir()):
+            with suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), _LOWEST)
+        with suppress(OSError):
+            Path(f"/proc/{self._keeper.pid}/autogroup").write_text(str(_LOWEST))
 
     def _order(self, word: str) -> None:
         assert self._keeper.stdin is not None

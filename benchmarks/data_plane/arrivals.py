@@ -12,16 +12,12 @@ Invariant: the rank already waits when the fetch starts. The measured time lasts
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.data_plane.launches import processes, tmpfs_folder
-from benchmarks.errors import BenchmarkFailed
+from benchmarks.data_plane.launches import Talk, processes, tmpfs_folder
 
 MNT_DETACH = 2
 NODE, RANK = "benchmarks.data_plane.rank.node", "benchmarks.data_plane.rank.waiting"
@@ -59,7 +55,7 @@ def run_arrivals(home: Path, *, state_mib: int, count: int) -> list[Arrival]:
         commands.append([sys.executable, "-m", RANK, str(folders["owner"]), str(state_mib)])
         try:
             with processes(commands, home, {}, is_talking=True) as started:
-                owner, holder, rank = talks = [_Talk(process, home) for process in started]
+                owner, holder, rank = talks = [Talk(process, home) for process in started]
                 for talk in talks:
                     talk.answer()
                 owner.ask(["start"])
@@ -69,7 +65,7 @@ def run_arrivals(home: Path, *, state_mib: int, count: int) -> list[Arrival]:
                 ctypes.CDLL(None).umount2(os.fsencode(folder), MNT_DETACH)
 
 
-def _drive(owner: _Talk, holder: _Talk, rank: _Talk, count: int) -> list[Arrival]:
+def _drive(owner: Talk, holder: Talk, rank: Talk, count: int) -> list[Arrival]:
     found: list[Arrival] = []
     for generation in range(1, count + 2):
         port = holder.ask(["open", generation])["port"]
@@ -87,33 +83,3 @@ def _drive(owner: _Talk, holder: _Talk, rank: _Talk, count: int) -> list[Arrival
                 )
             )
     return found
-
-
-class _Talk:
-    """A process that receives commands as lines on stdin and answers each command with a line on stdout."""
-
-    def __init__(self, process: subprocess.Popen[bytes], home: Path) -> None:
-        self._process = process
-        self._home = home
-
-    def say(self, words: object) -> None:
-        """Send a line."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(words).encode() + b"\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> Any:
-        """Wait for the process's next line on stdout, and return it decoded.
-
-        Raises BenchmarkFailed if the process ended.
-        """
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise BenchmarkFailed(f"a process of the arrival measurement ended; see {self._home}")
-        return json.loads(line)
-
-    def ask(self, words: object) -> Any:
-        """Send a line and return its answer."""
-        self.say(words)
-        return self.answer()

@@ -221,3 +221,39 @@ def processes(
                 if stream is not None:
                     stream.close()
             process.wait()
+
+
+class Talk:
+    """A process that receives commands as lines on stdin and answers each command with a line on stdout."""
+
+    def __init__(self, process: subprocess.Popen[bytes], home: Path) -> None:
+        self._process = process
+        self._home = home
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def say(self, words: object) -> None:
+        """Send a line."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(words).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> Any:
+        """Wait for the process's next line on stdout, and return it decoded.
+
+        Raises:
+            BenchmarkFailed: the process ended. The message has the folder of its log.
+        """
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise BenchmarkFailed(f"a process of the measurement ended; see the logs in {self._home}")
+        return json.loads(line)
+
+    def ask(self, words: object) -> Any:
+        """Send a line and return its answer."""
+        self.say(words)
+        return self.answer()

@@ -7,8 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,16 +18,23 @@ import boto3
 from moto.server import ThreadedMotoServer
 
 from benchmarks import command
+from benchmarks.cluster_jobs import started_bench
 from benchmarks.command import Begun
-from benchmarks.durable import writers
+from benchmarks.durable import loads, members, strategies, uploads, writers
+from benchmarks.durable.loads import Load
 from benchmarks.durable.peers import Operation, Outcome
 from benchmarks.durable.report import PAGE, SYSTEMS, Comparison, Sample
+from benchmarks.durable.strategies import StrategyJob
 from benchmarks.durable.transfer import BUCKET, CLIENTS, MIB, Task
+from benchmarks.durable.uploads import UploadBlock
 from benchmarks.durable.writers import WRITERS, SharedUploadTime, shared_upload
 from benchmarks.errors import BenchmarkFailed
+from infra.local_cloud.up import ClusterOptions
 from tests.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs
 
 ROUNDS = 3
+UPLOAD_ROUNDS = 4
+"""Blocks of each system during an upload. Each system has each position in the rotation once."""
 SIZES = {"SeaweedFS": (64, 256), "moto": (64,)}
 """MiB per object for each server. moto reads the whole object for each range, so its times for large objects are
 meaningless.
@@ -42,18 +49,47 @@ SHARED_MEMORY = "/dev/shm"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark, write the page, and return the exit code."""
-    return command.run(PAGE, measure, argv)
+    return command.run(PAGE, measure, argv, parts=list(PARTS))
 
 
 def measure(begun: Begun) -> dict[str, Any]:
+    """Measure the selected parts."""
+    return {"samples": (), **{name: list(PARTS[name](begun)) for name in begun.parts}}
+
+
+def _transfers(begun: Begun) -> Iterator[Sample]:
     """Measure all clients against each server, in rotated order."""
-    samples: list[Sample] = []
     for server, sizes in (QUICK_SIZES if begun.is_quick else SIZES).items():
         with _served(server) as url, TemporaryDirectory(dir=SHARED_MEMORY) as folder:
             for mib in sizes:
-                samples += _samples(server, url, Path(folder), mib * MIB, 1 if begun.is_quick else ROUNDS)
+                yield from _samples(server, url, Path(folder), mib * MIB, 1 if begun.is_quick else ROUNDS)
                 begun.say(f"measured {mib} MiB against {server}")
-    return {"samples": samples, "comparisons": list(_comparisons(begun)), "shared": list(_shared(begun))}
+
+
+def _uploads(begun: Begun) -> Iterator[UploadBlock]:
+    """Measure training while Everstep or DCP stores a checkpoint."""
+    with SeaweedFs(folder=SHARED_MEMORY, memory="2GiB", yields=True) as weed:
+        environment = {**weed.environment, "AWS_DEFAULT_REGION": REGION}
+        with closing(weed.client()) as client:
+            client.create_bucket(Bucket=members.BUCKET)
+        rounds = 1 if begun.is_quick else UPLOAD_ROUNDS
+        yield from uploads.measure(begun.home / "uploads", environment, rounds=rounds, is_quick=begun.is_quick)
+    begun.say("trained while checkpoints were stored")
+
+
+def _loads(begun: Begun) -> Iterator[Load]:
+    """Measure loads of one step from memory, by as many ranks as made it and by fewer and more ranks."""
+    rounds, size = (1, uploads.QUICK_SIZE) if begun.is_quick else (ROUNDS, loads.SIZE)
+    yield from loads.measure(begun.home / "loads", rounds=rounds, size=size)
+    begun.say("restored a step with 3, 4 and 6 ranks")
+
+
+def _strategies(begun: Begun) -> Iterator[StrategyJob]:
+    """Run one job with one killed rank per strategy."""
+    options = ClusterOptions(nodes=strategies.NODES, spares=0)
+    with started_bench(begun.home / "strategies", begun.say, options) as bench:
+        bench.wait_until_warm(strategies.NODES)
+        yield from strategies.measure(bench)
 
 
 def _shared(begun: Begun) -> Iterator[SharedUploadTime]:
@@ -151,6 +187,17 @@ def _bucket(url: str, name: str = BUCKET) -> Iterator[Any]:
     yield client
     client.delete_bucket(Bucket=name)
     client.close()
+
+
+PARTS: Mapping[str, Callable[[Begun], Iterator[Any]]] = {
+    "samples": _transfers,
+    "comparisons": _comparisons,
+    "shared": _shared,
+    "uploads": _uploads,
+    "loads": _loads,
+    "strategies": _strategies,
+}
+"""The parts of the benchmark by the field of `report.Run` that they fill."""
 
 
 if __name__ == "__main__":

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
+from benchmarks.durable import jobs, strategies
+from benchmarks.durable.loads import Load
 from benchmarks.durable.peers import Outcome
+from benchmarks.durable.strategies import StrategyJob
 from benchmarks.durable.transfer import CONNECTIONS, MIB, PART_BYTES, RANGE_BYTES, Figure
+from benchmarks.durable.uploads import UploadBlock
 from benchmarks.durable.writers import CAP_MIB_PER_SECOND, OBJECT_MIB, WRITERS, SharedUploadTime
 from benchmarks.measures import Verdict
 from benchmarks.page import BenchmarkRun, Page
@@ -79,6 +83,10 @@ class Run(BenchmarkRun):
     """Empty in results of earlier versions, whose page has no section about loads and exports."""
     shared: Sequence[SharedUploadTime] = ()
     """Empty in results of earlier versions, whose page has no section about shared uploads."""
+    uploads: Sequence[UploadBlock] = ()
+    loads: Sequence[Load] = ()
+    strategies: Sequence[StrategyJob] = ()
+    """Like `uploads` and `loads`, empty in results of earlier versions, whose page has no section about them."""
 
 
 def rows(run: Run) -> list[Row]:
@@ -109,6 +117,9 @@ def rows(run: Run) -> list[Row]:
         ]
     found += _compared(run)
     found += _divided(run)
+    found += jobs.upload_rows(run.uploads)
+    found += jobs.load_rows(run.loads)
+    found += jobs.strategy_rows(run.strategies)
     found = without_verdicts(found) if run.is_busy else found
     broken = [sample for sample in run.samples if not sample.is_intact]
     return [
@@ -175,15 +186,35 @@ def values(run: Run) -> dict[str, str | None]:
         "connections": str(CONNECTIONS),
         "part": f"{PART_BYTES // MIB} MiB",
         "range": f"{RANGE_BYTES // MIB} MiB",
-        "rounds": str(max(len(group) for _, group in _groups(run)) // len(NAMES)),
+        "rounds": str(max((len(group) for _, group in _groups(run)), default=0) // len(NAMES)),
         "limits": limits(rows(run)),
-        "uploads": _table(run, True),
-        "downloads": _table(run, False),
+        "uploads": _table(run, True) if run.samples else None,
+        "downloads": _table(run, False) if run.samples else None,
         "model": f"{run.comparisons[0].mib} MiB" if run.comparisons else None,
         "comparisons": _comparisons(run) if run.comparisons else None,
         "shared": _shared(run) if run.shared else None,
         "shared_mib": f"{OBJECT_MIB} MiB" if run.shared else None,
+        **_job_values(run),
         "cap": f"{CAP_MIB_PER_SECOND} MiB/s" if run.shared else None,
+    }
+
+
+def _job_values(run: Run) -> dict[str, str | None]:
+    """Return the texts of the sections about training jobs."""
+    blocks, loads = run.uploads, run.loads
+    return {
+        "job_uploads": jobs.upload_table(blocks) if blocks else None,
+        "job_steps": str(len(blocks[0].steps)) if blocks else None,
+        "job_rank_mib": f"{number(blocks[0].state_bytes / 2 / MIB)} MiB" if blocks else None,
+        "job_step": f"{1000 * jobs.usual_step_seconds(blocks):.0f} ms" if blocks else None,
+        "loads": jobs.load_table(loads) if loads else None,
+        "load_mib": f"{number(loads[0].state_bytes / MIB)} MiB" if loads else None,
+        "strategies": jobs.strategy_table(run.strategies) if run.strategies else None,
+        "strategy_steps": str(strategies.STEPS) if run.strategies else None,
+        "strategy_kill": str(strategies.KILL_AT) if run.strategies else None,
+        "strategy_step": f"{1000 * jobs.step_seconds(run.strategies):.0f} ms" if run.strategies else None,
+        "strawman": f"{strategies.STRAWMAN_SECONDS} s" if run.strategies else None,
+        "everstep_every": f"{strategies.EVERSTEP_EVERY} steps" if run.strategies else None,
     }
 
 

@@ -84,7 +84,7 @@ def plan(generation: int, holder_port: int, base: SlotRecord | None) -> Generati
         base: the slot from which the rank restores, on the holder's node. None: training starts at step 0.
     """
     place = ObjectReference(bucket="bench", key="source")
-    archive = _archive()
+    source_tree = archive()
     timeouts = dict.fromkeys(Timeouts.__struct_fields__, SECONDS)
     source = base and ShardSource(
         kind="peer",
@@ -109,7 +109,7 @@ def plan(generation: int, holder_port: int, base: SlotRecord | None) -> Generati
         master_address=ADDRESS,
         master_port=0,
         script=ScriptPlan(
-            source=SourceArchive(object=place, sha256=hashlib.sha256(archive).hexdigest(), bytes=len(archive)),
+            source=SourceArchive(object=place, sha256=hashlib.sha256(source_tree).hexdigest(), bytes=len(source_tree)),
             entry_point=ENTRY,
             hyperparameters={},
             environment={},
@@ -122,7 +122,7 @@ def plan(generation: int, holder_port: int, base: SlotRecord | None) -> Generati
 
 
 @functools.cache  # a second archive would have another time stamp and digest
-def _archive() -> bytes:
+def archive() -> bytes:
     """Return a source tree with one empty script, which never runs."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz", format=tarfile.USTAR_FORMAT) as tar:
@@ -130,7 +130,7 @@ def _archive() -> bytes:
     return data.getvalue()
 
 
-class _Ear:
+class Ear:
     """Receives the `RankEvents` of a generation, and records whether the generation's rank has connected."""
 
     def __init__(self, lines: RankLines) -> None:
@@ -193,7 +193,7 @@ class Owner:
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
         objects = MemoryObjectStore("bench")
-        objects.put_bytes(ObjectReference(bucket="bench", key="source"), _archive())
+        objects.put_bytes(ObjectReference(bucket="bench", key="source"), archive())
         self._store = SlotStore(folder, memory_bytes=memory_bytes)
         self._store.open_run(JOB, RUN)
         self._ranks = RankServer(folder / SOCKET)
@@ -211,7 +211,7 @@ class Owner:
         )
         self._base: SlotRecord | None = None
         self._member: Member | None = None
-        self._ear: _Ear | None = None
+        self._ear: Ear | None = None
 
     async def start(self) -> dict[str, Any]:
         """Listen for ranks."""
@@ -227,7 +227,7 @@ class Owner:
             slot.file.empty()
         self._member = Member(self._node, plan(generation, holder_port, self._base), KEY, on_change=lambda: None)
         await self._member.open()
-        self._ear = _Ear(self._member.lines)
+        self._ear = Ear(self._member.lines)
         self._ranks.events = self._ear
         return {}
 

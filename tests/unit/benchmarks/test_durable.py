@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.durable.report import GOALS, NAMES, RAW, SYSTEMS, Comparison, Run, Sample, rows
+from benchmarks.durable import strategies, uploads
+from benchmarks.durable.loads import LAYOUTS, MOVED, SAME, Layout, Load, absent_share, needed_bytes
+from benchmarks.durable.report import GOALS, NAMES, PAGE, RAW, SYSTEMS, Comparison, Run, Sample, rows
+from benchmarks.durable.strategies import STRATEGIES, StrategyJob
 from benchmarks.durable.transfer import MIB
+from benchmarks.durable.uploads import DCP_S3, EVERSTEP, FLOOR, UploadBlock
 from benchmarks.durable.writers import WRITERS, SharedUploadTime
+from benchmarks.errors import BenchmarkFailed
 from benchmarks.measures import Verdict
+from benchmarks.page import render
 from tests.unit.benchmarks.machine import MACHINE
 
 SECONDS = {"boto3": 1.0, "awscrt": 1.4, "obstore": 0.9, "everstep": 1.1}
@@ -46,7 +52,50 @@ def comparisons() -> Sequence[Comparison]:
 SHARED = [
     SharedUploadTime(writers=writers, seconds=16.0 / writers + number) for writers in WRITERS for number in range(3)
 ]
-RUN = Run(machine=MACHINE, is_quick=False, seconds=100.0, samples=samples(), comparisons=comparisons(), shared=SHARED)
+ADDED = {FLOOR: 0.0, EVERSTEP: 0.2, uploads.DCP_FILES: 0.5, DCP_S3: 1.0}
+"""Seconds that a checkpoint of each system adds to a block of 10 steps of 0.3 s."""
+
+
+def block(system: str, *, added: float, save_seconds: float, upload_seconds: float = 1.5) -> UploadBlock:
+    return UploadBlock(
+        system=system,
+        state_bytes=64 * MIB,
+        steps=[0.3 + added, *[0.3] * 9],
+        save_seconds=save_seconds,
+        upload_seconds=upload_seconds,
+        cpu_seconds=0.1,
+    )
+
+
+BLOCKS = [
+    block(system, added=added, save_seconds=0.004 if system == EVERSTEP else 0.1)
+    for _ in range(4)
+    for system, added in ADDED.items()
+]
+LOAD_SECONDS = {SAME: 0.1, MOVED: 0.5, LAYOUTS[2]: 0.2, LAYOUTS[3]: 0.3}
+LOADS = [
+    Load(layout=layout, seconds=seconds, state_bytes=64 * MIB, fetched_bytes=16 * MIB, is_equal=True)
+    for layout, seconds in LOAD_SECONDS.items()
+    for _ in range(3)
+]
+LOST = {"None": 60, "Strawman": 20, "HighFreq": 10, "CheckFreq": 12, "Everstep": 0}
+JOBS = [
+    StrategyJob(
+        strategy=name, steps=100, seconds=11 + lost / 10, lost_steps=lost, blocked_seconds=0.1, step_seconds=0.1
+    )
+    for name, lost in LOST.items()
+]
+RUN = Run(
+    machine=MACHINE,
+    is_quick=False,
+    seconds=100.0,
+    samples=samples(),
+    comparisons=comparisons(),
+    shared=SHARED,
+    uploads=BLOCKS,
+    loads=LOADS,
+    strategies=JOBS,
+)
 
 
 def verdicts(run: Run) -> dict[str, Verdict]:
@@ -55,7 +104,7 @@ def verdicts(run: Run) -> dict[str, Verdict]:
 
 def test_every_limit_passes_in_a_good_run() -> None:
     assert set(verdicts(RUN).values()) == {Verdict.PASS}
-    assert len(verdicts(RUN)) == 5 + len(GOALS) + 2
+    assert len(verdicts(RUN)) == 5 + len(GOALS) + 2 + 2 + 2 + 3
 
 
 @pytest.mark.parametrize(("operation", "limit"), [("load", 1.5), ("copy", 1.25), ("export", 1.0)])
@@ -112,3 +161,136 @@ def test_a_download_with_other_bytes_falls_short_even_on_a_busy_machine() -> Non
     found = verdicts(replace(RUN, machine=busy, samples=[*kept, replace(first, is_intact=False)]))
     assert others
     assert found["downloads with other bytes than the upload"] is Verdict.SHORT
+
+
+def short(run: Run) -> set[str]:
+    return {what for what, verdict in verdicts(run).items() if verdict is Verdict.SHORT}
+
+
+ADDS = "time that a checkpoint adds to training, Everstep ÷ DCP's `async_save`"
+BLOCKS_FOR = "time that a checkpoint blocks training, Everstep ÷ DCP's `async_save`"
+
+
+def with_own(change: Callable[[UploadBlock], UploadBlock]) -> Run:
+    """Return the run with changed blocks of Everstep."""
+    return replace(RUN, uploads=[change(each) if each.system == EVERSTEP else each for each in BLOCKS])
+
+
+def test_an_upload_that_slows_training_down_falls_short() -> None:
+    assert short(with_own(lambda _: block(EVERSTEP, added=0.24, save_seconds=0.004))) == set()
+    assert short(with_own(lambda _: block(EVERSTEP, added=0.26, save_seconds=0.004))) == {ADDS}
+
+
+def test_a_snapshot_that_blocks_training_falls_short() -> None:
+    assert short(with_own(lambda each: replace(each, save_seconds=0.0099))) == set()
+    assert short(with_own(lambda each: replace(each, save_seconds=0.0101))) == {BLOCKS_FOR}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "doubt"),
+    [
+        ([*BLOCKS, replace(BLOCKS[0], steps=[0.37] * 10)], "steps without a checkpoint differ by 23%"),
+        ([*BLOCKS, replace(BLOCKS[1], upload_seconds=9.0)], "an upload outlasted its block (Everstep, to S3)"),
+        ([each for each in BLOCKS if each.system != DCP_S3] + [block(DCP_S3, added=0.0, save_seconds=0.1)], "added no"),
+    ],
+)
+def test_added_time_has_no_verdict_where_the_run_shows_none(blocks: Sequence[UploadBlock], doubt: str) -> None:
+    (row,) = [row for row in rows(replace(RUN, uploads=blocks)) if row.what == ADDS]
+    assert row.verdict is Verdict.INCONCLUSIVE
+    assert doubt in row.reason
+
+
+def test_a_block_takes_its_times_from_the_slowest_rank() -> None:
+    def rank(save: float, stored: float) -> dict[str, object]:
+        return {
+            "system": EVERSTEP,
+            "state_bytes": 8,
+            "saved_at": 10.0,
+            "ended_at": [11.0, 13.0, 14.0],
+            "save_seconds": save,
+            "stored_at": stored,
+            "helper_seconds": 0.5,
+        }
+
+    found = uploads.of_ranks([rank(0.1, 11.5), rank(0.2, 10.5)])
+    assert found.steps == [1.0, 2.0, 1.0]
+    assert (found.save_seconds, found.upload_seconds, found.state_bytes, found.cpu_seconds) == (0.2, 1.5, 16, 1.0)
+    assert found.during == [1.0, 2.0]
+    assert found.is_whole
+    assert not uploads.of_ranks([rank(0.1, 14.5)]).is_whole
+
+
+def test_ranks_need_the_part_of_the_state_that_their_node_lacks() -> None:
+    # Rank 1 of 3 needs the second third. Its node holds the first half.
+    assert absent_share(3, 1, {0, 1}) == pytest.approx(2 / 3 - 1 / 2)
+    assert absent_share(4, 2, {2, 3}) == 0.0
+    assert absent_share(6, 4, set()) == pytest.approx(1 / 6)
+    assert needed_bytes(SAME, 1200) == 0.0
+    assert needed_bytes(MOVED, 1200) == pytest.approx(1200)
+    assert needed_bytes(Layout(world_size=3), 1200) == pytest.approx(200)
+    # Rank 2 needs the last third of shard 1. The nodes of ranks 4 and 5 are new.
+    assert needed_bytes(Layout(world_size=6), 1200) == pytest.approx(200 + 200 + 200)
+
+
+@pytest.mark.parametrize(
+    ("layout", "allowed"),
+    [(LAYOUTS[2], 2 * 0.1 + 0.4 / 6), (LAYOUTS[3], 2 * 0.1 + 0.4 / 2)],
+)
+def test_a_load_that_takes_longer_than_allowed_falls_short(layout: Layout, allowed: float) -> None:
+    def changed(seconds: float) -> Run:
+        return replace(RUN, loads=[replace(each, seconds=seconds) if each.layout == layout else each for each in LOADS])
+
+    assert short(changed(allowed - 0.001)) == set()
+    what = f"load from memory by {layout.world_size} ranks, time ÷ the time allowed"
+    assert short(changed(allowed + 0.001)) == {what}
+
+
+def test_a_load_of_other_tensors_falls_short_on_a_busy_machine_too() -> None:
+    wrong = [replace(LOADS[0], is_equal=False), *LOADS[1:]]
+    busy = replace(RUN, machine=replace(RUN.machine, load_average=(99.0, 99.0, 99.0)), loads=wrong)
+    assert len(short(busy)) == 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "change", "what"),
+    [
+        ("Everstep", {"seconds": 12.1}, "useful time with the strategy Everstep ÷ the highest of the other strategies"),
+        ("Everstep", {"lost_steps": 3}, "lost steps with the strategy Everstep"),
+        ("None", {"lost_steps": 58}, "lost steps with the strategy None"),
+    ],
+)
+def test_a_strategy_that_does_not_do_its_work_falls_short(strategy: str, change: dict[str, float], what: str) -> None:
+    changed = [replace(job, **change) if job.strategy == strategy else job for job in JOBS]  # type: ignore[arg-type]
+    assert short(replace(RUN, strategies=changed)) == {what}
+
+
+def trace(*parts: tuple[int, int, int, float]) -> str:
+    """Return a trace. A part has a generation, its first and last step, and the time of its first line."""
+    return "".join(
+        f"{generation} {step} {begin + 0.1 * (step - first):.3f} 0.01\n"
+        for generation, first, last, begin in parts
+        for step in range(first, last + 1)
+    )
+
+
+def test_a_trace_shows_lost_steps_and_the_time_of_both_launches() -> None:
+    job = strategies.judge("HighFreq", strategies.parse(trace((1, 1, 60, 10.0), (2, 51, 100, 18.0)) + "2 101 99"))
+    assert (job.steps, job.lost_steps) == (100, 10)
+    assert job.seconds == pytest.approx(8.0 + 4.9)
+    assert job.blocked_seconds == pytest.approx(1.1)
+    assert job.step_seconds == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("parts", [((1, 1, 100, 0.0),), ((1, 1, 60, 0.0), (2, 61, 70, 9.0), (3, 71, 100, 12.0))])
+def test_a_job_that_was_not_killed_once_does_not_count(parts: tuple[tuple[int, int, int, float], ...]) -> None:
+    with pytest.raises(BenchmarkFailed, match="launches"):
+        strategies.judge("HighFreq", strategies.parse(trace(*parts)))
+
+
+def test_the_page_has_a_section_for_each_part_that_was_measured() -> None:
+    page = render(PAGE, RUN)
+    sections = ("Training while a checkpoint is stored", "Loads by other numbers of ranks", "Strategies")
+    assert all(f"## {title}" in page for title in sections)
+    assert all(f"| {name} |" in page for name in STRATEGIES)
+    empty = render(PAGE, replace(RUN, samples=(), uploads=(), loads=(), strategies=()))
+    assert not any(f"## {title}" in empty for title in (*sections, "Uploads\n", "Downloads\n"))

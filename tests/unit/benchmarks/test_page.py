@@ -50,7 +50,7 @@ RUNS: dict[str, BenchmarkRun] = {
     "recovery": test_interruption.RUN,
     "scale": test_scale.RUN,
 }
-OPTIONAL = {"caveats", "missing", "peer_notes"}
+OPTIONAL = {"caveats", "job_uploads", "loads", "missing", "peer_notes", "strategies"}
 """Placeholders whose text only some runs supply."""
 BUSY = replace(MACHINE, load_average=(1.01, 0.0, 0.0))
 

@@ -1,0 +1,210 @@
+"""Rows and tables of the measured jobs: training during an upload, loads by other ranks, and strategies. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+from benchmarks.durable.loads import MOVED, SAME, Layout, Load, needed_bytes
+from benchmarks.durable.strategies import EVERSTEP as EVERSTEP_STRATEGY
+from benchmarks.durable.strategies import KILL_AT, NONE, StrategyJob
+from benchmarks.durable.transfer import MIB
+from benchmarks.durable.uploads import (
+    DCP_FILES,
+    DCP_S3,
+    EVERSTEP,
+    FLOOR,
+    UploadBlock,
+    added_seconds,
+    slowdown_ratio,
+)
+from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Verdict, moved_ratio
+from benchmarks.rows import Row, number, table
+
+MOST_SLOWDOWN, MOST_BLOCKED = 0.25, 0.1
+"""Limits relative to DCP: of the time that a checkpoint adds to training, and of the time that it blocks training."""
+MOST_OF_SAME = 2.0
+"""Limit of a load by other ranks, relative to a load by the same ranks; the transfer of further bytes is added."""
+MOST_LOST_STEPS = 2
+UPLOAD_NAMES = {
+    FLOOR: "no checkpoint",
+    EVERSTEP: "Everstep, to S3",
+    DCP_FILES: "`async_save`, to files in shared memory",
+    DCP_S3: "`async_save`, to S3",
+}
+
+
+def upload_rows(blocks: Sequence[UploadBlock]) -> list[Row]:
+    """Return the rows of training during an upload: added time and blocked time, relative to `async_save` to S3."""
+    if not blocks:
+        return []
+    own = [block for block in blocks if block.system == EVERSTEP]
+    other = [block for block in blocks if block.system == DCP_S3]
+    floors = [block.seconds for block in blocks if block.system == FLOOR]
+    moved = moved_ratio(min(floors), max(floors))
+    doubt = f"steps without a checkpoint differ by {moved:.0%}" if moved > FLOOR_TOLERANCE_RATIO else ""
+    late = [UPLOAD_NAMES[block.system] for block in (*own, *other) if not block.is_whole]
+    if late:
+        doubt = f"an upload outlasted its block ({late[0]})"
+    baseline = added_seconds(blocks, DCP_S3)
+    if baseline <= 0:
+        doubt = "`async_save` added no time"
+    slower = Row(
+        what="time that a checkpoint adds to training, Everstep ÷ DCP's `async_save`",
+        value=added_seconds(blocks, EVERSTEP) / baseline if baseline > 0 else 0.0,
+        n=len(own),
+        limit=MOST_SLOWDOWN,
+        floor_moved_ratio=moved,
+    )
+    blocked = Row(
+        what="time that a checkpoint blocks training, Everstep ÷ DCP's `async_save`",
+        value=_median(own, "save_seconds") / _median(other, "save_seconds"),
+        n=len(own),
+        limit=MOST_BLOCKED,
+    )
+    return [slower.judged(doubt), blocked.judged()]
+
+
+def upload_table(blocks: Sequence[UploadBlock]) -> str:
+    """Return the table of all systems."""
+    head = (
+        "system",
+        "blocked, ms",
+        "added to training, s",
+        "step time during the upload, median ÷ floor",
+        "upload, s",
+        "CPU time beside the ranks, s",
+    )
+    body = []
+    for system, words in UPLOAD_NAMES.items():
+        found = [block for block in blocks if block.system == system]
+        is_floor = system == FLOOR
+        body.append(
+            [
+                words,
+                "" if is_floor else number(1000 * _median(found, "save_seconds")),
+                "" if is_floor else number(added_seconds(blocks, system)),
+                number(1 + slowdown_ratio(blocks, system)),
+                "" if is_floor else number(_median(found, "upload_seconds")),
+                number(_median(found, "cpu_seconds")),
+            ]
+        )
+    return table(head, body)
+
+
+def usual_step_seconds(blocks: Sequence[UploadBlock]) -> float:
+    """Return the median step time without a checkpoint."""
+    return statistics.median(step for block in blocks if block.system == FLOOR for step in block.steps)
+
+
+def load_rows(loads: Sequence[Load]) -> list[Row]:
+    """Return one row per other number of ranks."""
+    if not loads:
+        return []
+    same, moved = _seconds(loads, SAME), _seconds(loads, MOVED)
+    state = loads[0].state_bytes
+    seconds_per_byte = max(0.0, moved - same) / state
+    rows = []
+    for layout in dict.fromkeys(load.layout for load in loads):
+        if layout.world_size == SAME.world_size:
+            continue
+        allowed = MOST_OF_SAME * same + needed_bytes(layout, state) * seconds_per_byte
+        found = [load for load in loads if load.layout == layout]
+        is_equal = all(load.is_equal for load in loads)
+        row = Row(
+            what=f"load from memory by {layout.world_size} ranks, time ÷ the time allowed",
+            value=_seconds(loads, layout) / allowed,
+            n=len(found),
+            limit=1.0,
+            verified=is_equal,
+        )
+        rows.append(row.judged() if is_equal else replace(row, verdict=Verdict.SHORT, reason="tensors differ"))
+    return rows
+
+
+def load_table(loads: Sequence[Load]) -> str:
+    """Return the table of all layouts."""
+    head = ("ranks", "seconds, median", "seconds, all", "needed from other nodes, MiB", "fetched, MiB")
+    body = []
+    for layout in sorted(dict.fromkeys(load.layout for load in loads), key=_order):
+        found = [load for load in loads if load.layout == layout]
+        words = str(layout.world_size) if layout.has_own else f"{layout.world_size}, each shard on another node"
+        body.append(
+            [
+                words,
+                number(_seconds(loads, layout)),
+                ", ".join(number(load.seconds) for load in found),
+                number(needed_bytes(layout, found[0].state_bytes) / MIB),
+                number(statistics.median(load.fetched_bytes for load in found) / MIB),
+            ]
+        )
+    return table(head, body)
+
+
+def strategy_rows(jobs: Sequence[StrategyJob]) -> list[Row]:
+    """Return the rows of the strategies: useful time, lost steps, and that without checkpoints every step is lost."""
+    if not jobs:
+        return []
+    by_name = {job.strategy: job for job in jobs}
+    own = by_name[EVERSTEP_STRATEGY]
+    step = step_seconds(jobs)
+    best = max((useful_ratio(job, step) for job in jobs if job is not own), default=0.0)
+    return [
+        Row(
+            what="useful time with the strategy Everstep ÷ the highest of the other strategies",
+            value=useful_ratio(own, step) / best,
+            limit=1.0,
+            is_least=True,
+        ).judged(),
+        Row(
+            what="lost steps with the strategy Everstep",
+            value=own.lost_steps,
+            limit=MOST_LOST_STEPS,
+        ).judged(),
+        Row(
+            what="lost steps with the strategy None",
+            value=by_name[NONE].lost_steps,
+            limit=KILL_AT - 1,
+            is_least=True,
+        ).judged(),
+    ]
+
+
+def strategy_table(jobs: Sequence[StrategyJob]) -> str:
+    """Return the table of all strategies."""
+    head = ("strategy", "useful time", "lost steps", "blocked, s", "seconds")
+    step = step_seconds(jobs)
+    body = [
+        [
+            job.strategy,
+            f"{useful_ratio(job, step):.0%}",
+            str(job.lost_steps),
+            number(job.blocked_seconds),
+            number(job.seconds),
+        ]
+        for job in jobs
+    ]
+    return table(head, body)
+
+
+def step_seconds(jobs: Sequence[StrategyJob]) -> float:
+    """Return the step time without any checkpoint: the median of the strategy None."""
+    return next(job.step_seconds for job in jobs if job.strategy == NONE)
+
+
+def useful_ratio(job: StrategyJob, step: float) -> float:
+    """Return the time that the job's steps need without checkpoints and failures ÷ the time that the job took."""
+    return (job.steps - 1) * step / job.seconds
+
+
+def _order(layout: Layout) -> tuple[bool, int, bool]:
+    return layout.world_size != SAME.world_size, layout.world_size, not layout.has_own
+
+
+def _seconds(loads: Sequence[Load], layout: Layout) -> float:
+    return statistics.median(load.seconds for load in loads if load.layout == layout)
+
+
+def _median(blocks: Sequence[UploadBlock], name: str) -> float:
+    return statistics.median(getattr(block, name) for block in blocks)

@@ -1,0 +1,77 @@
+"""A rank that trains in the first generation, and restores the last step of this generation in later ones.
+
+A line on stdin is a generation, as JSON. The process runs one session for each line, and answers with one line. The
+ranks of a later generation may be more or fewer than those of the first.
+
+Invariant: the model is built before the session begins, and its weights differ from the restored ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+import everstep.training
+import everstep.training.relayout
+from benchmarks.durable.rank.model import Training
+from benchmarks.durable.rank.sizes import ModelSize
+
+STEPS = 6
+"""Steps of the first generation. The session commits the last one when it is closed."""
+
+
+def digest_of(training: Training) -> str:
+    """Return a digest of all logical tensors. Every rank calls this."""
+    digest = hashlib.sha256()
+    for parameter in training.model.parameters():
+        kept = training.optimizer.state[parameter]
+        for tensor in (parameter.detach(), kept["exp_avg"], kept["exp_avg_sq"]):
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            digest.update(whole.contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def launch(size: ModelSize, generation: int) -> dict[str, object]:
+    """Run the session of one generation.
+
+    Returns:
+        The time of the monotonic clock at which `restore` returned, and the digest of the logical tensors.
+    """
+    training = Training(size, seed=generation)
+    session = everstep.training.init(model=training.model, optimizer=training.optimizer)
+    base = session.restore()
+    restored_at = time.monotonic()
+    if generation == 1:
+        for _ in range(STEPS):
+            training.forward_and_backward()
+            training.step()
+            session.boundary()
+    digest = digest_of(training)
+    session.close()
+    return {"base": base, "restored_at": restored_at, "digest": digest, "state_bytes": training.state_bytes}
+
+
+def main() -> None:
+    """Run the sessions until stdin is closed."""
+    print("{}", flush=True)
+    for line in sys.stdin:
+        task = json.loads(line)
+        environment: Mapping[str, str] = task["environment"]
+        os.environ.update(environment)
+        dist.init_process_group("gloo")
+        found = launch(ModelSize(**task["size"]), int(environment["EVERSTEP_GENERATION"]))
+        dist.barrier()
+        dist.destroy_process_group()
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

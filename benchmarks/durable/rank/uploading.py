@@ -1,0 +1,283 @@
+"""A rank that trains in blocks of steps. In each block, one system stores one checkpoint in the background.
+
+    warm-up ─▶ block without a checkpoint ─▶ block with Everstep ─▶ block with DCP ─▶ … ─▶ the same blocks again
+
+One launch contains all systems, in the same processes, because step times of separate launches differ by more than the
+systems' effect. The systems are:
+
+- `floor`: no checkpoint, and no session
+- `everstep`: a session that keeps every step. The agents upload one of them.
+- `dcp_files`: `async_save` with a process as the writer, into files in shared memory
+- `dcp_s3`: the same with a writer for S3
+
+Invariant: an upload ends before the next block begins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+import everstep.training
+from benchmarks.data_plane.rank.memory import own_tree
+from benchmarks.data_plane.rank.state import pause
+from benchmarks.durable.rank.dcp_s3 import S3Writer
+from benchmarks.durable.rank.model import Training
+from benchmarks.durable.rank.node import STORED
+from benchmarks.durable.rank.sizes import SETTLE_STEPS, ModelSize
+from benchmarks.traces import whole_rows
+
+WARM_UP_PERIODS = 1
+"""Blocks' worth of steps that Everstep trains before the first block.
+
+Its first snapshots are audited, and its slots are allocated.
+"""
+STORE_SECONDS = 60.0
+"""Longest wait after a block for the end of Everstep's upload."""
+LOOK_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The task of a rank."""
+
+    size: ModelSize
+    order: Sequence[str]
+    """Names of the blocks' systems, in order."""
+    steps: int
+    """Counted steps of a block."""
+    folder: str
+    """Folder in shared memory for DCP's files."""
+
+
+@dataclass(kw_only=True)
+class Block:
+    """One rank's measurements of one block. The times are those of the monotonic clock."""
+
+    system: str
+    saved_at: float = 0.0
+    """Time at which the step of the checkpoint was finished."""
+    stored_at: float = 0.0
+    """Time at which this rank's part of the checkpoint was stored."""
+    ended_at: list[float] = field(default_factory=list)
+    """Time at which each counted step ended."""
+    save_seconds: float = 0.0
+    """Time for which the checkpoint itself blocked the training thread.
+
+    For Everstep, this is the median of the block's snapshots, each with the wait for its copy in the next step.
+    """
+    state_bytes: int = 0
+    """Bytes of this rank's state."""
+    helper_seconds: float = 0.0
+    """CPU time of this rank's node and of DCP's process, until the checkpoint is stored."""
+
+
+class Nothing:
+    """A system that stores nothing. Base class of the other systems."""
+
+    def __init__(self, training: Training, settings: Settings) -> None:
+        self._training = training
+        self._settings = settings
+
+    def train(self) -> None:
+        """Train one step."""
+        self._training.forward_and_backward()
+        self._training.step()
+
+    def save(self, _: Block) -> float:
+        """Begin to store the last step. Return the seconds for which the training thread was blocked until now."""
+        return 0.0
+
+    def finish(self, _: Block) -> None:
+        """Wait until the checkpoint is stored, and remove it."""
+
+
+class Everstep(Nothing):
+    """A session with the default budget for snapshots. `EverySteps` of the plan makes the last settling step due.
+
+    The budget may skip this step. Then the next snapshot is uploaded.
+    """
+
+    def __init__(self, training: Training, settings: Settings) -> None:
+        super().__init__(training, settings)
+        self._session = everstep.training.init(model=training.model, optimizer=training.optimizer)
+        self._session.restore()
+        self._step = self._due = self._count = 0
+        for _ in range(WARM_UP_PERIODS * period(settings) - SETTLE_STEPS):
+            self.train()
+
+    def train(self) -> None:
+        super().train()
+        self._step = self._session.boundary().step
+
+    def save(self, _: Block) -> float:
+        self._due, self._count = self._step, len(self._session.blocked_seconds)
+        return 0.0
+
+    def finish(self, block: Block) -> None:
+        block.stored_at = self._stored_at()
+        taken = self._session.blocked_seconds
+        block.save_seconds = statistics.median(taken[min(self._count, len(taken) - 1) :])
+
+    def _stored_at(self) -> float:
+        path = Path(os.environ["EVERSTEP_AGENT_SOCKET"]).parent / STORED
+        deadline = time.monotonic() + STORE_SECONDS
+        while time.monotonic() < deadline:
+            for step, at in whole_rows(path.read_text()) if path.exists() else ():
+                if int(step) >= self._due:
+                    return float(at)
+            pause(LOOK_SECONDS)
+        raise TimeoutError(f"no step since {self._due} was stored within {STORE_SECONDS:.0f} s")
+
+    def close(self) -> None:
+        """End the session."""
+        self._session.close()
+
+
+class Dcp(Nothing):
+    """`async_save` with a process as the writer."""
+
+    def __init__(self, training: Training, settings: Settings) -> None:
+        super().__init__(training, settings)
+        model, optimizer = get_state_dict(training.model, training.optimizer)
+        self._state: dict[str, Any] = {"model": model, "optimizer": optimizer}  # these tensors are the live ones
+        # All four options are set, because the defaults raise assertions on a machine without a GPU.
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False
+            )
+        )
+        self._count = 0
+        self._pending: Future[Any] | None = None
+        warm_up = Block(system="")
+        self.save(warm_up)
+        self.finish(warm_up)
+
+    def _save(self) -> Any:
+        return dcp.async_save(
+            self._state,
+            checkpoint_id=f"{self._settings.folder}/dcp{self._count}",
+            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+            async_stager=self._stager,
+        )
+
+    def save(self, block: Block) -> float:
+        self._count += 1
+        begun = time.perf_counter()
+        found = self._save()
+        pending: Future[Any] = getattr(found, "upload_completion", found)
+        taken = time.perf_counter() - begun
+
+        def note(_: object) -> None:
+            block.stored_at = time.monotonic()
+
+        pending.add_done_callback(note)
+        self._pending = pending
+        return taken
+
+    def finish(self, _: Block) -> None:
+        assert self._pending is not None
+        self._pending.result()
+        dist.barrier()
+        if dist.get_rank() == 0:
+            self._remove()
+
+    def _remove(self) -> None:
+        shutil.rmtree(f"{self._settings.folder}/dcp{self._count}")
+
+    def close(self) -> None:
+        """Release the staging memory."""
+        self._stager.close()
+
+
+class DcpS3(Dcp):
+    """`async_save` with a process as the writer, which sends one object per rank to S3."""
+
+    def _save(self) -> Any:
+        return dcp.async_save(
+            self._state,
+            storage_writer=S3Writer(f"dcp{self._count}"),
+            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+            async_stager=self._stager,
+        )
+
+    def _remove(self) -> None:
+        S3Writer(f"dcp{self._count}").remove()
+
+
+SYSTEMS: dict[str, Callable[[Training, Settings], Nothing]] = {
+    "floor": Nothing,
+    "everstep": Everstep,
+    "dcp_files": Dcp,
+    "dcp_s3": DcpS3,
+}
+
+
+def period(settings: Settings) -> int:
+    """Return the number of steps of a block, which is also the number of steps between two checkpoints of Everstep."""
+    return SETTLE_STEPS + settings.steps
+
+
+def helper_seconds() -> float:
+    """Return the CPU time of this rank's node, and of the rank's child processes."""
+    mine = os.getpid()
+    pids = [int(os.environ["BENCH_NODE_PID"]), *(pid for pid in own_tree() if pid != mine)]
+    threads = [thread for pid in pids for thread in Path(f"/proc/{pid}/task").iterdir()]
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+
+def run(settings: Settings) -> list[Block]:
+    """Train all blocks."""
+    training = Training(settings.size, seed=7)
+    training.forward_and_backward()
+    training.step()  # creates the state of the optimizer
+    systems = {name: SYSTEMS[name](training, settings) for name in dict.fromkeys(settings.order)}
+    blocks = []
+    for name in settings.order:
+        system, block = systems[name], Block(system=name, state_bytes=training.state_bytes)
+        for _ in range(SETTLE_STEPS):
+            system.train()
+        helpers = helper_seconds()
+        block.saved_at = time.monotonic()
+        block.save_seconds = system.save(block)
+        for _ in range(settings.steps):
+            system.train()
+            block.ended_at.append(time.monotonic())
+        system.finish(block)
+        block.helper_seconds = helper_seconds() - helpers
+        dist.barrier()
+        blocks.append(block)
+    for system in systems.values():
+        if isinstance(system, Everstep | Dcp):
+            system.close()
+    return blocks
+
+
+def main(words: str) -> None:
+    """Run the rank, write its blocks as one line, and leave when the harness closes stdin."""
+    given = json.loads(words)
+    settings = Settings(**{**given, "size": ModelSize(**given["size"])})
+    dist.init_process_group("gloo")
+    blocks = run(settings)
+    print(json.dumps([asdict(block) for block in blocks]), flush=True)
+    sys.stdin.read()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

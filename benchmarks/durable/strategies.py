@@ -1,0 +1,119 @@
+"""The checkpoint strategies of the product on the same job, with one killed rank at the same step.
+
+The job trains on a local cluster of two nodes, whose S3 is moto. The script is `rank.strategy_job`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cluster_jobs import Bench
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.traces import whole_rows
+
+NODES = 2
+STEPS, KILL_AT = 100, 60
+STEP_SECONDS = 0.1
+STRAWMAN_SECONDS = 4
+"""Interval of the strategy Strawman, in place of its three hours. The rank is killed between its checkpoints."""
+EVERSTEP_EVERY = 50
+"""Steps between two checkpoints of the strategy Everstep in S3."""
+NONE, STRAWMAN, HIGH_FREQ, CHECK_FREQ, EVERSTEP = "None", "Strawman", "HighFreq", "CheckFreq", "Everstep"
+STRATEGIES: Mapping[str, Mapping[str, Any]] = {
+    NONE: {},
+    STRAWMAN: {"IntervalInSeconds": STRAWMAN_SECONDS},
+    HIGH_FREQ: {},
+    CHECK_FREQ: {},
+    EVERSTEP: {"EverySteps": EVERSTEP_EVERY},
+}
+"""Checkpoint settings of each strategy besides its name."""
+SCRIPT = Path(__file__).parent / "rank" / "strategy_job.py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyJob:
+    """One job with one killed rank."""
+
+    strategy: str
+    steps: int
+    """Steps of the job."""
+    seconds: float
+    """Seconds from the end of the first step until the end of the last step, over both launches."""
+    lost_steps: int
+    """Steps that the ranks repeated."""
+    blocked_seconds: float
+    """Seconds for which the session blocked rank 0, over both launches."""
+    step_seconds: float
+    """Median step time outside of the recovery."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One finished step in the trace of a rank."""
+
+    generation: int
+    step: int
+    at: float
+    blocked_seconds: float
+
+
+def parse(text: str) -> list[Line]:
+    """Return the lines of a trace; an incomplete last line is skipped."""
+    return [
+        Line(int(generation), int(step), float(at), float(blocked))
+        for generation, step, at, blocked in whole_rows(text)
+    ]
+
+
+def judge(strategy: str, trace: Sequence[Line]) -> StrategyJob:
+    """Return the measurements in the trace of rank 0.
+
+    Raises:
+        BenchmarkFailed: the job had other launches than one before and one after the kill.
+    """
+    if {line.generation for line in trace} != {1, 2}:
+        raise BenchmarkFailed(
+            f"the job with the strategy {strategy} had {max(each.generation for each in trace)} launches"
+        )
+    first, second = ([line for line in trace if line.generation == number] for number in (1, 2))
+    durations = [later.at - earlier.at for part in (first, second) for earlier, later in pairwise(part)]
+    return StrategyJob(
+        strategy=strategy,
+        steps=second[-1].step,
+        seconds=second[-1].at - first[0].at,
+        lost_steps=first[-1].step - second[0].step + 1,
+        blocked_seconds=sum(line.blocked_seconds for line in trace),
+        step_seconds=sorted(durations)[len(durations) // 2],
+    )
+
+
+def measure(bench: Bench) -> Iterator[StrategyJob]:
+    """Run one job per strategy.
+
+    Raises:
+        BenchmarkFailed: a job failed, or was launched more than twice.
+    """
+    source = bench.directory / "strategies"
+    source.mkdir()
+    shutil.copy(SCRIPT, source / "train.py")
+    for strategy, config in STRATEGIES.items():
+        trace = bench.directory / "traces" / strategy
+        trace.mkdir(parents=True)
+        job = bench.submit(
+            f"strategy-{strategy.lower()}",
+            source,
+            "train.py",
+            nodes=NODES,
+            copies=2 if strategy == EVERSTEP else 1,
+            hyperparameters={"steps": STEPS, "kill_at": KILL_AT, "step_seconds": STEP_SECONDS},
+            Environment={"BENCH_TRACE": str(trace)},
+            CheckpointConfig={"Strategy": strategy, **config},
+        )
+        job.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed")
+        yield judge(strategy, parse((trace / "rank0").read_text()))
+        bench.say(f"trained with the strategy {strategy}")
