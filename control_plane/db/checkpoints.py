@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import func, or_, select, tuple_, union
+from sqlalchemy import bindparam, func, or_, select, tuple_, union
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
@@ -93,14 +93,16 @@ def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> bool
     return True
 
 
+_OF_RUN: Final = (
+    select(Checkpoint)
+    .where(Checkpoint.run_id == bindparam("of_run"))
+    .order_by(Checkpoint.step.desc(), Checkpoint.generation.desc())
+)
+
+
 def of_run(session: Session, run_id: str) -> tuple[CheckpointRecord, ...]:
     """Return all checkpoints of a run, including deleted ones, newest step first."""
-    query = (
-        select(Checkpoint)
-        .where(Checkpoint.run_id == run_id)
-        .order_by(Checkpoint.step.desc(), Checkpoint.generation.desc())
-    )
-    return tuple(record_of(row, CheckpointRecord) for row in session.scalars(query))
+    return tuple(record_of(row, CheckpointRecord) for row in session.scalars(_OF_RUN, {"of_run": run_id}))
 
 
 def frozen_keys(rows: Iterable[CheckpointRecord]) -> frozenset[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypedDict, Unpack
+from typing import Final, TypedDict, Unpack
 
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
@@ -132,9 +132,12 @@ def takes_jobs(session: Session, name: str) -> bool:
     return fleet is not None and fleet.delete_requested_at is None
 
 
+_EVERY: Final = select(Fleet).order_by(Fleet.name)
+
+
 def every(session: Session) -> tuple[FleetRecord, ...]:
     """Return all fleets by name."""
-    return tuple(record_of(row, FleetRecord) for row in session.scalars(select(Fleet).order_by(Fleet.name)))
+    return tuple(record_of(row, FleetRecord) for row in session.scalars(_EVERY))
 
 
 def page(session: Session, *, after: str | None, limit: int) -> tuple[FleetRecord, ...]:

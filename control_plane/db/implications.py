@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
-from sqlalchemy import delete, select
+from sqlalchemy import bindparam, delete, select
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
@@ -64,17 +65,20 @@ def record(session: Session, lease: Lease, lines: Iterable[ImplicationRecord]) -
             session.execute(delete(Implication).where(Implication.node_id == line.node_id, stale))
 
 
+_OF_FLEET: Final = (
+    select(Implication)
+    .where(Implication.fleet_name == bindparam("of_fleet"))
+    .order_by(Implication.at, Implication.incident_id)
+)
+
+
 def of_fleet(session: Session, fleet_name: str) -> Mapping[str, tuple[ImplicationRecord, ...]]:
     """Return the fault history of each node of a fleet, oldest entry first.
 
     Nodes without a history are missing.
     """
     found: dict[str, tuple[ImplicationRecord, ...]] = {}
-    for row in session.scalars(
-        select(Implication)
-        .where(Implication.fleet_name == fleet_name)
-        .order_by(Implication.at, Implication.incident_id)
-    ):
+    for row in session.scalars(_OF_FLEET, {"of_fleet": fleet_name}):
         found[row.node_id] = (*found.get(row.node_id, ()), record_of(row, ImplicationRecord))
     return found
 

@@ -378,13 +378,20 @@ def get_run(session: Session, run_id: str) -> JobRecord:
     return record_of_row(row)
 
 
+_UNFINISHED: Final = (
+    select(Job, Quota.max_node_count)
+    .outerjoin(Quota, Quota.project == Job.project)
+    .where(Job.ended_at.is_(None))
+    .order_by(Job.priority.desc(), Job.created_at, Job.run_id)
+)
+_UNFINISHED_OF_FLEET: Final = _UNFINISHED.where(Job.fleet_name == bindparam("of_fleet"))
+
+
 def unfinished(session: Session, fleet_name: str | None = None) -> tuple[JobRecord, ...]:
     """Return the unfinished jobs of one fleet, or of all fleets, by priority (highest first), then by age."""
-    query = select(Job, Quota.max_node_count).outerjoin(Quota, Quota.project == Job.project)
-    query = query.where(Job.ended_at.is_(None)).order_by(Job.priority.desc(), Job.created_at, Job.run_id)
-    if fleet_name is not None:
-        query = query.where(Job.fleet_name == fleet_name)
-    return tuple(replace(record_of_row(row), project_quota=quota) for row, quota in session.execute(query))
+    query = _UNFINISHED if fleet_name is None else _UNFINISHED_OF_FLEET
+    found = session.execute(query, {"of_fleet": fleet_name})
+    return tuple(record_of_row(row, project_quota=quota) for row, quota in found)
 
 
 def starting_from(session: Session, run_id: str) -> tuple[JobRecord, ...]:
@@ -725,21 +732,23 @@ def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
     )
 
 
+_LINEAGE: Final = (
+    select(
+        Generation.number,
+        Generation.parent,
+        Generation.base_step,
+        Generation.world_size,
+        Generation.created_at.label("planned_at"),
+        Generation.started_at,
+    )
+    .where(Generation.run_id == bindparam("of_run"))
+    .order_by(Generation.number)
+)
+
+
 def lineage(session: Session, run_id: str) -> tuple[LineageEntry, ...]:
     """Return all generations of a run that ever had a plan, oldest first. The result omits the plans."""
-    query = (
-        select(
-            Generation.number,
-            Generation.parent,
-            Generation.base_step,
-            Generation.world_size,
-            Generation.created_at.label("planned_at"),
-            Generation.started_at,
-        )
-        .where(Generation.run_id == run_id)
-        .order_by(Generation.number)
-    )
-    return tuple(LineageEntry(**row) for row in session.execute(query).mappings())
+    return tuple(LineageEntry(**row) for row in session.execute(_LINEAGE, {"of_run": run_id}).mappings())
 
 
 def planned_nodes(session: Session, run_id: str, generation: int) -> frozenset[str]:
@@ -756,13 +765,14 @@ def planned(session: Session, run_id: str) -> tuple[GenerationRecord, ...]:
     return tuple(generation(session, run_id, number) for number in session.scalars(query.order_by(Generation.number)))
 
 
-def record_of_row(row: Job | Row[*tuple[Any, ...]]) -> JobRecord:
+def record_of_row(row: Job | Row[*tuple[Any, ...]], project_quota: int | None = None) -> JobRecord:
     """Convert a row of the table of jobs to a record. Other modules of this package use this function too."""
     return JobRecord(
         **columns_of(row, JobRecord, leave_out=("spec", "transitions", "failures", "project_quota")),
         spec=msgspec.convert(row.spec, JobSpec),
         transitions=tuple(msgspec.convert(entry, JobTransition) for entry in row.transitions),
         failures=tuple(row.failures),
+        project_quota=project_quota,
     )
 
 

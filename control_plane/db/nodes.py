@@ -6,6 +6,7 @@ themselves.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -108,13 +109,16 @@ def of_fleet(session: Session, fleet_name: str | None = None, *, with_ended: boo
 
     The result contains ended nodes only if the caller requests them.
     """
-    return tuple(record_of(row, NodeRecord) for row in session.scalars(_of_fleet(fleet_name, with_ended=with_ended)))
+    query = _of_fleet(of_all=fleet_name is None, with_ended=with_ended)
+    return tuple(record_of(row, NodeRecord) for row in session.scalars(query, {"of_fleet": fleet_name}))
 
 
-def _of_fleet(fleet_name: str | None, *, with_ended: bool) -> Select[Node]:
+@functools.cache
+def _of_fleet(*, of_all: bool, with_ended: bool) -> Select[Node]:
+    """Return a statement with the parameter `of_fleet`. It is kept, because its construction takes time."""
     query = select(Node).order_by(Node.created_at, Node.id)
-    if fleet_name is not None:
-        query = query.where(Node.fleet_name == fleet_name)
+    if not of_all:
+        query = query.where(Node.fleet_name == bindparam("of_fleet"))
     return query if with_ended else query.where(Node.ended_at.is_(None))
 
 
@@ -133,10 +137,10 @@ def page(
     Returns:
         At most `limit` nodes.
     """
-    query = _of_fleet(fleet_name, with_ended=with_ended).limit(limit)
+    query = _of_fleet(of_all=fleet_name is None, with_ended=with_ended).limit(limit)
     if after is not None:
         query = query.where(tuple_(Node.created_at, Node.id) > after)
-    return tuple(record_of(row, NodeRecord) for row in session.scalars(query))
+    return tuple(record_of(row, NodeRecord) for row in session.scalars(query, {"of_fleet": fleet_name}))
 
 
 def of_run(session: Session, run_id: str) -> tuple[NodeRecord, ...]:
@@ -243,15 +247,42 @@ def reset_joined(session: Session, node_id: str) -> None:
     session.execute(update(Node).where(Node.id == node_id).values(joined_at=None))
 
 
+_REPLACED_SINCE: Final = (
+    select(Node.replaced_at)
+    .where(
+        Node.fleet_name == bindparam("of_fleet"),
+        Node.replaced_at.is_not(None),
+        Node.replaced_at >= bindparam("moment"),
+    )
+    .order_by(Node.replaced_at)
+)
+
+
 def replaced_since(session: Session, fleet_name: str, moment: datetime) -> tuple[datetime, ...]:
     """Return the times at which Everstep decided to replace nodes of a fleet.
 
     Only replacements since `moment` count, including replacements of nodes that have ended.
     """
-    query = select(Node.replaced_at).where(
-        Node.fleet_name == fleet_name, Node.replaced_at.is_not(None), Node.replaced_at >= moment
+    found = session.scalars(_REPLACED_SINCE, {"of_fleet": fleet_name, "moment": moment})
+    return tuple(at for at in found if at is not None)
+
+
+_NEWEST_JOINED: Final = (
+    select(func.max(Node.created_at))
+    .where(Node.fleet_name == bindparam("of_fleet"), Node.connected_at.is_not(None))
+    .scalar_subquery()
+)
+_FAILED_JOINS: Final = (
+    select(func.count())
+    .select_from(Node)
+    .where(
+        Node.fleet_name == bindparam("of_fleet"),
+        Node.connected_at.is_(None),
+        Node.replaced_at.is_not(None),
+        Node.ended_at.is_not(None),
+        or_(_NEWEST_JOINED.is_(None), Node.created_at > _NEWEST_JOINED),
     )
-    return tuple(at for at in session.scalars(query.order_by(Node.replaced_at)) if at is not None)
+)
 
 
 def failed_join_count(session: Session, fleet_name: str) -> int:
@@ -260,19 +291,7 @@ def failed_join_count(session: Session, fleet_name: str) -> int:
     A failed join is an instance that never connected, was replaced, and has ended. Only instances that are newer than
     the newest connected instance count.
     """
-    joined = (
-        select(func.max(Node.created_at))
-        .where(Node.fleet_name == fleet_name, Node.connected_at.is_not(None))
-        .scalar_subquery()
-    )
-    failed = (
-        Node.fleet_name == fleet_name,
-        Node.connected_at.is_(None),
-        Node.replaced_at.is_not(None),
-        Node.ended_at.is_not(None),
-    )
-    query = select(func.count()).select_from(Node).where(*failed, or_(joined.is_(None), Node.created_at > joined))
-    return session.scalar(query) or 0
+    return session.scalar(_FAILED_JOINS, {"of_fleet": fleet_name}) or 0
 
 
 def ask_release(session: Session, node_id: str, *, state: str, release: str, now: datetime) -> NodeRecord:

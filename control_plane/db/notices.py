@@ -12,8 +12,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db.models import Node, Notice
@@ -115,17 +116,17 @@ def hold(session: Session, node_id: str, ends_at: datetime) -> bool:
     return changed_rows(session.execute(held.values(ends_at=ends_at))) > 0
 
 
+_OF_FLEET: Final = (
+    select(Notice)
+    .join(Node, Node.id == Notice.node_id)
+    .where(Node.fleet_name == bindparam("of_fleet"), Node.ended_at.is_(None))
+    .order_by(Notice.node_id, Notice.kind, Notice.event_id)
+)
+
+
 def of_fleet(session: Session, fleet_name: str) -> tuple[NoticeRecord, ...]:
     """Return the notices for the living nodes of a fleet, by node, kind and event."""
-    query = (
-        select(Notice)
-        .join(Node, Node.id == Notice.node_id)
-        .where(Node.fleet_name == fleet_name, Node.ended_at.is_(None))
-    )
-    return tuple(
-        record_of(row, NoticeRecord)
-        for row in session.scalars(query.order_by(Notice.node_id, Notice.kind, Notice.event_id))
-    )
+    return tuple(record_of(row, NoticeRecord) for row in session.scalars(_OF_FLEET, {"of_fleet": fleet_name}))
 
 
 def forget(session: Session, node_ids: Collection[str]) -> None:

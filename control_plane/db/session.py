@@ -13,6 +13,7 @@ the database. Code on the event loop runs transactions in threads.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -151,7 +152,12 @@ def columns_of(
 
     The result excludes the fields in `leave_out`, because the caller converts their columns itself.
     """
-    return {field.name: getattr(row, field.name) for field in fields(kind) if field.name not in leave_out}
+    return {name: getattr(row, name) for name in _names(kind) if name not in leave_out}
+
+
+@functools.cache
+def _names(kind: type[DataclassInstance]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def values_of(record: DataclassInstance, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -159,7 +165,7 @@ def values_of(record: DataclassInstance, leave_out: tuple[str, ...] = ()) -> dic
 
     The result excludes the fields in `leave_out`. Reverses `record_of`.
     """
-    found = {field.name: getattr(record, field.name) for field in fields(record) if field.name not in leave_out}
+    found = {name: getattr(record, name) for name in _names(type(record)) if name not in leave_out}
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
 
 
