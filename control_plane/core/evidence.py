@@ -377,7 +377,9 @@ def track_impairments(
 def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]) -> NodeId | None:
     """Return the unreachable member that the job should give up, or None if every member is reachable.
 
-    Two members that cannot reach each other report each other. The job needs to give up only one of them.
+    Two members that cannot reach each other report each other. The job needs to give up only one of them. With parity,
+    one silent member stops the shares of its whole group, so that all members of the group report each other. The lines
+    of the rounds then decide.
 
     Args:
         reports: the reports of the members that are not silent.
@@ -385,14 +387,16 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
 
     Returns:
         The member that most other members report as unreachable. If several members have equally many such reports, the
-        member with more earlier incidents of this kind, else the member with the highest GROUP_RANK.
+        member from which more neighbours in the rounds receive nothing. Then the member with more earlier incidents of
+        this kind, else the member with the highest GROUP_RANK.
     """
     complaints = Counter(holder for node in reports for holder in nodes_out_of_view({node: reports[node]}))
+    silent = Counter(peer for node, report in reports.items() for peer in {*report.silent_peers} - {node})
     before = {node.node_id: sum(line.what == Cause.NODE_UNREACHABLE for line in node.history) for node in nodes}
     order = {node.node_id: place for place, node in enumerate(nodes)}
     return max(
         (node for node in order if complaints[node]),
-        key=lambda node: (complaints[node], before[node], order[node]),
+        key=lambda node: (complaints[node], silent[node], before[node], order[node]),
         default=None,
     )
 
@@ -453,14 +457,18 @@ def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeI
     Two kinds of reports count. The owner of a shard reports that it no longer counts the node as a holder. The
     coordinator reports that it received no answer from the node.
     """
-    silent = frozenset(peer for node, report in reports.items() for peer in report.silent_peers if peer != node)
-    return silent | frozenset(
+    return silent_in_rounds(reports) | frozenset(
         holder
         for node, report in reports.items()
         for shard in report.protection
         for holder in shard.holders
         if holder not in shard.in_view and holder != node
     )
+
+
+def silent_in_rounds(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId]:
+    """Return the nodes from which a neighbour in the rounds receives nothing."""
+    return frozenset(peer for node, report in reports.items() for peer in report.silent_peers if peer != node)
 
 
 def current_reports(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from control_plane.core import faults, hangs, moves
 from control_plane.core.actions import Decision, EventDraft
-from control_plane.core.evidence import nodes_out_of_view
+from control_plane.core.evidence import nodes_out_of_view, silent_in_rounds
 from control_plane.core.incidents import incident_id
 from control_plane.core.job.ending import ask_to_stop, awaits_restart_source
 from control_plane.core.job.outcome import LAUNCH_SECONDS, stay
@@ -108,11 +108,16 @@ def _awaits_upload(view: JobView, leaving: tuple[Departure, ...], stopped_at: fl
 
 
 def _with_partners(view: JobView, leaving: tuple[Departure, ...]) -> JobView:
-    """Add a history entry for each remaining node that could not reach a departing node."""
+    """Add a history entry for each remaining node that could not reach a departing node.
+
+    With parity, one unreachable node puts its whole group out of view. Only nodes that are silent in the rounds count.
+    """
     lost = tuple(move for move in leaving if move.cause is Cause.NODE_UNREACHABLE)
     if not lost:
         return view
-    staying = nodes_out_of_view(view.reports) - {move.node_id for move in leaving}
+    has_parity = view.spec.parity_group_size is not None
+    suspected = silent_in_rounds(view.reports) if has_parity else nodes_out_of_view(view.reports)
+    staying = suspected - {move.node_id for move in leaving}
     known_as = incident_id(view.spec.run, view.plan.generation)
     lines = tuple(moves.partner(node_id, lost, known_as, view.now) for node_id in sorted(staying))
     return replace(view, implications=(*view.implications, *lines))

@@ -371,3 +371,27 @@ def test_of_two_that_blame_each_other_one_is_left_and_not_the_partner_of_one_tha
     two = {**mutual, NodeId("c"): owner(2, ("c", "a"), ("c",))}
     assert evidence.blamed(two, (a, b, c)) == "a", "most others have lost it"
     assert evidence.blamed({}, (a, b)) is None
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_of_a_parity_group_whose_members_all_report_each_other_the_silent_one_is_given_up(place: int) -> None:
+    """The node at `place` is cut off from the others. The node 0 is the coordinator, which hears of all nodes."""
+    ids = [NodeId(f"i-{number}") for number in range(4)]
+    cut = ids[place]
+
+    def report(own: NodeId) -> MemberReport:
+        neighbours = ids if own == ids[0] else ids[:1]
+        holders = (own, *(node for node in ids if node != own))
+        shard = ShardProtection(rank=Rank(0), holders=holders, in_view=(own,), committed=Step(9), payload_bytes=1)
+        silent = tuple(peer for peer in neighbours if peer != own and cut in (own, peer))
+        return MemberReport(
+            job=JobName("gpt"),
+            run=RunId("r"),
+            generation=Generation(1),
+            phase=MemberPhase.RUNNING,
+            protection=(shard,),
+            silent_peers=silent,
+        )
+
+    observed = [NodeObserved(node_id=node) for node in ids]
+    assert evidence.blamed({node: report(node) for node in ids}, observed) == cut

@@ -66,7 +66,7 @@ from everstep.protocol.agent_messages import (
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.manifest import SharedObject
 from everstep.protocol.parity import Contribution, Rebuild, share_owner
-from everstep.protocol.plan import GenerationPlan, ObjectReference, ShardSource, SlotRecord, SourceKind
+from everstep.protocol.plan import GenerationPlan, ObjectReference, RankPlan, ShardSource, SlotRecord, SourceKind
 from tests.fakes.cloud import FakeOperator, MemoryObjectStore
 from tests.sqlite import make_migrated
 
@@ -222,11 +222,7 @@ class Agent:
                 ShardProtection(
                     rank=rank,
                     holders=self.plan.ranks[rank].holders,
-                    in_view=tuple(
-                        holder
-                        for holder in self.plan.ranks[rank].holders
-                        if holder == self.node_id or (self.world.serves(holder) and self.world.serves(self.node_id))
-                    ),
+                    in_view=self.in_view(self.plan.ranks[rank]),
                     committed=Step(committed),
                     payload_bytes=100,
                     verified=tuple(self.seen(rank, holder) for holder in self.plan.ranks[rank].holders),
@@ -259,6 +255,7 @@ class Agent:
             running_uploads=self.running_uploads,
             faults=self.faults,
             restored_from=self.restored_from,
+            silent_peers=self.silent_peers,
             measured=self.measured,
             target=Step(self.target),
         )
@@ -280,6 +277,29 @@ class Agent:
         round.
         """
         return max(max(self.boundary.values(), default=-1) - (not self.has_ended_well), -1)
+
+    def in_view(self, rank: RankPlan) -> tuple[NodeId, ...]:
+        """Return the holders of a rank's shard that count. With parity, one silent member stops all shares."""
+        served = tuple(holder for holder in rank.holders if self.world.serves(holder))
+        if self.node_id not in served or (rank.stripe and served != rank.holders):
+            return (self.node_id,)
+        return served
+
+    @property
+    def silent_peers(self) -> tuple[NodeId, ...]:
+        """Return the neighbours in the rounds from which the agent receives nothing. Simulated for parity only."""
+        if self.plan is None or not any(rank.stripe for rank in self.plan.ranks):
+            return ()
+        neighbours = (
+            [node.node_id for node in self.plan.nodes]
+            if self.plan.coordinator == self.node_id
+            else [self.plan.coordinator]
+        )
+        return tuple(
+            peer
+            for peer in neighbours
+            if peer != self.node_id and not (self.world.serves(peer) and self.world.serves(self.node_id))
+        )
 
     def seen(self, rank: Rank, holder: NodeId) -> tuple[Step, float]:
         """Return the newest step of a rank that the owner has verified on a holder, and the time of this verification.
