@@ -123,13 +123,13 @@ export function ProtectionMatrix({ protection }: { protection: DescribeProtectio
       </div>
       <div className="keys">
         <span>● the owner’s own</span>
-        <span>✓ copy that counts</span>
+        <span>✓ {protection.ParityGroupSize === undefined ? 'copy' : 'share of parity'} that counts</span>
         <span>− behind what is committed</span>
         <span>! out of view</span>
         <span>−n: steps behind the newest</span>
         <span aria-live="off">{pointed}</span>
       </div>
-      <p className="dim">{thin ? `${plural(thin, 'shard')} of ${count(rows.length)} ${thin === 1 ? 'needs' : 'need'} a look: ${thin === 1 ? 'its' : 'their'} copies come first.` : 'Every shard has all its copies, of the newest step.'}</p>
+      <p className="dim">{thin ? `${plural(thin, 'shard')} of ${count(rows.length)} ${thin === 1 ? 'needs' : 'need'} a look: ${thin === 1 ? 'its' : 'their'} copies come first.` : `Every shard has all its ${protection.ParityGroupSize === undefined ? 'copies' : 'shares'}, of the newest step.`}</p>
       <Copies rows={rows} newest={newest} />
     </>
   )
