@@ -97,7 +97,7 @@ def gather(
         gpu_error=gpu_error,
         is_ec2=is_ec2_instance(),
         is_root=os.geteuid() == 0,
-        closed_folder=_closed_folder(Path(sys.executable).resolve(), Path(sys.prefix, "bin")),
+        closed_folder=closed_folder(Path(sys.executable).resolve(), Path(sys.prefix, "bin")),
         has_ip=shutil.which("ip") is not None,
         allows_builds=_allows_builds(),
         aws=aws_facts(
@@ -304,7 +304,7 @@ def _local_ports(path: Path) -> tuple[int, int] | None:
         return None
 
 
-def _closed_folder(*paths: Path) -> str:
+def closed_folder(*paths: Path) -> str:
     """Return the first parent directory of these paths that some user cannot enter. Return "" if all are accessible."""
     above = (folder for path in paths for folder in reversed(path.parents))
     return next((str(folder) for folder in above if not folder.stat().st_mode & 0o001), "")

@@ -86,12 +86,15 @@ class EventStream:
     service has sent an id.
     """
 
-    def __init__(self, configuration: ClientConfig, query: Mapping[str, object]) -> None:
+    def __init__(
+        self, configuration: ClientConfig, query: Mapping[str, object], *, silent_seconds: float = SILENT_SECONDS
+    ) -> None:
         """Open the connection.
 
         Args:
             configuration: the endpoint and the token.
             query: URL parameters: TrainingJobName, FleetName, AfterEventId; all are optional.
+            silent_seconds: seconds without data after which a read fails.
 
         Raises:
             ClientError: the service rejects the request.
@@ -100,7 +103,7 @@ class EventStream:
         self.last_event_id: int | None = None
         url = configuration.endpoint_url
         settings: Json = {
-            "timeout": urllib3.Timeout(connect=CONNECT_SECONDS, read=SILENT_SECONDS),
+            "timeout": urllib3.Timeout(connect=CONNECT_SECONDS, read=silent_seconds),
             "retries": False,
             "ca_certs": configuration.ca_bundle,
         }

@@ -19,6 +19,7 @@ class Service(HTTPServer):
         self.status: int | None = None
         self.tokens: set[str] = set()
         self.made = 0
+        self.token_suffix = ""
 
     @property
     def url(self) -> str:
@@ -33,8 +34,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.path != "/latest/api/token" or not self.headers["X-aws-ec2-metadata-token-ttl-seconds"].isdecimal():
             return self.answer(400, "")
         self.server.made += 1
-        self.server.tokens.add(f"token-{self.server.made}")
-        return self.answer(self.server.status or 200, f"token-{self.server.made}")
+        token = f"token-{self.server.made}{self.server.token_suffix}"
+        self.server.tokens.add(token)
+        return self.answer(self.server.status or 200, token)
 
     def do_GET(self) -> None:
         if self.headers["X-aws-ec2-metadata-token"] not in self.server.tokens:

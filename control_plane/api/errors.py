@@ -170,7 +170,7 @@ def install(app: FastAPI) -> None:
         (ApiError, lambda error: error),
         (db.DatabaseError, _from_database),
         (CloudError, _from_cloud),
-        (RequestValidationError, _from_validation),
+        (RequestValidationError, from_validation),
         (HTTPException, _from_http),
     ):
         app.add_exception_handler(kind, _Handler(translate))
@@ -250,7 +250,8 @@ def _from_cloud(error: CloudError) -> ApiError:
     return InvalidRequest(f"The cloud rejected the request: {error.message}")
 
 
-def _from_validation(error: RequestValidationError) -> ApiError:
+def from_validation(error: RequestValidationError) -> ApiError:
+    """Return the API error for a request that violates its model, with one entry per invalid field."""
     fields = [
         FieldError(field=path, message=_words(path, entry))
         for entry in error.errors()

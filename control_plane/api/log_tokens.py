@@ -25,8 +25,8 @@ def encode(cursor: Cursor, generations: Iterable[GenerationFacts], *, is_back: b
     """Return the token of a position.
 
     Args:
-        cursor: the position.
-        generations: the generations of the job.
+        cursor: position from which a later call continues.
+        generations: all generations of the job, with their plans.
         is_back: whether the token continues towards older lines.
 
     Returns:
@@ -45,8 +45,8 @@ def decode(token: str, generations: Iterable[GenerationFacts]) -> tuple[bool, Cu
     """Return whether a token continues towards older lines, and its position.
 
     Args:
-        token: text that the caller sent.
-        generations: the generations of the job.
+        token: text that the caller sent as NextToken.
+        generations: all generations of the job, with their plans.
 
     Returns:
         `is_back` and `cursor`, as passed to `encode`.

@@ -48,6 +48,7 @@ def export_dcp(
     to: str,
     *,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
+    group_bytes: int = GROUP_BYTES,
 ) -> Exported:
     """Write all tensors of the model and its optimizers in DCP's format.
 
@@ -55,6 +56,7 @@ def export_dcp(
         checkpoint: an open checkpoint; it stays open after the export.
         to: folder, as a path or as `s3://bucket/prefix`. It must not hold a checkpoint of DCP.
         progress: called with exported and total bytes after each tensor.
+        group_bytes: size up to which tensors share a file.
 
     Returns:
         The written files.
@@ -85,7 +87,7 @@ def export_dcp(
             pending.clear()
 
     for name, (_, logical) in named.items():
-        if pending and size_of(pending) + logical.bytes > GROUP_BYTES:
+        if pending and size_of(pending) + logical.bytes > group_bytes:
             write_pending()
         tensor = tensor_of(checkpoint, logical)
         zeros = torch.Size([0] * tensor.dim())
@@ -96,7 +98,7 @@ def export_dcp(
         begin = size_of(pending)
         places[MetadataIndex(name, zeros, 0)] = _StorageInfo(f"__0_{len(files)}.distcp", begin, size_of(pieces))
         pending += pieces
-        if size_of(pending) >= GROUP_BYTES:
+        if size_of(pending) >= group_bytes:
             write_pending()
         done += logical.bytes
         progress(done, total)

@@ -36,14 +36,14 @@ def _names(operation: str, query: str) -> Offer:
     return offer
 
 
-_jobs = _names("list_training_jobs", "TrainingJobSummaries[].TrainingJobName")
-_fleets = _names("list_fleets", "Fleets[].FleetName")
-_nodes = _names("list_nodes", "Nodes[].NodeId")
+offer_jobs = _names("list_training_jobs", "TrainingJobSummaries[].TrainingJobName")
+offer_fleets = _names("list_fleets", "Fleets[].FleetName")
+offer_nodes = _names("list_nodes", "Nodes[].NodeId")
 
-JobName = Annotated[str, typer.Argument(help="Name of the training job, or its RunId.", autocompletion=_jobs)]
-FleetName = Annotated[str, typer.Argument(help="Name of the fleet.", autocompletion=_fleets)]
-NodeId = Annotated[str, typer.Argument(help="Id of the node: its EC2 instance id.", autocompletion=_nodes)]
+JobName = Annotated[str, typer.Argument(help="Name of the training job, or its RunId.", autocompletion=offer_jobs)]
+FleetName = Annotated[str, typer.Argument(help="Name of the fleet.", autocompletion=offer_fleets)]
+NodeId = Annotated[str, typer.Argument(help="Id of the node: its EC2 instance id.", autocompletion=offer_nodes)]
 OnlyJob = Annotated[
-    str | None, typer.Option("--job", help="Only this training job: its name or RunId.", autocompletion=_jobs)
+    str | None, typer.Option("--job", help="Only this training job: its name or RunId.", autocompletion=offer_jobs)
 ]
-OnlyFleet = Annotated[str | None, typer.Option("--fleet", help="Only this fleet.", autocompletion=_fleets)]
+OnlyFleet = Annotated[str | None, typer.Option("--fleet", help="Only this fleet.", autocompletion=offer_fleets)]

@@ -170,14 +170,14 @@ class CudaDevice:
         torch.cuda.set_device(self._index)
         # In the default mode, a call that is forbidden during captures would invalidate a capture of another thread.
         thread_local = ctypes.c_int(1)
-        _runtime().cudaThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
+        cuda_runtime().cudaThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
 
     def new_stream(self) -> Any:
         # Torch's streams come from a pool of 32 and are reused, for collectives or for a graph that the script
         # captures.
         handle = ctypes.c_void_p()
         with torch.cuda.device(self._index):
-            if status := _runtime().cudaStreamCreateWithFlags(ctypes.byref(handle), ctypes.c_uint(_NON_BLOCKING)):
+            if status := cuda_runtime().cudaStreamCreateWithFlags(ctypes.byref(handle), ctypes.c_uint(_NON_BLOCKING)):
                 raise RuntimeError(
                     f"cannot create a stream on CUDA device {self._index}: error {status} of the CUDA runtime"
                 )
@@ -216,7 +216,7 @@ class CudaDevice:
         if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0:  # type: ignore[no-untyped-call]
             return True
         # Clear the error. Otherwise the next kernel launch of this thread would report it.
-        _runtime().cudaGetLastError()
+        cuda_runtime().cudaGetLastError()
         return False
 
     def unregister(self, address: int) -> None:
@@ -224,7 +224,7 @@ class CudaDevice:
 
 
 @functools.cache
-def _runtime() -> ctypes.CDLL:
+def cuda_runtime() -> ctypes.CDLL:
     """Return the CUDA runtime that torch has loaded.
 
     The dynamic loader finds the library by its soname, independent of its path.

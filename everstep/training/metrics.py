@@ -112,7 +112,7 @@ def divide(records: Iterable[LogRecord]) -> tuple[list[tuple[LogRecord, ...]], l
     too_large_count = piece_bytes = total_bytes = 0
     rest = iter(records)
     for record in rest:
-        size = _size(record)
+        size = encoded_bytes(record)
         if size > MESSAGE_BYTES:
             too_large_count += 1
         elif total_bytes + size > MAX_LOGGED_BYTES:
@@ -126,7 +126,7 @@ def divide(records: Iterable[LogRecord]) -> tuple[list[tuple[LogRecord, ...]], l
     return [tuple(piece) for piece in pieces], left, too_large_count
 
 
-def _size(record: LogRecord) -> int:
+def encoded_bytes(record: LogRecord) -> int:
     """Return an upper bound of the encoded size of a record, in bytes."""
     return 64 + 12 * len(record.values) + len("".join(record.values).encode())
 

@@ -95,7 +95,11 @@ def init(
         pretrained = pretrained_configs({**_named(model), **_named(engine)})
         state = RankState(adapters, objects, streams, environment, pretrained)
         session = TrainingSession(
-            state, link, environment, _copier(state.devices(), environment), has_many_streams=isinstance(data, Mapping)
+            state,
+            link,
+            environment,
+            make_copier(state.devices(), environment),
+            has_many_streams=isinstance(data, Mapping),
         )
     except TrainingError as error:
         link.send(RankFault(generation=link.generation, code=error.code, message=str(error)))
@@ -109,7 +113,12 @@ def init(
     return session
 
 
-def _copier(devices: set[int], environment: Environment) -> Copier:
+def make_copier(devices: set[int], environment: Environment) -> Copier:
+    """Return the copier for the devices that hold the state.
+
+    Raises:
+        CannotResume: the state is on more than one GPU.
+    """
     if not devices:
         return CpuCopier(is_crowded=environment.is_crowded)
     if len(devices) > 1:

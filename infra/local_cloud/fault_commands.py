@@ -32,7 +32,8 @@ StateDir = Annotated[Path, typer.Option(envvar="EVERSTEP_STATE_DIR", help="State
 Output = Annotated[str, typer.Option("--output", "-o", help="text or json.")]
 
 
-def _cluster(state_dir: Path) -> Any:
+def open_cluster(state_dir: Path) -> Any:
+    """Return the local cluster with this state directory. Tests replace it."""
     from infra.local_cloud.up import LocalCluster
 
     return LocalCluster(state_dir)
@@ -41,7 +42,7 @@ def _cluster(state_dir: Path) -> Any:
 @app.command("list")
 def list_faults(output: Output = "text", state_dir: StateDir = DEFAULT_STATE_DIR) -> None:
     """Show the effects of all injected faults, the present conditions, and the counters of the instances' links."""
-    cluster = _cluster(state_dir)
+    cluster = open_cluster(state_dir)
     effects, conditions, links = cluster.injected(), cluster.conditions(), cluster.links()
     if output == "json":
         print(
@@ -67,7 +68,7 @@ def clear(
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Undo lasting faults: conditions, warnings, partitions, slow links, stopped ranks … Ended processes stay ended."""
-    said = _cluster(state_dir).clear_faults(name)
+    said = open_cluster(state_dir).clear_faults(name)
     if output == "json":
         print(msgspec.json.encode({"Cleared": said}).decode())
         return
@@ -98,7 +99,7 @@ def play(
 ) -> None:
     """Play a fault script against the local cloud. The command reports and skips refused faults."""
     moments = fault_script.read(file)
-    cluster = _cluster(state_dir)
+    cluster = open_cluster(state_dir)
     began = time.monotonic()
     columns = (TextColumn("{task.description}"), TextColumn("{task.completed} done"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -116,7 +117,7 @@ def play(
         def wait_until(seconds: float) -> float:
             time_left = began + seconds - time.monotonic()
             if time_left > 0:
-                _pause(time_left)
+                pause(time_left)
             return time.monotonic() - began
 
         fault_script.play(
@@ -154,7 +155,8 @@ def _sentence(moment: Moment, outcome: Effect | FaultRefused | None) -> str:
             return f"refused: {refused}"
 
 
-def _pause(seconds: float) -> None:
+def pause(seconds: float) -> None:
+    """Wait between two moments of a script. Tests replace it."""
     threading.Event().wait(seconds)
 
 
@@ -168,7 +170,7 @@ def _add(name: str, kind: type[msgspec.Struct]) -> None:
             fault = FAULT_IN_WORDS.decode(msgspec.json.encode({"fault": name, **fields}))
         except msgspec.ValidationError as error:
             raise typer.BadParameter(str(error)) from error
-        cluster = _cluster(state_dir)
+        cluster = open_cluster(state_dir)
         for one in cluster.aim()(fault):
             effect = cluster.inject(one)
             if output == "json":

@@ -46,11 +46,11 @@ def check(node_count: int, *, has_namespaces: bool = False) -> None:
     for module, extra in NEEDED.items():
         if importlib.util.find_spec(module) is None:
             raise PreflightFailed(f"{module} is not installed: pip install 'everstep[local]' (extra {extra})")
-    if not _is_tmpfs(TMPFS):
+    if not is_tmpfs(TMPFS):
         raise PreflightFailed(
             f"{TMPFS} is not a tmpfs; snapshots live there (in a container: --tmpfs {TMPFS} or --shm-size)"
         )
-    needed, free = node_count * TMPFS_BYTES_PER_NODE, _free_bytes(TMPFS)
+    needed, free = node_count * TMPFS_BYTES_PER_NODE, free_bytes(TMPFS)
     if free < needed:
         raise PreflightFailed(
             f"{TMPFS} has {_mib(free)} MiB left; {node_count} nodes need at least {_mib(needed)} MiB (in a "
@@ -66,7 +66,7 @@ def check(node_count: int, *, has_namespaces: bool = False) -> None:
 
 def memory_bytes_per_node(node_count: int) -> int:
     """Return the default memory for slots of one node: an equal share of half the available memory."""
-    return int(SHARE_FOR_SLOTS * min(_free_bytes(TMPFS), available_memory_bytes()) / node_count)
+    return int(SHARE_FOR_SLOTS * min(free_bytes(TMPFS), available_memory_bytes()) / node_count)
 
 
 def available_memory_bytes() -> int:
@@ -87,12 +87,14 @@ def available_memory_bytes() -> int:
     return available
 
 
-def _is_tmpfs(path: Path) -> bool:
+def is_tmpfs(path: Path) -> bool:
+    """Return whether a tmpfs is mounted at this path."""
     mounts = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
     return any(fields[1] == str(path) and fields[2] == "tmpfs" for fields in mounts)
 
 
-def _free_bytes(path: Path) -> int:
+def free_bytes(path: Path) -> int:
+    """Return the free bytes of the file system at this path, as an unprivileged user may use them."""
     stat = os.statvfs(path)
     return stat.f_bavail * stat.f_frsize
 

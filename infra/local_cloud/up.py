@@ -670,7 +670,7 @@ class LocalCluster:
     def _create_fleet(self, description: ClusterFile) -> None:
         with contextlib.closing(self.client()) as client, failures.translated():
             join_token = client.create_join_token(FleetName=description.fleet)["JoinToken"]
-            self._create_group(
+            self.create_group(
                 description.group, join_token, [url for url in (self.endpoint_url, description.standby_url) if url]
             )
             try:
@@ -686,7 +686,8 @@ class LocalCluster:
                     f"the control plane did not accept the fleet: {error}; see {self.logs}/{CONTROL_PLANE}.log"
                 ) from error
 
-    def _create_group(self, group: str, join_token: str, urls: list[str]) -> None:
+    def create_group(self, group: str, join_token: str, urls: list[str]) -> None:
+        """Create an Auto Scaling group whose instances run agents that join with this token."""
         ec2, auto_scaling = self.aws("ec2"), self.aws("autoscaling")
         agent = " ".join(["everstep agent", *(f"--control-plane-url {url}" for url in urls)])
         user_data = USER_DATA.format(token=join_token, agent=agent)

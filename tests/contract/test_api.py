@@ -591,7 +591,7 @@ def judged_there(request: dict[str, Any], kind: type[BaseModel]) -> list[tuple[s
     try:
         kind.model_validate(request, by_alias=True)
     except PydanticError as error:
-        refusal = errors._from_validation(
+        refusal = errors.from_validation(
             RequestValidationError([{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors()])
         )
         return sorted((wrong.field, wrong.message) for wrong in refusal.fields)

@@ -18,11 +18,11 @@ from moto.server import ThreadedMotoServer
 from safetensors.numpy import load
 
 from everstep import bulk
-from everstep.checkpoints import open_checkpoint, stores
+from everstep.checkpoints import open_checkpoint
 from everstep.checkpoints.dcp_export import export_dcp
 from everstep.checkpoints.errors import StoreFailure
 from everstep.checkpoints.export import Exported, export_safetensors
-from everstep.checkpoints.stores import S3
+from everstep.checkpoints.stores import PART_BYTES, S3
 from everstep.checkpoints.universal import export_universal
 from everstep.protocol.manifest import encode_manifest
 from tests.seaweedfs import SeaweedFs
@@ -135,14 +135,13 @@ async def test_boto3_and_safetensors_alone_read_two_checkpoints_that_share_froze
             assert read(shard["key"]) == {"lora": bytes([rank, step]) * 50, "head": b"abc"}
 
 
-def test_an_object_of_several_parts_is_written_whole_or_not_at_all(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "PART_BYTES", 5 * 1024 * 1024)  # S3 accepts no smaller parts
-    data = bytes(range(256)) * 49152
+def test_an_object_of_several_parts_is_written_whole_or_not_at_all(s3: Any) -> None:
+    data = bytes(range(256)) * (PART_BYTES // 256 * 5 // 2)
     S3(BUCKET, s3).write("large", [data[:100], data[100:]], len(data))
     assert s3.get_object(Bucket=BUCKET, Key="large")["Body"].read() == data
 
     def broken() -> Iterator[bytes]:
-        yield data[: 6 * 1024 * 1024]
+        yield data[: PART_BYTES + 1024 * 1024]
         raise RuntimeError("the source failed")
 
     with pytest.raises(RuntimeError, match="the source failed"):

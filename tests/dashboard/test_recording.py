@@ -24,6 +24,7 @@ from control_plane.db.session import Database
 from everstep.protocol.agent_messages import MetricBatch, MetricPoint
 from everstep.protocol.ids import Generation, RunId, Step
 from everstep.protocol.log_chunks import decode_chunk
+from everstep.protocol.plan import ObjectReference
 from tests.dashboard.printed import print_run
 from tests.dashboard.record import STORIES
 from tests.dashboard.recording import FOLDER, Recording, RecordingStale, every, load, read, rows_of, write
@@ -73,8 +74,16 @@ async def recorded(world: World) -> Recording:
     with world.database.write() as session:
         metrics.store(session, "agent", MetricBatch(run=run, first_number=0, points=(point,)), measured)
     print_run(world, "gpt", {})
-    objects = {key: body.decode() for key, (body, _) in world.objects._objects[BUCKET].items() if "/logs/" in key}
+    objects = {key: text for key, text in texts(world.objects).items() if "/logs/" in key}
     return Recording(story="bad-gpu", ended_at=world.now, strikes=(), tables=rows_of(world.database), objects=objects)
+
+
+def texts(objects: MemoryObjectStore) -> dict[str, str]:
+    """Return all objects of the bucket, by key."""
+    return {
+        info.reference.key: objects.get(info.reference).decode()
+        for info in objects.list(ObjectReference(bucket=BUCKET, key=""))
+    }
 
 
 @pytest.fixture
@@ -97,7 +106,7 @@ async def test_what_is_loaded_is_what_was_stored(lived: World, empty: Database, 
     objects = MemoryObjectStore(BUCKET)
     load([again], empty, objects)
     assert rows_of(empty) == recording.tables
-    assert {key: body.decode() for key, (body, _) in objects._objects[BUCKET].items()} == recording.objects
+    assert texts(objects) == recording.objects
 
 
 @pytest.mark.parametrize("spoil", ["column", "table", "plan"])

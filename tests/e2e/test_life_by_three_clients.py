@@ -33,7 +33,7 @@ def test_the_whole_life_of_a_job(place: Workplace, reader: Path, program: str) -
     name = re.sub(r"\W|_", "-", Path(program).stem)
     fleet, group = f"{name}-fleet", f"{name}-group"
     join_token = place.client.create_join_token(FleetName=fleet)["JoinToken"]
-    place.cluster._create_group(group, join_token, [place.cluster.endpoint_url])
+    place.cluster.create_group(group, join_token, [place.cluster.endpoint_url])
     interpreter = sys.executable if program.endswith(".py") else "bash"
     try:
         done = subprocess.run(

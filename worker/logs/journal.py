@@ -98,7 +98,7 @@ class LogJournal:
         node_id: this node's id.
         streams: the file of each output stream of a rank; it need not exist yet.
         now: returns Unix time in seconds.
-        limits: sizes of the journal.
+        limits: sizes at which the journal completes chunks and stops to read.
     """
 
     def __init__(

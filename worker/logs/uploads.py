@@ -70,7 +70,7 @@ class LogShipper:
         now: returns Unix time in seconds.
         live: receives new lines with the number of the first line; must not block.
         on_trouble: called on the loop each time the disk refuses lines; None for no callback.
-        options: sizes and intervals.
+        options: sizes of the journal and of buffers, and the pause after a failed upload.
     """
 
     def __init__(

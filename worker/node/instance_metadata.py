@@ -67,9 +67,13 @@ class InstanceMetadata:
     Args:
         endpoint: `http://host[:port]`.
         on_change: called on the event loop when the notices have changed.
+        timeout_seconds: maximum seconds for which a request waits.
     """
 
-    def __init__(self, endpoint: str, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, endpoint: str, on_change: Callable[[], None], *, timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> None:
+        self._timeout_seconds = timeout_seconds
         parts = urlsplit(endpoint)
         self._host, self._port = parts.hostname or "", parts.port or 80
         self._on_change = on_change
@@ -110,7 +114,7 @@ class InstanceMetadata:
 
     def _ask(self, told: dict[str, tuple[NodeNotice, ...]]) -> dict[str, tuple[NodeNotice, ...]]:
         """Request each path and return the notices. Runs in a thread, one call at a time."""
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_SECONDS)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_seconds)
         try:
             for path, read in _READERS.items():
                 status, body = self._get(connection, path)

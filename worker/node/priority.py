@@ -48,29 +48,32 @@ def lead_own_session() -> None:
 
 
 @contextlib.contextmanager
-def before_other_sessions() -> Iterator[None]:
+def before_other_sessions(autogroup: Path = AUTOGROUP) -> Iterator[None]:
     """Raise the priority of this process's session while the context is open, because ranks wait for its work.
 
     The context has no effect if the kernel does not group sessions or does not permit the change. It also has no effect
     if this process does not lead its own session.
+
+    Args:
+        autogroup: the kernel's file with the niceness of this process's session.
     """
-    before = _session_niceness() if os.getsid(0) == os.getpid() else None
+    before = _session_niceness(autogroup) if os.getsid(0) == os.getpid() else None
     try:
         if before is not None:
-            _set_session_niceness(AGENT_NICENESS)
+            _set_session_niceness(autogroup, AGENT_NICENESS)
         yield
     finally:
         if before is not None:
-            _set_session_niceness(before)
+            _set_session_niceness(autogroup, before)
 
 
-def _session_niceness() -> int | None:
+def _session_niceness(autogroup: Path) -> int | None:
     try:
-        return int(AUTOGROUP.read_text().split()[-1])  # Example of the content: `/autogroup-4460 nice 0`.
+        return int(autogroup.read_text().split()[-1])  # Example of the content: `/autogroup-4460 nice 0`.
     except (OSError, ValueError, IndexError):
         return None
 
 
-def _set_session_niceness(niceness: int) -> None:
+def _set_session_niceness(autogroup: Path, niceness: int) -> None:
     with contextlib.suppress(OSError):
-        AUTOGROUP.write_text(str(niceness))
+        autogroup.write_text(str(niceness))

@@ -136,13 +136,13 @@ def choose(setting: str | None, own_uid: int) -> RankUser | None:
     Raises:
         UserRefused: the user does not exist, the agent may not become it, or it has root's rights.
     """
-    if setting is not None and setting in (str(own_uid), _name_of(own_uid)):
+    if setting is not None and setting in (str(own_uid), user_name_of(own_uid)):
         return None
     if own_uid != 0:
         if setting is None:
             return None
         raise UserRefused(f"only root can run ranks as {setting}; this agent has the uid {own_uid}")
-    found = _by_turns() if setting is None else _numbered(setting) or _named(setting)
+    found = _by_turns() if setting is None else _numbered(setting) or find_user(setting)
     if found is None:
         raise UserRefused(f"the user {setting} does not exist on this node")
     if 0 in (found.uid, found.gid, *found.groups):
@@ -392,12 +392,12 @@ def run_as(user: RankUser, code: str, *words: str) -> subprocess.CompletedProces
 def _by_turns() -> RankUser:
     """Return the range of users for jobs, with the groups of the user `everstep-ranks` if this user exists."""
     for uid in range(NUMBER, NUMBER + UID_COUNT + 1):
-        if _name_of(uid) not in (None, NAME):
+        if user_name_of(uid) not in (None, NAME):
             raise UserRefused(
-                f"the uid {uid} belongs to {_name_of(uid)} on this node, but jobs use the uids from {NUMBER} on: "
+                f"the uid {uid} belongs to {user_name_of(uid)} on this node, but jobs use the uids from {NUMBER} on: "
                 "name another user"
             )
-    named = _named(NAME)
+    named = find_user(NAME)
     group, groups = (NUMBER, ()) if named is None else (named.gid, named.groups)
     return RankUser(NUMBER + 1, group, groups, uid_count=UID_COUNT)
 
@@ -421,7 +421,8 @@ def _processes_of(user: RankUser) -> set[int]:
     return found
 
 
-def _named(name: str) -> RankUser | None:
+def find_user(name: str) -> RankUser | None:
+    """Return the user with this name, or None if this node has no such user."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
@@ -435,7 +436,8 @@ def _numbered(setting: str) -> RankUser | None:
     return None if found is None else RankUser(int(found[1]), int(found[2] or found[1]))
 
 
-def _name_of(uid: int) -> str | None:
+def user_name_of(uid: int) -> str | None:
+    """Return the name of the user with this uid, or None if this node has no such user."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -115,11 +115,11 @@ def _drop(state: Path, whose: str) -> None:
                 f"{state} belongs to {whose}, whose shim still runs: this node needs its own state directory"
             ) from None
         for belonging in [path for pattern in BELONGINGS for path in state.glob(pattern)]:
-            _remove(belonging)
+            remove(belonging)
         sync(state)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Remove a file, or a tree that may have read-only folders."""
     if path.is_symlink() or not path.is_dir():
         path.unlink()

@@ -55,7 +55,7 @@ _READ_BYTES = 4 * 1024 * 1024
 _FILE_MODE, _FOLDER_MODE = 0o444, 0o555
 
 
-class _Given(Exception):
+class FetchStopped(Exception):
     """Raised in a thread that must stop fetching: its caller was cancelled, or another fetch of the run has failed."""
 
 
@@ -97,9 +97,18 @@ class InputCache:
         state: state directory of the agent; the cache is below it.
         limit_bytes: maximum bytes of all objects; None for the file system's size minus `SPARED_PART`.
         user: users of the ranks; None means the agent's own user.
+        retry_seconds: pause after the first failed attempt to fetch an object. Later pauses are multiples of it.
     """
 
-    def __init__(self, state: Path, limit_bytes: int | None = None, user: RankUser | None = None) -> None:
+    def __init__(
+        self,
+        state: Path,
+        limit_bytes: int | None = None,
+        user: RankUser | None = None,
+        *,
+        retry_seconds: float = RETRY_SECONDS,
+    ) -> None:
+        self._retry_seconds = retry_seconds
         self._state = state
         self._objects = state / "inputs" / "objects"
         self._runs = state / "inputs" / "runs"
@@ -129,6 +138,7 @@ class InputCache:
 
         Raises:
             InputRefused: a channel cannot be fetched; the text names the channel and the reason.
+            FetchStopped: `cancelled` was set.
             OSError: the disk is full.
         """
         found, listed = {}, {}
@@ -225,7 +235,7 @@ class InputCache:
         with ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix="inputs") as pool:
             errors = [future.exception() for future in [pool.submit(fetch, each) for each in wanted]]
         for error in sorted(
-            (error for error in errors if error is not None), key=lambda error: isinstance(error, _Given)
+            (error for error in errors if error is not None), key=lambda error: isinstance(error, FetchStopped)
         ):
             raise error  # the first error is the original failure, and not a cancellation that it caused
         sync(self._objects)
@@ -233,7 +243,7 @@ class InputCache:
     def _fetch(self, store: ObjectStore, wanted: _Wanted, cancelled: threading.Event, failed: threading.Event) -> None:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if cancelled.is_set() or failed.is_set():
-                raise _Given
+                raise FetchStopped
             try:
                 self._fetch_once(store, wanted, cancelled, failed)
             except StorageError as error:
@@ -246,7 +256,7 @@ class InputCache:
                     attempt,
                     error,
                 )
-                cancelled.wait(RETRY_SECONDS * attempt)
+                cancelled.wait(self._retry_seconds * attempt)
             else:
                 return
 
@@ -266,7 +276,7 @@ class InputCache:
             left = reader.bytes
             while left:
                 if cancelled.is_set() or failed.is_set():
-                    raise _Given
+                    raise FetchStopped
                 part = piece[: min(left, len(piece))]
                 reader.read_into(part)
                 hasher.update(part)
@@ -327,7 +337,7 @@ def _listed(
     wanted: list[_Wanted] = []
     for told in store.list(ObjectReference(bucket=prefix.bucket, key=folder)):
         if cancelled.is_set():
-            raise _Given
+            raise FetchStopped
         if len(wanted) == MAX_OBJECTS:
             raise Misplaced(f"there are more than {MAX_OBJECTS:,} objects below s3://{prefix.bucket}/{folder}")
         if (place := place_of(told.reference.key, folder)) is not None:

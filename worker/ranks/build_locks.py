@@ -47,7 +47,7 @@ def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
             told = path.lstat()
             if not stat.S_ISREG(told.st_mode):
                 continue
-            if (kind := _file_system(path.parent)) in OWN_FILE_SYSTEMS:
+            if (kind := file_system_of(path.parent)) in OWN_FILE_SYSTEMS:
                 found[told.st_dev, told.st_ino] = path
             else:
                 log.info(
@@ -98,7 +98,7 @@ def _locks(environment: Mapping[str, str]) -> list[Path]:
     return list(Path(cache, "torch_extensions").glob("*/*/lock"))
 
 
-def _file_system(folder: Path) -> str:
+def file_system_of(folder: Path) -> str:
     """Return the kernel's name of the file system of `folder`, or an empty string if the name is unknown."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:

@@ -56,7 +56,7 @@ def main(words: list[str]) -> NoReturn:
         if user == CONFINED:
             ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         elif user != NONE:
-            rank_user.become(_read(user))
+            rank_user.become(read_user(user))
         _die_with(parent)  # a change of user resets this setting, so it must follow `become`
         processes.become_subreaper()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
@@ -85,7 +85,8 @@ def written(user: rank_user.RankUser | None) -> str:
     return NONE if user is None else ",".join(map(str, (user.uid, user.gid, *user.groups)))
 
 
-def _read(word: str) -> rank_user.RankUser:
+def read_user(word: str) -> rank_user.RankUser:
+    """Return the user that `written` encoded."""
     uid, gid, *groups = map(int, word.split(","))
     return rank_user.RankUser(uid, gid, tuple(groups))
 

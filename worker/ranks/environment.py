@@ -131,7 +131,7 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
     # DeepSpeed compiles its operator with the `ninja` program next to this interpreter.
     cache = inherited.get("TORCH_EXTENSIONS_DIR") or _default_extensions(inherited)
     if cache:
-        inherited["TORCH_EXTENSIONS_DIR"] = keyed_extensions(cache, _environment_key())
+        inherited["TORCH_EXTENSIONS_DIR"] = keyed_extensions(cache, environment_key())
     programs = os.path.dirname(sys.executable)
     path = inherited.get("PATH", os.defpath).split(os.pathsep)
     inherited["PATH"] = os.pathsep.join([programs, *(folder for folder in path if folder != programs)])
@@ -189,7 +189,7 @@ def _default_extensions(environment: Mapping[str, str]) -> str:
 
 
 @functools.cache
-def _environment_key() -> str:
+def environment_key() -> str:
     """Return a short hash of this Python and of the libraries that compiled extensions depend on."""
     facts = [sys.version, sys.prefix]
     for name in ("torch", "deepspeed"):

@@ -84,7 +84,7 @@ async def stacks_of(pid: int, *, limit_seconds: float = LOOK_SECONDS) -> str:
     Raises:
         Unreadable: py-spy is missing, fails, or exceeds the limit.
     """
-    program = _py_spy()
+    program = find_py_spy()
     if program is None:
         raise Unreadable("py-spy is not installed")
     try:
@@ -141,7 +141,8 @@ def _reason(errors: str) -> str:
     return " ".join(told)[:500] or "py-spy failed without a word"
 
 
-def _py_spy() -> str | None:
+def find_py_spy() -> str | None:
+    """Return the path of the program py-spy, or None if it is not installed."""
     beside = Path(sysconfig.get_path("scripts"), "py-spy")
     return str(beside) if beside.exists() else shutil.which("py-spy")
 

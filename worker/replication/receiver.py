@@ -115,6 +115,11 @@ class ReplicaReceiver:
         self._open: dict[bytes, _Open] = {}
         self.rejected_count = 0
 
+    @property
+    def open_sessions(self) -> tuple[_Open, ...]:
+        """The open sessions, with their streams."""
+        return tuple(self._open.values())
+
     # -- streams
 
     async def stream(self, session: TcpSession) -> None:
@@ -181,7 +186,7 @@ class ReplicaReceiver:
 
     def _cut(self, ranks: Collection[Rank]) -> None:
         """End the sessions of some members, which must contribute to a share again."""
-        for owner in list(self._open.values()):
+        for owner in self.open_sessions:
             if owner.rank in ranks and owner.receiver is not None:
                 owner.fail(PeerLost("another shard of the same step was offered, so this node has emptied its share"))
 

@@ -240,7 +240,7 @@ class RoundMember:
             self._known = self._known.take(*message.nodes)
             self.changed.notify()
 
-    def _newest(self) -> Reports:
+    def newest_reports(self) -> Reports:
         """Return the newest report of each node below, and of this node."""
         ranks, own = self._state(), self._known.newest.get(self._node_id)
         if self._known.term != NO_TERM and (own is None or own.ranks != ranks):
@@ -264,7 +264,7 @@ class RoundMember:
         new_since: float | None = None
         """Time at which the oldest unsent change was noticed."""
         while True:
-            seen, newest = self.changed.version, self._newest()
+            seen, newest = self.changed.version, self.newest_reports()
             # Without changes, an empty message is due at this time as a sign of life.
             due = told_at + self._deadline / 3
             if news := newest.since(told):

@@ -114,7 +114,8 @@ class ReplicaSender:
         self._dialler = dialler
         self._pacer = pacer
         self._deadline = holder_deadline_seconds
-        self._silence = Silence(holder_deadline_seconds / LOOKS_PER_DEADLINE)
+        self.silence = Silence(holder_deadline_seconds / LOOKS_PER_DEADLINE)
+        """How long the holder has been silent, and when the sender checks it next."""
         self._paused_count = 0
         """Number of streams that wait for the pacer or are being opened.
 
@@ -220,7 +221,7 @@ class ReplicaSender:
             if not outcome:
                 await session.send(CancelShard(transfer=self._transfer))
             elif isinstance(outcome, ShardSealed):
-                self._silence = self._silence.succeeded()
+                self.silence = self.silence.succeeded()
                 self._tell_of(self.line.arrived(step))
                 shard.acknowledge(self._peer, shard.content(step))
             elif (
@@ -415,14 +416,14 @@ class ReplicaSender:
                 self.stream_count = self.stream_count.measured(size / seconds)
 
     def _progress(self, _taken_bytes: int = 0) -> None:
-        self._silence = self._silence.progressed()
-        if not self._shard.awaits(self._peer) and self._silence.may_return:
-            self._silence = self._silence.answered()
+        self.silence = self.silence.progressed()
+        if not self._shard.awaits(self._peer) and self.silence.may_return:
+            self.silence = self.silence.answered()
             self._shard.answer(self._peer)
 
     def _failed(self, reason: str) -> None:
         self._shard.holder_troubles[self._peer] = reason
-        self._silence = self._silence.failed(asyncio.get_running_loop().time())
+        self.silence = self.silence.failed(asyncio.get_running_loop().time())
 
     def _cut_short(self, words: str) -> None:
         """Record a broken connection, but only if the holder still lacked a step."""
@@ -440,7 +441,7 @@ class ReplicaSender:
         """Check the rate of the running transfer, and limit it on a slow link to leave capacity for training."""
         sent, seconds = queue.taken_bytes, queue.part_seconds
         link, filled = self.link, self._filled
-        if filled is None and queue.busy_seconds >= self._silence.period_seconds:
+        if filled is None and queue.busy_seconds >= self.silence.period_seconds:
             self._filled = sent, seconds
         if filled is not None and seconds > filled[1] and self._crawls(queue, SUSPECT_RATIO * self._deadline):
             link = link.found((sent - filled[0]) / (seconds - filled[1]), sent, seconds)
@@ -455,7 +456,7 @@ class ReplicaSender:
     async def _watch(self) -> None:
         """Check the holder at regular intervals."""
         while True:
-            await asyncio.sleep(self._silence.period_seconds)
+            await asyncio.sleep(self.silence.period_seconds)
             self.check_holder(asyncio.get_running_loop().time())
 
     def check_holder(self, now: float) -> None:
@@ -463,7 +464,7 @@ class ReplicaSender:
 
         Later steps are then committed without this holder, until it answers again.
         """
-        self._silence = self._silence.looked(
+        self.silence = self.silence.looked(
             now,
             is_owed=self._shard.is_owed(self._peer),
             is_asked=not self._paused_count,
@@ -471,11 +472,11 @@ class ReplicaSender:
         )
         if self.queue is not None:
             self.check_link(self.queue)
-        seconds = self._silence.seconds
+        seconds = self.silence.seconds
         if seconds > self._deadline and self._shard.awaits(self._peer):
             trouble = self._shard.holder_troubles.setdefault(self._peer, "it does not answer")
             log.warning(
                 "rank %d: holder %s leaves the view after %.1f s: %s", self._shard.rank, self._peer, seconds, trouble
             )
-            self._silence = self._silence.given_up()
+            self.silence = self.silence.given_up()
             self._shard.drop(self._peer)

@@ -480,7 +480,7 @@ async def send_chunks(
             for begin in range(start, stop, piece_bytes):
                 with source.payload(begin, min(stop, begin + piece_bytes)) as piece:
                     admit(piece.nbytes)
-                    _send_all(line, header if begin == start else b"", piece, taken)
+                    send_all(line, header if begin == start else b"", piece, taken)
             queue.finish()
 
     lines = streams.lines[: chunk_count(payload_bytes)]  # Use no more streams than there are chunks.
@@ -502,7 +502,7 @@ async def send_chunks(
             await streams.cut(*lines)
 
 
-def _send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callable[[int], None]) -> None:
+def send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callable[[int], None]) -> None:
     """Send the header and the data without copying them.
 
     Report how many data bytes the kernel accepted, and 0 after `PROGRESS_SECONDS` without an accepted byte.

@@ -18,6 +18,8 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from everstep.protocol.codec import LENGTH, Message, decode, encode, frame
 from everstep.protocol.errors import MalformedMessage, OversizedMessage, ProtocolError
@@ -375,6 +377,21 @@ def _nobody(origin: str) -> Open:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerLimits:
+    """Limits of a listener for sessions."""
+
+    handshake_seconds: float = HANDSHAKE_SECONDS
+    """Seconds that a peer's handshake may take."""
+    session_count: int = MAX_SESSIONS
+    """Maximum number of sessions. Further connections are closed unread."""
+    unproven_count: int = MAX_UNPROVEN
+    """Maximum number of sessions in their handshake. A further connection evicts one of the address with most."""
+
+
+LISTENER_LIMITS: Final = ListenerLimits()
+
+
 class PeerListener:
     """Accepts sessions of the generation to which this node belongs. Rejects and counts all other sessions.
 
@@ -382,8 +399,9 @@ class PeerListener:
     generation ends.
     """
 
-    def __init__(self, node_id: NodeId) -> None:
+    def __init__(self, node_id: NodeId, limits: ListenerLimits = LISTENER_LIMITS) -> None:
         self.node_id = node_id
+        self._limits = limits
         self.port = 0
         self.refused_count = 0
         self.promised_run: RunId | None = None
@@ -392,7 +410,8 @@ class PeerListener:
         Rejected sessions of other generations of this run are not logged as warnings.
         """
         self._listening: list[socket.socket] = []
-        self._addresses: tuple[tuple[str, int], ...] = ()
+        self.addresses: tuple[tuple[str, int], ...] = ()
+        """Addresses and port at which the listener accepts sessions."""
         self._credentials: Credentials | None = None
         self._serve: Serve | None = None
         self._sessions: dict[asyncio.Task[None], TcpSession] = {}
@@ -412,10 +431,10 @@ class PeerListener:
             OSError: the address is not this node's, or the port is in use.
         """
         self.port = self._listen(NetworkCard(address), port)
-        self._addresses = ((address, self.port),)
+        self.addresses = ((address, self.port),)
         for card in more_cards:
             try:
-                self._addresses += ((card.address, self._listen(card, self.port)),)
+                self.addresses += ((card.address, self._listen(card, self.port)),)
             except OSError as error:
                 log.warning("no streams can arrive over card %s, port %d: %s", card.address, self.port, error)
 
@@ -479,11 +498,11 @@ class PeerListener:
                 self._loop().remove_reader(listener)
                 self._loop().call_later(ACCEPT_RETRY_SECONDS, self._listen_again, listener)
                 return
-            if len(self._sessions) >= MAX_SESSIONS:
+            if len(self._sessions) >= self._limits.session_count:
                 self.refused_count += 1
                 line.close()
                 continue
-            if len(self._unproven) >= MAX_UNPROVEN:
+            if len(self._unproven) >= self._limits.unproven_count:
                 (crowd, _), *_ = Counter(self._unproven.values()).most_common(1)
                 oldest = next(session for session, address in self._unproven.items() if address == crowd)
                 del self._unproven[oldest]
@@ -509,7 +528,7 @@ class PeerListener:
         origin = session.peer
         try:
             try:
-                async with asyncio.timeout(HANDSHAKE_SECONDS):
+                async with asyncio.timeout(self._limits.handshake_seconds):
                     serve = await self._check(session)
             except OtherGeneration as error:
                 self.refused_count += 1
@@ -557,7 +576,7 @@ class PeerListener:
         # The agent has promised a higher generation since the handshake began.
         if credentials is not self._credentials:
             raise PeerRefused("the generation is over")
-        await session.send(Accepted(addresses=self._addresses))
+        await session.send(Accepted(addresses=self.addresses))
         session.opened, session.peer = opened, opened.node_id
         if opened.kind != "stream":
             session.read_ahead()

@@ -50,8 +50,9 @@ def mount(folder: Path, size_bytes: int) -> bool:
     if any(folder.iterdir()):
         return False
     size = f"size={size_bytes},mode=0700"
-    return _try_mount(folder, f"{size},huge=within_size") or _try_mount(folder, size)
+    return try_mount(folder, f"{size},huge=within_size") or try_mount(folder, size)
 
 
-def _try_mount(folder: Path, options: str) -> bool:
+def try_mount(folder: Path, options: str) -> bool:
+    """Mount a tmpfs on a folder. Return whether the kernel permitted it."""
     return int(_mount(b"everstep", os.fsencode(folder), b"tmpfs", _NOSUID_NODEV_NOEXEC, options.encode())) == 0

@@ -321,9 +321,9 @@ class DeepSpeedAdapter:
     @torch.no_grad()
     def synchronize(self) -> None:
         if self._is_stage_3:
-            _gather_stage_3(self._zero)
+            gather_stage_3(self._zero)
         else:
-            _gather_stage_1_and_2(self._zero)
+            gather_stage_1_and_2(self._zero)
         self._extra.finish()
 
     def optimizers(self) -> Mapping[str, Optimizer]:
@@ -361,7 +361,7 @@ class DeepSpeedAdapter:
 
     def _describe(self) -> dict[str, str]:
         layout = Layout({f"adapter {self._name}": f"{self.kind} stage {self._engine.zero_optimization_stage()}"})
-        layout.entries["deepspeed"] = _version()
+        layout.entries["deepspeed"] = deepspeed_version()
         layout.entries[f"accumulation {self._name}"] = str(self._engine.gradient_accumulation_steps())
         for name, master in self._masters:
             layout.add_tensor(f"model/{self._prefix}{name}", master, requires_grad=True)
@@ -423,7 +423,8 @@ def _only_optimizer(name: str, saved: Mapping[str, Any]) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", saved[name])
 
 
-def _version() -> str:
+def deepspeed_version() -> str:
+    """Return the version of the installed DeepSpeed. An engine exists."""
     import deepspeed  # An engine exists, so DeepSpeed is installed.
 
     return str(deepspeed.__version__)
@@ -536,7 +537,8 @@ def replay_powers(optimizer: Any) -> None:
         optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, 0.0, beta1, beta2, 1e-8, 0.0, True, *weights)
 
 
-def _gather_stage_3(zero: Any) -> None:
+def gather_stage_3(zero: Any) -> None:
+    """Rebuild the parameters of a ZeRO-3 engine from its restored master parameters."""
     for number, master in enumerate(zero.fp32_partitioned_groups_flat):
         bit16 = zero.fp16_partitioned_groups_flat[number]
         if bit16 is not None and bit16.data_ptr() != master.data_ptr():
@@ -548,7 +550,8 @@ def _gather_stage_3(zero: Any) -> None:
         persistent[0].all_gather(persistent)
 
 
-def _gather_stage_1_and_2(zero: Any) -> None:
+def gather_stage_1_and_2(zero: Any) -> None:
+    """Rebuild the parameters of a ZeRO-1 or ZeRO-2 engine from its restored master parameters."""
     from deepspeed import comm
     from deepspeed.runtime.utils import all_gather_dp_groups
 

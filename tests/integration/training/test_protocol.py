@@ -1228,7 +1228,7 @@ def test_a_device_ends_its_copy_when_the_next_step_was_asked_for_long_ago(
     """
     device = LateDevice()
     copier = CudaCopier(device)
-    monkeypatch.setattr("everstep.training.registration._copier", lambda *_: copier)
+    monkeypatch.setattr("everstep.training.registration.make_copier", lambda *_: copier)
     with FakeAgent(tmp_path, 1, commit_target=8) as agent:
         session, step = begin(agent)
         # Train until the snapshots with an audit are over, because they wait for the device.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.core.line_tails import Tail
+from worker.core.line_tails import MESSAGE_BYTES, Tail
 
 LIMIT_BYTES = 120
 EVENTS = st.one_of(
@@ -48,11 +48,7 @@ def test_a_holder_has_the_newest_lines_of_every_step_that_it_acknowledged(events
         assert holder.size == sum(map(len, holder.rows)) <= 2 * LIMIT_BYTES + 60
 
 
-def test_a_message_has_lines_up_to_its_size_and_one_more(monkeypatch) -> None:
-    monkeypatch.setattr("worker.core.line_tails.MESSAGE_BYTES", 10)
-    tail = Tail.of(7, [b"abcd\n", b"efgh\n", b"x" * 30 + b"\n", b"i\n"])
-    assert [(part.first, part.rows) for part in tail.batches()] == [
-        (7, (b"abcd\n", b"efgh\n")),
-        (9, (b"x" * 30 + b"\n",)),
-        (10, (b"i\n",)),
-    ]
+def test_a_message_has_lines_up_to_its_size_and_one_more() -> None:
+    half, longer = bytes(MESSAGE_BYTES // 2), bytes(3 * MESSAGE_BYTES)
+    tail = Tail.of(7, [half, half, longer, b"i\n"])
+    assert [(part.first, part.rows) for part in tail.batches()] == [(7, (half, half)), (9, (longer,)), (10, (b"i\n",))]

@@ -325,12 +325,12 @@ def test_a_shell_completes_names(monkeypatch):
         sdk, "client", lambda **options: asked.append(options) or Client({"list_training_jobs": lambda: jobs})
     )
     context = type("Context", (), {"params": {"profile": "staging", "endpoint_url": None}})()
-    assert names._jobs(context, "gp") == ["gpt", "gpt-2"]
+    assert names.offer_jobs(context, "gp") == ["gpt", "gpt-2"]
     assert asked == [{"endpoint_url": None, "profile_name": "staging", "config": sdk.IMPATIENT}]
     monkeypatch.setattr(
         sdk, "client", lambda **_: Client({"list_training_jobs": ServiceFailed("No.", code="AccessDeniedException")})
     )
-    assert names._jobs(context, "gp") == []
+    assert names.offer_jobs(context, "gp") == []
 
 
 def test_what_users_wrote_is_shown_as_they_wrote_it(capsys):

@@ -15,17 +15,16 @@ from rich.console import Console
 from urllib3 import HTTPConnectionPool
 from urllib3.exceptions import ProtocolError, ReadTimeoutError
 
-import everstep
 from control_plane.db import events as stored
 from control_plane.db.events import NewEvent
 from control_plane.db.tokens import Role
-from everstep import event_stream
 from everstep.cli import board, following, top
 from everstep.cli.board import Board
 from everstep.cli.commands import MAX_ITEMS
 from everstep.cli.waiting import UNANSWERED_SECONDS
+from everstep.config import ClientConfig
 from everstep.errors import ServiceFailed
-from everstep.event_stream import frames
+from everstep.event_stream import EventStream, frames
 from everstep.failures import UNAVAILABLE
 from tests.unit.control_plane.api.conftest import Service
 from tests.unit.everstep.conftest import Client
@@ -276,12 +275,9 @@ def test_a_stream_that_says_nothing_is_left_for_another_and_given_up_after_a_min
     assert all(stream.is_closed for stream in streams[:5])
 
 
-def test_a_server_that_opens_a_stream_and_falls_silent_is_not_waited_for(monkeypatch) -> None:
-    monkeypatch.setattr(event_stream, "SILENT_SECONDS", 3.0)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        closing(everstep.client(f"http://127.0.0.1:{listener.getsockname()[1]}", "t")) as client,
-    ):
+def test_a_server_that_opens_a_stream_and_falls_silent_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        configuration = ClientConfig(f"http://127.0.0.1:{listener.getsockname()[1]}", "t")
 
         def open_and_say_nothing() -> None:
             line, _ = listener.accept()
@@ -292,7 +288,10 @@ def test_a_server_that_opens_a_stream_and_falls_silent_is_not_waited_for(monkeyp
 
         server = threading.Thread(target=open_and_say_nothing)
         server.start()
-        with closing(client.follow_events()) as stream, pytest.raises(ReadTimeoutError):
+        with (
+            closing(EventStream(configuration, {}, silent_seconds=3.0)) as stream,
+            pytest.raises(ReadTimeoutError),
+        ):
             next(iter(stream))
         assert stream.last_event_id == 7
         server.join(20)

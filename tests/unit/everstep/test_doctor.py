@@ -266,7 +266,7 @@ def test_aws_is_asked_of_a_node_unless_said(
 
 def test_a_folder_above_python_that_is_closed_to_others_is_found(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o700)
-    found = Path(doctor_facts._closed_folder(Path("/usr/bin/python3"), tmp_path / "closed" / "python"))
+    found = Path(doctor_facts.closed_folder(Path("/usr/bin/python3"), tmp_path / "closed" / "python"))
     assert found in (tmp_path / "closed", *tmp_path.parents, tmp_path)
     assert not found.stat().st_mode & 0o001
-    assert doctor_facts._closed_folder(Path("/usr/bin/python3")) == ""
+    assert doctor_facts.closed_folder(Path("/usr/bin/python3")) == ""

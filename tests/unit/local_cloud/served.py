@@ -82,6 +82,11 @@ class ServedAws:
         counters: dict[str, dict[str, int]] = self._ask("GET", "links").json()
         return counters
 
+    def close(self) -> None:
+        """Close all clients."""
+        for client in self._clients.values():
+            client.close()
+
     def pids(self) -> dict[str, int]:
         answer: dict[str, int] = self._ask("GET", "instances").json()
         return answer
@@ -205,7 +210,7 @@ def served_aws(
         aws = ServedAws(json.loads(ready.read_text())["url"], directory / "nodes", process, keys)
         yield aws
     finally:
-        for client in aws._clients.values() if aws else ():
-            client.close()
+        if aws is not None:
+            aws.close()
         process.terminate()
         process.wait(20)

@@ -48,7 +48,7 @@ def injected(monkeypatch: pytest.MonkeyPatch) -> list[AnyFault]:
         clear_faults=lambda name: [f"{name} is over"],
         aim=lambda: Aim(lambda: [job], lambda: {"i-a", "i-b"}),
     )
-    monkeypatch.setattr(fault_commands, "_cluster", lambda _: cluster)
+    monkeypatch.setattr(fault_commands, "open_cluster", lambda _: cluster)
     return faults
 
 
@@ -126,7 +126,7 @@ def test_a_script_that_is_printed_can_be_played(
 ) -> None:
     path = tmp_path / "script.json"
     waited: list[float] = []
-    monkeypatch.setattr(fault_commands, "_pause", waited.append)
+    monkeypatch.setattr(fault_commands, "pause", waited.append)
     words = ["script", "--seed", "9", "--minutes", "2", "--nodes", "3"]
     path.write_text(CliRunner().invoke(fault_commands.app, words).stdout)
     answer = CliRunner().invoke(fault_commands.app, ["play", str(path), "-o", "json"])

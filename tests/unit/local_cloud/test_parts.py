@@ -10,7 +10,7 @@ import pytest
 
 from infra.local_cloud.errors import StartFailed
 from infra.local_cloud.parts import Parts, write_private
-from infra.local_cloud.processes import descendants
+from infra.local_cloud.processes import descendants, wait_gone
 
 PART = """
 import json, os, subprocess, sys, threading
@@ -87,7 +87,7 @@ def test_a_dead_part_is_known_to_be_dead(parts: Parts, tmp_path: Path) -> None:
     record = parts.record("part")
     assert record is not None
     record.process.send(signal.SIGKILL)
-    parts._children["part"].wait()
+    assert wait_gone([record.process], timeout_seconds=10)
     assert not parts.is_alive("part")
 
 

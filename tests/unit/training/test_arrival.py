@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from everstep.training.state import RankState
 
 GENERATION = Generation(2)
 ENVIRONMENT = Environment(Rank(0), 1, None, JobName("job"), RunId("ab" * 16), GENERATION, 1.0, 30.0)
+WITHOUT_FINAL_ROUND = replace(ENVIRONMENT, final_round_seconds=0.0)
+"""The fake agent does not answer the final round."""
 STEP = Step(7)
 Word = Callable[[], None]
 
@@ -209,12 +212,11 @@ def open_session(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open
     monkeypatch.setattr(sessions, "agree", agree)
 
     def make(fresh: Trained) -> TrainingSession:
-        opened.append(TrainingSession(fresh.state, agent, ENVIRONMENT, CpuCopier()))
+        opened.append(TrainingSession(fresh.state, agent, WITHOUT_FINAL_ROUND, CpuCopier()))
         return opened[-1]
 
     yield make
     for session in opened:
-        session._is_restored = False  # skip the final round, because the fake agent does not answer it
         session.close()
     assert len(asked) <= len(opened), "ranks meet once"
 

@@ -316,7 +316,7 @@ def test_the_rings_of_a_node_share_what_it_has_for_them(monkeypatch: pytest.Monk
     monkeypatch.setattr(cuda_copier, "CudaDevice", lambda _number: FakeDevice())
     monkeypatch.setattr(cuda_copier, "CudaCopier", lambda _device, sizes: rings.append(sizes.ring_bytes))
     for ranks in ("1", "8"):
-        registration._copier({0}, Environment.read({"LOCAL_WORLD_SIZE": ranks}))
+        registration.make_copier({0}, Environment.read({"LOCAL_WORLD_SIZE": ranks}))
     assert rings == [64 * 1024**2, 8 * 1024**2]
 
 
@@ -518,7 +518,7 @@ def test_a_refused_registration_leaves_no_error_for_the_next_launch(
 ) -> None:
     runtime = Runtime(answer)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    monkeypatch.setattr(cuda_copier, "_runtime", lambda: runtime)
+    monkeypatch.setattr(cuda_copier, "cuda_runtime", lambda: runtime)
     assert CudaDevice(0).register(4096, 4096) is (answer == 0)
     assert runtime.last_error == 0
 
@@ -533,7 +533,7 @@ def test_the_copiers_stream_is_no_other_librarys(status: int, monkeypatch: pytes
     runtime = SimpleNamespace(
         cudaStreamCreateWithFlags=lambda handle, flags: (setattr(handle._obj, "value", 64 + flags.value), status)[1]
     )
-    monkeypatch.setattr(cuda_copier, "_runtime", lambda: runtime)
+    monkeypatch.setattr(cuda_copier, "cuda_runtime", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext(current.append(index)))
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, index: (handle, index))
     with pytest.raises(RuntimeError, match="device 3: error 2") if status else nullcontext():

@@ -26,9 +26,9 @@ from tests.unit.training.test_deepspeed_refusals import STAGE_1, STAGE_3, engine
 
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deepspeed, "_version", lambda: "0")
-    monkeypatch.setattr(deepspeed, "_gather_stage_1_and_2", lambda _: None)
-    monkeypatch.setattr(deepspeed, "_gather_stage_3", lambda _: None)
+    monkeypatch.setattr(deepspeed, "deepspeed_version", lambda: "0")
+    monkeypatch.setattr(deepspeed, "gather_stage_1_and_2", lambda _: None)
+    monkeypatch.setattr(deepspeed, "gather_stage_3", lambda _: None)
 
 
 def make(

@@ -84,8 +84,8 @@ def test_a_second_of_many_values_goes_in_messages_that_an_agent_takes() -> None:
 def test_of_what_waits_no_more_is_measured_than_what_is_taken_and_the_first_that_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    size, measured = metrics._size, []
-    monkeypatch.setattr(metrics, "_size", lambda record: measured.append(record.step) or size(record))
+    size, measured = metrics.encoded_bytes, []
+    monkeypatch.setattr(metrics, "encoded_bytes", lambda record: measured.append(record.step) or size(record))
     records = [
         LogRecord(step=Step(step), values=many(100_000 if step == 119 else 1000), at_seconds=0.0) for step in range(120)
     ]

@@ -17,6 +17,7 @@ from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.agent_link import NullLink
 from everstep.training.copier import CpuCopier
 from everstep.training.errors import SessionMisuse
+from everstep.training.guard import Guard
 from everstep.training.script import Environment
 from everstep.training.session import TrainingSession
 from everstep.training.state import RankState
@@ -41,8 +42,14 @@ class AgentLink(Link):
     has_agent = True
 
 
+def adapter_of(optimizer: type[torch.optim.Optimizer] = torch.optim.SGD) -> PlainAdapter:
+    """Return the adapter of a small model with this optimizer."""
+    model = torch.nn.Linear(2, 2)
+    return PlainAdapter({"": model}, {"": optimizer(model.parameters())})  # type: ignore[call-arg]
+
+
 def session_of(
-    link: Link, *, world_size: int = 1, local_rank: int = 0, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD
+    link: Link, adapter: PlainAdapter | None = None, *, world_size: int = 1, local_rank: int = 0, **options: Any
 ) -> TrainingSession:
     environment = Environment(
         Rank(local_rank),
@@ -55,9 +62,8 @@ def session_of(
         30.0,
         local_rank=local_rank,
     )
-    model = torch.nn.Linear(2, 2)
-    adapter = PlainAdapter({"": model}, {"": optimizer(model.parameters())})  # type: ignore[call-arg]
-    return TrainingSession(RankState([adapter], {}, {}, environment), link, environment, CpuCopier())
+    state = RankState([adapter or adapter_of()], {}, {}, environment)
+    return TrainingSession(state, link, environment, CpuCopier(), **options)
 
 
 def test_what_a_signal_handler_publishes_in_the_middle_of_something_else_stays() -> None:
@@ -88,8 +94,9 @@ def test_a_compiled_step_that_must_be_one_graph_is_refused_at_its_first_call_wit
     """
     monkeypatch.setattr(step_watch, "_watches", ())  # remove the checks of sessions that other tests left open
     torch._dynamo.reset()
-    session = session_of(Link(), optimizer=torch.optim.Adafactor)
-    optimizer = session._state.adapters[0].optimizers()[""]
+    adapter = adapter_of(torch.optim.Adafactor)
+    session = session_of(Link(), adapter)
+    optimizer = adapter.optimizers()[""]
     step = torch.compile(optimizer.step, backend="eager", fullgraph=True)
     with pytest.raises(
         torch._dynamo.exc.Unsupported,
@@ -102,8 +109,9 @@ def test_a_compiled_step_that_must_be_one_graph_is_refused_at_its_first_call_wit
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_the_check_of_an_unregistered_optimizer_in_one_graph_is_refused_with_the_reason() -> None:
     torch._dynamo.reset()
-    session = session_of(Link(), optimizer=torch.optim.SGD)
-    (model,) = session._state.adapters[0].modules()
+    adapter = adapter_of(torch.optim.SGD)
+    session = session_of(Link(), adapter)
+    (model,) = adapter.modules()
     forgotten = torch.optim.Adafactor(model.parameters())
     step = torch.compile(forgotten.step, backend="eager", fullgraph=True)
     with pytest.raises(torch._dynamo.exc.Unsupported, match="reason: Everstep checks here whether this optimizer"):
@@ -118,10 +126,10 @@ def test_the_guard_waits_in_every_compiled_step(
     optimizer: type[torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch._dynamo.reset()
-    session = session_of(Link(), optimizer=optimizer)
+    adapter = adapter_of(optimizer)
     reached: list[None] = []
-    monkeypatch.setattr(session._guard, "reach", lambda: reached.append(None))
-    (adapter,) = session._state.adapters
+    monkeypatch.setattr(Guard, "reach", lambda _: reached.append(None))
+    session = session_of(Link(), adapter)
     (model,) = adapter.modules()
     step = torch.compile(adapter.optimizers()[""].step, backend="eager")
     for _ in range(3):
@@ -161,10 +169,10 @@ def test_log_refuses_the_same_values_everywhere(place: str, name: str, value: An
 
 def test_the_page_keeps_the_moment_of_the_first_step_that_a_launch_made() -> None:
     link = Link()
-    session = session_of(link)
+    moments = iter([7.5, 9.0])
+    session = session_of(link, clock=lambda: next(moments, 10.0))
     session.restore()
     assert link.published[-1].first_passed == 0
-    session._clock = iter([7.5, 9.0]).__next__
     for boundary in (1, 2):
         session.boundary()
         assert (link.published[-1].boundary, link.published[-1].first_passed) == (boundary, 7_500_000)

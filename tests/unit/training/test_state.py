@@ -65,7 +65,7 @@ def test_modes_and_generators_are_those_that_were_kept_until_the_next_boundary()
 def test_a_buffer_that_comes_late_and_cannot_be_kept_ends_the_snapshots_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deepspeed, "_version", lambda: "0")
+    monkeypatch.setattr(deepspeed, "deepspeed_version", lambda: "0")
     engine, model = make_engine(), small()
     for module, adapters in (
         (model, _adapters({"": model}, {}, {}, ())),
@@ -89,7 +89,7 @@ def test_what_is_kept_is_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
     Whoever changes values or structure must raise the number. Only the number makes a new library refuse a step of an
     older library.
     """
-    monkeypatch.setattr(deepspeed, "_version", lambda: "0")
+    monkeypatch.setattr(deepspeed, "deepspeed_version", lambda: "0")
     state = RankState(_adapters({"beside": small()}, {}, {"": make_engine()}, ()), {}, {}, Environment.read({}))
     values = msgspec.msgpack.decode(state.observe().values, type=SlotValues)
     of_adapters, others = (decode(data, torch.empty) for data in (values.adapters, values.others))  # type: ignore[arg-type]

@@ -144,7 +144,7 @@ class Story:
             def parts(self, _tensors: object) -> dict[str, tuple[TensorPart, ...]]:
                 return {}
 
-        self._snapshotter = Snapshotter(
+        self.snapshotter = Snapshotter(
             State(),  # type: ignore[arg-type]
             self.link,  # type: ignore[arg-type]
             self.copier,
@@ -153,7 +153,7 @@ class Story:
             is_crowded=True,
             await_pause=self.copier.await_pause,
         )
-        self._snapshotter.prepare()
+        self.snapshotter.prepare()
         capacity = self.link.sent.pop().capacity_bytes  # type: ignore[attr-defined]
         self._path.write_bytes(bytes(HEADER_BYTES + capacity))
         self.link.slots = SlotsGranted(layout_hash=State.layout_hash, capacity_bytes=capacity, paths=(str(self._path),))
@@ -176,17 +176,17 @@ class Story:
         self.link.sent.clear()
         self.guard.unstable.clear()
         self.weight.numpy()[:] = self._step
-        self._snapshotter.capture(self._step, 0)
+        self.snapshotter.capture(self._step, 0)
         assert self.copier.ticket is not None
         for event in events:
-            self._happen(event)
+            self.happen(event)
         self.copier.ticket.join()
         self.copier.pause()
         self.copier.do_work()
         held = torch.frombuffer(bytearray(self._path.read_bytes()[HEADER_BYTES:]), dtype=torch.float32)[: 2 * HALF]
         return [type(message) for message in self.link.sent], bool((held == self._step).all())
 
-    def _happen(self, event: str) -> None:
+    def happen(self, event: str) -> None:
         assert self.copier.ticket is not None
         match event.split():
             case ["write", half]:
@@ -244,9 +244,9 @@ def test_a_pause_behind_the_copy_decides_before_the_guard(tmp_path: Path) -> Non
     story = Story(tmp_path)
     for events in (("copy 0", "copy 1", "end"), ("copy 0", "copy 1", "end", "pause")):
         story.link.sent.clear()
-        story._snapshotter.capture(1, 0)
+        story.snapshotter.capture(1, 0)
         for event in events:
-            story._happen(event)
+            story.happen(event)
         story.copier.do_work()
         assert [type(message) for message in story.link.sent] == ([Captured] if "pause" in events else [])
         story.guard.reach()
@@ -274,10 +274,10 @@ def test_pauses_decide_only_where_they_show_every_change(tmp_path: Path, is_main
     asked: list[bool] = []
 
     def train() -> None:
-        story._snapshotter.capture(1, 0)
-        story._happen("copy 0")
-        story._happen("copy 1")
-        story._happen("end")
+        story.snapshotter.capture(1, 0)
+        story.happen("copy 0")
+        story.happen("copy 1")
+        story.happen("end")
         asked.append(bool(story.copier.waiting))
         story.guard.reach()
 
@@ -298,7 +298,7 @@ def test_a_guard_that_cannot_look_gives_the_snapshot_up(tmp_path: Path, monkeypa
     story = Story(tmp_path)
     with monkeypatch.context() as broken:
         broken.setattr(Sources, "moved", interrupted)
-        story._snapshotter.capture(1, 0)
+        story.snapshotter.capture(1, 0)
         with pytest.raises(KeyboardInterrupt):
             story.guard.reach()
     story.copier.pause()

@@ -45,6 +45,7 @@ class HealthWatch:
         slots: Path,
         monotonic: Callable[[], float] = time.monotonic,
         period_seconds: float = PERIOD_SECONDS,
+        close_seconds: float = _CLOSE_SECONDS,
     ) -> None:
         """Create the watch; `start` begins the readings.
 
@@ -54,7 +55,9 @@ class HealthWatch:
             slots: the node's tmpfs.
             monotonic: returns seconds of a monotonic clock.
             period_seconds: seconds between two readings.
+            close_seconds: maximum seconds for which `close` waits for a reading that does not end.
         """
+        self._close_seconds = close_seconds
         self._gpus = gpus
         self._state = state
         self._slots = slots
@@ -84,7 +87,7 @@ class HealthWatch:
         """
         self._ends.set()
         if self._thread is not None:
-            self._thread.join(_CLOSE_SECONDS)
+            self._thread.join(self._close_seconds)
 
     def faults(self) -> tuple[NodeFault, ...]:
         """Return the present faults of the node's devices, for the agent's reports."""

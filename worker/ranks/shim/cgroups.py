@@ -81,7 +81,7 @@ def find(name: str, proc: Path = Path("/proc")) -> tuple[RankCgroups | None, str
         (the node's cgroups or None, the folder's path or the reason for None). The second value is for the log.
     """
     refusals = []
-    for version, parent in _own_cgroups(proc):
+    for version, parent in own_cgroups(proc):
         folder = parent / name
         try:
             folder.mkdir(exist_ok=True)
@@ -153,7 +153,7 @@ def _kill_frozen(folder: Path) -> None:
             state.write_text("THAWED")
 
 
-def _own_cgroups(proc: Path) -> list[tuple[int, Path]]:
+def own_cgroups(proc: Path) -> list[tuple[int, Path]]:
     """Return this process's cgroups that can have children, as (version, path): v2 before v1's freezer."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()

@@ -29,7 +29,7 @@ def part_at_holder(fleet: Fleet, rank: int) -> int:
     assert holder is not None
     found = [
         owner.receiver.current
-        for owner in holder.receiver._open.values()
+        for owner in holder.receiver.open_sessions
         if owner.receiver is not None and owner.peer == fleet.nodes[rank].id
     ]
     return max((incoming.landed_count for incoming in found if incoming is not None), default=0)

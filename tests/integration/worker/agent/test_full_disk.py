@@ -95,14 +95,14 @@ async def test_rounds_that_find_no_space_name_the_disk_instead_of_a_bug(
     assert node.agent.lifecycle.member is not None
     rounds = node.agent.lifecycle.member.rounds
     full = [OSError(errno.ENOSPC, "No space left on device", str(node.state_dir / "rounds" / "file"))]
-    newest = rounds._newest
+    newest = rounds.newest_reports
 
     def look() -> Reports:
         if full:
             raise full.pop()
         return newest()
 
-    monkeypatch.setattr(rounds, "_newest", look)
+    monkeypatch.setattr(rounds, "newest_reports", look)
     await fleet.train(5)
     await until("the report", lambda: [each.device for each in faults_of(fleet)] == [str(node.state_dir / "rounds")])
     member = fleet.control.member(node.id)

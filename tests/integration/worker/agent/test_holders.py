@@ -136,14 +136,14 @@ async def test_rounds_that_a_bug_ends_begin_again_and_are_told(
     node = fleet.nodes[number]
     assert node.agent.lifecycle.member is not None
     rounds, bugs = node.agent.lifecycle.member.rounds, [LookupError("a bug")]
-    newest = rounds._newest
+    newest = rounds.newest_reports
 
     def look() -> Reports:
         if bugs:
             raise bugs.pop()
         return newest()
 
-    monkeypatch.setattr(rounds, "_newest", look)
+    monkeypatch.setattr(rounds, "newest_reports", look)
     await fleet.train(5)
     assert bugs == []
     assert "LookupError: a bug" in caplog.text

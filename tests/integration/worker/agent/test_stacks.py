@@ -151,9 +151,9 @@ async def test_a_look_has_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     slow = tmp_path / "py-spy"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
-    monkeypatch.setattr(stacks, "_py_spy", lambda: str(slow))
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: str(slow))
     with pytest.raises(stacks.Unreadable, match=r"did not finish within 0.1 s"):
         await stacks.stacks_of(os.getpid(), limit_seconds=0.1)
-    monkeypatch.setattr(stacks, "_py_spy", lambda: None)
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
     with pytest.raises(stacks.Unreadable, match="not installed"):
         await stacks.stacks_of(os.getpid())

@@ -7,6 +7,7 @@ import shutil
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,8 @@ def tmpfs() -> Iterator[Path]:
 async def make(tmpfs: Path) -> AsyncIterator[Callable[..., Pair]]:
     pairs: list[Pair] = []
 
-    def build(**sizes: int) -> Pair:
-        pairs.append(Pair(tmpfs, **sizes))
+    def build(**options: Any) -> Pair:
+        pairs.append(Pair(tmpfs, **options))
         return pairs[-1]
 
     yield build

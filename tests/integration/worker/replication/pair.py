@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
-from everstep.protocol.peer_messages import SessionKind
+from everstep.protocol.peer_messages import PrintedLines, SessionKind
 from everstep.protocol.rounds import Announcement
 from everstep.protocol.slot import SlotHeader, SlotState
 from worker.core.rounds import NONE, Shard
@@ -17,7 +17,7 @@ from worker.node.network_cards import NetworkCard
 from worker.replication.pacing import NodePacer
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.sender import Printed, ReplicaSender
-from worker.replication.tcp import PeerListener, TcpSession, dial
+from worker.replication.tcp import LISTENER_LIMITS, ListenerLimits, PeerListener, TcpSession, dial
 from worker.replication.transport import Credentials, Dialler, Session
 from worker.shards.owned_shard import OwnedShard
 from worker.shm.rank_page import RankPage
@@ -91,6 +91,9 @@ class Capture:
         self._pair.shard.abandon(self._step, "changed")
 
 
+TakeLines = Callable[[NodeId, PrintedLines], Awaitable[None]]
+
+
 class Pair:
     """An owner and a holder on this machine. The fixture closes both."""
 
@@ -102,14 +105,23 @@ class Pair:
         memory_bytes: int = 1 << 24,
         holder_memory_bytes: int = 1 << 24,
         has_parity: bool = False,
+        listener_limits: ListenerLimits = LISTENER_LIMITS,
     ) -> None:
         self.payload_bytes = payload_bytes
         self.owner_store = self._store(tmpfs / "owner", memory_bytes)
         self.holder_store = self._store(tmpfs / "holder", holder_memory_bytes)
         self.heard = NONE
         """Newest committed step that the holder has learned from the coordinator. Tests set it."""
-        self.receiver = ReplicaReceiver(self.holder_store, held_ranks=[RANK], keep=self._keep, slot_count=2)
-        self.listener = PeerListener(HOLDER)
+        self.take_lines: TakeLines = self._discard
+        """Stores the printed lines that the holder receives. Tests set it."""
+        self.receiver = ReplicaReceiver(
+            self.holder_store,
+            held_ranks=[RANK],
+            keep=self._keep,
+            slot_count=2,
+            take_lines=lambda peer, message: self.take_lines(peer, message),
+        )
+        self.listener = PeerListener(HOLDER, listener_limits)
         self.pacer = NodePacer()
         self.changes = 0
         self.shard = OwnedShard(
@@ -134,6 +146,9 @@ class Pair:
         step = max(self.heard, told)
         return {content(step)} if step != NONE else set()
 
+    async def _discard(self, peer: NodeId, message: PrintedLines) -> None:
+        pass
+
     def _changed(self) -> None:
         self.changes += 1
 
@@ -143,9 +158,9 @@ class Pair:
         """Accept sessions of the nodes that belong to the generation."""
         if not self.listener.port:
             self.listener.start(HOLDER_ADDRESS)
-        self.listener.admit(credentials(HOLDER), self._serve)
+        self.listener.admit(credentials(HOLDER), self.serve)
 
-    async def _serve(self, session: TcpSession) -> None:
+    async def serve(self, session: TcpSession) -> None:
         kinds = {"replica": self.receiver.replica, "fetch": self.receiver.fetch, "stream": self.receiver.stream}
         await kinds[session.opened.kind](session)
 

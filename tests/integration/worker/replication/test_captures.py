@@ -40,7 +40,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def arrived(pair: Pair, step: int) -> int:
     """Return how many chunks of an unsealed step the holder has verified."""
-    for owner in pair.receiver._open.values():
+    for owner in pair.receiver.open_sessions:
         incoming = owner.receiver.current if owner.receiver is not None else None
         if incoming is not None:
             return incoming.landed_count
@@ -173,7 +173,7 @@ class TestTheOwner:
         await pair.until(lambda: sender.queue is None)
         await pair.until(
             lambda: all(
-                owner.receiver is not None and owner.receiver.current is None for owner in pair.receiver._open.values()
+                owner.receiver is not None and owner.receiver.current is None for owner in pair.receiver.open_sessions
             )
         )
         pair.hear(-1, 1)
@@ -294,7 +294,7 @@ class TestTheHolder:
             await second.begin(1, other)
             await second.wanted()
             second.line.sendall(CHUNK_HEADER.pack(1, 1, CHUNK) + other[:500])
-            incoming = [owner.receiver.current for owner in pair.receiver._open.values() if owner.receiver is not None]
+            incoming = [owner.receiver.current for owner in pair.receiver.open_sessions if owner.receiver is not None]
             await pair.until(lambda: any(each is not None and 1 in each._claimed for each in incoming))
         async with by_hand(pair) as third:
             await third.begin(1, DATA)

@@ -23,7 +23,7 @@ class Printing:
         self.kept = Tail()
         self.asked: list[int] = []
         self._pair = pair
-        pair.receiver._take_lines = self.take
+        pair.take_lines = self.take
 
     async def printed(self, number: int) -> Tail:
         self.asked.append(number)
@@ -80,12 +80,12 @@ async def test_lines_that_a_holder_does_not_take_cost_its_word(pair: Pair) -> No
         refused.set()
         raise MalformedMessage("no lines")
 
-    pair.receiver._take_lines = refuse
+    pair.take_lines = refuse
     pair.send(printed=printing.printed)
     pair.hear(-1, 1)
     printing.rows.append(b"one\n")
     await pair.capture(1)
     await refused.wait()
     assert pair.holder_store.sealed(pair.shard.rank, content(1)) is None
-    pair.receiver._take_lines = printing.take
+    pair.take_lines = printing.take
     await printing.acknowledged(1)

@@ -170,7 +170,7 @@ async def ask_for_all(session: TcpSession) -> int:
 
 async def landed(pair: Pair, count: int) -> None:
     """Wait until `count` chunks have arrived in the holder's only session."""
-    (owner,) = pair.receiver._open.values()
+    (owner,) = pair.receiver.open_sessions
     assert owner.receiver is not None
     incoming = owner.receiver.current
     assert incoming is not None
@@ -274,7 +274,7 @@ async def test_what_has_come_is_kept_when_the_next_session_begins_while_a_stream
         await first.wanted()
         first.line.sendall(CHUNK_HEADER.pack(1, 0, CHUNK) + data[:CHUNK] + CHUNK_HEADER.pack(1, 1, CHUNK) + data[:300])
         await landed(pair, 1)
-        (owner,) = pair.receiver._open.values()
+        (owner,) = pair.receiver.open_sessions
         assert owner.receiver is not None
         first.session.close()
         # the holder has begun to end the session, and waits for the rest of the chunk
@@ -453,7 +453,7 @@ async def test_a_stream_that_its_sender_has_closed_makes_room_for_the_next(
 
     monkeypatch.setattr(pair.receiver, "stream", noted)
     async with by_hand(pair) as hand:
-        (owner,) = pair.receiver._open.values()
+        (owner,) = pair.receiver.open_sessions
         for _ in range(receiver.MAX_STREAMS):
             hand.line.close()
             assert (await ended.get()).fileno() == -1
@@ -771,7 +771,7 @@ async def test_a_peer_that_stops_reading_is_dropped_and_c_advances_without_it(ma
 def look(sender: ReplicaSender, *, count: int, late_seconds: float = 0.0) -> None:
     """Check the holder for silence `count` times in a row, each check late by `late_seconds`."""
     for _ in range(count):
-        silence = sender._silence
+        silence = sender.silence
         before = asyncio.get_running_loop().time() if silence.looked_at < 0 else silence.looked_at
         sender.check_holder(before + silence.period_seconds + late_seconds)
 
@@ -1053,13 +1053,13 @@ async def test_a_holder_that_a_bug_keeps_from_everything_leaves_the_view_with_th
 async def test_what_is_sent_measures_the_node_s_link(make: Callable[..., Pair]) -> None:
     pair = make(payload_bytes=2 * TELLING_BYTES)
     pair.listen()
-    pair.send()
+    sender = pair.send()
     for step in range(1, ENOUGH_TRANSFERS + 1):
         assert pair.pacer.bytes_per_second is None
         pair.hear(step - 1 or -1, step)
         await pair.capture(step)
         await pair.until(lambda: pair.shard.vote is Vote.ACKED)
-        await pair.until(lambda: not pair.pacer._under_way)
+        await pair.until(lambda: sender.queue is None)
     use = pair.pacer.link.use
     assert pair.pacer.bytes_per_second is not None
     assert pair.pacer.sent_bytes == ENOUGH_TRANSFERS * pair.payload_bytes

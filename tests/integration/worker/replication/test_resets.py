@@ -94,7 +94,7 @@ class Wire:
         """Wait until the holder has verified all earlier chunks and read the delivered part of the chunk that the reset
         cuts.
         """
-        (owner,) = self._pair.receiver._open.values()
+        (owner,) = self._pair.receiver.open_sessions
         assert owner.receiver is not None
         incoming, (line,) = owner.receiver.current, owner.streams.lines
         assert incoming is not None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -40,7 +42,7 @@ from tests.integration.worker.replication.pair import (
 from worker.errors import PeerLost, PeerRefused
 from worker.node.network_cards import NetworkCard
 from worker.replication import tcp
-from worker.replication.tcp import TcpSession
+from worker.replication.tcp import ListenerLimits, TcpSession
 
 pytestmark = pytest.mark.integration
 
@@ -91,7 +93,7 @@ async def test_who_answers_must_be_who_was_called(pair: Pair) -> None:
 
 
 async def test_a_listener_that_does_not_hold_the_key_gets_nothing(pair: Pair) -> None:
-    pair.listener.admit(credentials(HOLDER, key=b"K" * 32), pair._serve)
+    pair.listener.admit(credentials(HOLDER, key=b"K" * 32), pair.serve)
     with pytest.raises(PeerRefused, match="does not hold the key"):
         await pair.dial()
 
@@ -170,14 +172,21 @@ async def test_what_does_not_begin_as_a_session_is_closed_and_counted(pair: Pair
     assert await is_alive(pair)
 
 
-async def test_who_says_nothing_is_not_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp, "HANDSHAKE_SECONDS", 0.05)
+def listening(make: Callable[..., Pair], **limits: Any) -> Pair:
+    """Return a pair whose holder listens with these limits."""
+    pair = make(listener_limits=ListenerLimits(**limits))
+    pair.listen()
+    return pair
+
+
+async def test_who_says_nothing_is_not_waited_for(make: Callable[..., Pair]) -> None:
+    pair = listening(make, handshake_seconds=0.05)
     assert await closed(await pair.line()) == b""
     assert pair.listener.refused_count == 1
 
 
-async def test_who_says_half_a_word_is_not_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp, "HANDSHAKE_SECONDS", 0.05)
+async def test_who_says_half_a_word_is_not_waited_for(make: Callable[..., Pair]) -> None:
+    pair = listening(make, handshake_seconds=0.05)
     line = await pair.line()
     await asyncio.get_running_loop().sock_sendall(line, frame(_open())[:20])
     assert await closed(line) == b""
@@ -189,36 +198,33 @@ async def test_who_hangs_up_at_once_harms_nobody(pair: Pair) -> None:
     assert await is_alive(pair)
 
 
-async def test_more_sessions_than_a_node_can_have_are_closed_unread(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tcp, "MAX_SESSIONS", 1)
+async def test_more_sessions_than_a_node_can_have_are_closed_unread(make: Callable[..., Pair]) -> None:
+    pair = listening(make, session_count=1)
     session = await pair.dial()
     assert await closed(await pair.line()) == b""
     assert pair.listener.refused_count == 1
     session.close()
 
 
-async def test_strangers_who_say_nothing_keep_no_member_out(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp, "MAX_UNPROVEN", 2)
+async def test_strangers_who_say_nothing_keep_no_member_out(make: Callable[..., Pair]) -> None:
+    pair = listening(make, unproven_count=2)
     strangers = [await pair.line() for _ in range(5)]
     session = await pair.dial()
     for line in strangers[:4]:
         assert await closed(line) == b""
-    assert len(pair.listener._unproven) == 1, "the newest may still say who it is"
+    await asyncio.get_running_loop().sock_sendall(strangers[4], frame(_open()))
+    assert await asyncio.get_running_loop().sock_recv(strangers[4], 1), "the handshake of the newest continues"
     strangers[4].close()
     session.close()
 
 
 @pytest.mark.security
-async def test_a_flood_from_one_address_evicts_itself_and_no_member(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_flood_from_one_address_evicts_itself_and_no_member(make: Callable[..., Pair]) -> None:
     """A flood of connections arrives from one address while a node of the generation is in the middle of its handshake.
 
     The node's handshake is the oldest. The listener keeps it and evicts handshakes of the flood.
     """
-    monkeypatch.setattr(tcp, "MAX_UNPROVEN", 4)
+    pair = listening(make, unproven_count=4)
     loop = asyncio.get_running_loop()
 
     async def connect(source: str) -> socket.socket:
@@ -257,7 +263,7 @@ async def test_who_has_proven_nothing_is_given_no_memory(pair: Pair) -> None:
 async def test_a_member_that_breaks_the_protocol_loses_its_line_and_nobody_elses(pair: Pair, data: bytes) -> None:
     session = await pair.dial()
     assert isinstance(await session.receive(), HolderInventory)
-    await session._send_all(data)
+    await asyncio.get_running_loop().sock_sendall(session.line, data)
     with pytest.raises(PeerLost):
         await session.receive()
     await pair.until(lambda: pair.listener.refused_count == 1)
@@ -278,7 +284,7 @@ async def test_after_a_promise_nobody_of_the_old_generation_gets_in(pair: Pair) 
     await pair.listener.revoke()
     with pytest.raises(PeerRefused, match="not a member"):
         await pair.dial()
-    pair.listener.admit(credentials(HOLDER, generation=Generation(4)), pair._serve)
+    pair.listener.admit(credentials(HOLDER, generation=Generation(4)), pair.serve)
     with pytest.raises(PeerRefused, match="not a member of generation 3"):
         await pair.dial()
     session = await pair.dial(credentials(OWNER, generation=Generation(4)))
@@ -290,7 +296,7 @@ async def test_a_promise_in_the_middle_of_a_handshake_wins(pair: Pair) -> None:
     await session.send(_open())
     challenge = await session.receive()
     assert isinstance(challenge, Challenge)
-    pair.listener.admit(credentials(HOLDER, generation=Generation(4)), pair._serve)
+    pair.listener.admit(credentials(HOLDER, generation=Generation(4)), pair.serve)
     await session.send(Answer(mac=session_mac(KEY, "dialler", _open(), challenge.nonce, HOLDER, JOB)))
     with pytest.raises(PeerLost):
         await session.receive()

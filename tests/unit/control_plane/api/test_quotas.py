@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 
-from control_plane.api.routes import jobs as routes
 from control_plane.db.tokens import Role
 from tests.postgresql import BOTH_ENGINES
 from tests.unit.control_plane.api.conftest import refused, without_metadata
@@ -73,21 +72,24 @@ def test_no_more_jobs_than_its_quota_are_under_way(client, wanted):
 
 
 @pytest.mark.parametrize("names", ["abcd", "aaaa"])
-def test_of_jobs_that_come_at_once_as_many_are_taken_as_have_room(client, wanted, names: str, monkeypatch) -> None:
+def test_of_jobs_that_come_at_once_as_many_are_taken_as_have_room(
+    service, client, wanted, names: str, monkeypatch
+) -> None:
     """Requests that arrive at the same time cannot exceed a quota together.
 
     All of them pass their checks before any of them is stored. Even without a quota, only one job can have a given
     name.
     """
-    store, all_looked_at = routes._store, threading.Barrier(len(names))
-
-    def store_together(services, new):
-        all_looked_at.wait(10)
-        return store(services, new)
-
-    monkeypatch.setattr(routes, "_store", store_together)
     if len(set(names)) > 1:
         client.put_project_quota(Project="speech", MaxJobCount=1)
+    database = service.services.database
+    write, all_checked = database.write, threading.Barrier(len(names))
+
+    def write_together():
+        all_checked.wait(10)
+        return write()
+
+    monkeypatch.setattr(database, "write", write_together)
 
     def create(number: int) -> str:
         try:

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from everstep.checkpoints import dcp_export, open_checkpoint
+from everstep.checkpoints import open_checkpoint
 from everstep.checkpoints.dcp import CheckpointReader
 from everstep.checkpoints.dcp_export import export_dcp
 from everstep.checkpoints.errors import CheckpointError
@@ -95,9 +95,9 @@ def test_several_optimizers_have_a_name_each(tmp_path: Path) -> None:
     assert np.array_equal(state["optimizer"]["critic"]["state"]["net.w"]["exp_avg"].numpy(), MOMENT)
 
 
-def exported(manifest: str, to: Path) -> Path:
+def exported(manifest: str, to: Path, **options: int) -> Path:
     with open_checkpoint(manifest) as checkpoint:
-        export_dcp(checkpoint, str(to))
+        export_dcp(checkpoint, str(to), **options)
     return to
 
 
@@ -106,7 +106,7 @@ def test_plain_load_reads_an_export_into_a_model_and_its_optimizer(manifest: str
     to = exported(manifest, tmp_path / "to")
     model = torch.nn.ModuleDict({"net": torch.nn.Linear(5, 7, bias=False)})
     model["net"].w = model["net"].weight  # give the weight the name that the checkpoint uses
-    del model["net"]._parameters["weight"]
+    del model["net"].weight
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.25)
     model["net"].w.grad = torch.zeros(7, 5)
     optimizer.step()
@@ -132,12 +132,9 @@ def test_ranks_read_their_shards_of_an_export(manifest: str, tmp_path: Path) -> 
             dist.destroy_process_group()
 
 
-def test_small_tensors_share_a_file_and_large_ones_have_their_own(
-    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_tensors_share_a_file_and_large_ones_have_their_own(manifest: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in exported(manifest, tmp_path / "one").iterdir()) == [".metadata", "__0_0.distcp"]
-    monkeypatch.setattr(dcp_export, "GROUP_BYTES", 100)
-    to = exported(manifest, tmp_path / "many")
+    to = exported(manifest, tmp_path / "many", group_bytes=100)
     assert len(list(to.glob("*.distcp"))) == 3
     state = {"model": {"net.w": torch.zeros(7, 5)}}
     load(state, checkpoint_id=to, no_dist=True)

@@ -5,12 +5,9 @@ It drops the values once the control plane has confirmed them.
 
 from __future__ import annotations
 
-import pytest
-
 from everstep.protocol.agent_messages import MetricBatch, MetricPoint
 from everstep.protocol.ids import Generation, RunId, Step
-from worker.core import metric_outbox
-from worker.core.metric_outbox import AGAIN_SECONDS, MetricOutbox
+from worker.core.metric_outbox import AGAIN_SECONDS, MAX_SENT, MAX_SENT_VALUES, MAX_WAITING, MetricOutbox
 
 RUN, OTHER = RunId("a" * 32), RunId("b" * 32)
 
@@ -61,18 +58,15 @@ def test_a_batch_has_one_run_and_no_gap() -> None:
     assert numbers == [(RUN, 0, [1]), (RUN, 4, [5]), (OTHER, 5, [1])]
 
 
-def test_what_waits_and_what_is_sent_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metric_outbox, "MAX_WAITING", 5)
-    monkeypatch.setattr(metric_outbox, "MAX_SENT", 3)
+def test_what_waits_and_what_is_sent_is_bounded() -> None:
     outbox = MetricOutbox()
-    outbox.add(RUN, points(*range(8)))
+    outbox.add(RUN, points(*range(MAX_WAITING + 3)))
     batch = outbox.due(0.0)
     assert batch is not None
-    assert (batch.first_number, steps(batch)) == (3, [3, 4, 5])
-    monkeypatch.setattr(metric_outbox, "MAX_SENT_VALUES", 5)
+    assert (batch.first_number, steps(batch)) == (3, list(range(3, 3 + MAX_SENT)))
     outbox = MetricOutbox()
-    outbox.add(RUN, points(1, 2, 3, values=2))
+    outbox.add(RUN, points(1, 2, 3, values=MAX_SENT_VALUES // 2))
     assert steps(outbox.due(0.0)) == [1, 2]
     outbox = MetricOutbox()
-    outbox.add(RUN, points(1, 2, values=9))
+    outbox.add(RUN, points(1, 2, values=MAX_SENT_VALUES + 1))
     assert steps(outbox.due(0.0)) == [1]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from everstep.protocol.agent_messages import NoticeKind
 from tests.instance_metadata import SPOT, Service, served
-from worker.node import instance_metadata
 from worker.node.instance_metadata import EC2_ENDPOINT, InstanceMetadata, endpoint_of
 
 REBALANCE = '{"noticeTime": "2020-10-26T21:50:00Z"}'
@@ -25,16 +24,20 @@ EVENTS = """[
 ]"""
 
 
+def reader(url: str, on_change: Callable[[], None]) -> InstanceMetadata:
+    """Return a reader that waits long, because a busy machine answers late."""
+    return InstanceMetadata(url, on_change, timeout_seconds=30.0)
+
+
 @pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(instance_metadata, "TIMEOUT_SECONDS", 30.0)  # wait longer, because a busy machine answers late
+def service() -> Iterator[Service]:
     with served() as service:
         yield service
 
 
 async def test_everything_that_is_announced_is_told_with_its_time(service: Service) -> None:
     changes: list[int] = []
-    metadata = InstanceMetadata(service.url, lambda: changes.append(1))
+    metadata = reader(service.url, lambda: changes.append(1))
     await metadata.poll()
     assert metadata.notices == ()
     assert not changes
@@ -63,7 +66,7 @@ async def test_everything_that_is_announced_is_told_with_its_time(service: Servi
 
 
 async def test_a_token_that_has_run_out_is_replaced(service: Service) -> None:
-    metadata = InstanceMetadata(service.url, lambda: None)
+    metadata = reader(service.url, lambda: None)
     await metadata.poll()
     service.tokens.clear()
     service.says["spot/instance-action"] = SPOT
@@ -73,7 +76,7 @@ async def test_a_token_that_has_run_out_is_replaced(service: Service) -> None:
 
 @pytest.mark.parametrize("status", [400, 403, 500, 503])
 async def test_a_service_that_fails_takes_nothing_back(service: Service, status: int) -> None:
-    metadata = InstanceMetadata(service.url, lambda: None)
+    metadata = reader(service.url, lambda: None)
     service.says["spot/instance-action"] = SPOT
     await metadata.poll()
     service.status = status
@@ -88,7 +91,7 @@ async def test_a_service_that_fails_takes_nothing_back(service: Service, status:
     ["", "{}", "[]", "null", '{"action": 1, "time": 2}', '{"action": "stop", "time": "soon"}', "[1]", "x" * 100_000],
 )
 async def test_what_is_not_as_documented_is_no_notice_and_no_crash(service: Service, body: str) -> None:
-    metadata = InstanceMetadata(service.url, lambda: None)
+    metadata = reader(service.url, lambda: None)
     service.says = {
         "spot/instance-action": body,
         "events/recommendations/rebalance": body,
@@ -99,16 +102,17 @@ async def test_what_is_not_as_documented_is_no_notice_and_no_crash(service: Serv
 
 
 async def test_a_token_that_is_no_header_is_no_token(service: Service) -> None:
-    metadata = InstanceMetadata(service.url, lambda: None)
-    metadata._token = "a\nb"
+    metadata = reader(service.url, lambda: None)
+    service.says = {"spot/instance-action": SPOT}
+    service.token_suffix = "\nb"
     await metadata.poll()
-    assert metadata.notices == ()
+    assert (service.made, metadata.notices) == (1, ())
 
 
 async def test_an_absent_service_is_quiet(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     url = service.url
-    metadata = InstanceMetadata(url.replace(url.rpartition(":")[2], "1"), lambda: None)
+    metadata = reader(url.replace(url.rpartition(":")[2], "1"), lambda: None)
     await metadata.poll()
     await metadata.poll()
     assert metadata.notices == ()

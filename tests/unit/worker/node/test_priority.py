@@ -66,8 +66,7 @@ def test_a_kernel_that_groups_no_sessions_is_no_trouble(
     if text is not None:
         file.write_text(text)
         file.chmod(0o400)
-    monkeypatch.setattr(priority, "AUTOGROUP", file)
     monkeypatch.setattr(os, "getsid", lambda _pid: os.getpid())
-    with pytest.raises(ZeroDivisionError), before_other_sessions():
+    with pytest.raises(ZeroDivisionError), before_other_sessions(file):
         raise ZeroDivisionError
     assert not file.exists() or file.read_text() == (text or "")

@@ -26,8 +26,8 @@ NAMES = {0: "root", 500: "ranks", 1000: "me"}
 
 @pytest.fixture(autouse=True)
 def _people(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_user, "_named", PEOPLE.get)
-    monkeypatch.setattr(rank_user, "_name_of", NAMES.get)
+    monkeypatch.setattr(rank_user, "find_user", PEOPLE.get)
+    monkeypatch.setattr(rank_user, "user_name_of", NAMES.get)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_named_user_has_every_job_and_without_one_ranks_are_the_agents(tmp_pat
 def test_a_user_is_written_down_and_read_again() -> None:
     assert beside.written(None) == beside.NONE
     for user in (RankUser(1, 2), RankUser(1, 2, (3, 4))):
-        assert beside._read(beside.written(user)) == user
+        assert beside.read_user(beside.written(user)) == user
 
 
 def test_without_a_user_folders_and_files_stay_this_processs_alone(tmp_path: Path) -> None:

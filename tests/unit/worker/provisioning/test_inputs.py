@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from everstep.protocol.ids import RunId
 from everstep.protocol.plan import InputChannel, ObjectReference
 from tests.fakes.storage import MemoryObjectStore
 from worker.errors import InputRefused, StoreDenied, StoreUnavailable
-from worker.provisioning.inputs import InputCache
-from worker.storage.object_store import ObjectReader, Span
+from worker.provisioning.inputs import FetchStopped, InputCache
+from worker.storage.object_store import ObjectReader, Span, StoredObject
 
 BUCKET = "data"
 RUN, OTHER_RUN = RunId("ab" * 16), RunId("cd" * 16)
@@ -61,6 +62,9 @@ def store_of(*keys: str) -> Store:
     return store
 
 
+cache_at = partial(InputCache, retry_seconds=0.0)
+
+
 def fetch(cache: InputCache, store: Store, *channels: InputChannel, run: RunId = RUN) -> dict[str, Path]:
     return cache.fetch(store, run, channels or (channel(),), threading.Event())
 
@@ -69,16 +73,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker.provisioning.inputs, "RETRY_SECONDS", 0.0)
-
-
 def test_a_channel_has_what_lies_below_its_prefix_and_nothing_else(tmp_path: Path) -> None:
     store = store_of("set/a", "set/deep/b", "settle/c", "other")
     store.add("set/empty", b"")
     store.add("set/folder/", b"")
-    found = fetch(InputCache(tmp_path), store)
+    found = fetch(cache_at(tmp_path), store)
     assert contents(found["train"]) == {"a": b"set/a" * 100, "deep/b": b"set/deep/b" * 100, "empty": b""}
     modes = {path.stat().st_mode & 0o777 for path in found["train"].rglob("*")}
     assert modes == {0o444, 0o555}
@@ -86,17 +85,17 @@ def test_a_channel_has_what_lies_below_its_prefix_and_nothing_else(tmp_path: Pat
 
 
 def test_a_channel_may_be_one_object(tmp_path: Path) -> None:
-    assert list(contents(fetch(InputCache(tmp_path), store_of("set/a", "set/ab"), channel(key="set/a"))["train"])) == [
+    assert list(contents(fetch(cache_at(tmp_path), store_of("set/a", "set/ab"), channel(key="set/a"))["train"])) == [
         "a"
     ]
 
 
 def test_the_same_run_asks_for_nothing_again_and_another_one_reads_nothing_again(tmp_path: Path) -> None:
-    cache, store = InputCache(tmp_path), store_of("set/a", "set/b")
+    cache, store = cache_at(tmp_path), store_of("set/a", "set/b")
     first = contents(fetch(cache, store)["train"])
     assert (sorted(store.read), store.asked) == (["set/a", "set/b"], 1)
     store.add("set/a", b"changed")  # change the object: a run must keep the inputs with which it began
-    assert contents(fetch(InputCache(tmp_path), store)["train"]) == first
+    assert contents(fetch(cache_at(tmp_path), store)["train"]) == first
     assert (len(store.read), store.asked) == (2, 1)
     other = contents(fetch(cache, store, run=OTHER_RUN)["train"])
     assert other == {**first, "a": b"changed"}
@@ -109,11 +108,11 @@ def test_a_directory_of_the_node_is_given_as_it_is(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     given = InputChannel(name="train", directory=str(data))
-    assert fetch(InputCache(tmp_path), Store(), given) == {"train": data}
+    assert fetch(cache_at(tmp_path), Store(), given) == {"train": data}
     for absent, words in ((tmp_path / "none", "No such file"), (tmp_path / "file", "Not a directory")):
         (tmp_path / "file").touch()
         with pytest.raises(InputRefused, match=f"InputDataConfig, channel 'train': {absent}: {words}"):
-            fetch(InputCache(tmp_path), Store(), InputChannel(name="train", directory=str(absent)))
+            fetch(cache_at(tmp_path), Store(), InputChannel(name="train", directory=str(absent)))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ def test_a_directory_of_the_node_is_given_as_it_is(tmp_path: Path) -> None:
 )
 def test_what_is_no_channel_is_refused_by_its_name(tmp_path: Path, keys: tuple[str, ...], words: str) -> None:
     with pytest.raises(InputRefused, match=f"InputDataConfig, channel 'train': .*{words}") as refused:
-        fetch(InputCache(tmp_path), store_of(*keys))
+        fetch(cache_at(tmp_path), store_of(*keys))
     assert not refused.value.is_passing
     assert not (tmp_path / "inputs/runs" / RUN / "train").exists()
 
@@ -135,15 +134,15 @@ def test_what_is_no_channel_is_refused_by_its_name(tmp_path: Path, keys: tuple[s
 def test_what_may_pass_is_tried_again_and_what_is_denied_is_not(tmp_path: Path) -> None:
     store = store_of("set/a")
     store.fails["set/a"] = [StoreUnavailable("503"), StoreUnavailable("reset")]
-    assert fetch(InputCache(tmp_path), store)
+    assert fetch(cache_at(tmp_path), store)
     store.fails["set/b"] = [StoreDenied("AccessDenied: no s3:GetObject")]
     store.add("set/b", b"b")
     with pytest.raises(InputRefused, match="AccessDenied: no s3:GetObject") as refused:
-        fetch(InputCache(tmp_path), store, run=OTHER_RUN)
+        fetch(cache_at(tmp_path), store, run=OTHER_RUN)
     assert (store.read.count("set/a"), store.read.count("set/b"), refused.value.is_passing) == (3, 1, False)
     store.fails["set/b"] = [StoreUnavailable("503")] * 9
     with pytest.raises(InputRefused, match="503") as refused:
-        fetch(InputCache(tmp_path), store, run=OTHER_RUN)
+        fetch(cache_at(tmp_path), store, run=OTHER_RUN)
     assert refused.value.is_passing
 
 
@@ -158,9 +157,9 @@ def test_an_object_that_changes_between_the_list_and_the_read_is_not_taken(tmp_p
     store = Changing()
     store.add("set/a", b"the listed one")
     with pytest.raises(InputRefused, match="has the ETag") as refused:
-        fetch(InputCache(tmp_path), store)
+        fetch(cache_at(tmp_path), store)
     assert refused.value.is_passing
-    assert fetch(InputCache(tmp_path), store), "another look lists what is there now"
+    assert fetch(cache_at(tmp_path), store), "another look lists what is there now"
 
 
 def test_bytes_that_do_not_hash_to_their_etag_get_no_name(tmp_path: Path) -> None:
@@ -174,16 +173,16 @@ def test_bytes_that_do_not_hash_to_their_etag_get_no_name(tmp_path: Path) -> Non
     store = Flipping()
     store.add("set/a", b"right")
     with pytest.raises(InputRefused, match="arrived with the MD5"):
-        fetch(InputCache(tmp_path), store)
+        fetch(cache_at(tmp_path), store)
     assert [path.suffix for path in (tmp_path / "inputs/objects").iterdir()] == [".new"]
-    assert fetch(InputCache(tmp_path), store_of("set/b"))
+    assert fetch(cache_at(tmp_path), store_of("set/b"))
     assert [path.suffix for path in (tmp_path / "inputs/objects").iterdir()] == [""], (
         "what was left half there went with the next fetch"
     )
 
 
 def test_a_file_that_somebody_has_written_to_is_fetched_anew(tmp_path: Path) -> None:
-    cache, store = InputCache(tmp_path), store_of("set/a", "set/b")
+    cache, store = cache_at(tmp_path), store_of("set/a", "set/b")
     folder = fetch(cache, store)["train"]
     (folder / "a").chmod(0o600)
     (folder / "a").write_bytes(b"X" + (folder / "a").read_bytes()[1:])
@@ -216,18 +215,15 @@ def test_an_agent_that_dies_in_the_middle_leaves_nothing_that_is_taken_for_whole
         with monkeypatch.context() as patched:
             patched.setattr(os, dies_at, die)
             try:
-                fetch(InputCache(state), store)
+                fetch(cache_at(state), store)
             except Died:
                 count += 1
-        folder = state / "inputs/runs" / RUN / "train"
-        if folder.exists() and InputCache(state)._is_whole(RUN, channel()):
-            assert contents(folder) == whole
-        assert contents(fetch(InputCache(state), store)["train"]) == whole
+        assert contents(fetch(cache_at(state), store)["train"]) == whole
     assert count, "it never died"
 
 
 def test_the_cache_keeps_to_its_limit_and_lets_go_of_what_no_run_uses(tmp_path: Path) -> None:
-    cache, store = InputCache(tmp_path, limit_bytes=1000), Store()
+    cache, store = cache_at(tmp_path, limit_bytes=1000), Store()
     for name in ("one", "two", "three"):
         store.add(f"{name}/x", name[-1:].encode() * 400)
     fetch(cache, store, channel(key="one"))
@@ -242,13 +238,13 @@ def test_the_cache_keeps_to_its_limit_and_lets_go_of_what_no_run_uses(tmp_path: 
 
 
 def test_a_disk_without_space_is_no_refused_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, store = InputCache(tmp_path), store_of("set/a")
+    cache, store = cache_at(tmp_path), store_of("set/a")
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(InputCache, "_link", full)
+        patched.setattr(os, "link", full)
         with pytest.raises(OSError, match="No space left"):
             fetch(cache, store, channel())
     fetch(cache, store, channel())
@@ -274,8 +270,8 @@ def test_a_fetch_that_nobody_waits_for_ends_and_what_it_has_stays(tmp_path: Path
 
     cut = Cut()
     cut.objects = store.objects
-    with pytest.raises(worker.provisioning.inputs._Given):
-        InputCache(tmp_path).fetch(cut, RUN, (channel(),), cancelled)
+    with pytest.raises(FetchStopped):
+        cache_at(tmp_path).fetch(cut, RUN, (channel(),), cancelled)
     assert not (tmp_path / "inputs/runs" / RUN / "train").exists()
 
 
@@ -285,7 +281,7 @@ def test_the_first_object_that_is_refused_ends_the_fetch(tmp_path: Path) -> None
     store = store_of(*keys)
     store.fails = {key: [StoreDenied("no")] for key in keys}
     with pytest.raises(InputRefused, match="no"):
-        fetch(InputCache(tmp_path), store)
+        fetch(cache_at(tmp_path), store)
     assert len(store.read) <= worker.provisioning.inputs.FETCHES_AT_ONCE
 
 
@@ -295,18 +291,23 @@ def test_a_fetch_that_was_given_up_asks_for_nothing_more(
 ) -> None:
     cancelled = threading.Event()
     store = store_of(*(f"set/{number:03}" for number in range(100)))
+    objects = store.list
+
+    def list_then_cancel(prefix: ObjectReference) -> Iterator[StoredObject]:
+        yield from objects(prefix)
+        cancelled.set()
+
     if is_listed:
-        make_room = InputCache._make_room
-        monkeypatch.setattr(InputCache, "_make_room", lambda *arguments: (make_room(*arguments), cancelled.set()))
+        monkeypatch.setattr(store, "list", list_then_cancel)
     else:
         cancelled.set()
-    with pytest.raises(worker.provisioning.inputs._Given):
-        InputCache(tmp_path).fetch(store, RUN, (channel(),), cancelled)
+    with pytest.raises(FetchStopped):
+        cache_at(tmp_path).fetch(store, RUN, (channel(),), cancelled)
     assert store.read == []
 
 
 def test_what_one_role_has_fetched_is_not_given_to_another(tmp_path: Path) -> None:
-    cache, store = InputCache(tmp_path), store_of("set/a")
+    cache, store = cache_at(tmp_path), store_of("set/a")
     cache.fetch(store, RUN, (channel(),), threading.Event(), reader="arn:one")
     cache.fetch(store, OTHER_RUN, (channel(),), threading.Event(), reader="arn:two")
     assert store.read == ["set/a", "set/a"]

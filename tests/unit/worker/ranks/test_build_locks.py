@@ -51,7 +51,7 @@ def test_a_lock_that_another_node_may_hold_is_let_be(
     """
     environment, folder = place
     (folder / "lock").touch()
-    monkeypatch.setattr(build_locks, "_file_system", lambda _: "nfs4")
+    monkeypatch.setattr(build_locks, "file_system_of", lambda _: "nfs4")
     caplog.set_level("INFO", build_locks.__name__)
     remove_stale(environment, None)
     assert (folder / "lock").exists()
@@ -59,8 +59,8 @@ def test_a_lock_that_another_node_may_hold_is_let_be(
 
 
 def test_a_file_system_is_known_by_its_name(tmp_path: Path) -> None:
-    assert build_locks._file_system(Path("/proc/self")) == "proc"
-    assert build_locks._file_system(tmp_path) in build_locks.OWN_FILE_SYSTEMS
+    assert build_locks.file_system_of(Path("/proc/self")) == "proc"
+    assert build_locks.file_system_of(tmp_path) in build_locks.OWN_FILE_SYSTEMS
 
 
 def test_where_nothing_was_ever_built_nothing_happens(tmp_path: Path) -> None:

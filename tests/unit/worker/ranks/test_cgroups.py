@@ -35,12 +35,12 @@ def mounted(tmp_path: Path, *names: str) -> Path:
 
 def test_v2_is_asked_before_v1_and_the_path_is_ones_own(tmp_path: Path) -> None:
     mounts = f"cgroup {tmp_path}/freezer cgroup rw,freezer 0 0\ncgroup2 {tmp_path}/unified cgroup2 rw 0 0\n"
-    found = cgroups._own_cgroups(proc(tmp_path, "6:freezer:/b\n4:memory:/c\n0::/a/unit\n", mounts))
+    found = cgroups.own_cgroups(proc(tmp_path, "6:freezer:/b\n4:memory:/c\n0::/a/unit\n", mounts))
     assert found == [(2, tmp_path / "unified/a/unit"), (1, tmp_path / "freezer/b")]
 
 
 def test_a_cgroup_outside_of_the_namespace_is_not_used(tmp_path: Path) -> None:
-    assert cgroups._own_cgroups(proc(tmp_path, "0::/../other\n", f"cgroup2 {tmp_path} cgroup2 rw 0 0\n")) == []
+    assert cgroups.own_cgroups(proc(tmp_path, "0::/../other\n", f"cgroup2 {tmp_path} cgroup2 rw 0 0\n")) == []
 
 
 def test_what_cannot_be_made_is_said_and_left_alone(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_without_cgroups_nothing_is_found(tmp_path: Path) -> None:
 
 @pytest.fixture(params=[2, 1], ids=["v2", "v1"])
 def place(request: pytest.FixtureRequest) -> Iterator[cgroups.RankCgroups]:
-    parent = dict(cgroups._own_cgroups(Path("/proc"))).get(request.param)
+    parent = dict(cgroups.own_cgroups(Path("/proc"))).get(request.param)
     if parent is None or not os.access(parent, os.W_OK):
         pytest.skip(f"cgroup v{request.param} cannot be written here")
     made = cgroups.RankCgroups(parent / f"everstep-test-{os.getpid()}")

@@ -201,10 +201,10 @@ def test_environments_that_share_a_home_compile_no_extension_for_each_other(monk
     given = {"TORCH_EXTENSIONS_DIR": "/shared"}
     ours = node_environment(given, "lo")
     monkeypatch.setattr(sys, "prefix", "/another/environment")
-    rank_environment_module._environment_key.cache_clear()
+    rank_environment_module.environment_key.cache_clear()
     theirs = node_environment(given, "lo")
     monkeypatch.undo()
-    rank_environment_module._environment_key.cache_clear()
+    rank_environment_module.environment_key.cache_clear()
     layers = [with_packages(ours, folder) for folder in ("/state/packages/a", "/state/packages/b")]
     folders = {each["TORCH_EXTENSIONS_DIR"] for each in (ours, theirs, *layers)}
     assert len(folders) == 4

@@ -169,7 +169,7 @@ def test_a_stream_from_which_nothing_leaves_says_that_it_is_at_it() -> None:
 
     with peer:
         with own:
-            streams_module._send_all(own, b"head", memoryview(bytes(1 << 20)), note)
+            streams_module.send_all(own, b"head", memoryview(bytes(1 << 20)), note)
         draining.join()
     assert taken.count(0) >= 3
     assert sum(taken) == 1 << 20

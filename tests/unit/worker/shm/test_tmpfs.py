@@ -53,20 +53,20 @@ def test_huge_pages_refused_are_done_without(folder: Path, monkeypatch: pytest.M
         asked.append(options)
         return "huge" not in options
 
-    monkeypatch.setattr(own, "_try_mount", refuse)
+    monkeypatch.setattr(own, "try_mount", refuse)
     assert own.mount(folder, MIB)
     assert asked == [f"size={MIB},mode=0700,huge=within_size", f"size={MIB},mode=0700"]
 
 
 def test_without_the_right_to_mount_the_folder_serves_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "_try_mount", lambda *_: False)
+    monkeypatch.setattr(own, "try_mount", lambda *_: False)
     assert not own.mount(folder, MIB)
     (folder / "slot").touch()
     assert not own.mount(folder, MIB)
 
 
 def test_what_lies_in_a_plain_folder_is_not_hidden(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "_try_mount", lambda *_: pytest.fail("mounted over slots"))
+    monkeypatch.setattr(own, "try_mount", lambda *_: pytest.fail("mounted over slots"))
     folder.mkdir()
     (folder / "slot").touch()
     assert not own.mount(folder, MIB)

@@ -17,11 +17,6 @@ from worker.node.health.memory import MemoryFacts
 from worker.node.health.watch import HealthWatch
 
 
-@pytest.fixture(autouse=True)
-def _a_thread_has_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_watch, "_CLOSE_SECONDS", 30.0)
-
-
 class Gpus:
     """A reader of GPU facts whose results the test sets. While the event `answers` is not set, each read hangs."""
 
@@ -54,7 +49,14 @@ class Clock:
 
 
 def made(tmp_path: Path, gpus: Gpus, clock: Clock, period_seconds: float = 0.001) -> HealthWatch:
-    return HealthWatch(gpus, state=tmp_path, slots=tmp_path, monotonic=clock, period_seconds=period_seconds)
+    return HealthWatch(
+        gpus,
+        state=tmp_path,
+        slots=tmp_path,
+        monotonic=clock,
+        period_seconds=period_seconds,
+        close_seconds=30.0,  # a thread needs time to end on a busy machine
+    )
 
 
 def codes(watch: HealthWatch) -> list[str]:
