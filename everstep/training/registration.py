@@ -116,6 +116,13 @@ def init(
 def make_copier(devices: set[int], environment: Environment) -> Copier:
     """Return the copier for the devices that hold the state.
 
+    Args:
+        devices: numbers of the GPUs that hold tensors of the state; empty if the state is in host memory.
+        environment: the rank's environment, which says how many ranks share the node.
+
+    Returns:
+        A copier that has started its thread.
+
     Raises:
         CannotResume: the state is on more than one GPU.
     """
