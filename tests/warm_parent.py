@@ -36,6 +36,7 @@ from typing import Any
 
 from tests.ports import ReservedPort
 from worker.ranks.build_locks import remove_stale
+from worker.ranks.environment import node_environment
 
 ROOT = Path(__file__).parents[1]
 IMPORTS = (
@@ -46,6 +47,8 @@ IMPORTS = (
     "everstep.training",
 )
 READY_SECONDS = 600.0
+_COMPILING = {name: node_environment(os.environ, "")[name] for name in ("PATH", "TORCH_EXTENSIONS_DIR")}
+"""The variables of a node's environment that decide where DeepSpeed's operator is compiled."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -113,13 +116,14 @@ class WarmParent:
     """
 
     def __init__(self) -> None:
-        # DeepSpeed calls ninja by name, so PATH contains the environment's bin. A killed DataLoader worker leaves a
-        # socket in the temporary folder, so the process has a temporary folder of its own.
+        # The ranks of jobs find what this process compiles, because both use the folder of a node's environment. Its
+        # PATH contains ninja, which DeepSpeed calls by name. A killed DataLoader worker leaves a socket in the
+        # temporary folder, so the process has a temporary folder of its own.
         self._temporary = tempfile.TemporaryDirectory(prefix="everstep-")
         environment = {
             **os.environ,
+            **_COMPILING,
             "OMP_NUM_THREADS": "1",
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "TMPDIR": self._temporary.name,
         }
         self._process = subprocess.Popen(

@@ -13,6 +13,8 @@ import pytest
 
 from tests.ports import ReservedPort
 from tests.warm_parent import Launch, WarmParent
+from worker.ranks.environment import node_environment
+from worker.ranks.shim.preload import is_built
 
 pytestmark = pytest.mark.integration
 
@@ -54,6 +56,10 @@ def test_what_a_rank_has_started_ends_with_it(warm_parent: WarmParent, tmp_path:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(process, signal.SIGKILL)
         os.close(process)
+
+
+def test_the_ranks_of_jobs_find_the_operator_that_it_has_compiled(warm_parent: WarmParent) -> None:
+    assert is_built(Path(node_environment(os.environ, "")["TORCH_EXTENSIONS_DIR"]))
 
 
 def test_a_launch_that_is_cut_off_lets_go_of_its_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
