@@ -15,7 +15,7 @@ DASHBOARD := control_plane/static/index.html
 # Without its bytecode, every process that a test starts would compile Everstep again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup lock demo check fix web pictures test test-fast test-durations test-full test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable
+.PHONY: help setup lock demo check fix web pictures test test-fast test-durations test-full test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -105,6 +105,9 @@ bench-faults: setup  ## what faults of the data plane cost training, in network 
 
 bench-scale: setup  ## how long placement takes for up to 10,000 nodes, and a round for up to 1,024 agents; writes docs/benchmarks-scale.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scale
+
+bench-parity: setup  ## memory, steps and restores of a group with parity, beside two copies; writes docs/benchmarks-parity.md
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.parity
 
 bench-device: setup  ## capture, restore and every-step snapshots on a GPU, where there is one; writes docs/benchmarks-device.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.device $(ARGUMENTS)

@@ -108,7 +108,7 @@ async def fetch(
 
     Args:
         dialler: as in `fetch_shard`.
-        wanted: the shard to request.
+        wanted: names the shard or share by owner, content and digest.
         receive: receives the announced shard, and returns its digest. It reads the announcement's further messages from
             its last argument.
         answer_seconds: as in `fetch_shard`.

@@ -17,6 +17,8 @@ the end of the shard. For a slot that a rank is still writing, the sender announ
 
 Invariant: a slot is sealed only after the owner's slot is sealed, and only if every chunk matched the digest that the
 owner announced.
+
+The module has more than 500 lines. The receiver of a whole shard and the receiver of parts check the same messages.
 """
 
 from __future__ import annotations
@@ -309,7 +311,7 @@ async def receive_parts(
         streams: streams of the session; their threads run `receiver.receive`.
         receiver: receiver of these streams.
         incoming: the transfer, with the digests from `announced_digests`.
-        wanted: the chunks to receive.
+        wanted: indices of chunks that the sender has announced.
         silence_seconds: as in `receive_shard`.
 
     Raises:

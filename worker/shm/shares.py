@@ -202,7 +202,7 @@ class Shares:
 
         Args:
             content: the content that the member offers.
-            contribution: the member's shard.
+            contribution: the member's shard, as the share's index will name it.
             shard_bytes: the capacity of the member's slot.
             committed: the newest committed step that the member has reported.
 

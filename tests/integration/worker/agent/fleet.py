@@ -206,6 +206,8 @@ class ScriptedRank:
     settled: int = NONE
     arriving: Arriving | None = None
     restored: bytes | None = None
+    capacity_bytes: int = CAPACITY_BYTES
+    """Capacity of the slots that the rank requests."""
     captures: bool = True
     """False: the rank does not capture a step although it has a slot for it, like a rank whose capture never ends."""
     stops_at: int | None = None
@@ -251,7 +253,9 @@ class ScriptedRank:
                 await self._fetch_earlier(reader, welcome.relayout)
             self._open(welcome)
             self._publish()
-            self._send(SlotsRequest(generation=self.plan.generation, layout_hash=LAYOUT, capacity_bytes=CAPACITY_BYTES))
+            self._send(
+                SlotsRequest(generation=self.plan.generation, layout_hash=LAYOUT, capacity_bytes=self.capacity_bytes)
+            )
             while True:
                 message = await self._read(reader)
                 if isinstance(message, SlotsGranted):
@@ -410,6 +414,8 @@ class Shim:
     def __init__(self) -> None:
         self.ranks: dict[Rank, ScriptedRank] = {}
         self.packages = Packages()
+        self.capacity_bytes = CAPACITY_BYTES
+        """Capacity of the slots that the ranks of this node request."""
         self.supplied: dict[str, str] = {}
         """Environment variables that the agent added for the rank that it started last."""
         self.ended: list[Ended] = []
@@ -444,7 +450,7 @@ class Shim:
         assert entry.is_file()
         if rank in self.ranks and self.ranks[rank].plan.generation == plan.generation:
             return  # the rank is already started or requested
-        self.ranks[rank] = ScriptedRank(plan, rank, agent_socket)
+        self.ranks[rank] = ScriptedRank(plan, rank, agent_socket, capacity_bytes=self.capacity_bytes)
         self.supplied, self.packages = dict(supplied.environment), supplied.packages
         self._tasks[rank] = asyncio.create_task(self.ranks[rank].live())
 
@@ -558,6 +564,8 @@ class Fleet:
         """
         self.has_parity = False
         """True: all nodes form one group with parity in memory, instead of copies. Set before the first launch only."""
+        self.timeouts: Timeouts | None = None
+        """The timeouts in plans; None: `TIMEOUTS`. A test may change them before a launch."""
         self.lineage: list[GenerationRecord] = []
         """The generations that have a plan. Plans with parity follow the history that these records describe."""
 
@@ -758,7 +766,7 @@ class Fleet:
                 logs=ObjectReference(bucket=BUCKET, key="logs/"),
             ),
             checkpoint=CheckpointPlan(every_steps=0, prefix=ObjectReference(bucket=BUCKET, key="checkpoints/")),
-            timeouts=TIMEOUTS,
+            timeouts=self.timeouts or TIMEOUTS,
             relayout=relayout,
         )
         self.lineage = [each for each in self.lineage if each.generation < self.generation]

@@ -51,8 +51,8 @@ def payload(rank: int, step: int) -> tuple[bytes, int]:
 def group(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Fleet:
     """A fleet of three nodes in one group with parity."""
     monkeypatch.setattr(harness, "payload", payload)
-    monkeypatch.setattr(harness, "CAPACITY_BYTES", 4 * CHUNK_BYTES)
     for node in fleet.nodes:
+        node.shim.capacity_bytes = 4 * CHUNK_BYTES
         node.agent.store.memory_bytes = 1 << 28
     fleet.has_parity = True
     return fleet
@@ -192,11 +192,9 @@ async def test_an_agent_restarts_while_shares_accumulate(group: Fleet) -> None:
     assert group.plan.base_step >= step
 
 
-async def test_steps_are_committed_without_a_member_that_cannot_be_reached(
-    group: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_steps_are_committed_without_a_member_that_cannot_be_reached(group: Fleet) -> None:
     """One holder receives nothing from one member. Its share stays incomplete, so all members drop the holder."""
-    monkeypatch.setattr(harness, "TIMEOUTS", structs.replace(harness.TIMEOUTS, holder_deadline_seconds=1.0))
+    group.timeouts = structs.replace(harness.TIMEOUTS, holder_deadline_seconds=1.0)
     await group.launch()
     await group.train(2)
     holder = group.nodes[1]

@@ -1,4 +1,4 @@
-"""Shares on tmpfs: filled by threads of several members, sealed, listed, and emptied if a member offers another shard."""
+"""Shares on tmpfs: threads of several members fill them. Another shard of a member empties them."""
 
 from __future__ import annotations
 

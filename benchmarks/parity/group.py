@@ -1,0 +1,335 @@
+"""A group of four members in one process, protected by two copies or by parity. Sessions and slots are real.
+
+all ranks sealed w ──contributions or copies──▶ all ranks voted ACKED(w) ──commit──▶ next step
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.parity import Rebuild, Survivor, share_owner
+from everstep.protocol.peer_messages import SessionKind
+from everstep.protocol.plan import ShardSource, SlotRecord
+from everstep.protocol.rank_messages import Vote
+from everstep.protocol.rounds import Announcement
+from everstep.protocol.slot import CHUNK_BYTES, ZERO_DIGEST, payload_digest
+from worker.core.rounds import NONE, Shard
+from worker.core.slots import Content
+from worker.node.network_cards import NetworkCard
+from worker.replication.fetching import fetch_shard
+from worker.replication.pacing import NodePacer
+from worker.replication.rebuilding import rebuild_shard
+from worker.replication.receiver import ReplicaReceiver
+from worker.replication.sender import ReplicaSender
+from worker.replication.tcp import PeerListener, TcpSession, dial
+from worker.replication.transport import Credentials, Session
+from worker.shards.owned_shard import OwnedShard
+from worker.shm.rank_page import RankPage
+from worker.shm.shares import Shares
+from worker.shm.store import SlotStore
+from worker.tasks import end
+
+MEMBERS = 4
+SLOTS = 2
+JOB, RUN, GENERATION = JobName("bench"), RunId("ab" * 16), Generation(1)
+ADDRESS = "127.0.0.1"
+DEADLINE_SECONDS = 60.0
+ROOM_BYTES = 1 << 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTimes:
+    """The measurements of one group."""
+
+    has_parity: bool
+    state_bytes: int
+    """Bytes of each member's shard."""
+    step_seconds: tuple[float, ...]
+    """Per step: from the last member's seal to the last member's vote."""
+    cpu_seconds: tuple[float, ...]
+    """Per step: CPU time of all members in that time."""
+    memory_ratio: float
+    """Bytes of all slots of all members ÷ bytes of their shards."""
+    sent_ratio: float
+    """Bytes that all members sent per step ÷ bytes of their shards."""
+    restore_seconds: float
+    """Time in which a replacement gets a lost shard from the other members."""
+    is_equal: bool
+    """Whether the restored shard equals the lost shard."""
+
+
+class Member:
+    """One node of the group, with one rank. It dials the other members as an agent does."""
+
+    def __init__(self, folder: Path, rank: Rank, *, has_parity: bool) -> None:
+        """Create the node's slots, and its part in the rounds.
+
+        Args:
+            folder: folder in shared memory for all members.
+            rank: the member's rank.
+            has_parity: True for shares of parity, False for two copies.
+        """
+        self.rank, self.node_id = rank, node_of(rank)
+        self.store = SlotStore(folder / self.node_id, memory_bytes=ROOM_BYTES)
+        self.store.open_run(JOB, RUN)
+        others = [Rank((rank + distance) % MEMBERS) for distance in range(1, MEMBERS)]
+        self.peers = others if has_parity else others[:1]
+        stripe = tuple(map(Rank, range(MEMBERS)))
+        self.shares = Shares(self.store, {rank: stripe} if has_parity else {}, keep=self._keep, slot_count=SLOTS)
+        self.receiver = ReplicaReceiver(
+            self.store,
+            held_ranks=[] if has_parity else [others[-1]],
+            keep=self._keep,
+            slot_count=SLOTS,
+            shares=self.shares,
+        )
+        self.pacer = NodePacer()
+        self.shard = OwnedShard(
+            rank=rank,
+            generation=GENERATION,
+            core=Shard.begin(Step(0), tuple(map(node_of, self.peers)), has_parity=has_parity),
+            base=None,
+            store=self.store,
+            page=RankPage(self.store.page_path(rank), generation=GENERATION),
+            now=time.time,
+            on_change=lambda: None,
+        )
+        self.listener = PeerListener(self.node_id)
+        self.listener.start(ADDRESS)
+        self.listener.admit(credentials(self.node_id), self._serve)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _keep(self, owner: Rank, committed: Step) -> set[Content]:  # noqa: ARG002
+        step = max(self.shard.committed, committed)
+        return {content(step)} if step != NONE else set()
+
+    async def _serve(self, session: TcpSession) -> None:
+        kinds = {"replica": self.receiver.replica, "fetch": self.receiver.fetch, "stream": self.receiver.stream}
+        await kinds[session.opened.kind](session)
+
+    def send(self, members: list[Member]) -> None:
+        """Start a sender for each peer."""
+        for peer in self.peers:
+            sender = ReplicaSender(
+                self.shard,
+                node_of(peer),
+                Line(self.node_id, members[peer], "replica", self.rank),
+                self.store,
+                self.pacer,
+                holder_deadline_seconds=DEADLINE_SECONDS,
+            )
+            self._tasks.append(asyncio.create_task(sender.run()))
+
+    async def seal(self, step: Step, payload: bytes) -> None:
+        """Capture a step as a rank does: grant a slot, write it and seal it."""
+        index = await self.store.grant(
+            self.rank,
+            content(step),
+            keep=self._keep(self.rank, NONE),
+            capacity_bytes=len(payload),
+            layout_hash=ZERO_DIGEST,
+            slot_count=SLOTS,
+        )
+        assert index is not None
+        self.shard.forget_lost()
+        slot = self.store.shards[self.rank][index]
+        with slot.file.payload(0, len(payload)) as target:
+            target[:] = payload
+        await self.store.seal(self.rank, index, replace(slot.file.header, payload_bytes=len(payload)))
+
+    def hear(self, committed: Step, proposed: Step) -> None:
+        """Apply an announcement of the coordinator."""
+        self.shard.hear(Announcement(generation=GENERATION, term=1, sequence=1, committed=committed, proposed=proposed))
+
+    async def voted(self, step: Step) -> None:
+        """Wait until the member has voted for a step."""
+        while not (self.shard.vote is Vote.ACKED and self.shard.proposed == step):
+            await self.shard.changed.wait(self.shard.changed.version)
+
+    async def close(self) -> None:
+        """End the senders and close listener, page and slots."""
+        await end(*self._tasks)
+        await self.listener.close()
+        await self.shares.close()
+        self.shard.page.close()
+        self.store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Opens sessions and streams from one node to a member (see `Dialler`)."""
+
+    node_id: NodeId
+    to: Member
+    kind: SessionKind
+    rank: Rank
+
+    async def session(self) -> TcpSession:
+        """Open a session."""
+        return await self._dial(self.kind)
+
+    async def stream(self, session: Session, number: int) -> socket.socket:  # noqa: ARG002
+        """Open a stream of a session."""
+        return (await self._dial("stream", session.opened.nonce)).detach()
+
+    async def _dial(self, kind: SessionKind, of: bytes = b"") -> TcpSession:
+        return await dial(
+            credentials(self.node_id),
+            peer=self.to.node_id,
+            address=ADDRESS,
+            port=self.to.listener.port,
+            kind=kind,
+            owner_rank=self.rank,
+            source=NetworkCard(ADDRESS),
+            session=of,
+        )
+
+
+def node_of(rank: Rank) -> NodeId:
+    """Return the node of a rank."""
+    return NodeId(f"i-{rank}")
+
+
+def credentials(node_id: NodeId) -> Credentials:
+    """Return the credentials of a member."""
+    return Credentials(JOB, RUN, GENERATION, node_id, b"k" * 32, silence_seconds=DEADLINE_SECONDS)
+
+
+def content(step: Step) -> Content:
+    """Return the content of a step."""
+    return Content(GENERATION, step)
+
+
+async def measure(
+    folder: Path, *, has_parity: bool, state_bytes: int, steps: int, clock: Callable[[], float] = time.perf_counter
+) -> GroupTimes:
+    """Make steps, then restore the shard of rank 1 on a new node.
+
+    Args:
+        folder: folder in shared memory.
+        has_parity: True for shares of parity, False for two copies.
+        state_bytes: bytes of each member's shard.
+        steps: number of steps, of which the first is not counted.
+        clock: returns seconds.
+    """
+    members = [Member(folder, Rank(rank), has_parity=has_parity) for rank in range(MEMBERS)]
+    states = {member.rank: bytearray(os.urandom(state_bytes)) for member in members}
+    seconds, cpu, sent = [], [], 0
+    try:
+        for member in members:
+            member.hear(NONE, Step(1))
+            member.send(members)
+        for step in map(Step, range(1, steps + 1)):
+            for member in members:
+                # All chunks change, because holders of copies do not fetch unchanged chunks again.
+                for begin in range(0, state_bytes, CHUNK_BYTES):
+                    states[member.rank][begin] = step % 256
+                await member.seal(step, bytes(states[member.rank]))
+            begun, cpu_begun, sent_before = clock(), time.process_time(), sum(each.pacer.sent_bytes for each in members)
+            for member in members:
+                member.shard.seal(step)
+            await asyncio.gather(*(member.voted(step) for member in members))
+            seconds.append(clock() - begun)
+            cpu.append(time.process_time() - cpu_begun)
+            sent = sum(each.pacer.sent_bytes for each in members) - sent_before
+            for member in members:
+                member.hear(step, Step(step + 1))
+        memory = sum(member.store.used_bytes() for member in members)
+        restore_seconds, is_equal = await _restore(folder / "new", members, Step(steps), bytes(states[Rank(1)]))
+    finally:
+        for member in members:
+            await member.close()
+    return GroupTimes(
+        has_parity=has_parity,
+        state_bytes=state_bytes,
+        step_seconds=tuple(seconds[1:]),
+        cpu_seconds=tuple(cpu[1:]),
+        memory_ratio=memory / (MEMBERS * state_bytes),
+        sent_ratio=sent / (MEMBERS * state_bytes),
+        restore_seconds=restore_seconds,
+        is_equal=is_equal,
+    )
+
+
+async def _restore(folder: Path, members: list[Member], step: Step, expected: bytes) -> tuple[float, bool]:
+    """Return the time in which a new node gets the shard of rank 1, and whether the bytes are right."""
+    lost, node_id = members[1], NodeId("i-new")
+    store = SlotStore(folder, memory_bytes=ROOM_BYTES)
+    store.open_run(JOB, RUN)
+    records = {
+        (member.rank, record.owner_rank): record
+        for member in members
+        for record in member.store.inventory()
+        if record.step == step
+    }
+    own = records[lost.rank, lost.rank]
+    source = ShardSource(
+        kind="peer", origin_generation=GENERATION, step=step, digest=own.digest, payload_bytes=own.payload_bytes
+    )
+    begun = time.perf_counter()
+    if lost.shard.has_parity:
+        await rebuild_shard(
+            lambda peer: Line(node_id, next(each for each in members if each.node_id == peer), "fetch", Rank(-1)),
+            replace_source(source, records, lost.rank),
+            store,
+            keep=(),
+            slot_count=SLOTS,
+            answer_seconds=DEADLINE_SECONDS,
+            silence_seconds=DEADLINE_SECONDS,
+            stream_limit=1,
+        )
+    else:
+        await fetch_shard(
+            Line(node_id, members[2], "fetch", Rank(-1)),
+            lost.rank,
+            source,
+            store,
+            keep=(),
+            slot_count=SLOTS,
+            answer_seconds=DEADLINE_SECONDS,
+            silence_seconds=DEADLINE_SECONDS,
+        )
+    seconds = time.perf_counter() - begun
+    slot = store.sealed(lost.rank, content(step))
+    assert slot is not None
+    with slot.file.payload() as found:
+        is_equal = payload_digest(found) == payload_digest(expected)
+    store.close()
+    return seconds, is_equal
+
+
+def replace_source(source: ShardSource, records: dict[tuple[Rank, Rank], SlotRecord], lost: Rank) -> ShardSource:
+    """Return the source that rebuilds a lost shard from all other members."""
+    survivors = [Rank(rank) for rank in range(MEMBERS) if rank != lost]
+    (named,) = {
+        each for rank in survivors for each in records[rank, share_owner(rank)].contributions if each.rank == lost
+    }
+    rebuild = Rebuild(
+        lost=named,
+        survivors=tuple(
+            Survivor(
+                rank=rank,
+                node_id=node_of(rank),
+                shard_bytes=records[rank, rank].payload_bytes,
+                shard_digest=records[rank, rank].digest,
+                share_bytes=records[rank, share_owner(rank)].payload_bytes,
+                share_digest=records[rank, share_owner(rank)].digest,
+            )
+            for rank in survivors
+        ),
+    )
+    return ShardSource(
+        kind="parity",
+        origin_generation=source.origin_generation,
+        step=source.step,
+        digest=source.digest,
+        payload_bytes=source.payload_bytes,
+        rebuild=rebuild,
+    )

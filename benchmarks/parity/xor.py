@@ -1,0 +1,51 @@
+"""Times the XOR of two chunks by several means, beside a copy and a digest of the same bytes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from everstep.protocol.slot import CHUNK_BYTES, digest
+from worker.shm import combining
+
+GIB = 1 << 30
+REPEATS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XorTime:
+    """The time of one operation over chunks."""
+
+    name: str
+    seconds_per_gib: tuple[float, ...]
+    """One value per repetition."""
+
+
+def times() -> list[XorTime]:
+    """Return the times of all operations. Each XOR changes the same target, so an even number leaves it unchanged."""
+    target, source = bytearray(os.urandom(CHUNK_BYTES)), bytearray(os.urandom(CHUNK_BYTES))
+    into, out_of = memoryview(target), memoryview(source)
+
+    def by_integers() -> None:
+        mixed = int.from_bytes(target, "little") ^ int.from_bytes(source, "little")
+        target[:] = mixed.to_bytes(CHUNK_BYTES, "little")
+
+    operations: dict[str, Callable[[], object]] = {
+        "XOR with numpy (`worker.shm.combining`)": lambda: combining.combine(into, out_of),
+        "XOR with Python's integers": by_integers,
+        "copy": lambda: combining.replace(into, out_of),
+        "digest": lambda: digest(source),
+    }
+    return [XorTime(name=name, seconds_per_gib=_seconds(work)) for name, work in operations.items()]
+
+
+def _seconds(work: Callable[[], object]) -> tuple[float, ...]:
+    found = []
+    work()
+    for _ in range(REPEATS):
+        begun = time.perf_counter()
+        work()
+        found.append((time.perf_counter() - begun) * GIB / CHUNK_BYTES)
+    return tuple(found)
