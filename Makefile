@@ -106,7 +106,7 @@ bench-faults: setup  ## what faults of the data plane cost training, in network 
 bench-scale: setup  ## how long placement takes for up to 10,000 nodes, and a round for up to 1,024 agents; writes docs/benchmarks-scale.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scale
 
-bench-parity: setup  ## memory, steps and restores of a group with parity, beside two copies; writes docs/benchmarks-parity.md
+bench-parity: setup  ## memory, steps and restores of a group with parity, beside two copies
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.parity
 
 bench-device: setup  ## capture, restore and every-step snapshots on a GPU, where there is one; writes docs/benchmarks-device.md

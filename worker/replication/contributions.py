@@ -42,6 +42,8 @@ class Contributions:
         self.shares = shares
         self._connected: set[Rank] = set()
         """Members with an open session."""
+        self._refused: set[Rank] = set()
+        """Members whose last offer this node has refused. No other member waits for them."""
         self._progress: dict[Rank, int] = {}
         """A number per member that changes whenever the member makes progress."""
 
@@ -70,6 +72,7 @@ class Contributions:
     def disconnect(self, rank: Rank) -> None:
         """Record that the session of `rank` has ended."""
         self._connected.discard(rank)
+        self._refused.discard(rank)
 
     def progress(self, rank: Rank) -> None:
         """Record that `rank` makes progress, or that it delays its contribution itself. Thread-safe."""
@@ -105,6 +108,21 @@ class Contributions:
             PeerLost: the connection broke.
             MalformedMessage: the member's messages contradict each other; the connection must be closed.
         """
+        try:
+            return await self._take(session, streams, receiver, begin, next_message, on_emptied)
+        except (ShardRejected, NoRoom):
+            self._refused.add(begin.owner_rank)
+            raise
+
+    async def _take(
+        self,
+        session: Session,
+        streams: Streams,
+        receiver: Receiver,
+        begin: BeginShard,
+        next_message: Callable[[], Awaitable[ShardDigests | EndShard]],
+        on_emptied: Callable[[Collection[Rank]], None],
+    ) -> bytes:
         rank = begin.owner_rank
         chunk_digests, digest = await announced_digests(begin, next_message, silence_seconds=None)
         if max(begin.payload_bytes, begin.capacity_bytes) > MAX_SHARD_BYTES:
@@ -127,6 +145,7 @@ class Contributions:
         )
         if begun is None:
             raise NoRoom(needed_bytes=begin.capacity_bytes, available_bytes=0)
+        self._refused.discard(rank)
         accumulation, is_emptied = begun
         if is_emptied:
             on_emptied(self.siblings(rank))
@@ -158,5 +177,5 @@ class Contributions:
         before = dict(self._progress)
         await asyncio.sleep(PREPARING_SECONDS)
         progressed = {rank for rank, count in self._progress.items() if count != before.get(rank)}
-        if accumulation.share.is_progressing(self._connected, progressed):
+        if accumulation.share.is_progressing(self._connected - self._refused, progressed):
             await session.send(PreparingShard())

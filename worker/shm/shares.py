@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from everstep.protocol.ids import Rank, Step
-from everstep.protocol.parity import Contribution, is_share, pack_contributions, share_owner, stripe_of
+from everstep.protocol.parity import MAX_SHARD_BYTES, Contribution, is_share, pack_contributions, share_owner, stripe_of
 from everstep.protocol.slot import ZERO_DIGEST
 from worker.core.parity import Share, Stripe, place
 from worker.core.slots import Content
@@ -187,6 +187,8 @@ class Shares:
             NoRoom: the node's memory for slots is exhausted.
         """
         member = self.memberships[contributor]
+        if shard_bytes > MAX_SHARD_BYTES:  # The node refuses the first contribution, with this reason.
+            return
         async with self._locks[member.holder]:
             await self._store.reserve(
                 share_owner(member.holder),

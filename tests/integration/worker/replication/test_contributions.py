@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from everstep.protocol.ids import Rank, Step
-from everstep.protocol.parity import Contribution
-from everstep.protocol.peer_messages import BeginShard, EndShard, ShardDigests, ShardWanted
+from everstep.protocol.parity import MAX_SHARD_BYTES, Contribution
+from everstep.protocol.peer_messages import BeginShard, EndShard, ShardDigests, ShardRefused, ShardWanted
 from everstep.protocol.rank_messages import Vote
-from everstep.protocol.slot import chunk_count, payload_chunk_digests, payload_digest
+from everstep.protocol.slot import payload_chunk_digests, payload_digest
 from tests.integration.worker.replication.pair import GENERATION, HOLDER, LAYOUT, RANK, Pair, content
 from worker.core.parity import Share
 from worker.core.rounds import NONE
 from worker.replication.receiver import ReplicaReceiver
+from worker.replication.tcp import TcpSession
 from worker.shm.shares import Shares
 
 pytestmark = pytest.mark.integration
@@ -47,6 +48,29 @@ class Stripe(Pair):
         begun = await self.shares.begin(content(step), shard, shard_bytes=self.payload_bytes, committed=NONE)
         assert begun is not None
         self.shares.finish(begun[0], shard)
+
+    async def offer(self, data: bytes, *, capacity_bytes: int) -> TcpSession:
+        """Offer a shard of rank 2 for step 1 over a real session."""
+        session = await self.dial(rank=THIRD)
+        await session.receive()
+        begin = BeginShard(
+            transfer=1,
+            owner_rank=THIRD,
+            origin_generation=GENERATION,
+            step=Step(1),
+            payload_bytes=len(data),
+            capacity_bytes=capacity_bytes,
+            index_offset=0,
+            index_bytes=0,
+            layout_hash=LAYOUT,
+            committed=NONE,
+        )
+        await session.send(
+            begin,
+            ShardDigests(transfer=1, first=0, chunk_digests=payload_chunk_digests(data)),
+            EndShard(transfer=1, digest=payload_digest(data)),
+        )
+        return session
 
 
 @pytest.fixture
@@ -86,26 +110,8 @@ async def test_a_member_contributes_again_if_another_member_offers_another_shard
     await stripe.capture(1)
     await stripe.contribute(1)
     await stripe.until(lambda: (HOLDER, 1) in stripe.shard.held)
-    other, data = await stripe.dial(rank=THIRD), b"recaptured"
-    await other.receive()
-    begin = BeginShard(
-        transfer=1,
-        owner_rank=THIRD,
-        origin_generation=GENERATION,
-        step=Step(1),
-        payload_bytes=len(data),
-        capacity_bytes=stripe.payload_bytes,
-        index_offset=0,
-        index_bytes=0,
-        layout_hash=LAYOUT,
-        committed=NONE,
-    )
-    assert chunk_count(len(data)) == 1
-    await other.send(
-        begin,
-        ShardDigests(transfer=1, first=0, chunk_digests=payload_chunk_digests(data)),
-        EndShard(transfer=1, digest=payload_digest(data)),
-    )
+    data = b"recaptured"
+    other = await stripe.offer(data, capacity_bytes=stripe.payload_bytes)
     await stripe.until(lambda: (HOLDER, 1) not in stripe.shard.held)
     await stripe.until(lambda: (HOLDER, 1) in stripe.shard.held)
     async with asyncio.timeout(20):
@@ -124,3 +130,16 @@ async def test_a_member_drops_a_holder_whose_share_lacks_a_member_that_is_not_co
     assert stripe.shard.view == frozenset()
     await stripe.contribute(1)
     await stripe.until(lambda: (HOLDER, 1) in stripe.shard.held)
+
+
+async def test_a_member_does_not_wait_for_a_member_whose_shard_is_refused(stripe: Stripe) -> None:
+    other = await stripe.offer(b"too large", capacity_bytes=MAX_SHARD_BYTES + 1)
+    refused = await other.receive()
+    assert isinstance(refused, ShardRefused)
+    assert refused.reason.startswith("parity protects shards of at most 137,438,953,472 bytes")
+    stripe.send(deadline_seconds=0.3)
+    stripe.hear(-1, 1)
+    await stripe.capture(1)
+    await stripe.until(lambda: stripe.shard.vote is Vote.ACKED)
+    assert stripe.shard.view == frozenset()
+    other.close()
