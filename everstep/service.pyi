@@ -411,6 +411,30 @@ class HealthResponse(TypedDict):
     Conditions: list[ServiceCondition]
     """Current problems of the service. Empty in normal operation. A condition disappears once its cause is resolved."""
 
+class HeldShard(TypedDict):
+    """The shard of one rank, as the checkpoint object that Everstep would store in S3."""
+    Rank: int
+    OriginGeneration: int
+    ObjectBytes: int
+    PayloadBytes: int
+    PayloadDigest: str
+    """Digest of the shard, in hexadecimal. The checkpoint format describes it."""
+    LayoutHash: str
+
+class HoldSnapshotResponse(TypedDict):
+    """The snapshots of all ranks at one committed step. The job keeps them in memory until the hold ends."""
+    TrainingJobName: str
+    RunId: str
+    SnapshotId: str
+    Generation: int
+    Step: int
+    HoldInSeconds: int
+    """The hold ends this long after the last HoldSnapshot or ReadSnapshot, or at ReleaseSnapshot."""
+    MaxReadBytes: int
+    """Largest range of one ReadSnapshot."""
+    Shards: list[HeldShard]
+    """The shards, by rank."""
+
 class Holder(TypedDict):
     """A node that keeps a copy of a shard."""
     NodeId: str
@@ -726,11 +750,18 @@ class RankSource(TypedDict):
     FirstRank: int
     LastRank: int
 
+class ReadSnapshotResponse(TypedDict):
+    Body: NotRequired[StreamingBody]
+
 class RecoveryOdds(TypedDict):
     """Probability that the job's memory survives the simultaneous loss of nodes."""
     LostNodes: int
     Probability: float
     """Exact probability that memory keeps every shard. All sets of LostNodes nodes are equally likely."""
+
+class ReleaseSnapshotResponse(TypedDict):
+    """Confirmation that a hold ends."""
+    SnapshotId: str
 
 class Reliability(TypedDict):
     """Share of time spent on training, and frequency and duration of interruptions."""
@@ -1246,6 +1277,8 @@ class EverstepClient(Protocol):
         """Return control of a job to Everstep. Repeated calls change nothing."""
     def hold_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Keep a node without a job out of use until ReleaseNode. Repeated calls change nothing."""
+    def hold_snapshot(self, *, TrainingJobName: str, SnapshotId: str = ...) -> HoldSnapshotResponse:
+        """Keep the newest committed step of a running job in memory, so that ReadSnapshot can read it. While a job with two slots holds a snapshot, it commits no further steps; training continues. The hold ends at ReleaseSnapshot, when the job stops or starts again, or some time after the last request. A job holds one snapshot at a time. Raises ConflictException if the job is not running, has no committed step, holds another snapshot, or no longer holds the requested one. Raises ServiceUnavailableException if an agent is not connected to this server."""
     def list_checkpoints(self, *, TrainingJobName: str, MinStep: int = ..., MaxResults: int = ..., NextToken: str = ...) -> ListCheckpointsResponse:
         """List a job's checkpoints in S3, newest step first. With MinStep, the list contains only that step and later ones. CreateCheckpoint returns a suitable MinStep."""
     def list_drills(self, *, TrainingJobName: str = ..., MaxResults: int = ..., NextToken: str = ...) -> ListDrillsResponse:
@@ -1280,10 +1313,14 @@ class EverstepClient(Protocol):
         """Create or replace the quota of a project. Running jobs continue."""
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
         """Upload a gzipped tar of a user's code. `SourceId` is the SHA-256 of the archive. A call with an archive that is stored already changes nothing. Raises ValidationException if the archive is too large or invalid."""
+    def read_snapshot(self, *, TrainingJobName: str, SnapshotId: str, Rank: int, Begin: int, End: int) -> ReadSnapshotResponse:
+        """Read the bytes from Begin to End, exclusive, of a held shard. The shard has the format of a checkpoint object in S3. The bytes pass through this server. Raises ValidationException if the range is empty or too large, or if the job has no such rank. Raises ConflictException if the snapshot is no longer held. Raises ServiceUnavailableException if the agent is not connected to this server or does not answer."""
     def reboot_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Move the job off a node as DrainNode does, then reboot the node and return it to service. Repeated calls change nothing."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:
         """Return a held node to service, or terminate its instance. If the node is not held, cancel its pending request. A node that is held for inspection is terminated only after its evidence is in S3. Repeated calls change nothing."""
+    def release_snapshot(self, *, TrainingJobName: str, SnapshotId: str) -> ReleaseSnapshotResponse:
+        """End the hold of a snapshot. Repeated calls change nothing."""
     def replace_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Move the job off a node as DrainNode does, then terminate the instance and launch another. Repeated calls change nothing."""
     def reset_node_session(self, *, NodeId: str, Reason: str = ...) -> Node:

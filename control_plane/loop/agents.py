@@ -24,8 +24,19 @@ from control_plane.loop.command_desk import CommandDesk
 from control_plane.loop.log_feed import LogFeed
 from control_plane.loop.metric_inbox import MetricInbox
 from control_plane.loop.repeating import pause
+from control_plane.loop.snapshot_desk import SnapshotDesk
 from control_plane.steady_clock import steady_seconds
-from everstep.protocol.agent_messages import AgentReport, CommandEnded, ControlToAgent, Hello, Load, LogLines, Release
+from everstep.protocol.agent_messages import (
+    AgentReport,
+    CommandEnded,
+    ControlToAgent,
+    Hello,
+    Load,
+    LogLines,
+    Release,
+    SnapshotBytes,
+    SnapshotHeld,
+)
 from everstep.protocol.ids import FleetName, Generation, NodeId, RunId
 
 QUEUE_LIMIT = 64
@@ -93,6 +104,14 @@ class AgentConnection:
         if self.is_open:
             self._registry.commands.ended(self.node_id, ended)
 
+    def snapshot_answered(self, answer: SnapshotHeld | SnapshotBytes) -> None:
+        """Accept the answer to a request of an export.
+
+        The websocket route calls this method with each decoded message.
+        """
+        if self.is_open:
+            self._registry.snapshots.answered(self.node_id, answer)
+
     async def next_message(self) -> ControlToAgent | None:
         """Wait for the next message to send.
 
@@ -145,6 +164,8 @@ class AgentRegistry:
         """Delivers log lines of ranks to log followers."""
         self.commands = CommandDesk(self.send, monotonic)
         """Sends users' commands to agents, which run them beside ranks."""
+        self.snapshots = SnapshotDesk(self.send)
+        """Passes requests for snapshots to agents."""
         self.logged = MetricInbox()
         """Holds metrics until the database contains them."""
         self._changed = asyncio.Event()

@@ -8,6 +8,7 @@
 - `logical` joins the parts of the ranks' shards into logical tensors: whole parameters and optimizer states.
 - `shard_object` reads and verifies the stored object of one shard.
 - `stores` reads and writes files and S3 objects.
+- `memory` reads the state of a running job, from its nodes' memory.
 - `export` writes safetensors files that Hugging Face libraries open.
 - `dcp` lets `torch.distributed.checkpoint` load a checkpoint. `dcp` and all modules below need torch.
 - `dcp_export` writes a directory that `torch.distributed.checkpoint` reads without Everstep.

@@ -18,7 +18,7 @@ from typing import Final
 from everstep.checkpoints.errors import CheckpointError, CorruptCheckpoint
 from everstep.checkpoints.logical import Box, LogicalTensor, join
 from everstep.checkpoints.shard_object import ChunkCache, ShardObject
-from everstep.checkpoints.stores import Store, StoredObject, store_of
+from everstep.checkpoints.stores import Objects, StoredObject, store_of
 from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Rank
@@ -50,7 +50,7 @@ class Checkpoint:
     def __init__(
         self,
         manifest: CheckpointManifest,
-        store: Store,
+        store: Objects,
         shard_keys: Mapping[int, str],
         shared_keys: Mapping[str, str],
     ) -> None:

@@ -61,8 +61,8 @@ class StoredObject(ABC):
         """Release the open file or connection. Idempotent."""
 
 
-class Store(Protocol):
-    """A place that stores objects under names: a folder or an S3 prefix."""
+class Objects(Protocol):
+    """A place from which objects are read by name."""
 
     def open(self, key: str) -> StoredObject:
         """Open an object for reading.
@@ -77,6 +77,10 @@ class Store(Protocol):
             StoreFailure: the object does not exist or cannot be read.
         """
         ...
+
+
+class Store(Objects, Protocol):
+    """A place that stores objects under names: a folder or an S3 prefix."""
 
     def exists(self, key: str) -> bool:
         """Return whether the store has an object with this key.

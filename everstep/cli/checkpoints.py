@@ -41,6 +41,13 @@ class Dtype(StrEnum):
     FLOAT16 = "float16"
 
 
+class Source(StrEnum):
+    """Places that an export reads from."""
+
+    S3 = "s3"
+    MEMORY = "memory"
+
+
 @command(app, "list")
 def list_checkpoints(
     service: Service,
@@ -83,8 +90,15 @@ def create(service: Service, name: JobName) -> Shown:
 def export(
     service: Service,
     name: JobName,
-    step: Step,
     to: Annotated[str, typer.Option(help="Folder, or s3://bucket/prefix, that receives the files.")],
+    step: Annotated[int | None, typer.Argument(min=0, help="Step of the checkpoint. Not with --from memory.")] = None,
+    source: Annotated[
+        Source,
+        typer.Option(
+            "--from",
+            help="s3: a checkpoint. memory: the newest committed step of a running job, through the control plane.",
+        ),
+    ] = Source.S3,
     generation: OfGeneration = None,
     form: Annotated[
         Format,
@@ -106,25 +120,32 @@ def export(
         Path | None, typer.Option(help="config.json to write, if the script's model did not come from transformers.")
     ] = None,
 ) -> Shown:
-    """Export a checkpoint to Hugging Face, torch.distributed.checkpoint or DeepSpeed.
+    """Export a checkpoint, or a running job's state, to Hugging Face, torch.distributed.checkpoint or DeepSpeed.
 
-    Reads S3 with your own AWS credentials. Parameters that ZeRO trains are exported as fp32 master weights.
+    Reads and writes S3 with your own AWS credentials. Parameters that ZeRO trains are exported as fp32 master weights.
     """
     # Import here, because these imports would slow down all other commands.
     from rich.progress import DownloadColumn, Progress, TimeRemainingColumn
 
     from everstep.checkpoints.checkpoint import open_checkpoint
     from everstep.checkpoints.export import export_safetensors
+    from everstep.checkpoints.memory import held
 
     if form is not Format.HF and not (strip is None and dtype is None and config is None):
         raise typer.BadParameter("--strip, --dtype and --config need --format hf")
-    uri = _manifest_of(service, name, step, generation)
+    is_memory = source is Source.MEMORY
+    if is_memory and not (step is None and generation is None):
+        raise typer.BadParameter("--from memory exports the newest committed step; leave out STEP and --generation")
+    if not is_memory and step is None:
+        raise typer.BadParameter(f"name a step: everstep checkpoints list {name}")
+    uri = "" if is_memory or step is None else _manifest_of(service, name, step, generation)
     columns = (*Progress.get_default_columns()[:-1], DownloadColumn(), TimeRemainingColumn())
     with (
-        open_checkpoint(uri) as checkpoint,
+        held(service, name) if is_memory else open_checkpoint(uri) as checkpoint,
         Progress(*columns, console=stderr(), transient=True, disable=not sys.stderr.isatty()) as progress,
     ):
-        bar = progress.add_task(f"step {step}", total=None)
+        found = int(checkpoint.manifest.step)
+        bar = progress.add_task(f"step {found}", total=None)
 
         def show(done: int, total: int) -> None:
             progress.update(bar, completed=done, total=total)
@@ -141,7 +162,8 @@ def export(
         else:
             exported = _export_for_torch(form)(checkpoint, to, progress=show)
     body = {
-        "S3Uri": uri,
+        **({} if is_memory else {"S3Uri": uri}),
+        "Step": found,
         "Files": list(exported.files),
         "Tensors": exported.tensors,
         "Bytes": exported.bytes,
@@ -149,7 +171,7 @@ def export(
     }
     what = f"{counted(exported.tensors, 'tensor')} of {size(exported.bytes)}"
     files = ", ".join(exported.files) if len(exported.files) < MANY_FILES else counted(len(exported.files), "file")
-    done = f"exported {what} to {to}: {files}"
+    done = f"exported {what}{f' at step {found}' if is_memory else ''} to {to}: {files}"
     left = counted(len(exported.left_out), "tensor")
     note = f"left out: {left} outside of the model, such as {exported.left_out[0]}" if exported.left_out else ""
     return Shown(body, done, note)

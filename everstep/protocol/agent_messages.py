@@ -61,6 +61,10 @@ The agent must present the node's session token.
 SEND_LINES_SECONDS = 10.0
 MAX_COMMAND_OUTPUT_BYTES = 256 * 1024
 """Maximum bytes of stdout, and of stderr, that `CommandEnded` carries."""
+HOLD_SECONDS = 120.0
+"""Seconds after the last request of an export until a node releases the snapshots that it keeps for the export."""
+MAX_SNAPSHOT_READ_BYTES = 4 * 1024 * 1024
+"""Maximum bytes of a snapshot in one message. Larger messages would delay the agent's reports."""
 
 
 class MemberPhase(StrEnum):
@@ -788,6 +792,75 @@ class CommandEnded(Message, frozen=True):
     """Reason why the agent did not run the program; empty if the agent ran it."""
 
 
+class HoldSnapshot(Message, frozen=True):
+    """Command to keep the snapshots of this node's ranks at one step in memory, for an export.
+
+    The agent answers with `SnapshotHeld`. It keeps the slots for `HOLD_SECONDS` after the last request of this hold.
+    One hold exists at a time. A later request of the same hold replaces the step.
+    """
+
+    run: RunId
+    generation: Generation
+    request_id: str
+    hold_id: str
+    step: Step
+    """The step to keep; -1 for the newest committed step that the node has heard of."""
+    is_renewal: bool = False
+    """True if the node must already hold this step. A node that holds nothing then refuses."""
+
+
+class HeldShard(Message, frozen=True):
+    """A shard that a node keeps for an export, described as the checkpoint object that the node would store in S3."""
+
+    rank: Rank
+    origin_generation: Generation
+    object_bytes: int
+    payload_bytes: int
+    payload_digest: bytes
+    layout_hash: bytes
+
+
+class SnapshotHeld(Message, frozen=True):
+    """The answer to `HoldSnapshot`."""
+
+    request_id: str
+    step: Step = Step(-1)
+    shards: tuple[HeldShard, ...] = ()
+    """The shards of this node's ranks at `step`; empty in a refusal."""
+    refusal: str = ""
+    """Reason why the node does not hold the step; empty if it does."""
+
+
+class ReadSnapshot(Message, frozen=True):
+    """Request for a range of a held shard, as a range of its checkpoint object. The answer is `SnapshotBytes`."""
+
+    run: RunId
+    generation: Generation
+    request_id: str
+    hold_id: str
+    rank: Rank
+    begin: int
+    end: int
+    """End of the range, exclusive; at most `MAX_SNAPSHOT_READ_BYTES` after `begin`."""
+
+
+class SnapshotBytes(Message, frozen=True):
+    """The answer to `ReadSnapshot`."""
+
+    request_id: str
+    data: bytes = b""
+    refusal: str = ""
+    """Reason why the node returns no data; empty if it does."""
+
+
+class ReleaseSnapshot(Message, frozen=True):
+    """Command to end a hold, so that ranks may use the slots again."""
+
+    run: RunId
+    generation: Generation
+    hold_id: str
+
+
 class MetricsStored(Message, frozen=True):
     """Confirmation that the control plane has stored metric values, so that the agent may delete its copy of them."""
 
@@ -797,7 +870,7 @@ class MetricsStored(Message, frozen=True):
     """The lowest number that is not stored; the control plane has stored all values with lower numbers."""
 
 
-AgentToControl = Hello | AgentReport | LogLines | CommandEnded
+AgentToControl = Hello | AgentReport | LogLines | CommandEnded | SnapshotHeld | SnapshotBytes
 ControlToAgent = (
     AgentWelcome
     | Prepare
@@ -813,5 +886,8 @@ ControlToAgent = (
     | KeepSources
     | SendLines
     | RunCommand
+    | HoldSnapshot
+    | ReadSnapshot
+    | ReleaseSnapshot
     | MetricsStored
 )

@@ -11,7 +11,7 @@ import io
 import json
 import pickle
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import httpx
@@ -43,6 +43,8 @@ from everstep.sdk import SERVICE
 from tests.unit.control_plane.api.conftest import BUCKET, GROUP, START, Service, all_pages, without_metadata
 from tests.unit.control_plane.api.test_commands import agent, says
 from tests.unit.control_plane.api.test_results import Job
+from tests.unit.control_plane.api.test_snapshots import DATA as SNAPSHOT_DATA
+from tests.unit.control_plane.api.test_snapshots import Agent as SnapshotAgent
 
 MODEL = json.loads(files()[next(path for path in files() if path.name == "service-2.json")])
 SOURCE_ID = "0" * 64
@@ -117,7 +119,11 @@ def world(service, client, tmp_path_factory) -> Iterator[dict[str, Any]]:
     # this write adds an event, so that the list of events is not empty
     client.update_fleet(FleetName="main", SpareCount=0)
     token = client.create_token(Role="viewer")["Token"]["TokenId"]
-    with agent(service, "i-0", says):
+    with ExitStack() as stack:
+        for rank in range(2):
+            holder = SnapshotAgent(service, f"i-{rank}", rank, committed=8, sealed={7, 8})
+            holder.held["0" * 32] = 8
+            stack.enter_context(agent(service, f"i-{rank}", says, holder))
         yield {"source": source, "job": job, "token": token}
 
 
@@ -151,6 +157,9 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         },
         "CreateJoinToken": {"FleetName": "main"},
         "CreateCheckpoint": job,
+        "HoldSnapshot": job,
+        "ReadSnapshot": {**job, "SnapshotId": f"1-8-{'0' * 32}", "Rank": 1, "Begin": 0, "End": 5},
+        "ReleaseSnapshot": {**job, "SnapshotId": f"1-8-{'0' * 32}"},
         "CreateToken": {"Role": "viewer", "Project": "speech", "ExpiresInSeconds": 3600},
         "CreateTrainingJob": new,
         "VerifyCheckpoint": {**job, "Step": 8},
@@ -283,7 +292,7 @@ def test_every_operation_goes_there_and_back(service, client, world):
         shape = MODEL["shapes"][MODEL["operations"][name]["output"]["shape"]]
         assert set(shape.get("required", ())) <= answer.keys(), name
         if "Body" in answer:
-            assert answer["Body"].read() in (b"hello\n", b"weights")
+            assert answer["Body"].read() in (b"hello\n", b"weights", SNAPSHOT_DATA[:5])
         if "EventStream" in answer:
             assert next(iter(answer["EventStream"]))["LogEvents"]["NextForwardToken"]
             answer["EventStream"].close()

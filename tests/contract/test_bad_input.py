@@ -53,8 +53,11 @@ KNOWN = {
     "Project": "speech",
     "Rank": 0,
     "Step": 5,
+    "SnapshotId": "1-1-" + "0" * 32,
 }
 """Names of existing objects. Without these names, every generated request would return 404."""
+NEEDED: dict[str, dict[str, str | int]] = {"GetOutput": {"Key": "x"}, "ReadSnapshot": {"Begin": 0, "End": 1}}
+"""Required query parameters, by operation."""
 GOES_ON = frozenset({"FollowLogs", "StreamEvents"})
 LEFT_OUT = GOES_ON | {"PutSource"}
 """Operations with an endless response or a binary body. Other tests cover these operations."""
@@ -419,7 +422,7 @@ def test_what_is_another_projects_does_not_exist(service: Service) -> None:
                 method,
                 path,
                 json=body if method == "POST" else None,
-                params={"Key": "x"} if path.endswith("/content") else {},
+                params=NEEDED.get(name, {}),
             )
             assert answer.status_code in (403, 404), f"{name}: {answer.status_code} {answer.text[:200]}"
             assert "default" not in answer.text, f"{name} tells whose it is"

@@ -49,9 +49,10 @@ KNOWN = {
     "Step": "4",
     "TokenId": "tok-0",
     "SourceId": "0" * 64,
+    "SnapshotId": "1-1-" + "0" * 32,
 }
 """Names of existing objects. With them, the tested field is the only reason for a refusal."""
-NEEDED = {"GetOutput": "Key=x"}
+NEEDED = {"GetOutput": "Key=x", "ReadSnapshot": "Begin=0&End=1"}
 """Required query parameters of operations.
 
 Without them, the service would refuse the request because of the missing parameter.

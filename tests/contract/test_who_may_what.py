@@ -54,9 +54,10 @@ ABSENT = {
     "Project": "none",
     "Step": "4",
     "Rank": "0",
+    "SnapshotId": "1-1-" + "0" * 32,
 }
 """Names of objects that do not exist. A call that its role permits then changes nothing."""
-QUERY = {"GetOutput": "?Key=x"}
+QUERY = {"GetOutput": "?Key=x", "ReadSnapshot": "?Begin=0&End=1"}
 BODIES: dict[str, dict[str, Any]] = {
     "ExecuteCommand": {"Command": ["true"]},
     "UpdateTrainingJob": {"Priority": 0},

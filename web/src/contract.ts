@@ -686,11 +686,45 @@ export interface HealthResponse {
   Conditions: ServiceCondition[]
 }
 
+/** The shard of one rank, as the checkpoint object that Everstep would store in S3. */
+export interface HeldShard {
+  Rank: number
+  OriginGeneration: number
+  ObjectBytes: number
+  PayloadBytes: number
+  /** Digest of the shard, in hexadecimal. The checkpoint format describes it. */
+  PayloadDigest: string
+  LayoutHash: string
+}
+
 /** Request to keep an idle node out of use. */
 export interface HoldNodeRequest {
   NodeId: string
   /** The person's reason for the request. It appears with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
+}
+
+/** A snapshot to hold in memory. */
+export interface HoldSnapshotRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
+  TrainingJobName: string
+  /** A snapshot that this operation returned. It is held for longer. By default, a new hold begins with the newest committed step. */
+  SnapshotId?: string
+}
+
+/** The snapshots of all ranks at one committed step. The job keeps them in memory until the hold ends. */
+export interface HoldSnapshotResponse {
+  TrainingJobName: string
+  RunId: string
+  SnapshotId: string
+  Generation: number
+  Step: number
+  /** The hold ends this long after the last HoldSnapshot or ReadSnapshot, or at ReleaseSnapshot. */
+  HoldInSeconds: number
+  /** Largest range of one ReadSnapshot. */
+  MaxReadBytes: number
+  /** The shards, by rank. */
+  Shards: HeldShard[]
 }
 
 /** A node that keeps a copy of a shard. */
@@ -1198,6 +1232,19 @@ export interface RankSource {
   LastRank: number
 }
 
+export interface ReadSnapshotRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
+  TrainingJobName: string
+  SnapshotId: string
+  Rank: number
+  Begin: number
+  End: number
+}
+
+export interface ReadSnapshotResponse {
+  Body?: Blob
+}
+
 /** Reboots a node. */
 export interface RebootNodeRequest {
   NodeId: string
@@ -1217,6 +1264,17 @@ export interface ReleaseNodeRequest {
   NodeId: string
   /** True: terminate the instance. False: use the node again and ignore its earlier failures. false unless given. */
   Terminate?: boolean
+}
+
+export interface ReleaseSnapshotRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
+  TrainingJobName: string
+  SnapshotId: string
+}
+
+/** Confirmation that a hold ends. */
+export interface ReleaseSnapshotResponse {
+  SnapshotId: string
 }
 
 /** Share of time spent on training, and frequency and duration of interruptions. */
@@ -1671,6 +1729,7 @@ export interface Operations {
   GetOutput: { request: GetOutputRequest; response: GetOutputResponse }
   HandBackTrainingJob: { request: HandBackTrainingJobRequest; response: TrainingJobSummary }
   HoldNode: { request: HoldNodeRequest; response: Node }
+  HoldSnapshot: { request: HoldSnapshotRequest; response: HoldSnapshotResponse }
   ListCheckpoints: { request: ListCheckpointsRequest; response: ListCheckpointsResponse }
   ListDrills: { request: ListDrillsRequest; response: ListDrillsResponse }
   ListEvents: { request: ListEventsRequest; response: ListEventsResponse }
@@ -1688,8 +1747,10 @@ export interface Operations {
   PinCheckpoint: { request: PinCheckpointRequest; response: Checkpoint }
   PutProjectQuota: { request: PutProjectQuotaRequest; response: ProjectQuota }
   PutSource: { request: PutSourceRequest; response: PutSourceResponse }
+  ReadSnapshot: { request: ReadSnapshotRequest; response: ReadSnapshotResponse }
   RebootNode: { request: RebootNodeRequest; response: Node }
   ReleaseNode: { request: ReleaseNodeRequest; response: Node }
+  ReleaseSnapshot: { request: ReleaseSnapshotRequest; response: ReleaseSnapshotResponse }
   ReplaceNode: { request: ReplaceNodeRequest; response: Node }
   ResetNodeSession: { request: ResetNodeSessionRequest; response: Node }
   ResumeTrainingJob: { request: ResumeTrainingJobRequest; response: TrainingJobSummary }
@@ -1734,6 +1795,7 @@ export const operations = {
   GetOutput: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs/content', query: ['Key'] },
   HandBackTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/hand-back', query: [] },
   HoldNode: { method: 'POST', path: '/v1/nodes/{NodeId}/hold', query: [] },
+  HoldSnapshot: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/snapshots', query: [] },
   ListCheckpoints: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: ['MinStep', 'MaxResults', 'NextToken'] },
   ListDrills: { method: 'GET', path: '/v1/drills', query: ['TrainingJobName', 'MaxResults', 'NextToken'] },
   ListEvents: { method: 'GET', path: '/v1/events', query: ['TrainingJobName', 'FleetName', 'AfterEventId', 'TimeAfter', 'TimeBefore', 'MaxResults', 'NextToken', 'SortOrder'] },
@@ -1751,8 +1813,10 @@ export const operations = {
   PinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/pin', query: ['Generation'] },
   PutProjectQuota: { method: 'PUT', path: '/v1/quotas/{Project}', query: [] },
   PutSource: { method: 'PUT', path: '/v1/sources/{SourceId}', query: [] },
+  ReadSnapshot: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/snapshots/{SnapshotId}/shards/{Rank}', query: ['Begin', 'End'] },
   RebootNode: { method: 'POST', path: '/v1/nodes/{NodeId}/reboot', query: [] },
   ReleaseNode: { method: 'POST', path: '/v1/nodes/{NodeId}/release', query: [] },
+  ReleaseSnapshot: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}/snapshots/{SnapshotId}', query: [] },
   ReplaceNode: { method: 'POST', path: '/v1/nodes/{NodeId}/replace', query: [] },
   ResetNodeSession: { method: 'POST', path: '/v1/nodes/{NodeId}/reset-session', query: [] },
   ResumeTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/resume', query: [] },

@@ -32,6 +32,7 @@ from worker.agent.prometheus import MetricsEndpoint, snapshot_seconds
 from worker.agent.promise import CurrentPromise, PromiseFile
 from worker.agent.reports import Reports
 from worker.agent.settings import AgentSettings
+from worker.agent.snapshot_requests import SnapshotRequests
 from worker.agent.sources import SourcePrefetch
 from worker.agent.usage import Usage
 from worker.core.metric_outbox import MetricOutbox
@@ -127,6 +128,7 @@ class Agent:
         self.inspection = RankInspection(
             settings, supervisor, self.usage, answer=self.control.send_answer, on_change=changed
         )
+        self.snapshots = SnapshotRequests(self.control.send_answer)
         self.snapshot_seconds = snapshot_seconds()
         node = Node(
             node_id=settings.node_id,
@@ -176,6 +178,7 @@ class Agent:
             self.departure,
             supervisor=supervisor,
             inspection=self.inspection,
+            snapshots=self.snapshots,
             lines=self.lines,
             sources=self.sources,
             evidence=self.evidence,
@@ -230,6 +233,7 @@ class Agent:
             await self.departure.close()
             await self.outputs.close()
             await self.inspection.close()
+            await self.snapshots.close()
             await self.lines.close()
             await self.lifecycle.detach()
             await self.ranks.close()

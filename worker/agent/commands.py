@@ -16,13 +16,16 @@ from dataclasses import dataclass
 
 from everstep.protocol.agent_messages import (
     HaltRanks,
+    HoldSnapshot,
     KeepEvidence,
     KeepSources,
     KillForDrill,
     Load,
     MetricsStored,
     Prepare,
+    ReadSnapshot,
     Release,
+    ReleaseSnapshot,
     RunCommand,
     SendLines,
     Start,
@@ -37,6 +40,7 @@ from worker.agent.inspection import RankInspection
 from worker.agent.lifecycle import Lifecycle
 from worker.agent.lines import RankLogLines
 from worker.agent.own_log import Evidence
+from worker.agent.snapshot_requests import SnapshotRequests
 from worker.agent.sources import SourcePrefetch
 from worker.core.generation import Membership, is_current
 from worker.core.metric_outbox import MetricOutbox
@@ -64,6 +68,7 @@ class Commands:
         *,
         supervisor: Supervisor,
         inspection: RankInspection,
+        snapshots: SnapshotRequests,
         lines: RankLogLines,
         sources: SourcePrefetch,
         evidence: Evidence,
@@ -78,6 +83,7 @@ class Commands:
             departure: executes Release: begins the departure, and finishes it after the uploads.
             supervisor: halts ranks, and kills them for drills.
             inspection: samples stacks and runs commands beside ranks.
+            snapshots: holds and reads snapshots for exports.
             lines: sends log lines to users who follow them.
             sources: fetches source archives on an idle node.
             evidence: stores the logs of this agent in S3.
@@ -89,6 +95,7 @@ class Commands:
         self._departure = departure
         self._supervisor = supervisor
         self._inspection = inspection
+        self._snapshots = snapshots
         self._lines = lines
         self._sources = sources
         self._evidence = evidence
@@ -144,6 +151,10 @@ class Commands:
                     self._inspection.sample_stacks(member.plan, member.here, number)
             case RunCommand(run=run, generation=generation):
                 self._inspection.run_command(command, is_current=self._is_current(run, generation))
+                return
+            case HoldSnapshot() | ReadSnapshot() | ReleaseSnapshot():
+                is_current = self._is_current(command.run, command.generation)
+                self._snapshots.take(command, self._lifecycle.member if is_current else None)
                 return
             case SendLines(run=run):
                 if run == self._lifecycle.promise.run:

@@ -28,6 +28,8 @@ from everstep.protocol.agent_messages import (
     ControlToAgent,
     Hello,
     LogLines,
+    SnapshotBytes,
+    SnapshotHeld,
 )
 from everstep.protocol.codec import MAX_MESSAGE_BYTES, Message, decode, encode
 from everstep.protocol.errors import ProtocolError
@@ -84,7 +86,7 @@ class ControlClient:
         """
         self.changed = Signal()
         self._lines: deque[LogLines] = deque(maxlen=MAX_LINES_WAITING)
-        self._answers: deque[CommandEnded] = deque(maxlen=MAX_ANSWERS_WAITING)
+        self._answers: deque[CommandEnded | SnapshotHeld | SnapshotBytes] = deque(maxlen=MAX_ANSWERS_WAITING)
         self._lines_added = Signal()
         self.is_connected = False
         self._urls = itertools.cycle(random.sample(urls, len(urls)))
@@ -112,10 +114,10 @@ class ControlClient:
             self._lines.append(lines)
             self._lines_added.notify()
 
-    def send_answer(self, answer: CommandEnded) -> None:
-        """Queue the result of a user's command, even while disconnected.
+    def send_answer(self, answer: CommandEnded | SnapshotHeld | SnapshotBytes) -> None:
+        """Queue the answer to a user's request, even while disconnected.
 
-        The user may still wait for the result after a reconnection.
+        The user may still wait for the answer after a reconnection.
         """
         self._answers.append(answer)
         self._lines_added.notify()

@@ -41,6 +41,7 @@ from worker.logs.held_lines import HeldLines
 from worker.member.base_loading import BaseLoading
 from worker.member.checkpoint_uploads import CheckpointUploads
 from worker.member.earlier_shards import EarlierShards
+from worker.member.held_snapshots import HeldSnapshots
 from worker.member.kept_contents import KeptContents
 from worker.member.peer_sessions import PeerSessions
 from worker.member.rank_lines import RankLines
@@ -208,6 +209,7 @@ class Member:
         )
         self.upload_helper = UploadHelper(plan, node.store, node.objects, held_ranks=held_ranks)
         self.load_helper = LoadHelper(plan, node.objects, is_loaded=self.base.is_loaded)
+        self.held = HeldSnapshots(self.shards, node.store, self.contents, grant_if_due=self.lines.slots.grant_if_due)
         self.status = MemberStatus(
             plan,
             self.here,
@@ -410,6 +412,7 @@ class Member:
         self._node.store.drop_strays()
         self.uploads.hear(announcement)
         self.upload_helper.hear(announcement)
+        self.held.hear(announcement)
         self.lines.hear(announcement)
         self._report_visible()
 
@@ -479,6 +482,7 @@ class Member:
         The ranks continue to train, and the next agent process adopts the slots and pages.
         """
         await self._node.listener.revoke()
+        self.held.close()
         await end(*self._tasks)
         await self.shares.close()
         await self.uploads.close()

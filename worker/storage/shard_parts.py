@@ -1,6 +1,6 @@
 """Divides the stored objects of one shard into parts that several nodes can read and verify separately.
 
-    part     whole chunks of the shard's payload, about PART_BYTES
+    part     whole chunks of the shard's payload, 8 MiB
     source   for each part: at most one range of the shard's object, and one range of each shared object
 
 Invariant: `read` returns only if every chunk of the part has the digest that the object's header names. The header's
@@ -22,8 +22,8 @@ from everstep.protocol.slot import DIGEST_BYTES, chunk_bytes, chunk_count, chunk
 from worker.errors import CorruptCheckpoint
 from worker.storage.object_store import ObjectStore, Span
 
-PART_BYTES = 8 * 1024 * 1024
-"""Size of a part's data, in whole chunks of the payload. One request reads it (`worker.storage.s3.RANGE_BYTES`)."""
+PART_CHUNKS = 2
+"""Chunks of a part: 8 MiB, which one request reads (`worker.storage.s3.RANGE_BYTES`). Larger chunks are parts alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class ShardParts:
             _Source.of(where, self.plan.spans, self.data_begin),
             *(_Source.of(place, each.spans, each.group.data_begin) for place, each in groups),
         ]
-        self._chunks_per_part = max(1, PART_BYTES // chunk_bytes(self.plan.payload_bytes))
+        self._chunks_per_part = max(1, PART_CHUNKS * chunk_bytes(0) // chunk_bytes(self.plan.payload_bytes))
         self.count = -(-chunk_count(self.plan.payload_bytes) // self._chunks_per_part)
         """Number of the last part."""
 

@@ -62,6 +62,8 @@ from everstep.protocol.agent_messages import (
     CommandEnded,
     Hello,
     LogLines,
+    SnapshotBytes,
+    SnapshotHeld,
 )
 from everstep.protocol.codec import decode, encode
 from everstep.protocol.errors import MalformedMessage, ProtocolError
@@ -75,7 +77,7 @@ router = APIRouter()
 
 T = TypeVar("T")
 _NODE_ID = re.compile(r"[A-Za-z0-9-]{1,63}")
-_SAID = AgentReport | LogLines | CommandEnded
+_SAID = AgentReport | LogLines | CommandEnded | SnapshotHeld | SnapshotBytes
 """Types of the messages that an agent may send after its Hello."""
 
 SILENT_LEASES = 4.0
@@ -206,12 +208,15 @@ async def _read(
                 data = await _receive(websocket)
         except TimeoutError as error:
             raise _Refusal(SILENT, f"no message arrived for {patience:.0f} s") from error
-        report: AgentReport | LogLines | CommandEnded = _decoded(data, _SAID)
+        report: AgentReport | LogLines | CommandEnded | SnapshotHeld | SnapshotBytes = _decoded(data, _SAID)
         if isinstance(report, LogLines):
             connection.lines(report)
             continue
         if isinstance(report, CommandEnded):
             connection.command_ended(report)
+            continue
+        if isinstance(report, SnapshotHeld | SnapshotBytes):
+            connection.snapshot_answered(report)
             continue
         try:
             report = lists.complete(report)

@@ -16,7 +16,6 @@ from everstep.protocol.slot import SlotState, payload_chunk_digests
 from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.storage.slots import header_of, payload_of
 from worker.errors import CorruptCheckpoint
-from worker.storage import shard_parts
 from worker.storage.shard_parts import ShardParts
 
 RUN_FOLDER = "jobs/job/checkpoints/run=r/"
@@ -26,7 +25,6 @@ WHERE = ObjectReference(bucket="bucket", key=f"{RUN_FOLDER}gen=1/step=7/ab12/ran
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_layout, "CHUNK_BYTES", 128)
-    monkeypatch.setattr(shard_parts, "PART_BYTES", 256)
 
 
 @given(

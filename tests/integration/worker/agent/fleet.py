@@ -35,6 +35,8 @@ from everstep.protocol.agent_messages import (
     Prepare,
     RankExit,
     Release,
+    SnapshotBytes,
+    SnapshotHeld,
     Start,
     UploadedShard,
 )
@@ -145,6 +147,8 @@ class ControlPlane:
         """Notified after every report."""
         self.hellos: list[Hello] = []
         self.lines: list[LogLines] = []
+        self.answers: asyncio.Queue[SnapshotHeld | SnapshotBytes] = asyncio.Queue()
+        """Answers to requests for snapshots, in order of arrival."""
         self.tokens: list[str] = []
         self.url = ""
         self._lines: dict[NodeId, ServerConnection] = {}
@@ -182,6 +186,9 @@ class ControlPlane:
                     report = decode(data, AgentToControl)  # type: ignore[arg-type]
                     if isinstance(report, LogLines):
                         self.lines.append(report)
+                        continue
+                    if isinstance(report, SnapshotHeld | SnapshotBytes):
+                        self.answers.put_nowait(report)
                         continue
                     assert isinstance(report, AgentReport)
                     self.reports[hello.node_id] = report

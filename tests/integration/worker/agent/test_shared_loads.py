@@ -20,7 +20,6 @@ from tests.integration.worker.agent import fleet as agent_fleet
 from tests.integration.worker.agent.fleet import Fleet, Node, state, until
 from worker.core.slots import Content
 from worker.member.shared_loads import LoadHelpers
-from worker.storage import shard_parts
 from worker.storage.object_store import Span
 
 pytestmark = pytest.mark.integration
@@ -68,7 +67,6 @@ def forget(node: Node, rank: Rank) -> None:
 
 async def test_s3_is_read_once_for_the_owner_and_its_holders(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_layout, "CHUNK_BYTES", 4096)
-    monkeypatch.setattr(shard_parts, "PART_BYTES", 8192)
     monkeypatch.setattr(agent_fleet, "payload", payload)
     uploaded = await stored(fleet)
     for node in fleet.nodes:

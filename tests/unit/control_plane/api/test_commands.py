@@ -9,17 +9,27 @@ from contextlib import contextmanager
 import pytest
 
 from control_plane.db.tokens import Role
-from everstep.protocol.agent_messages import CommandEnded, Hello, RunCommand
+from everstep.protocol.agent_messages import (
+    CommandEnded,
+    Hello,
+    HoldSnapshot,
+    ReadSnapshot,
+    ReleaseSnapshot,
+    RunCommand,
+)
 from everstep.protocol.ids import FleetName, NodeId
 from tests.unit.control_plane.api.conftest import Service, refused
 from tests.unit.control_plane.api.test_results import Job
+from tests.unit.control_plane.api.test_snapshots import Agent as SnapshotAgent
 
 Answer = Callable[[RunCommand], CommandEnded | None]
 
 
 @contextmanager
-def agent(service: Service, node: str, answer: Answer) -> Iterator[list[RunCommand]]:
-    """Connect an agent that answers commands. Yield the list of commands that it has received."""
+def agent(
+    service: Service, node: str, answer: Answer, snapshots: SnapshotAgent | None = None
+) -> Iterator[list[RunCommand]]:
+    """Connect an agent that answers commands, and requests for snapshots. Yield the commands that it has received."""
     asked: list[RunCommand] = []
 
     async def accept():
@@ -32,6 +42,12 @@ def agent(service: Service, node: str, answer: Answer) -> Iterator[list[RunComma
                 asked.append(message)
                 if (ended := answer(message)) is not None:
                     connection.command_ended(ended)
+            elif (
+                snapshots is not None
+                and isinstance(message, HoldSnapshot | ReadSnapshot | ReleaseSnapshot)
+                and (told := snapshots.answer(message)) is not None
+            ):
+                connection.snapshot_answered(told)
 
     connection = asyncio.run_coroutine_threadsafe(accept(), service.loop).result(10)
     obeying = asyncio.run_coroutine_threadsafe(obey(connection), service.loop)

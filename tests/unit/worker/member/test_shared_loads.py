@@ -25,7 +25,6 @@ from worker.core import shared_parts
 from worker.errors import CorruptCheckpoint, PeerLost, StoreUnavailable
 from worker.member.shared_loads import LoadHelpers
 from worker.replication.streams import Streams
-from worker.storage import shard_parts
 from worker.storage.object_store import Span
 
 CHUNK_BYTES = 256
@@ -61,7 +60,6 @@ class ReadStore(MemoryObjectStore):
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_layout, "CHUNK_BYTES", CHUNK_BYTES)
-    monkeypatch.setattr(shard_parts, "PART_BYTES", 2 * CHUNK_BYTES)
     monkeypatch.setattr("worker.storage.checkpoints.full_jitter", lambda *_: 0.0)
 
 

@@ -1,0 +1,283 @@
+"""Operations that export a running job's state from memory: hold a snapshot, read it, and release it.
+
+    HoldSnapshot     every agent pins the slots of one committed step
+    ReadSnapshot     a range of one shard, through this server
+    ReleaseSnapshot  every agent unpins the slots
+
+Agents hear of commits at different moments, so they first name their newest step. Agents that named an older step then
+hold the newest one, which they have sealed too, because a step is committed only when all ranks hold it.
+
+Invariant: all shards of a snapshot belong to one committed step of one generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final
+
+from fastapi import Path, Query
+from fastapi.responses import Response
+
+from control_plane.api import deps
+from control_plane.api.auth import Caller, Reader, User
+from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
+from control_plane.api.errors import InUse, InvalidRequest, Unavailable
+from control_plane.api.routes.jobs import find_job
+from control_plane.api.schemas import common as common_schemas
+from control_plane.api.schemas import snapshots as snapshots_schemas
+from control_plane.core.states import JobState
+from control_plane.db import events, jobs
+from control_plane.db.events import NewEvent
+from control_plane.db.jobs import JobRecord
+from control_plane.loop.snapshot_desk import NoAnswer
+from everstep.protocol.agent_messages import (
+    HOLD_SECONDS,
+    MAX_SNAPSHOT_READ_BYTES,
+    HoldSnapshot,
+    ReadSnapshot,
+    ReleaseSnapshot,
+    SnapshotHeld,
+)
+from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
+from everstep.protocol.plan import PlanNode
+
+router = Router(prefix="/v1/training-jobs/{TrainingJobName}/snapshots", tags=["Checkpoints"])
+
+ATTEMPTS: Final = 3
+"""Attempts to hold one step on all nodes. An attempt fails if a node overwrites its step between two requests."""
+NEWEST: Final = Step(-1)
+SnapshotIdPath = Annotated[str, Path(alias="SnapshotId", pattern=snapshots_schemas.SNAPSHOT_ID)]
+RankPath = Annotated[int, Path(alias="Rank", ge=0, le=2**31 - 1)]
+Begin = Annotated[int, Query(alias="Begin", ge=0, le=common_schemas.MAX_WHOLE_NUMBER)]
+End = Annotated[int, Query(alias="End", ge=1, le=common_schemas.MAX_WHOLE_NUMBER)]
+
+
+@router.post("", operation_id="HoldSnapshot")
+async def hold_snapshot(
+    training_job_name: TrainingJobNamePath,
+    request: snapshots_schemas.HoldSnapshotRequest,
+    caller: User,
+    services: ServicesDep,
+) -> snapshots_schemas.HoldSnapshotResponse:
+    """Keep the newest committed step of a running job in memory, so that ReadSnapshot can read it.
+
+    While a job with two slots holds a snapshot, it commits no further steps; training continues. The hold ends at
+    ReleaseSnapshot, when the job stops or starts again, or some time after the last request. A job holds one snapshot
+    at a time.
+
+    Raises ConflictException if the job is not running, has no committed step, holds another snapshot, or no longer
+    holds the requested one. Raises ServiceUnavailableException if an agent is not connected to this server.
+    """
+    job, nodes = await asyncio.to_thread(_running, services, training_job_name, caller)
+    if request.snapshot_id is not None:
+        generation, step, nonce = _parts_of(request.snapshot_id)
+        _require_generation(job, generation)
+        answers = await _ask(services, job, nodes, nonce, step, is_renewal=True)
+        refusal = next((answer.refusal for answer in answers.values() if answer.refusal), "")
+        if refusal:
+            raise InUse(
+                f"The snapshot of step {step} of {job.name} is lost: {refusal}.", hint="Start the export again."
+            )
+    else:
+        nonce, answers = await _begin(services, job, nodes)
+        await asyncio.to_thread(_note, services, job, caller, next(iter(answers.values())).step)
+    step = next(iter(answers.values())).step
+    shards = sorted((shard for answer in answers.values() for shard in answer.shards), key=lambda shard: shard.rank)
+    return snapshots_schemas.HoldSnapshotResponse(
+        training_job_name=job.name,
+        run_id=job.run_id,
+        snapshot_id=f"{job.generation}-{step}-{nonce}",
+        generation=job.generation,
+        step=step,
+        hold_in_seconds=int(HOLD_SECONDS),
+        max_read_bytes=MAX_SNAPSHOT_READ_BYTES,
+        shards=[
+            snapshots_schemas.HeldShard(
+                rank=shard.rank,
+                origin_generation=shard.origin_generation,
+                object_bytes=shard.object_bytes,
+                payload_bytes=shard.payload_bytes,
+                payload_digest=shard.payload_digest.hex(),
+                layout_hash=shard.layout_hash.hex(),
+            )
+            for shard in shards
+        ],
+    )
+
+
+@router.get(
+    "/{SnapshotId}/shards/{Rank}",
+    operation_id="ReadSnapshot",
+    response_class=Response,
+    responses=deps.binary_answer("application/octet-stream"),
+)
+async def read_snapshot(
+    training_job_name: TrainingJobNamePath,
+    snapshot_id: SnapshotIdPath,
+    rank: RankPath,
+    begin: Begin,
+    end: End,
+    caller: Reader,
+    services: ServicesDep,
+) -> Response:
+    """Read the bytes from Begin to End, exclusive, of a held shard.
+
+    The shard has the format of a checkpoint object in S3. The bytes pass through this server.
+
+    Raises ValidationException if the range is empty or too large, or if the job has no such rank. Raises
+    ConflictException if the snapshot is no longer held. Raises ServiceUnavailableException if the agent is not
+    connected to this server or does not answer.
+    """
+    if not begin < end <= begin + MAX_SNAPSHOT_READ_BYTES:
+        message = f"must be from 1 to {MAX_SNAPSHOT_READ_BYTES} bytes after Begin"
+        raise InvalidRequest(f"End {message}.", fields=[common_schemas.FieldError(field="End", message=message)])
+    generation, step, nonce = _parts_of(snapshot_id)
+    job, nodes = await asyncio.to_thread(_running, services, training_job_name, caller)
+    _require_generation(job, generation)
+    node = next((node for node in nodes if rank in node.ranks), None)
+    if node is None:
+        message = f"is not a rank of {job.name}"
+        raise InvalidRequest(f"Rank {message}.", fields=[common_schemas.FieldError(field="Rank", message=message)])
+    wanted = ReadSnapshot(
+        run=RunId(job.run_id),
+        generation=Generation(job.generation),
+        request_id=secrets.token_hex(16),
+        hold_id=nonce,
+        rank=Rank(rank),
+        begin=begin,
+        end=end,
+    )
+    try:
+        answer = await services.registry.snapshots.read(node.node_id, wanted)
+    except NoAnswer as error:
+        raise Unavailable(f"The snapshot cannot be read: {error}.", hint="Retry in a moment.") from None
+    if answer.refusal or len(answer.data) != end - begin:
+        why = answer.refusal or f"the agent of {node.node_id} returned {len(answer.data)} bytes"
+        raise InUse(f"Step {step} of rank {rank} cannot be read: {why}.", hint="Start the export again.")
+    return Response(answer.data, media_type="application/octet-stream", headers={"x-content-type-options": "nosniff"})
+
+
+@router.delete("/{SnapshotId}", operation_id="ReleaseSnapshot")
+async def release_snapshot(
+    training_job_name: TrainingJobNamePath, snapshot_id: SnapshotIdPath, caller: User, services: ServicesDep
+) -> snapshots_schemas.ReleaseSnapshotResponse:
+    """End the hold of a snapshot. Repeated calls change nothing."""
+    generation, _, nonce = _parts_of(snapshot_id)
+    job, nodes = await asyncio.to_thread(_members, services, training_job_name, caller)
+    if job.generation == generation:
+        _release(services, job, nodes, nonce)
+    return snapshots_schemas.ReleaseSnapshotResponse(snapshot_id=snapshot_id)
+
+
+def _parts_of(snapshot_id: str) -> tuple[int, Step, str]:
+    """Return generation, step and hold id of a snapshot."""
+    generation, step, nonce = snapshot_id.split("-")
+    return int(generation), Step(int(step)), nonce
+
+
+def _members(services: Services, name: str, caller: Caller) -> tuple[JobRecord, Sequence[PlanNode]]:
+    """Return a job and the nodes of its newest generation. Blocks on the database."""
+    with services.database.read() as session:
+        job = find_job(session, name, caller)
+        if not job.generation:
+            return job, ()
+        return job, jobs.generation(session, job.run_id, job.generation).plan.nodes
+
+
+def _running(services: Services, name: str, caller: Caller) -> tuple[JobRecord, Sequence[PlanNode]]:
+    job, nodes = _members(services, name, caller)
+    if job.state != JobState.RUNNING:
+        raise InUse(
+            f"The training job {job.name!r} is {job.state}: its state is not in memory.",
+            hint=f"Export a checkpoint from S3: everstep checkpoints list {job.name}",
+        )
+    return job, nodes
+
+
+def _require_generation(job: JobRecord, generation: int) -> None:
+    if job.generation != generation:
+        raise InUse(
+            f"{job.name} has started again since the snapshot was held, so the snapshot is lost.",
+            hint="Start the export again.",
+        )
+
+
+async def _begin(
+    services: Services, job: JobRecord, nodes: Sequence[PlanNode]
+) -> tuple[str, Mapping[NodeId, SnapshotHeld]]:
+    """Hold the newest committed step on all nodes. Return the id of the hold and the answers."""
+    refusal = "no node answered"
+    for _ in range(ATTEMPTS):
+        nonce = secrets.token_hex(16)
+        is_held = False
+        try:
+            answers = dict(await _ask(services, job, nodes, nonce, NEWEST))
+            newest = max((answer.step for answer in answers.values()), default=NEWEST)
+            behind = [node for node in nodes if answers[node.node_id].step != newest]
+            if newest != NEWEST and not any(answer.refusal for answer in answers.values()):
+                answers |= await _ask(services, job, behind, nonce, newest)
+            refusal = next((answer.refusal for answer in answers.values() if answer.refusal), "")
+            ranks = sorted(shard.rank for answer in answers.values() for shard in answer.shards)
+            expected = sorted(rank for node in nodes for rank in node.ranks)
+            is_held = not refusal and ranks == expected and {answer.step for answer in answers.values()} == {newest}
+        finally:
+            if not is_held:
+                _release(services, job, nodes, nonce)
+        if is_held:
+            return nonce, answers
+    raise InUse(
+        f"The snapshot of {job.name} cannot be held: {refusal or 'the nodes hold different steps'}.",
+        hint="Retry in a moment.",
+    )
+
+
+async def _ask(
+    services: Services,
+    job: JobRecord,
+    nodes: Sequence[PlanNode],
+    nonce: str,
+    step: Step,
+    *,
+    is_renewal: bool = False,
+) -> Mapping[NodeId, SnapshotHeld]:
+    async def ask(node: PlanNode) -> SnapshotHeld:
+        wanted = HoldSnapshot(
+            run=RunId(job.run_id),
+            generation=Generation(job.generation),
+            request_id=secrets.token_hex(16),
+            hold_id=nonce,
+            step=step,
+            is_renewal=is_renewal,
+        )
+        return await services.registry.snapshots.hold(node.node_id, wanted)
+
+    found = await asyncio.gather(*(ask(node) for node in nodes), return_exceptions=True)
+    answers: dict[NodeId, SnapshotHeld] = {}
+    for node, answer in zip(nodes, found, strict=True):
+        if isinstance(answer, NoAnswer):
+            raise Unavailable(f"The snapshot cannot be held: {answer}.", hint="Retry in a moment.") from None
+        if isinstance(answer, BaseException):
+            raise answer
+        answers[node.node_id] = answer
+    return answers
+
+
+def _release(services: Services, job: JobRecord, nodes: Sequence[PlanNode], nonce: str) -> None:
+    wanted = ReleaseSnapshot(run=RunId(job.run_id), generation=Generation(job.generation), hold_id=nonce)
+    for node in nodes:
+        services.registry.snapshots.release(node.node_id, wanted)
+
+
+def _note(services: Services, job: JobRecord, caller: Caller, step: int) -> None:
+    event = NewEvent(
+        at=services.now(),
+        type="SnapshotHeld",
+        message=f"{caller.name} holds step {step} of {job.name} in memory for an export.",
+        project=job.project,
+        fleet_name=job.fleet_name,
+        job_name=job.name,
+    )
+    with services.database.write() as session:
+        events.append(session, event)

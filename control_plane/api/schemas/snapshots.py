@@ -1,0 +1,56 @@
+"""API models: snapshots that a running job keeps in memory for an export."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from control_plane.api.schemas.common import Request, Shape
+
+SNAPSHOT_ID = r"^[0-9]{1,10}-[0-9]{1,19}-[0-9a-f]{32}$"
+"""Generation, step and a random number."""
+
+
+class HoldSnapshotRequest(Request):
+    """A snapshot to hold in memory."""
+
+    snapshot_id: Annotated[str | None, StringConstraints(pattern=SNAPSHOT_ID)] = None
+    """A snapshot that this operation returned. It is held for longer.
+
+    By default, a new hold begins with the newest committed step.
+    """
+
+
+class HeldShard(Shape):
+    """The shard of one rank, as the checkpoint object that Everstep would store in S3."""
+
+    rank: int
+    origin_generation: int
+    object_bytes: int = Field(ge=0)
+    payload_bytes: int = Field(ge=0)
+    payload_digest: str
+    """Digest of the shard, in hexadecimal. The checkpoint format describes it."""
+    layout_hash: str
+
+
+class HoldSnapshotResponse(Shape):
+    """The snapshots of all ranks at one committed step. The job keeps them in memory until the hold ends."""
+
+    training_job_name: str
+    run_id: str
+    snapshot_id: str
+    generation: int
+    step: int
+    hold_in_seconds: int
+    """The hold ends this long after the last HoldSnapshot or ReadSnapshot, or at ReleaseSnapshot."""
+    max_read_bytes: int
+    """Largest range of one ReadSnapshot."""
+    shards: list[HeldShard]
+    """The shards, by rank."""
+
+
+class ReleaseSnapshotResponse(Shape):
+    """Confirmation that a hold ends."""
+
+    snapshot_id: str

@@ -1,0 +1,104 @@
+"""Passes the requests of exports from memory to agents, and returns the agents' answers.
+
+    ask(node, request) ──▶ HoldSnapshot, ReadSnapshot ──▶ agent
+                       ◀── SnapshotHeld, SnapshotBytes ──  answered(node, answer)
+
+A request changes nothing that its repetition would damage. A caller that received no answer therefore asks again with
+another request id.
+
+Invariant: only the node that received a request may answer it. The desk keeps no answer whose caller has left. All
+methods run on the server's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from everstep.protocol.agent_messages import HoldSnapshot, ReadSnapshot, ReleaseSnapshot, SnapshotBytes, SnapshotHeld
+from everstep.protocol.ids import NodeId
+
+MAX_READS: Final = 8
+"""Limit of reads that wait for an agent at the same time. Each occupies up to `MAX_SNAPSHOT_READ_BYTES` of memory."""
+ANSWER_SECONDS: Final = 20.0
+"""Seconds for which a caller waits for an agent's answer."""
+
+Request = HoldSnapshot | ReadSnapshot | ReleaseSnapshot
+Answer = SnapshotHeld | SnapshotBytes
+
+
+class NoAnswer(Exception):
+    """The agent is not connected to this server, or did not answer in time."""
+
+
+class SnapshotDesk:
+    """The requests of all exports on one server. The registry of agents (`AgentRegistry`) owns the desk.
+
+    `send` queues a message for an agent and returns whether the agent is connected.
+    """
+
+    def __init__(self, send: Callable[[NodeId, Request], bool]) -> None:
+        self._send = send
+        self._asked: dict[str, tuple[NodeId, asyncio.Future[Answer]]] = {}
+        self._reading = asyncio.Semaphore(MAX_READS)
+
+    async def hold(self, node_id: NodeId, request: HoldSnapshot) -> SnapshotHeld:
+        """Ask an agent to hold the snapshots of one step.
+
+        Args:
+            node_id: the node whose snapshots are exported.
+            request: the request, with an id that no other request has.
+
+        Returns:
+            The agent's answer, which may be a refusal.
+
+        Raises:
+            NoAnswer: the agent is not connected to this server, or did not answer in time.
+        """
+        answer = await self._ask(node_id, request)
+        if not isinstance(answer, SnapshotHeld):
+            raise NoAnswer(f"{node_id} answered another request")
+        return answer
+
+    async def read(self, node_id: NodeId, request: ReadSnapshot) -> SnapshotBytes:
+        """Ask an agent for a range of a held shard.
+
+        Args:
+            node_id: the node that holds the shard.
+            request: the request, with an id that no other request has.
+
+        Returns:
+            The agent's answer, which may be a refusal.
+
+        Raises:
+            NoAnswer: the agent is not connected to this server, or did not answer in time.
+        """
+        async with self._reading:
+            answer = await self._ask(node_id, request)
+        if not isinstance(answer, SnapshotBytes):
+            raise NoAnswer(f"{node_id} answered another request")
+        return answer
+
+    def release(self, node_id: NodeId, request: ReleaseSnapshot) -> None:
+        """Send the end of a hold to an agent. A lost message is harmless, because the agent's hold expires."""
+        self._send(node_id, request)
+
+    def answered(self, node_id: NodeId, answer: Answer) -> None:
+        """Accept an agent's answer. The desk drops an answer that no caller waits for."""
+        asked = self._asked.get(answer.request_id)
+        if asked is not None and asked[0] == node_id and not asked[1].done():
+            asked[1].set_result(answer)
+
+    async def _ask(self, node_id: NodeId, request: HoldSnapshot | ReadSnapshot) -> Answer:
+        if not self._send(node_id, request):
+            raise NoAnswer(f"the agent of {node_id} is not connected to this server")
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._asked[request.request_id] = node_id, answer
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await answer
+        except TimeoutError:
+            raise NoAnswer(f"the agent of {node_id} did not answer within {ANSWER_SECONDS:.0f} s") from None
+        finally:
+            del self._asked[request.request_id]

@@ -1,0 +1,155 @@
+"""Reads the state of a running job from the memory of its nodes, like a checkpoint.
+
+    with held(service, "gpt") as checkpoint:
+        export_safetensors(checkpoint, "exported")
+
+The nodes keep one committed step while the `with` block runs. The control plane passes on ranges of its shards, which
+have the format of checkpoint objects. The reader verifies every chunk by its digest.
+
+Invariant: all bytes belong to one committed step. The hold ends with the block, also after an error.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from everstep.checkpoints.checkpoint import Checkpoint
+from everstep.checkpoints.errors import StoreFailure
+from everstep.checkpoints.stores import StoredObject
+from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
+from everstep.protocol.manifest import CheckpointManifest, ManifestShard
+
+RENEWALS_PER_HOLD: Final = 4
+"""Renewals of a hold within the time after which it would end. Nodes that are not read need them."""
+
+
+@contextmanager
+def held(service: Any, name: str, *, monotonic: Callable[[], float] = time.monotonic) -> Generator[Checkpoint]:
+    """Hold the newest committed step of a running job, and open it as a checkpoint.
+
+    Args:
+        service: client of the control plane (`everstep.client()`).
+        name: name or run id of a job whose ranks train.
+        monotonic: clock in seconds, for the renewals of the hold.
+
+    Yields:
+        The open checkpoint. Its manifest names the step.
+
+    Raises:
+        StoreFailure: the job's state cannot be held or read. The message names the reason.
+        CheckpointError: a shard is damaged.
+    """
+    with _failures(name):
+        answer = service.hold_snapshot(TrainingJobName=name)
+    snapshot = _Snapshot(service, name, answer, monotonic)
+    try:
+        manifest = _manifest(answer)
+        with Checkpoint(
+            manifest, snapshot, {int(shard.rank): shard.key for shard in manifest.shards}, {}
+        ) as checkpoint:
+            yield checkpoint
+    finally:
+        with suppress(ClientError, BotoCoreError):  # The hold ends by itself.
+            service.release_snapshot(TrainingJobName=name, SnapshotId=snapshot.snapshot_id)
+
+
+def _manifest(answer: Mapping[str, Any]) -> CheckpointManifest:
+    generation, step = Generation(answer["Generation"]), Step(answer["Step"])
+    return CheckpointManifest(
+        version=1,
+        job=JobName(answer["TrainingJobName"]),
+        run=RunId(answer["RunId"]),
+        generation=generation,
+        parent_chain=(),
+        step=step,
+        shards=tuple(
+            ManifestShard(
+                rank=Rank(each["Rank"]),
+                key=str(each["Rank"]),
+                object_bytes=each["ObjectBytes"],
+                etag="",
+                payload_bytes=each["PayloadBytes"],
+                payload_digest=each["PayloadDigest"],
+                layout_hash=each["LayoutHash"],
+                origin_generation=Generation(each["OriginGeneration"]),
+            )
+            for each in answer["Shards"]
+        ),
+    )
+
+
+class _Snapshot:
+    """The shards that a job holds. Implements `Objects`; keys are rank numbers."""
+
+    def __init__(self, service: Any, name: str, answer: Mapping[str, Any], monotonic: Callable[[], float]) -> None:
+        self.snapshot_id: str = answer["SnapshotId"]
+        self._service = service
+        self._name = name
+        self._sizes = {str(each["Rank"]): int(each["ObjectBytes"]) for each in answer["Shards"]}
+        self._read_bytes = int(answer["MaxReadBytes"])
+        self._renew_seconds = answer["HoldInSeconds"] / RENEWALS_PER_HOLD
+        self._monotonic = monotonic
+        self._renewed_at = monotonic()
+        self._lock = threading.Lock()
+
+    def open(self, key: str) -> StoredObject:
+        """See `Objects.open`."""
+        return _HeldObject(self, key, self._sizes[key])
+
+    def read(self, rank: str, begin: int, end: int) -> bytearray:
+        """Return a range of a shard, with as many requests as it needs."""
+        data = bytearray()
+        while begin < end:
+            self._renew_if_due()
+            stop = min(end, begin + self._read_bytes)
+            with _failures(self._name):
+                answer = self._service.read_snapshot(
+                    TrainingJobName=self._name, SnapshotId=self.snapshot_id, Rank=int(rank), Begin=begin, End=stop
+                )
+                found = answer["Body"].read()
+            if len(found) != stop - begin:
+                raise StoreFailure(f"rank {rank} of {self._name}: {len(found)} of {stop - begin} bytes arrived")
+            data += found
+            begin = stop
+        return data
+
+    def _renew_if_due(self) -> None:
+        with self._lock:
+            now = self._monotonic()
+            if now - self._renewed_at < self._renew_seconds:
+                return
+            self._renewed_at = now
+        with _failures(self._name):
+            self._service.hold_snapshot(TrainingJobName=self._name, SnapshotId=self.snapshot_id)
+
+
+class _HeldObject(StoredObject):
+    def __init__(self, snapshot: _Snapshot, rank: str, size: int) -> None:
+        super().__init__(f"rank {rank} in memory", size)
+        self._snapshot = snapshot
+        self._rank = rank
+
+    def read(self, begin: int, end: int) -> bytearray:
+        if end > self.size:
+            raise StoreFailure(f"{self.name} ends at byte {self.size}")
+        return self._snapshot.read(self._rank, begin, end)
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def _failures(name: str) -> Generator[None]:
+    """Convert errors of the service into `StoreFailure`, with the service's words."""
+    try:
+        yield
+    except ClientError as error:
+        raise StoreFailure(f"{name}: {error.response.get('Error', {}).get('Message') or error}") from error
+    except BotoCoreError as error:
+        raise StoreFailure(f"{name}: {error}") from error

@@ -1,0 +1,72 @@
+"""Answers the control plane's requests for snapshots that a user exports from memory.
+
+Invariant: at most `MAX_REQUESTS` requests run at a time, so that an export never uses all of the agent's threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from everstep.protocol.agent_messages import HoldSnapshot, ReadSnapshot, ReleaseSnapshot, SnapshotBytes, SnapshotHeld
+from worker.member.member import Member
+from worker.tasks import Background
+
+log = logging.getLogger(__name__)
+MAX_REQUESTS = 4
+_ENDED = "the generation does not run on this node"
+
+
+class SnapshotRequests:
+    """Runs the requests of exports. The agent owns the object."""
+
+    def __init__(self, answer: Callable[[SnapshotHeld | SnapshotBytes], None]) -> None:
+        """Create the object without requests.
+
+        Args:
+            answer: sends the answer to each request.
+        """
+        self._answer = answer
+        self._running = Background()
+        self._count = 0
+
+    def take(self, request: HoldSnapshot | ReadSnapshot | ReleaseSnapshot, member: Member | None) -> None:
+        """Begin to answer a request. Must not block.
+
+        Args:
+            request: the request of the control plane.
+            member: this node's part in the generation of the request; None if the generation does not run here.
+        """
+        if isinstance(request, ReleaseSnapshot):
+            if member is not None:
+                member.held.release(request.hold_id)
+            return
+        if member is None or self._count >= MAX_REQUESTS:
+            self._answer(_refusal(request, _ENDED if member is None else "too many requests at a time"))
+            return
+        self._count += 1
+        self._running.begin(self._run(request, member), name="a request for a snapshot")
+
+    async def _run(self, request: HoldSnapshot | ReadSnapshot, member: Member) -> None:
+        answer = _refusal(request, _ENDED)
+        try:
+            if isinstance(request, HoldSnapshot):
+                answer = await member.held.hold(request)
+            else:
+                answer = await member.held.read(request)
+        except Exception:
+            log.exception("a request for a snapshot failed")
+            answer = _refusal(request, "the agent failed; its log has the reason")
+        finally:
+            self._count -= 1
+            self._answer(answer)
+
+    async def close(self) -> None:
+        """End all requests; each receives a refusal."""
+        await self._running.close()
+
+
+def _refusal(request: HoldSnapshot | ReadSnapshot, why: str) -> SnapshotHeld | SnapshotBytes:
+    if isinstance(request, HoldSnapshot):
+        return SnapshotHeld(request_id=request.request_id, refusal=why)
+    return SnapshotBytes(request_id=request.request_id, refusal=why)
