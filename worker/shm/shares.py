@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from everstep.protocol.ids import Rank, Step
-from everstep.protocol.parity import MAX_SHARD_BYTES, Contribution, is_share, pack_contributions, share_owner, stripe_of
+from everstep.protocol.parity import MAX_SHARD_BYTES, Contribution, pack_contributions, share_owner, stripe_of
 from everstep.protocol.slot import ZERO_DIGEST
 from worker.core.parity import Share, Stripe, place
 from worker.core.slots import Content
@@ -126,7 +126,10 @@ class Shares:
         keep: Callable[[Rank, Step], Collection[Content]],
         slot_count: int,
     ) -> None:
-        """Create the object for one generation. Shares that an earlier agent process did not seal become empty.
+        """Create the object for one generation.
+
+        The `Member` settles the slots that an earlier agent process was filling (`SlotStore.settle_copiers`), because
+        no rank writes into slots of shares.
 
         Args:
             store: this node's slots of the run.
@@ -151,9 +154,6 @@ class Shares:
         self._locks: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
         """By holder: held while a slot of the share is chosen, granted or created."""
         self._sealing: set[asyncio.Task[None]] = set()
-        for owner in store.shards:
-            if is_share(owner):  # No rank writes into the slots that an earlier agent process was filling.
-                store.settle_copiers(owner)
 
     def inventory(self, contributor: Rank) -> tuple[tuple[Content, bytes], ...]:
         """Return the content and digest of each shard of a contributor that a sealed share of this node contains."""

@@ -50,6 +50,7 @@ class Holder:
     def opened(cls, path: Path, stripe: Stripe = STRIPE) -> Holder:
         store, kept = SlotStore(path, memory_bytes=1 << 26), set[Content]()
         store.open_run(JobName("gpt"), RunId("ab" * 16))
+        store.settle_copiers(share_owner(Rank(0)))
         shares = Shares(store, {Rank(0): stripe.members}, keep=lambda owner, committed: kept, slot_count=2)
         shares.memberships = dict.fromkeys(shares.memberships, Membership(stripe, Rank(0)))
         return cls(store, shares, kept)
