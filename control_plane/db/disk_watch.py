@@ -52,7 +52,7 @@ class DiskWatch:
     def __init__(self, place: str, *, is_here: bool, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._database = place
         self._directories = {place} if is_here else set()
-        self._monotonic = monotonic
+        self.monotonic = monotonic
         self._records: dict[str, DiskRecord] = {}
         self._lock = threading.Lock()
 
@@ -71,7 +71,7 @@ class DiskWatch:
             self._directories.add(place)
         cause = error.orig if isinstance(error, DBAPIError) else error
         with self._lock:
-            self._records[place] = full_disk.failed(self._records.get(place), self._monotonic(), str(cause).strip())
+            self._records[place] = full_disk.failed(self._records.get(place), self.monotonic(), str(cause).strip())
 
     def stored(self) -> None:
         """Record a committed transaction, which is evidence that the database's disk has space again."""
@@ -89,7 +89,7 @@ class DiskWatch:
         """
         if not self._records:
             return ()
-        now = self._monotonic()
+        now = self.monotonic()
         with self._lock:
             found = {place: self._free_bytes(place) for place in self._records}
             self._records = {

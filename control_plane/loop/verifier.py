@@ -48,9 +48,12 @@ IDLE_BYTES = 64 * 1024 * 1024
 
 
 class Verifier:
-    """The loop that verifies checkpoints."""
+    """The loop that verifies checkpoints. `idle_bytes` replaces `IDLE_BYTES`."""
 
-    def __init__(self, database: Database, objects: ObjectStore, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, database: Database, objects: ObjectStore, now: Callable[[], datetime], *, idle_bytes: int = IDLE_BYTES
+    ) -> None:
+        self._idle_bytes = idle_bytes
         self._database = database
         self._objects = objects
         self._now = now
@@ -115,7 +118,7 @@ class Verifier:
             if error.retryable:
                 raise
             yield f"the manifest cannot be read: {error.message}"
-        known = KnownContents()
+        known = KnownContents(self._idle_bytes)
         for shard in manifest.shards:
             where = ObjectReference(bucket=checkpoint.bucket, key=shard.key)
             try:
@@ -135,7 +138,9 @@ class _Stopped(Exception):
 class KnownContents:
     """What the verification of a checkpoint has learned about shared objects from the shards that it has read."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_idle_bytes: int = IDLE_BYTES) -> None:
+        self.max_idle_bytes = max_idle_bytes
+        """Bytes after which an idle connection is closed."""
         self.intact: set[str] = set()
         """Names (SHA-256) of the objects that were read completely and hash to their names."""
         self._digests: dict[bytes, bytes] = {}
@@ -312,7 +317,7 @@ def _digest(plan: Restore, spans: Sequence[_Piece], known: KnownContents) -> str
             left.popleft()
         found = known.digest_of(pieces)
         if found is None:
-            found = _read(pieces, idle_bytes)
+            found = _read(pieces, idle_bytes, known.max_idle_bytes)
             known.store(pieces, found)
         else:
             for piece in pieces:
@@ -322,7 +327,7 @@ def _digest(plan: Restore, spans: Sequence[_Piece], known: KnownContents) -> str
     return shard_digest(bytes(digests), plan.payload_bytes).hex()
 
 
-def _read(pieces: Sequence[_Piece], idle_bytes: dict[_Reader, int]) -> bytes:
+def _read(pieces: Sequence[_Piece], idle_bytes: dict[_Reader, int], max_idle_bytes: int) -> bytes:
     """Return the digest of one chunk, and close the readers that were idle for too long."""
     chunk = xxhash.xxh3_128()
     for piece in pieces:
@@ -334,7 +339,7 @@ def _read(pieces: Sequence[_Piece], idle_bytes: dict[_Reader, int]) -> bytes:
             continue
         for each in idle_bytes:
             idle_bytes[each] = 0 if each is piece.source.reader else idle_bytes[each] + size
-            if idle_bytes[each] > IDLE_BYTES:
+            if idle_bytes[each] > max_idle_bytes:
                 each.close()
         for read in piece.source.reader.pieces(size):
             chunk.update(read)

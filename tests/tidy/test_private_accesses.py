@@ -15,14 +15,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("control_plane", "everstep", "infra", "worker")
-MAX_PRIVATE_ACCESSES = 192
+MAX_PRIVATE_ACCESSES = 99
 """Limit for the number of accesses. Lower it with each access that you remove, and never raise it."""
 NO_ACCESS = {"_asdict", "_fields", "_make", "_replace"}
 """Public methods of named tuples, although their names begin with an underscore."""
 
 
-MAX_REPLACED_CONSTANTS = 89
-"""Limit for the number of constants that tests replace. Lower it with each one that you remove, and never raise it."""
+MAX_REPLACED_CONSTANTS = 43
+"""Limit for the number of product constants that tests replace. Lower it with each one that you remove, and never raise it."""
 
 
 def is_private(name: str) -> bool:
@@ -60,12 +60,18 @@ def accesses(tree: ast.AST, names: set[str]) -> Iterator[str]:
             )
 
 
-def replaced_constants(tree: ast.AST) -> Iterator[str]:
-    """Return each call of `monkeypatch.setattr` that replaces a constant, a name in capital letters."""
+def constants(tree: ast.AST) -> set[str]:
+    """Return the constants that a module defines, which are names in capital letters."""
+    names = (node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    return {name for name in names if re.fullmatch(r"_?[A-Z][A-Z0-9_]+", name)}
+
+
+def replaced_constants(tree: ast.AST, names: set[str]) -> Iterator[str]:
+    """Return each call of `monkeypatch.setattr` that replaces a constant with one of these names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "setattr":
             words = [word.value for word in node.args[:2] if isinstance(word, ast.Constant)]
-            if any(re.fullmatch(r"(.*\.)?_?[A-Z][A-Z0-9_]+", str(word)) for word in words):
+            if any(str(word).rpartition(".")[2] in names for word in words):
                 yield ast.unparse(node)
 
 
@@ -85,22 +91,25 @@ def test_tests_access_few_private_attributes_of_the_product():
     )
 
 
-def test_tests_replace_few_constants():
-    counts = Counter({path: len(list(replaced_constants(tree))) for path, tree in trees("tests")})
+def test_tests_replace_few_constants_of_the_product():
+    names = set[str]().union(*(constants(tree) for _, tree in trees(*PRODUCT)))
+    counts = Counter({path: len(list(replaced_constants(tree, names))) for path, tree in trees("tests")})
     most = "\n".join(f"{count:4} {path.relative_to(ROOT)}" for path, count in counts.most_common(20) if count)
     assert counts.total() <= MAX_REPLACED_CONSTANTS, (
-        f"Tests replace {counts.total()} constants, MAX_REPLACED_CONSTANTS is {MAX_REPLACED_CONSTANTS}. Reach the limit "
+        f"Tests replace {counts.total()} constants of the product, MAX_REPLACED_CONSTANTS is {MAX_REPLACED_CONSTANTS}. Reach the limit "
         f"at its real size, or make it an option of the object. Files with most of them:\n{most}"
     )
 
 
 def test_each_kind_of_replaced_constant_counts():
+    names = constants(ast.parse("LIMIT = 1\nLIMIT_BYTES: Final = 2\n_LIMIT, limit = 3, 4"))
+    assert names == {"LIMIT", "LIMIT_BYTES", "_LIMIT"}
     test = ast.parse(
-        "monkeypatch.setattr(module, 'LIMIT', 1)\nmonkeypatch.setattr('package.module.LIMIT_BYTES', 1)\n"
+        "monkeypatch.setattr(tests, 'OF_TESTS', 1)\nmonkeypatch.setattr(module, 'LIMIT', 1)\nmonkeypatch.setattr('package.module.LIMIT_BYTES', 1)\n"
         "monkeypatch.setattr(module, '_LIMIT', 1)\nmonkeypatch.setattr(module, 'pause', LIMIT)\n"
         "setattr(a, 'value', 'LIMIT')\nmonkeypatch.setattr(Class, 'limit', 1)"
     )
-    assert len(list(replaced_constants(test))) == 3
+    assert len(list(replaced_constants(test, names))) == 3
 
 
 def test_each_kind_of_access_counts():

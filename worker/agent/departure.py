@@ -32,8 +32,6 @@ from worker.tasks import end
 log = logging.getLogger(__name__)
 LEAVING_SECONDS = 30.0
 """Maximum seconds for which another job waits while this node uploads output of its previous job."""
-LOOK_SECONDS = 1.0
-"""Seconds between two checks of the progress of uploads."""
 
 
 class Departure:
@@ -104,7 +102,7 @@ class Departure:
             self._waiting = asyncio.create_task(self._wait(membership, then), name="what a run has left")
 
     async def _wait(self, membership: Membership, then: Callable[[Membership], None]) -> None:
-        await self._outputs.wait_while_moving(LOOK_SECONDS)
+        await self._outputs.wait_while_moving()
         if self._outputs.is_pending:
             self._lifecycle.fault(
                 "output_missing",

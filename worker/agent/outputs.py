@@ -59,15 +59,11 @@ class EndedOutputs:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_seconds)
 
-    async def wait_while_moving(self, look_seconds: float) -> None:
-        """Wait until all uploads have ended or nothing has reached the store for too long (`RankOutputs.is_moving`).
-
-        Args:
-            look_seconds: seconds between two checks of the progress.
-        """
+    async def wait_while_moving(self) -> None:
+        """Wait until all uploads have ended or nothing has reached the store for too long (`RankOutputs.is_moving`)."""
         begun = self._rank_outputs.monotonic()
         while self._tasks and self._rank_outputs.is_moving(begun):
-            await asyncio.wait(self._tasks, timeout=look_seconds)
+            await asyncio.wait(self._tasks, timeout=self._rank_outputs.poll_seconds)
 
     def abandon(self) -> None:
         """Cancel the uploads without waiting. A thread that still waits for the store ends later by itself."""

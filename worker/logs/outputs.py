@@ -37,6 +37,7 @@ For a larger file, `still_seconds` adds its transfer time over a slow connection
 SLOW_BYTES_PER_SECOND = 8 * 1024 * 1024
 MAX_ATTEMPTS = 3
 RETRY_SECONDS = 1.0
+POLL_SECONDS = 1.0
 MAX_SENTENCES = 20
 """Maximum number of sentences about missing objects in a node's report. The agent's log contains all sentences."""
 
@@ -83,6 +84,8 @@ class RankOutputs:
         """
         self._retry_seconds = retry_seconds
         self.monotonic = monotonic
+        self.poll_seconds = POLL_SECONDS
+        """Seconds between two checks of the progress of uploads."""
         self._moved_at = -math.inf
         self._under_way: dict[str, int] = {}
         """Size in bytes of each file that is being uploaded, by its key in the store."""

@@ -179,7 +179,7 @@ class SpanPacer:
         self._lateness_seconds = (
             (1 - MU_RATIO) / 2 * statistics.median(span.seconds for span in spans) if spans else 0.0
         )
-        self._link = link
+        self.link = link
         self._iteration_seconds = iteration_seconds
         self._boundary_at: float | None = None
         self._clock = clock
@@ -207,7 +207,7 @@ class SpanPacer:
 
     async def admit(self, bytes_count: int) -> None:
         """Wait for the next opening into which the chunk fits (see `Pacer`)."""
-        now, cost = asyncio.get_running_loop().time, self._link.seconds(bytes_count)
+        now, cost = asyncio.get_running_loop().time, self.link.seconds(bytes_count)
         async with self._turn:
             asked_at = now()
             # Check again after the wait, because a new boundary moves every opening.
@@ -219,7 +219,7 @@ class SpanPacer:
         if self._turn.locked():
             return None
         now = self._clock()
-        wait = self._wait(self._link.seconds(bytes_count), now, now, patience_seconds=SHORT_SECONDS)
+        wait = self._wait(self.link.seconds(bytes_count), now, now, patience_seconds=SHORT_SECONDS)
         return wait if wait <= SHORT_SECONDS else None
 
     def _wait(self, cost: float, asked_at: float, now: float, *, patience_seconds: float) -> float:

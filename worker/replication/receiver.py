@@ -105,6 +105,8 @@ class ReplicaReceiver:
             take_lines: stores log lines that an owner's ranks have printed. With None, the lines are discarded.
             shares: the shares of this node, which accept contributions of other ranks; None without parity.
         """
+        self.preparing_seconds = PREPARING_SECONDS
+        """Interval of progress messages while this node creates slots."""
         self._contributions = Contributions(shares) if shares is not None else None
         self._take_lines = take_lines
         self._store = store
@@ -270,7 +272,7 @@ class ReplicaReceiver:
         while True:
             if not self._store.is_making(rank):
                 await self._store.making.wait(self._store.making.version)
-            await asyncio.sleep(PREPARING_SECONDS)
+            await asyncio.sleep(self.preparing_seconds)
             if self._store.is_making(rank):
                 await session.send(PreparingShard())
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import NodeId, Step
@@ -91,6 +91,8 @@ class ReplicaSender:
         *,
         holder_deadline_seconds: float,
         printed: Printed | None = None,
+        retry_seconds: Sequence[float] = RETRY_SECONDS,
+        measured_bytes: int = TELLING_BYTES,
     ) -> None:
         """Create the sender; `run` connects to the holder.
 
@@ -103,7 +105,11 @@ class ReplicaSender:
             holder_deadline_seconds: maximum seconds without progress, while the holder lacks data.
             printed: returns log lines of this node's ranks, which the holder receives before the end of a shard. With
                 None, no lines are sent.
+            retry_seconds: pauses before the first, second and further attempts to connect. The last value repeats.
+            measured_bytes: minimum size of a transfer whose rate is measured.
         """
+        self._retry_seconds = retry_seconds
+        self._measured_bytes = measured_bytes
         self._printed = printed
         self._held_lines = 0
         """Number of the first log line of this node's ranks that the holder has not received in this session."""
@@ -171,9 +177,9 @@ class ReplicaSender:
                 log.debug("replica session of rank %d to %s: %s", self._shard.rank, self._peer, error)
             except Exception as error:  # A bug in one sender must not stop commits.
                 self._failed(f"sending to this holder raised {error!r}")
-                failures = len(RETRY_SECONDS)
+                failures = len(self._retry_seconds)
                 log.exception("replica session of rank %d to %s", self._shard.rank, self._peer)
-            await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
+            await asyncio.sleep(self._retry_seconds[min(failures, len(self._retry_seconds) - 1)])
             failures += 1
 
     async def _serve(self, session: Session) -> None:
@@ -409,7 +415,7 @@ class ReplicaSender:
         """Update the best rate and the number of streams after a complete transfer that no pacer delayed."""
         size, seconds = queue.taken_bytes, queue.busy_seconds
         self._pacer.measured(queue)
-        if size >= TELLING_BYTES and seconds > 0:
+        if size >= self._measured_bytes and seconds > 0:
             self._best_rate = max(self._best_rate, size / seconds)
             # If streams could not be opened, the transfer does not measure the intended number of streams.
             if self.stream_count.count <= self._most_streams:

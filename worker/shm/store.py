@@ -101,14 +101,23 @@ class Slot:
 class SlotStore:
     """The slots of one run. The agent owns the store, and calls every method on its event loop."""
 
-    def __init__(self, root: Path, *, memory_bytes: int, user: RankUser | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        memory_bytes: int,
+        user: RankUser | None = None,
+        inline_digest_bytes: int = INLINE_DIGEST_BYTES,
+    ) -> None:
         """Create the store and its folder.
 
         Args:
             root: folder on tmpfs for this node alone; created if missing.
             memory_bytes: maximum memory of all slots together.
             user: the user that ranks run as; None means this process's user.
+            inline_digest_bytes: size up to which a payload is digested on the event loop, without a thread.
         """
+        self._inline_digest_bytes = inline_digest_bytes
         self.root = root
         self._user = user
         self.memory_bytes = memory_bytes
@@ -614,11 +623,10 @@ class SlotStore:
             slot.readers.discard(task)
         return None if task.cancelled() else task.result()
 
-    @staticmethod
-    async def _digest_at_once(slot: Slot, digests: ChunkDigests, threads: int, is_pressing: bool) -> ChunkDigests:
+    async def _digest_at_once(self, slot: Slot, digests: ChunkDigests, threads: int, is_pressing: bool) -> ChunkDigests:
         """Digest a complete payload with several threads, without intermediate results."""
         size = digests.header.payload_bytes
-        if size <= INLINE_DIGEST_BYTES:
+        if size <= self._inline_digest_bytes:
             digests.add(_digest_chunks(slot.file, size, range(digests.chunk_count), threading.Event()))
             return digests
         each = -(-digests.chunk_count // threads)
@@ -632,8 +640,7 @@ class SlotStore:
             digests.add(task.result())
         return digests
 
-    @staticmethod
-    async def _digest(slot: Slot, digests: ChunkDigests) -> ChunkDigests:
+    async def _digest(self, slot: Slot, digests: ChunkDigests) -> ChunkDigests:
         """Digest each chunk as soon as the writer has finished it, until all chunks are digested."""
         size = digests.header.payload_bytes
         at_once = max(1, -(-BATCH_BYTES // chunk_bytes(size)))
@@ -643,7 +650,7 @@ class SlotStore:
                 await digests.changed.wait(digests.changed.version)
                 continue
             work = partial(_digest_chunks, slot.file, size, range(first, min(due, first + at_once)))
-            digests.add(work(threading.Event()) if size <= INLINE_DIGEST_BYTES else await in_thread(work))
+            digests.add(work(threading.Event()) if size <= self._inline_digest_bytes else await in_thread(work))
         return digests
 
     @staticmethod

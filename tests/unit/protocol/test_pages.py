@@ -5,7 +5,6 @@ import mmap
 
 import pytest
 
-from everstep.protocol import pages
 from everstep.protocol.pages import populate, prefer_huge
 
 
@@ -15,14 +14,11 @@ def address(mapping: mmap.mmap) -> int:
 
 @pytest.mark.parametrize("is_written", [True, False])
 @pytest.mark.parametrize("begin", [0, 100])
-def test_a_populated_range_is_resident_and_unchanged(
-    is_written: bool, begin: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pages, "PIECE_BYTES", 2 * mmap.PAGESIZE)
+def test_a_populated_range_is_resident_and_unchanged(is_written: bool, begin: int) -> None:
     size = 5 * mmap.PAGESIZE
     mapping = mmap.mmap(-1, size)
     mapping[:3] = b"abc"
-    assert populate(address(mapping) + begin, size - begin, is_written=is_written)
+    assert populate(address(mapping) + begin, size - begin, is_written=is_written, piece_bytes=2 * mmap.PAGESIZE)
     resident = (ctypes.c_ubyte * 5)()
     assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address(mapping)), ctypes.c_size_t(size), resident) == 0
     assert [page & 1 for page in resident] == [1] * 5

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import pytest
 
-import worker.member.member
 from everstep.protocol.agent_messages import FaultCode, Load, MemberPhase, NodeFault, Prepare, Release
 from everstep.protocol.ids import Generation
 from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, RUN, Fleet, until
@@ -88,7 +87,6 @@ async def test_a_launch_that_finds_no_space_names_the_disk(
 async def test_rounds_that_find_no_space_name_the_disk_instead_of_a_bug(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker.member.member, "AGAIN_SECONDS", 0.01)
     await fleet.launch()
     await fleet.train(2)
     node = fleet.nodes[1]

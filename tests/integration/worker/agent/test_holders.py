@@ -11,7 +11,6 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-import worker.member.member
 from everstep.protocol.agent_messages import NodeFault, ShardProtection
 from everstep.protocol.ids import NodeId, Rank
 from tests.integration.worker.agent import fleet as harness
@@ -130,7 +129,6 @@ async def test_rounds_that_a_bug_ends_begin_again_and_are_told(
 
     The agent logs the bug and restarts the task, so commits continue.
     """
-    monkeypatch.setattr(worker.member.member, "AGAIN_SECONDS", 0.01)
     await fleet.launch()
     await fleet.train(2)
     node = fleet.nodes[number]

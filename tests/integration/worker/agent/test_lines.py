@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import worker.agent.departure
 from everstep.protocol.agent_messages import AgentReport, ExitClass, LogLines, MemberPhase, Release, SendLines
 from everstep.protocol.ids import Generation, NodeId, Rank
 from everstep.protocol.log_chunks import LogLine, decode_chunk, parse_name, parse_tail
@@ -154,8 +153,8 @@ async def leave_output(fleet: Fleet) -> Path:
 async def test_a_node_is_released_when_what_its_ranks_left_is_stored(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker.agent.departure, "LOOK_SECONDS", 0.01)
     store, node, now, look_count = SlowStore(fleet, monkeypatch), fleet.nodes[0], 0.0, 0
+    node.agent.rank_outputs.poll_seconds = 0.01
 
     def look() -> float:
         nonlocal look_count
@@ -182,8 +181,8 @@ async def test_a_node_is_released_when_what_its_ranks_left_is_stored(
 async def test_outputs_that_are_given_up_are_told(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(worker.agent.departure, "LOOK_SECONDS", 0.01)
     store, node, now = SlowStore(fleet, monkeypatch), fleet.nodes[0], 0.0
+    node.agent.rank_outputs.poll_seconds = 0.01
     node.agent.rank_outputs.monotonic = lambda: now
     output = await leave_output(fleet)
     await asyncio.to_thread(store.asked.wait, 30)

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.peer_messages import PrintedLines, SessionKind
@@ -202,7 +203,12 @@ class Pair:
     # -- the owner
 
     def send(
-        self, *, deadline_seconds: float = 30.0, dialler: Dialler | None = None, printed: Printed | None = None
+        self,
+        *,
+        deadline_seconds: float = 30.0,
+        dialler: Dialler | None = None,
+        printed: Printed | None = None,
+        **options: Any,
     ) -> ReplicaSender:
         """Start a sender that sends the owner's steps to the holder."""
         sender = ReplicaSender(
@@ -213,6 +219,7 @@ class Pair:
             self.pacer,
             holder_deadline_seconds=deadline_seconds,
             printed=printed,
+            **options,
         )
         self._sending = asyncio.create_task(sender.run())
         return sender

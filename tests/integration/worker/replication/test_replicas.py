@@ -612,16 +612,14 @@ async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can
     ]
 
 
-async def test_a_card_that_was_out_of_reach_has_its_streams_in_the_next_session(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_card_that_was_out_of_reach_has_its_streams_in_the_next_session(pair: Pair) -> None:
     """A network card cannot reach the holder during one session, for example while the holder's agent restarts.
 
     The next session opens streams on this card again.
     """
-    monkeypatch.setattr(sending, "TELLING_BYTES", 0)  # measure the rate in every transfer, however small
     dialler = OneCard(pair)
-    sender = dialler.sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
+    # measure the rate in every transfer, however small
+    sender = dialler.sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler, measured_bytes=0)
     sender.stream_count = StreamCount(limit=4, count=4, best_count=2)
     for step in range(1, TRIES + 2):
         pair.hear(step - 1 or -1, step)
@@ -1026,8 +1024,7 @@ async def test_a_bug_that_ends_an_attempt_is_logged_and_not_the_end_of_all(
     The sender logs the bug and retries, so that the holder acknowledges the step.
     """
     monkeypatch.setattr(sending, "announcement", Buggy(1))
-    monkeypatch.setattr(sending, "RETRY_SECONDS", (0.01,))
-    sender = pair.send()
+    sender = pair.send(retry_seconds=(0.01,))
     pair.hear(-1, 1)
     await pair.capture(1)
     await pair.until(lambda: pair.shard.vote is Vote.ACKED)
@@ -1040,8 +1037,7 @@ async def test_a_holder_that_a_bug_keeps_from_everything_leaves_the_view_with_th
 ) -> None:
     bug = Buggy(-1)
     monkeypatch.setattr(sending, "announcement", bug)
-    monkeypatch.setattr(sending, "RETRY_SECONDS", (0.01,))
-    sender = pair.send(deadline_seconds=RARELY_SECONDS)
+    sender = pair.send(deadline_seconds=RARELY_SECONDS, retry_seconds=(0.01,))
     pair.hear(-1, 1)
     await pair.capture(1)
     await pair.until(lambda: bug.called_count > 2)
@@ -1227,7 +1223,7 @@ def slow(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event]
         await finish(gate.wait())  # this wait ignores cancellation, like a thread that allocates pages
         return await create(rank, index, header)
 
-    monkeypatch.setattr(receiver, "PREPARING_SECONDS", 0.02)
+    pair.receiver.preparing_seconds = 0.02
     monkeypatch.setattr(pair.holder_store, "_create", slowly)
     yield gate
     gate.set()

@@ -14,8 +14,7 @@ from control_plane.api.routes.checkpoints import PATIENCE
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.db import checkpoints, jobs
 from control_plane.db.tokens import Role
-from control_plane.loop import verifier as verifier_module
-from control_plane.loop.verifier import KnownContents, Verifier, verify_shard
+from control_plane.loop.verifier import IDLE_BYTES, KnownContents, Verifier, verify_shard
 from everstep.protocol.errors import CorruptObject
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.api.conftest import BUCKET, START, refused
@@ -233,7 +232,7 @@ def test_a_cloud_that_does_not_answer_is_no_verdict(service, client, job, verifi
 
 
 @pytest.mark.parametrize("is_replicated", [False, True])
-@pytest.mark.parametrize("idle_bytes", [0, verifier_module.IDLE_BYTES])
+@pytest.mark.parametrize("idle_bytes", [0, IDLE_BYTES])
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -245,11 +244,9 @@ def test_a_cloud_that_does_not_answer_is_no_verdict(service, client, job, verifi
     ],
     ids=["intact", "data", "header", "cut", "missing"],
 )
-def test_shared_objects_are_verified_with_each_shard(
-    service, client, job, verifier, monkeypatch, idle_bytes, damage, said, is_replicated
-):
+def test_shared_objects_are_verified_with_each_shard(service, client, job, idle_bytes, damage, said, is_replicated):
     """With 0 idle bytes, the connections to the objects are closed between tensors."""
-    monkeypatch.setattr(verifier_module, "IDLE_BYTES", idle_bytes)
+    verifier = Verifier(service.database, service.objects, service.clock, idle_bytes=idle_bytes)
     manifest = job.checkpoint(8, frozen=b"frozen" * 40, is_replicated=is_replicated)
     place = ObjectReference(bucket=BUCKET, key=manifest.shared[0].key)
     if damage is None:

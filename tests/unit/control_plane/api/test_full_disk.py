@@ -45,7 +45,7 @@ def fill(service: Any) -> httpx.Response:
 
 
 def test_a_database_without_space_is_named_and_reading_goes_on(service: Any) -> None:
-    clock = service.services.database.disk._monotonic = Clock()
+    clock = service.services.database.disk.monotonic = Clock()
     assert send(service, "GET", "/v1/health").json()["Status"] == "ok"
     limit(service, 1)  # SQLite allows no limit below the file's current size
     answers = [fill(service) for _ in range(60)]
@@ -79,7 +79,7 @@ def test_a_job_shows_the_full_disk_of_the_service_while_it_lasts(
 ) -> None:
     client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=2)
     disk = service.services.database.disk
-    clock = disk._monotonic = Clock()
+    clock = disk.monotonic = Clock()
     disk.failed(full(service))
     (condition,) = client.describe_training_job(TrainingJobName="gpt")["Conditions"]
     assert condition["Type"] == "disk_full"

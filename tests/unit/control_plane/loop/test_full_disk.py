@@ -18,7 +18,7 @@ from tests.unit.control_plane.loop.world import World
 @pytest.mark.parametrize(("words", "state"), [("database or disk is full", None), ("could not extend file", "53100")])
 async def test_a_loop_that_cannot_write_reports_the_full_disk(world: World, words: str, state: str | None) -> None:
     now = [0.0]
-    world.database.disk._monotonic = lambda: now[0]
+    world.database.disk.monotonic = lambda: now[0]
     world.submit()
     await world.running()
     refusal = Exception(words)

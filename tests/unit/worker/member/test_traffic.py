@@ -139,7 +139,7 @@ def test_replicas_are_paced_once_spans_and_link_are_known() -> None:
         node.transfers(0.15)
         node.iterate()
         assert isinstance(node.pacer.current, SpanPacer)
-        assert (paced._link, node.pacer.current._link) == (
+        assert (paced.link, node.pacer.current.link) == (
             Link(pytest.approx(1e7), ALPHA_SECONDS),
             Link(pytest.approx(1e6 / 0.15), ALPHA_SECONDS),
         )
@@ -156,7 +156,7 @@ def test_the_shards_of_a_node_that_leave_at_one_boundary_are_not_counted_one_aft
         node.traffic.spans(Rank(4), SPANS)
         node.try_pacing()
         assert isinstance(node.pacer.current, SpanPacer)
-        assert node.pacer.current._link.bandwidth_bytes_per_second == pytest.approx(count * 1_000_000 / 0.3)
+        assert node.pacer.current.link.bandwidth_bytes_per_second == pytest.approx(count * 1_000_000 / 0.3)
 
     with_loop(work)
 

@@ -299,15 +299,16 @@ async def test_where_the_rank_does_not_live_nothing_is_run(desk) -> None:
     assert (await desk.answers.get()).refusal == "rank 5 of generation 2 does not run"
 
 
-async def test_a_node_runs_few_at_once(desk, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(rank_commands, "MAX_AT_ONCE", 1)
-    fifo = tmp_path / "go"
-    os.mkfifo(fifo)
-    desk.commands.take(command("cat", str(fifo)), record())
+async def test_a_node_runs_few_at_once(desk, tmp_path) -> None:
+    fifos = [tmp_path / f"go-{number}" for number in range(rank_commands.MAX_AT_ONCE)]
+    for number, fifo in enumerate(fifos):
+        os.mkfifo(fifo)
+        desk.commands.take(command("cat", str(fifo), name=f"cat-{number}"), record())
     desk.commands.take(command("true", name="d"), record())
-    assert (await desk.answers.get()).refusal == "1 commands run on this node already"
-    await asyncio.to_thread(fifo.write_text, "")
-    assert (await desk.answers.get()).exit_code == 0
+    assert (await desk.answers.get()).refusal == f"{len(fifos)} commands run on this node already"
+    for fifo in fifos:
+        await asyncio.to_thread(fifo.write_text, "")
+        assert (await desk.answers.get()).exit_code == 0
 
 
 async def test_it_is_in_the_ranks_cgroup(desk) -> None:

@@ -41,7 +41,7 @@ from worker.shm import store as store_module
 from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.rank_page import RankPage
 from worker.shm.slot_file import SlotFile
-from worker.shm.store import Slot, SlotStore, in_thread
+from worker.shm.store import INLINE_DIGEST_BYTES, Slot, SlotStore, in_thread
 
 JOB, RUN, OTHER = JobName("gpt"), RunId("ab" * 16), RunId("cd" * 16)
 RANK = Rank(0)
@@ -53,8 +53,8 @@ def content(step: int, origin: int = 1) -> Content:
     return Content(Generation(origin), Step(step))
 
 
-def opened(tmpfs: Path, *, memory_bytes: int = 1 << 20) -> SlotStore:
-    store = SlotStore(tmpfs / "node", memory_bytes=memory_bytes)
+def opened(tmpfs: Path, *, memory_bytes: int = 1 << 20, inline_digest_bytes: int = INLINE_DIGEST_BYTES) -> SlotStore:
+    store = SlotStore(tmpfs / "node", memory_bytes=memory_bytes, inline_digest_bytes=inline_digest_bytes)
     store.open_run(JOB, RUN)
     return store
 
@@ -162,13 +162,12 @@ async def test_granting_cancels_and_joins_who_reads_the_old_content(tmpfs: Path)
     store.close()
 
 
-async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path) -> None:
     """A slot is granted again while the digest for its seal is being computed. The seal then has no effect.
 
     Otherwise, the older step would appear sealed over the newer step's bytes.
     """
-    monkeypatch.setattr(store_module, "INLINE_DIGEST_BYTES", 0)
-    store = opened(tmpfs)
+    store = opened(tmpfs, inline_digest_bytes=0)
     index = await grant(store, 1, slot_count=1)
     assert index == 0
     sealing = asyncio.create_task(store.seal(RANK, 0, header(store, 1)))
@@ -236,9 +235,8 @@ async def test_every_thread_finds_what_was_flipped_in_its_part(
     tmpfs: Path, monkeypatch: pytest.MonkeyPatch, byte: int, threads: int
 ) -> None:
     """Four chunks are verified by one thread, by two, and by more threads than chunks."""
-    monkeypatch.setattr(store_module, "INLINE_DIGEST_BYTES", 0)
     monkeypatch.setattr(slot_module, "CHUNK_BYTES", 256)
-    store = opened(tmpfs)
+    store = opened(tmpfs, inline_digest_bytes=0)
     slot = await fill(store, 1)
     assert await store.verify(slot, threads=threads)
     assert slot.digests is not None
@@ -253,7 +251,6 @@ async def test_every_thread_finds_what_was_flipped_in_its_part(
 def test_what_presses_is_verified_before_ranks_that_start_and_all_else_beside_them(
     tmpfs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "INLINE_DIGEST_BYTES", 0)
     own = os.getpriority(os.PRIO_PROCESS, 0)
     above = -10 if os.geteuid() == 0 else own
     found: list[int] = []
@@ -264,7 +261,7 @@ def test_what_presses_is_verified_before_ranks_that_start_and_all_else_beside_th
 
     async def verify() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, above)  # change the priority of the loop's thread only
-        store = opened(tmpfs)
+        store = opened(tmpfs, inline_digest_bytes=0)
         slot = await fill(store, 1)
         found.clear()
         for is_pressing in (True, False, True):
@@ -387,10 +384,9 @@ class TestFollowing:
 
     @pytest.mark.parametrize("inline_bytes", [0, 1 << 20], ids=["in a thread", "on the loop"])
     async def test_chunks_are_digested_as_they_become_final_and_sealed_when_all_is_said(
-        self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch, inline_bytes: int
+        self, tmpfs: Path, inline_bytes: int
     ) -> None:
-        monkeypatch.setattr(store_module, "INLINE_DIGEST_BYTES", inline_bytes)
-        store, data = opened(tmpfs), payload(1, self.SIZE)
+        store, data = opened(tmpfs, inline_digest_bytes=inline_bytes), payload(1, self.SIZE)
         slot, digests, sealing = await self.begun(store, 1)
         self.write(slot, data[:2500])
         digests.grow(2500)
