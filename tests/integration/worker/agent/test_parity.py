@@ -37,7 +37,7 @@ pytestmark = pytest.mark.integration
 @lru_cache(maxsize=64)
 def state(rank: int, step: int) -> bytes:
     """Return a state of two to four chunks, of which no two are equal."""
-    return random.Random(1000 * rank + step).randbytes((2 + rank) * CHUNK_BYTES - 4096 * (rank + 1))
+    return random.Random(1000 * rank + step).randbytes((2 + rank % 3) * CHUNK_BYTES - 4096 * (rank + 1))
 
 
 def payload(rank: int, step: int) -> tuple[bytes, int]:
@@ -80,11 +80,14 @@ def check_restored(fleet: Fleet, step: int) -> None:
         assert rank.restored == payload(rank.rank, step)[0]
 
 
-async def test_a_lost_node_is_rebuilt_and_the_job_continues(group: Fleet) -> None:
+@pytest.mark.parametrize("per_node", [1, 2])
+async def test_a_lost_node_is_rebuilt_and_the_job_continues(group: Fleet, per_node: int) -> None:
+    """With two ranks per node, the ranks with one LOCAL_RANK form a stripe."""
+    group.per_node = per_node
     await group.launch()
     await group.train(3)
-    for rank in range(3):
-        assert protection(group, rank).in_view == protection(group, rank).holders
+    for node in range(3):
+        assert protection(group, node).in_view == protection(group, node).holders
     await lose(group.nodes[1])
     await group.launch()
     assert group.plan is not None
@@ -92,7 +95,7 @@ async def test_a_lost_node_is_rebuilt_and_the_job_continues(group: Fleet) -> Non
     assert base >= 3
     check_restored(group, base)
     restored = [member.restored_from for node in group.nodes if (member := group.control.member(node.id)) is not None]
-    assert restored == [("local",), ("parity",), ("local",)]
+    assert restored == [("local",) * per_node, ("parity",) * per_node, ("local",) * per_node]
     await group.train(base + 2)
     await lose(group.nodes[2])
     await group.launch()
