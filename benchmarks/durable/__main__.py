@@ -23,6 +23,7 @@ from benchmarks.command import Begun
 from benchmarks.durable import loads, members, strategies, uploads, writers
 from benchmarks.durable.loads import Load
 from benchmarks.durable.peers import Operation, Outcome
+from benchmarks.durable.readers import READERS, SharedLoadTime, shared_load
 from benchmarks.durable.report import PAGE, SYSTEMS, Comparison, Sample
 from benchmarks.durable.strategies import StrategyJob
 from benchmarks.durable.transfer import BUCKET, CLIENTS, MIB, Task
@@ -101,6 +102,17 @@ def _shared(begun: Begun) -> Iterator[SharedUploadTime]:
                 with TemporaryDirectory(dir=SHARED_MEMORY) as folder:
                     yield shared_upload(url, environment, Path(folder), count)
             begun.say("uploaded one shard with 1, 2 and 4 nodes")
+
+
+def _restores(begun: Begun) -> Iterator[SharedLoadTime]:
+    """Measure the load of one shard by one, two and four nodes, each with its own bandwidth cap."""
+    environment = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_REGION": REGION}
+    with _served("SeaweedFS") as url, _bucket(url, writers.BUCKET):
+        for number in range(1 if begun.is_quick else ROUNDS):
+            for count in READERS[number % len(READERS) :] + READERS[: number % len(READERS)]:
+                with TemporaryDirectory(dir=SHARED_MEMORY) as folder:
+                    yield shared_load(url, environment, Path(folder), count)
+            begun.say("loaded one shard with 1, 2 and 4 nodes")
 
 
 def _comparisons(begun: Begun) -> Iterator[Comparison]:
@@ -193,6 +205,7 @@ PARTS: Mapping[str, Callable[[Begun], Iterator[Any]]] = {
     "samples": _transfers,
     "comparisons": _comparisons,
     "shared": _shared,
+    "restores": _restores,
     "uploads": _uploads,
     "loads": _loads,
     "strategies": _strategies,

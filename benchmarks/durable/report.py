@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from benchmarks.durable import jobs, strategies
 from benchmarks.durable.loads import Load
 from benchmarks.durable.peers import Outcome
+from benchmarks.durable.readers import READERS, SharedLoadTime
 from benchmarks.durable.strategies import StrategyJob
 from benchmarks.durable.transfer import CONNECTIONS, MIB, PART_BYTES, RANGE_BYTES, Figure
 from benchmarks.durable.uploads import UploadBlock
@@ -22,7 +23,7 @@ LEAST_RATIO = 0.8
 """Lower limit of the throughput of Everstep's store ÷ throughput of boto3's transfer manager."""
 MOST_EXTRA_BYTES = 64 * MIB
 MOST_OF_FEWER = 0.9
-"""Most time of an upload by twice as many nodes, relative to the time of the upload by fewer nodes."""
+"""Most time of an upload or a load by twice as many nodes, relative to the time by fewer nodes."""
 OWN, RAW = "everstep", "boto3"
 SYSTEMS = {
     "load": (OWN, "dcp"),
@@ -83,6 +84,8 @@ class Run(BenchmarkRun):
     """Empty in results of earlier versions, whose page has no section about loads and exports."""
     shared: Sequence[SharedUploadTime] = ()
     """Empty in results of earlier versions, whose page has no section about shared uploads."""
+    restores: Sequence[SharedLoadTime] = ()
+    """Empty in results of earlier versions, whose page has no section about shared loads."""
     uploads: Sequence[UploadBlock] = ()
     loads: Sequence[Load] = ()
     strategies: Sequence[StrategyJob] = ()
@@ -156,20 +159,29 @@ def _compared(run: Run) -> list[Row]:
 
 
 def _divided(run: Run) -> list[Row]:
-    """Return one row per pair of successive numbers of writers."""
+    """Return one row per pair of successive numbers of nodes that share an upload or a load."""
     return [
         Row(
-            what=f"upload of one shard by {more} nodes, time ÷ that by {'1 node' if fewer == 1 else f'{fewer} nodes'}",
-            value=_median(_by(run, more), "seconds") / _median(_by(run, fewer), "seconds"),
-            n=len(_by(run, more)),
+            what=f"{what} of one shard by {more} nodes, time ÷ that by {'1 node' if fewer == 1 else f'{fewer} nodes'}",
+            value=statistics.median(times[more]) / statistics.median(times[fewer]),
+            n=len(times[more]),
             limit=MOST_OF_FEWER,
         ).judged()
-        for fewer, more in (pairwise(WRITERS) if run.shared else ())
+        for what, times in (("upload", _uploads_by(run)), ("load", _loads_by(run)))
+        for fewer, more in pairwise(times)
     ]
 
 
-def _by(run: Run, writers: int) -> list[SharedUploadTime]:
-    return [each for each in run.shared if each.writers == writers]
+def _uploads_by(run: Run) -> dict[int, list[float]]:
+    """Return the seconds of the shared uploads, by number of writers."""
+    found = {count: [each.seconds for each in run.shared if each.writers == count] for count in WRITERS}
+    return {count: times for count, times in found.items() if times}
+
+
+def _loads_by(run: Run) -> dict[int, list[float]]:
+    """Return the seconds of the shared loads, by number of readers."""
+    found = {count: [each.seconds for each in run.restores if each.readers == count] for count in READERS}
+    return {count: times for count, times in found.items() if times}
 
 
 def _outcomes(run: Run, name: str, system: str) -> list[Comparison]:
@@ -192,7 +204,8 @@ def values(run: Run) -> dict[str, str | None]:
         "downloads": _table(run, False) if run.samples else None,
         "model": f"{run.comparisons[0].mib} MiB" if run.comparisons else None,
         "comparisons": _comparisons(run) if run.comparisons else None,
-        "shared": _shared(run) if run.shared else None,
+        "shared": _shared(_uploads_by(run)) if run.shared else None,
+        "restores": _shared(_loads_by(run)) if run.restores else None,
         "shared_mib": f"{OBJECT_MIB} MiB" if run.shared else None,
         **_job_values(run),
         "cap": f"{CAP_MIB_PER_SECOND} MiB/s" if run.shared else None,
@@ -247,11 +260,10 @@ def _comparisons(run: Run) -> str:
     return table(("operation", "seconds, median", "seconds, all"), body)
 
 
-def _shared(run: Run) -> str:
+def _shared(times: Mapping[int, Sequence[float]]) -> str:
     body = [
-        [str(writers), number(_median(found, "seconds")), ", ".join(number(each.seconds) for each in found)]
-        for writers in WRITERS
-        if (found := _by(run, writers))
+        [str(count), number(statistics.median(found)), ", ".join(number(seconds) for seconds in found)]
+        for count, found in times.items()
     ]
     return table(("nodes", "seconds, median", "seconds, all"), body)
 
@@ -263,7 +275,7 @@ def _groups(run: Run) -> list[tuple[tuple[str, bool, int], list[Sample]]]:
     return [(place, list(group)) for place, group in groupby(sorted(run.samples, key=key), key)]
 
 
-def _median(samples: Sequence[Sample] | Sequence[Comparison] | Sequence[SharedUploadTime], name: str) -> float:
+def _median(samples: Sequence[Sample] | Sequence[Comparison], name: str) -> float:
     return statistics.median(getattr(sample, name) for sample in samples)
 
 

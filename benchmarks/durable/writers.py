@@ -66,18 +66,20 @@ class _Bucket:
 
 
 @contextmanager
-def capped(url: str, bytes_per_second: float) -> Iterator[str]:
+def capped(url: str, bytes_per_second: float, *, is_download: bool = False) -> Iterator[str]:
     """Run a proxy that limits the bytes from its clients to the server.
 
     Args:
         url: address of the S3 server, as http://host:port.
         bytes_per_second: cap over all connections of the proxy.
+        is_download: True to limit the bytes from the server to the clients instead.
 
     Yields:
         The address of the proxy.
     """
     host, port = url.removeprefix("http://").rsplit(":", 1)
     bucket, lines = _Bucket(bytes_per_second), list[socket.socket]()
+    up, down = (None, bucket) if is_download else (bucket, None)
     piece = max(4096, int(bytes_per_second * _SLICE_SECONDS))
 
     def copy(source: socket.socket, target: socket.socket, limit: _Bucket | None) -> None:
@@ -97,8 +99,8 @@ def capped(url: str, bytes_per_second: float) -> Iterator[str]:
                 line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 * 1024)
                 server = socket.create_connection((host, int(port)))
                 lines.extend((line, server))
-                threading.Thread(target=copy, args=(line, server, bucket), daemon=True).start()
-                threading.Thread(target=copy, args=(server, line, None), daemon=True).start()
+                threading.Thread(target=copy, args=(line, server, up), daemon=True).start()
+                threading.Thread(target=copy, args=(server, line, down), daemon=True).start()
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=accept, daemon=True)

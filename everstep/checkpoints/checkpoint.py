@@ -25,8 +25,11 @@ from everstep.protocol.ids import Rank
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard, SharedObject, decode_manifest
 from everstep.protocol.slot_values import pretrained_of
 
-READS_AHEAD: Final = 2
-"""Number of pieces that `Checkpoint.stream` reads ahead of its caller."""
+READS_AHEAD: Final = 3
+"""Number of pieces that `Checkpoint.stream` reads ahead of its caller.
+
+With the chunks of `ChunkCache`, an export needs at most 64 MiB beside its largest tensor.
+"""
 READS_AT_ONCE: Final = 4
 """Number of chunks of 4 MiB that a checkpoint reads at the same time."""
 _FOLDER: Final = re.compile(r"run=[^/]*/gen=[^/]*/step=[^/]*/$")

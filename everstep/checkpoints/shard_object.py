@@ -30,10 +30,10 @@ from everstep.protocol.manifest import CheckpointManifest, ManifestShard
 from everstep.protocol.safetensors import LENGTH, MAX_HEADER_BYTES, Restore, SharedGroup, plan_restore
 from everstep.protocol.slot import DIGEST_BYTES, SlotIndex, chunk_bytes, chunk_range, digest, unpack_index
 
-CACHED_CHUNKS: Final = 4
+CACHED_CHUNKS: Final = 7
 """Number of chunks in the cache of a checkpoint.
 
-They use 16 MiB if a shard has at most 128 GiB. The cache exists because small tensors share a chunk.
+They use 28 MiB if a shard has at most 128 GiB. The cache exists because small tensors share a chunk, in each rank.
 """
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.durable import strategies, uploads
 from benchmarks.durable.loads import LAYOUTS, MOVED, SAME, Layout, Load, absent_share, needed_bytes
+from benchmarks.durable.readers import READERS, SharedLoadTime
 from benchmarks.durable.report import GOALS, NAMES, PAGE, RAW, SYSTEMS, Comparison, Run, Sample, rows
 from benchmarks.durable.strategies import STRATEGIES, StrategyJob
 from benchmarks.durable.transfer import MIB
@@ -52,6 +53,9 @@ def comparisons() -> Sequence[Comparison]:
 SHARED = [
     SharedUploadTime(writers=writers, seconds=16.0 / writers + number) for writers in WRITERS for number in range(3)
 ]
+RESTORES = [
+    SharedLoadTime(readers=readers, seconds=16.0 / readers + number) for readers in READERS for number in range(3)
+]
 ADDED = {FLOOR: 0.0, EVERSTEP: 0.2, uploads.DCP_FILES: 0.5, DCP_S3: 1.0}
 """Seconds that a checkpoint of each system adds to a block of 10 steps of 0.3 s."""
 
@@ -92,6 +96,7 @@ RUN = Run(
     samples=samples(),
     comparisons=comparisons(),
     shared=SHARED,
+    restores=RESTORES,
     uploads=BLOCKS,
     loads=LOADS,
     strategies=JOBS,
@@ -104,7 +109,7 @@ def verdicts(run: Run) -> dict[str, Verdict]:
 
 def test_every_limit_passes_in_a_good_run() -> None:
     assert set(verdicts(RUN).values()) == {Verdict.PASS}
-    assert len(verdicts(RUN)) == 5 + len(GOALS) + 2 + 2 + 2 + 3
+    assert len(verdicts(RUN)) == 5 + len(GOALS) + 2 + 2 + 2 + 2 + 3
 
 
 @pytest.mark.parametrize(("operation", "limit"), [("load", 1.5), ("copy", 1.25), ("export", 1.0)])
@@ -128,6 +133,15 @@ def test_more_writers_that_save_no_time_fall_short(writers: int, which: str) -> 
     slow = [replace(each, seconds=each.seconds * writers) if each.writers >= writers else each for each in SHARED]
     found = verdicts(replace(RUN, shared=slow))
     assert [what for what, verdict in found.items() if verdict is Verdict.SHORT] == [f"upload of one shard by {which}"]
+
+
+def test_more_readers_that_save_no_time_fall_short() -> None:
+    slow = [replace(each, seconds=16.0) for each in RESTORES]
+    found = verdicts(replace(RUN, restores=slow))
+    assert [what for what, verdict in found.items() if verdict is Verdict.SHORT] == [
+        "load of one shard by 2 nodes, time ÷ that by 1 node",
+        "load of one shard by 4 nodes, time ÷ that by 2 nodes",
+    ]
 
 
 def test_a_result_with_other_tensors_falls_short_on_a_busy_machine_too() -> None:
