@@ -253,11 +253,18 @@ class Drill(TypedDict):
 class ElasticConfig(TypedDict):
     """Numbers of nodes between which a job may change while it trains. The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes. A job with the strategy None must keep its number of nodes."""
     MinNodeCount: NotRequired[int]
-    """Number of nodes with which the job may continue if lost nodes are not replaced in time. The default is NodeCount: the job waits until it has all nodes again. When nodes return, the job stops at an agreed step and continues with them."""
+    """Number of nodes with which the job may start, resume and continue while the fleet has no others. The default is NodeCount: the job waits until it has all nodes. When nodes arrive, the job stops at an agreed step and continues with them. A preemptible job also shrinks to this number for a job of higher priority."""
     MaxNodeCount: NotRequired[int]
-    """Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. Other jobs then wait for the nodes that it uses."""
+    """Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. It returns these nodes at an agreed stop when another job can start with them."""
     PatienceInSeconds: NotRequired[int]
-    """Seconds for which the job waits for a missing node before it continues with fewer nodes. If the ready nodes do not suffice for MaxNodeCount, a running job waits as long for further nodes before it grows. 60 unless given."""
+    """Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes. If the ready nodes do not suffice for MaxNodeCount, a running job waits as long for further nodes before it grows. 60 unless given."""
+
+class ElasticConfigUpdate(TypedDict):
+    """Numbers of nodes to change. The value 0 sets a limit to NodeCount. A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop. A job that runs on fewer than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes."""
+    MinNodeCount: NotRequired[int]
+    MaxNodeCount: NotRequired[int]
+    PatienceInSeconds: NotRequired[int]
+    """New patience. It also applies to a wait that has begun."""
 
 class Event(TypedDict):
     """A record of a change or an incident of a fleet, a job or a node. Events never change."""
@@ -454,7 +461,7 @@ class Incident(TypedDict):
     IncidentId: str
     TrainingJobName: str
     RunId: str
-    Cause: Literal["notice", "requested", "grown", "pause_failed", "drill", "load_failed", "rank_exit", "hang", "agent_lost", "node_unreachable", "node_fault", "instance_terminated", "shrunk", "group_lost"]
+    Cause: Literal["notice", "requested", "grown", "returned", "pause_failed", "drill", "load_failed", "rank_exit", "hang", "agent_lost", "node_unreachable", "node_fault", "instance_terminated", "shrunk", "group_lost"]
     Phase: Literal["replace", "restore", "rework", "closed"]
     Evidence: list[str]
     Decision: str
@@ -1341,7 +1348,7 @@ class EverstepClient(Protocol):
         """Allow the deletion of a pinned checkpoint again."""
     def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ...) -> Fleet:
         """Change a fleet's settings: node and spare counts, price, and how failed nodes are handled."""
-    def update_training_job(self, *, TrainingJobName: str, Priority: int = ..., Preemptible: bool = ..., RetryStrategy: RetryStrategy = ..., StoppingCondition: StoppingConditionUpdate = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfigUpdate = ..., Tags: Mapping[str, str] = ...) -> UpdateTrainingJobResponse:
+    def update_training_job(self, *, TrainingJobName: str, Priority: int = ..., Preemptible: bool = ..., RetryStrategy: RetryStrategy = ..., StoppingCondition: StoppingConditionUpdate = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfigUpdate = ..., ElasticConfig: ElasticConfigUpdate = ..., Tags: Mapping[str, str] = ...) -> UpdateTrainingJobResponse:
         """Change a training job that has not ended. Omitted fields keep their value, and an update without a change creates no revision. Protection and CheckpointConfig are part of a generation's plan, so changes to them apply from the next generation on. The response says when each change applies. Raises ConflictException if the job has ended."""
     def verify_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Read a checkpoint's objects back and compare their hashes with the manifest. The verification runs in the background. The checkpoint record then shows its result and time."""

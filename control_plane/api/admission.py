@@ -13,7 +13,7 @@ from control_plane.api.allowance import Allowance
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas.common import MAX_S3_PATH_CHARACTERS, FieldError
 from control_plane.api.schemas.jobs import Channel, CheckpointConfig, CreateTrainingJobRequest, ProtectionConfig
-from control_plane.core import parity, strategies
+from control_plane.core import elastic, parity, strategies
 from control_plane.core.checkpoints import contradictions
 from control_plane.core.strategies import Strategy
 from control_plane.db.fleets import FleetRecord
@@ -273,7 +273,7 @@ def _on_notice(config: CheckpointConfig) -> bool:
 def _contradicting_checkpoints(
     request: CreateTrainingJobRequest, schedule: strategies.Schedule, copies: int
 ) -> Iterator[FieldError]:
-    config, elastic = request.checkpoint_config, request.elastic_config
+    config, size = request.checkpoint_config, request.elastic_config
     found = [
         *contradictions(
             every_steps=schedule.every_steps,
@@ -289,8 +289,8 @@ def _contradicting_checkpoints(
                 third_slot=config.third_slot,
                 on_notice=_on_notice(config),
                 is_preemptible=request.preemptible,
-                may_shrink=elastic.min_node_count is not None and elastic.min_node_count < request.node_count,
-                may_grow=elastic.max_node_count is not None and elastic.max_node_count > request.node_count,
+                may_shrink=size.min_node_count is not None and size.min_node_count < request.node_count,
+                may_grow=size.max_node_count is not None and size.max_node_count > request.node_count,
             ),
         ),
     ]
@@ -357,26 +357,16 @@ def _beyond(request: CreateTrainingJobRequest, quota: QuotaRecord | None) -> Ite
 def _inelastic(
     request: CreateTrainingJobRequest, fleet: FleetRecord, max_node_count: int, quota: QuotaRecord | None
 ) -> Iterator[FieldError]:
-    """Yield the errors of ElasticConfig, whose limits must be consistent with NodeCount, the fleet and the quota."""
-    least, most = request.elastic_config.min_node_count, request.elastic_config.max_node_count
-    if least is not None and least > request.node_count:
-        message = f"{least} nodes; it must be at most NodeCount, which is {request.node_count}"
-        yield FieldError(field="ElasticConfig.MinNodeCount", message=message)
-    field = "ElasticConfig.MaxNodeCount"
-    if most is None:
-        return
-    if most < request.node_count:
-        message = f"{most} nodes; it must be at least NodeCount, which is {request.node_count}"
-        yield FieldError(field=field, message=message)
-    if most > max_node_count:
-        message = (
-            f"{most} nodes; the group {fleet.auto_scaling_group_name} of the fleet {fleet.name} has MaxSize "
-            f"{max_node_count}"
-        )
-        yield FieldError(field=field, message=message)
-    if quota is not None and quota.max_node_count is not None and most > quota.max_node_count:
-        message = f"{most} nodes; jobs of the project {quota.project} may hold {quota.max_node_count} nodes of a fleet"
-        yield FieldError(field=field, message=message)
+    limits = elastic.Limits(
+        group=fleet.auto_scaling_group_name,
+        fleet=fleet.name,
+        max_size=max_node_count,
+        project=quota.project if quota is not None else "",
+        quota=quota.max_node_count if quota is not None else None,
+    )
+    config = request.elastic_config
+    wrong = elastic.contradictions(request.node_count, config.min_node_count, config.max_node_count, limits)
+    yield from (FieldError(field=field, message=message) for field, message in wrong)
 
 
 def _priceless(request: CreateTrainingJobRequest, fleet: FleetRecord) -> Iterator[FieldError]:

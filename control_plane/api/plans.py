@@ -54,8 +54,11 @@ def waiting(
         run=RunId(run_id),
         state=JobState.QUEUED,
         node_count=request.node_count,
+        least_node_count=request.elastic_config.min_node_count or request.node_count,
+        most_node_count=request.elastic_config.max_node_count or request.node_count,
         priority=request.priority,
         created_at=now,
+        is_preemptible=request.preemptible,
         project=project,
         quota=quota.max_node_count if quota is not None else None,
     )
@@ -137,4 +140,7 @@ def _waits_for(spec: JobSpec, job: FleetJob, turns: Schedule, free: int) -> str:
     if job.run not in turns.admitted:
         return in_words(turns, job.run)
     missing = spec.node_count - free
-    return f"{missing} more node{'s' if missing != 1 else ''}; {free} of {spec.node_count} are free now"
+    start = elastic.start_words(spec)
+    return f"{missing} more node{'s' if missing != 1 else ''}; {free} of {spec.node_count} are free now" + (
+        f"; {start}" if start else ""
+    )

@@ -2,7 +2,8 @@
 
 Pure; all errors are reported together.
 
-    applies immediately               Priority, Preemptible, RetryStrategy, StoppingCondition, Tags: read on every pass
+    applies immediately               Priority, Preemptible, RetryStrategy, StoppingCondition, ElasticConfig, Tags: read
+                                      on every pass. A running generation keeps its nodes until an agreed stop.
     applies with the next generation  Protection, CheckpointConfig: part of a generation's plan, which never changes
 
 Invariant: admission would accept the updated job.
@@ -23,7 +24,7 @@ from control_plane.api.schemas.common import (
     FieldError,
 )
 from control_plane.api.schemas.revisions import UpdateTrainingJobRequest
-from control_plane.core import slot_memory, strategies
+from control_plane.core import elastic, slot_memory, strategies
 from control_plane.core.checkpoints import contradictions
 from control_plane.core.states import JobState
 from control_plane.db.jobs import JobRecord, JobSpec
@@ -47,6 +48,8 @@ class Surroundings:
     """Memory for slots on the fleet's smallest node. None if the value is unknown."""
     has_price: bool
     """True if the fleet has a price. A cost limit requires a price."""
+    limits: elastic.Limits
+    """Limits of the fleet and of the project for the job's number of nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +131,13 @@ def _wishes(request: UpdateTrainingJobRequest) -> Iterator[_Wish]:
             for name, attribute, value in named
             if value is not None
         )
+    if (sizes := request.elastic_config) is not None:
+        if sizes.min_node_count is not None:
+            yield _Wish("ElasticConfig.MinNodeCount", "min_node_count", sizes.min_node_count or None)
+        if sizes.max_node_count is not None:
+            yield _Wish("ElasticConfig.MaxNodeCount", "max_node_count", sizes.max_node_count or None)
+        if sizes.patience_in_seconds is not None:
+            yield _Wish("ElasticConfig.PatienceInSeconds", "patience_seconds", sizes.patience_in_seconds)
     if (protection := request.protection) is not None:
         if "copies" in protection.model_fields_set:
             yield _Wish("Protection.Copies", "copies", protection.copies, needs_generation=True)
@@ -200,9 +210,16 @@ def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[Fiel
                 third_slot=spec.third_slot,
                 on_notice=spec.checkpoint_on_notice,
                 is_preemptible=spec.preemptible,
+                may_shrink=spec.least_node_count < spec.node_count,
+                may_grow=spec.most_node_count > spec.node_count,
             ),
         )
     )
+    if (spec.min_node_count, spec.max_node_count) != (job.spec.min_node_count, job.spec.max_node_count):
+        # An unchanged MaxNodeCount stays valid if the group's MaxSize or the quota became smaller.
+        most = spec.max_node_count if spec.max_node_count != job.spec.max_node_count else None
+        wrong = elastic.contradictions(spec.node_count, spec.min_node_count, most, around.limits)
+        yield from (FieldError(field=field, message=message) for field, message in wrong)
     if spec.copies > spec.node_count:
         message = f"{spec.copies} copies need {spec.copies} nodes; NodeCount is {spec.node_count}"
         yield FieldError(field="Protection.Copies", message=message)

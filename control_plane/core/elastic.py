@@ -1,26 +1,110 @@
-"""Elastic jobs: when a job continues on fewer nodes, and when it grows again (docs/design.md#elastic-jobs).
+"""Elastic jobs: when a job starts or continues on fewer nodes, and when it grows (docs/design.md#elastic-jobs).
 
     4 nodes ── one lost ── no node within the patience ──▶ 3 nodes ── a node is ready ── agreed stop ──▶ 4 nodes
                            a node in time ──▶ 4 nodes              ── a failure, and a node is ready ──▶ 4 nodes
+            ── another job needs 2 of them ── agreed stop ──▶ 2 nodes
 
-A job shrinks only in a recovery that lacks a node. A job that trains grows at an agreed stop, by all ready nodes
-together.
+A job that lacks nodes starts or continues on fewer nodes after its patience. A job that trains returns nodes at an
+agreed stop, and grows at an agreed stop by all ready nodes together.
 
 Invariant: pure. A generation has between `least_node_count` and `most_node_count` nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from control_plane.core.moves import is_held_elsewhere
 from control_plane.core.observed.jobs import Growth, JobRecord, JobSettings
+from control_plane.core.states import JobState
+from everstep.protocol.agent_messages import MemberReport
 from everstep.protocol.ids import NodeId
-from everstep.protocol.plan import Timeouts
+from everstep.protocol.plan import GenerationPlan, Timeouts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits that a job's fleet and project set for its number of nodes."""
+
+    group: str
+    fleet: str
+    max_size: int
+    project: str = ""
+    quota: int | None = None
+    """Limit for the nodes of one fleet that all jobs of `project` hold together. None means no limit."""
+
+
+def contradictions(node_count: int, least: int | None, most: int | None, limits: Limits) -> Iterator[tuple[str, str]]:
+    """Yield the errors of an ElasticConfig: the name of the field, and the message.
+
+    Args:
+        node_count: NodeCount of the job.
+        least: MinNodeCount, or None if the job has none.
+        most: MaxNodeCount, or None if the job has none.
+        limits: limits of the job's fleet and project.
+    """
+    if least is not None and least > node_count:
+        yield (
+            "ElasticConfig.MinNodeCount",
+            f"{least} nodes; it must be at most NodeCount, which is {node_count}",
+        )
+    field = "ElasticConfig.MaxNodeCount"
+    if most is None:
+        return
+    if most < node_count:
+        yield field, f"{most} nodes; it must be at least NodeCount, which is {node_count}"
+    if most > limits.max_size:
+        yield field, f"{most} nodes; the group {limits.group} of the fleet {limits.fleet} has MaxSize {limits.max_size}"
+    if limits.quota is not None and most > limits.quota:
+        yield field, f"{most} nodes; jobs of the project {limits.project} may hold {limits.quota} nodes of a fleet"
 
 
 def needed_count(spec: JobSettings, record: JobRecord) -> int:
-    """Return the number of nodes that the next generation needs before it starts."""
+    """Return the number of nodes that the next generation needs before it starts.
+
+    A limit that a user changed since the newest generation applies.
+    """
+    return min(max(count_before(spec, record), spec.least_node_count), spec.most_node_count)
+
+
+def count_before(spec: JobSettings, record: JobRecord) -> int:
+    """Return the number of nodes that was last decided for the job, whatever its present limits are."""
     return record.reduced_count or record.member_count or spec.node_count
+
+
+def smaller_from(spec: JobSettings, record: JobRecord) -> float | None:
+    """Return from when a job that waits for its first nodes starts with fewer than NodeCount nodes.
+
+    The patience starts when the job begins to wait. It starts again after a period without a control plane, because
+    nobody could launch instances meanwhile.
+
+    Args:
+        spec: settings of the job, with its limits of nodes and its patience.
+        record: the record of a job in any state.
+
+    Returns:
+        Unix seconds. None if the job has one size, does not wait, or is paused by a person.
+    """
+    since = record.vacant_since
+    if record.state not in (JobState.QUEUED, JobState.ALLOCATING) or since is None:
+        return None
+    if spec.least_node_count >= spec.node_count:
+        return None
+    return max(since, since if record.unwatched is None else record.unwatched[1]) + spec.patience_seconds
+
+
+def is_settled(record: JobRecord) -> bool:
+    """Return whether a job trains so that an agreed stop loses almost no work.
+
+    It runs without an open incident, its newest generation has committed a new step, and no person has taken it over.
+    """
+    return (
+        record.state is JobState.RUNNING
+        and not record.taken_over_by
+        and record.incident is None
+        and record.committed > record.base_step
+    )
 
 
 def next_count(spec: JobSettings, record: JobRecord, *, available_count: int) -> int:
@@ -105,12 +189,59 @@ def is_due(spec: JobSettings, record: JobRecord, now: float, timeouts: Timeouts)
     return now - growth.since >= (steady_seconds if is_whole else max(spec.patience_seconds, steady_seconds))
 
 
+def kept_count(spec: JobSettings, record: JobRecord, wanted: int | None) -> int:
+    """Return with how many nodes a running job should continue, at most its present number.
+
+    Args:
+        spec: settings of the job. A user may have lowered its MaxNodeCount.
+        record: the record of this pass.
+        wanted: the number of nodes that the fleet's queue leaves to the job, or None.
+
+    Returns:
+        The number of nodes that the job keeps, at least its minimum. The present number if the job must not stop now.
+    """
+    if not is_settled(record) or record.suspicion is not None:
+        return record.member_count
+    most = spec.most_node_count if wanted is None else min(wanted, spec.most_node_count)
+    return min(record.member_count, max(most, spec.least_node_count))
+
+
+def returned_nodes(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], count: int) -> tuple[NodeId, ...]:
+    """Return the members that a job returns to its fleet, in the order in which it gives them up.
+
+    The remaining members should hold every shard, so that the job need not wait for a checkpoint. Among such members,
+    those with the highest GROUP_RANK go first.
+
+    Args:
+        plan: the plan of the running generation.
+        reports: the members' newest reports, with the holders of each shard.
+        count: number of nodes to return, less than the number of members.
+
+    Returns:
+        `count` members.
+    """
+    chosen: list[NodeId] = []
+    candidates = [node.node_id for node in reversed(plan.nodes)]
+    for node_id in candidates:
+        if len(chosen) < count and is_held_elsewhere(plan, reports, (*chosen, node_id)):
+            chosen.append(node_id)
+    others = [node_id for node_id in candidates if node_id not in chosen]
+    return (*chosen, *others[: count - len(chosen)])
+
+
 def size_words(spec: JobSettings, count: int) -> str:
     """Return a clause about a generation that has fewer nodes than the job requested.
 
     Empty for any other generation.
     """
     return f"on {count} of {spec.node_count} nodes" if count < spec.node_count else ""
+
+
+def start_words(spec: JobSettings) -> str:
+    """Return a clause about the start of an elastic job that waits for nodes. Empty for a job that needs all nodes."""
+    if spec.least_node_count >= spec.node_count:
+        return ""
+    return f"starts on at least {spec.least_node_count} nodes after {spec.patience_seconds:g} s"
 
 
 def forecast_words(spec: JobSettings) -> str:
@@ -121,8 +252,8 @@ def forecast_words(spec: JobSettings) -> str:
     words: list[str] = []
     if spec.least_node_count < spec.node_count:
         words.append(
-            f"may continue on {spec.least_node_count} of {spec.node_count} nodes after {spec.patience_seconds:g} s "
-            "without capacity"
+            f"may start and continue on {spec.least_node_count} of {spec.node_count} nodes after "
+            f"{spec.patience_seconds:g} s without capacity"
         )
     if spec.most_node_count > spec.node_count:
         words.append(f"may grow to {spec.most_node_count} nodes")

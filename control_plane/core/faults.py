@@ -161,9 +161,9 @@ def lost_at(verdict: Verdict, nodes: Mapping[NodeId, NodeObserved], now: float) 
 def implied(verdict: Verdict, now: float) -> Implication | None:
     """Return the history entry that a verdict adds to its node, or None.
 
-    A termination by AWS adds no entry, and neither does a person's request.
+    A termination by AWS adds no entry, and neither does a planned departure.
     """
-    if verdict.cause in (Cause.INSTANCE_TERMINATED, Cause.NOTICE, Cause.REQUESTED):
+    if verdict.cause is Cause.INSTANCE_TERMINATED or verdict.cause.is_planned:
         return None
     return Implication(
         node_id=verdict.node_id,

@@ -445,9 +445,9 @@ class _Table:
     def assign(self, policy: Policy) -> None:
         """Assign spares to jobs.
 
-        First, recovering jobs and jobs that shrank receive their missing nodes. Second, each job receives one node for
-        each node that it must give up. Third, queued jobs receive complete gangs. Fourth, elastic jobs that may use
-        more nodes receive nodes that the fleet does not need as spares.
+        First, recovering jobs receive their missing nodes, then jobs with fewer than NodeCount nodes. Second, each job
+        receives one node for each node that it must give up. Third, queued jobs receive complete gangs. Fourth, elastic
+        jobs that may use more nodes receive nodes that the fleet does not need as spares.
 
         Nodes with a rebalance recommendation are the last choice, and nodes that AWS will reclaim are never assigned.
         Among other nodes, the fleet prefers warm nodes: a process on such a node has already finished the imports of a
@@ -459,19 +459,21 @@ class _Table:
         ]
         holding = in_order(job for job in self.jobs.values() if job.state in HOLDING_JOBS and not job.is_taken_over)
         launched = [job for job in holding if job.state in LAUNCHED_JOBS]
-        for job in launched:
-            self._give(job, idle, job.claim_count - len(self._nodes_of(job)))
-        for job in launched:
-            self._give(job, idle, job.claim_count + len(self._leaving(job)) - len(self._nodes_of(job)))
-        for job in (job for job in holding if job.state is JobState.ALLOCATING):
-            lacks = job.node_count - len(self._nodes_of(job))
-            if lacks > len(self._welcome(job, idle)):
-                return
-            self._give(job, idle, lacks)
         counts = self.counts()
+        claims = {job.run: min(counts[job.run], job.claim_count(self.now)) for job in holding}
+        for job in launched:
+            self._give(job, idle, job.needed_count(self.now) - len(self._nodes_of(job)))
+        for job in launched:
+            self._give(job, idle, claims[job.run] - len(self._nodes_of(job)))
+        for job in launched:
+            self._give(job, idle, claims[job.run] + len(self._leaving(job)) - len(self._nodes_of(job)))
+        for job in (job for job in holding if job.state is JobState.ALLOCATING):
+            if job.needed_count(self.now) - len(self._nodes_of(job)) > len(self._welcome(job, idle)):
+                return
+            self._give(job, idle, claims[job.run] - len(self._nodes_of(job)))
         spares = spare_count(self.spec, self.seen.history, sum(counts.values()))
         for job in launched:
-            wanted = counts.get(job.run, job.claim_count) + len(self._leaving(job)) - len(self._nodes_of(job))
+            wanted = counts[job.run] + len(self._leaving(job)) - len(self._nodes_of(job))
             self._give(job, idle, min(wanted, len(idle) - spares))
 
     def _give(self, job: FleetJob, idle: list[NodeRecord], count: int) -> None:
@@ -508,7 +510,7 @@ class _Table:
         """
         if job.state not in LAUNCHED_JOBS or job.state is JobState.STOPPING or job.is_taken_over:
             return []
-        moving = {move.node_id for move in job.moves} if job.state is JobState.RUNNING else set[NodeId]()
+        moving = {move.node_id for move in job.moves if not move.is_returned} if job.state is JobState.RUNNING else ()
         return [
             row
             for row in self._nodes_of(job)
@@ -533,8 +535,7 @@ class _Table:
         """
         counts = self.counts()
         for job in (job for job in self.jobs.values() if job.state is JobState.RUNNING and not job.is_taken_over):
-            may_hold = counts.get(job.run, job.claim_count)
-            extra = len(self._nodes_of(job)) - may_hold - len(self._leaving(job))
+            extra = len(self._nodes_of(job)) - counts[job.run] - len(self._leaving(job))
             free = [
                 row
                 for row in self._nodes_of(job)

@@ -1,4 +1,4 @@
-"""The queue of a fleet: which jobs may hold nodes, which may start early, and which must release their nodes.
+"""The queue of a fleet: which jobs may hold nodes, which may start early, and how many nodes each job may hold.
 
     capacity  8   running: big 5          free 3
     queue     1.  head, needs 6           waits: 3 are free, 8 once big has ended
@@ -12,20 +12,21 @@ the head:
   and in any order (`MaxRuntimeInSeconds` is the latest end, not the earliest). Therefore the rule considers every
   subset of the running jobs that may remain. If the head fits beside a subset, the head must also fit beside this
   subset plus the new job.
-- **Preemption.** For a head of higher priority, preemptible jobs pause (an agreed stop with a checkpoint), lowest
-  priority and youngest first. The fewest possible jobs pause. No job pauses if all of them together do not free enough
-  nodes. A job that still waits for some of its nodes (its gang) returns to the queue without a loss.
+- **Preemption.** Jobs release nodes for the head (`core.preemption`): elastic jobs return nodes beyond their NodeCount,
+  and preemptible jobs of lower priority shrink or pause.
 - **Quotas.** A job that would exceed its project's quota waits outside the queue. Such a job cannot be the head, and no
   other job releases nodes for it.
 - **Pauses.** A job that a person paused also releases its nodes at an agreed stop. It returns to the queue when a
   person resumes it.
-- **Growth.** While no job waits in the queue, an elastic job may hold more nodes than it needs to start. A later job
-  waits for the nodes that the elastic job uses.
+- **Elastic jobs.** An elastic job that has waited for its patience starts with any number of nodes from its minimum on.
+  It claims the rest of its NodeCount before jobs behind it start. While no job waits in the queue, it may also hold
+  nodes beyond its NodeCount.
 - **Patience.** An incomplete gang that receives no node for `GANG_PATIENCE_SECONDS` releases its nodes. The job then
   stands aside: for a while, it neither holds nodes nor delays other jobs. This time grows with each attempt.
 
 Invariant: pure. The loops of jobs and fleets call the same function and get the same result. Jobs release nodes for
-another job only by these rules.
+another job only by these rules. All jobs together never receive more nodes than the capacity, unless the running
+generations already use more.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from control_plane.core.observed.fleets import FleetJob
+from control_plane.core.preemption import LEAVING, Reduction, kept_counts, yields_to
 from control_plane.core.states import HOLDING_JOBS, LAUNCHED_JOBS, JobState
 from everstep.protocol.ids import RunId
 
@@ -45,7 +47,6 @@ The time starts at `STAND_ASIDE_SECONDS` and doubles with each attempt.
 """
 PAUSE_AGAIN_SECONDS = 600.0
 """Seconds after a failed pause before the control plane requests another pause of the same job."""
-_LEAVING = frozenset({JobState.PAUSING, JobState.STOPPING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class Schedule:
     admitted: frozenset[RunId]
     """Jobs that may hold nodes: jobs that hold nodes now, and queued jobs that may start."""
     giving_way: Mapping[RunId, FleetJob]
-    """Jobs that must release their nodes. The value for each job is the job that receives the nodes."""
+    """Jobs that must release all of their nodes. The value for each job is the job that receives the nodes."""
     waiting: tuple[FleetJob, ...]
     """Jobs that wait in the queue, in order. Jobs that stand aside come last."""
     limited: Mapping[RunId, int]
@@ -68,6 +69,8 @@ class Schedule:
     """Number of nodes that remain free under this schedule."""
     counts: Mapping[RunId, int] = field(default_factory=dict[RunId, int])
     """Number of nodes that each admitted job may hold."""
+    reductions: Mapping[RunId, Reduction] = field(default_factory=dict[RunId, Reduction])
+    """Jobs that must return some of their nodes."""
 
     def place_of(self, run: RunId) -> int | None:
         """Return a job's position in the queue, counted from 1. Return None if the job does not wait in the queue."""
@@ -97,62 +100,113 @@ def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
     queued = in_order(job for job in every if job.state is JobState.QUEUED)
     aside = [job for job in queued if _stands_aside(job, now)]
     queue = [job for job in queued if not _stands_aside(job, now)]
-    runs = {job.run for job in holding}
-    free = capacity - sum(job.claim_count for job in holding)
+    shares = _Shares(holding, capacity, now)
     limited: list[FleetJob] = []
     while queue:
-        if not _is_within_quota(queue[0], holding):
+        head = queue[0]
+        shares.raise_to_claims(head)
+        if not shares.is_within_quota(head):
             limited.append(queue.pop(0))
-        elif queue[0].node_count <= free:
-            free -= queue[0].node_count
-            runs.add(queue[0].run)
-            holding.append(queue.pop(0))
+        elif head.needed_count(now) <= shares.free:
+            shares.admit(queue.pop(0))
         else:
             break
-    waiting, giving_way = queue, dict[RunId, FleetJob]()
+    waiting, giving_way, reductions = queue, dict[RunId, FleetJob](), dict[RunId, Reduction]()
     if queue:
         head, waiting = queue[0], queue[:1]
-        giving_way = {job.run: head for job in _victims(head, holding, free, now)}
+        for run, count in kept_counts(head, shares.holding, shares.counts, shares.free, now).items():
+            if count:
+                reductions[run] = Reduction(keep_count=count, head=head)
+            else:
+                giving_way[run] = head
         for job in queue[1:]:
-            if not _is_within_quota(job, holding):
+            if not shares.is_within_quota(job):
                 limited.append(job)
-            elif job.node_count <= free and cannot_delay(
-                head.node_count, job.node_count, [other.claim_count for other in holding], capacity
+            elif job.needed_count(now) <= shares.free and cannot_delay(
+                head.needed_count(now), job.node_count, [_sizes(other, now) for other in shares.holding], capacity
             ):
-                free -= job.node_count
-                runs.add(job.run)
-                holding.append(job)
+                shares.admit(job)
             else:
                 waiting.append(job)
+    else:
+        shares.raise_to_claims(None)
+        if not aside:
+            shares.grow()
     return Schedule(
-        admitted=frozenset(runs),
+        admitted=frozenset(shares.counts),
         giving_way=giving_way,
+        reductions=reductions,
         waiting=(*waiting, *limited, *aside),
-        limited={job.run: _held_by(job.project, holding) for job in limited},
+        limited={job.run: shares.held_by(job.project) for job in limited},
         capacity=capacity,
-        free_count=max(0, free),
-        counts=_counts(holding, 0 if queue or aside else free),
+        free_count=max(0, shares.free),
+        counts=shares.counts,
     )
 
 
-def cannot_delay(head_count: int, newcomer_count: int, holding_counts: Sequence[int], capacity: int) -> bool:
+class _Shares:
+    """The number of nodes that each job may hold, while `schedule` computes it."""
+
+    def __init__(self, holding: Iterable[FleetJob], capacity: int, now: float) -> None:
+        self.now = now
+        self.holding: list[FleetJob] = []
+        self.counts: dict[RunId, int] = {}
+        self.free = capacity
+        for job in holding:
+            self.admit(job)
+
+    def admit(self, job: FleetJob) -> None:
+        """Give a job the nodes that it needs."""
+        self.holding.append(job)
+        self.counts[job.run] = job.needed_count(self.now)
+        self.free -= self.counts[job.run]
+
+    def raise_to_claims(self, head: FleetJob | None) -> None:
+        """Raise the jobs that do not yield to the head of the queue to their NodeCount, as far as nodes are free."""
+        for job in in_order(self.holding):
+            if job.state not in LEAVING and (head is None or not yields_to(job, head)):
+                self._raise(job, job.claim_count(self.now))
+
+    def grow(self) -> None:
+        """Raise jobs beyond their NodeCount, as far as nodes are free."""
+        for job in in_order(self.holding):
+            if job.state in LAUNCHED_JOBS - LEAVING:
+                self._raise(job, job.most_node_count)
+
+    def is_within_quota(self, job: FleetJob) -> bool:
+        return job.quota is None or self.held_by(job.project) + job.needed_count(self.now) <= job.quota
+
+    def held_by(self, project: str) -> int:
+        return sum(self.counts[job.run] for job in self.holding if job.project == project)
+
+    def _raise(self, job: FleetJob, count: int) -> None:
+        more = min(count - self.counts[job.run], self.free)
+        if job.quota is not None:
+            more = min(more, job.quota - self.held_by(job.project))
+        self.counts[job.run] += max(0, more)
+        self.free -= max(0, more)
+
+
+def cannot_delay(head_count: int, newcomer_count: int, holding_sizes: Sequence[range], capacity: int) -> bool:
     """Return whether a new job can start without a delay for the head of the queue.
 
-    The result is valid for every order in which the other jobs may end.
+    The result is valid for every order in which the other jobs may end, shrink or grow.
 
     Args:
         head_count: nodes that the head needs.
-        newcomer_count: nodes that the new job would take.
-        holding_counts: number of nodes of each job that holds nodes now.
+        newcomer_count: the largest number of nodes that the new job would claim.
+        holding_sizes: the possible numbers of nodes of each job that holds nodes now.
         capacity: number of nodes that all jobs together may hold.
 
     Returns:
-        True if the following holds for every subset of the jobs that hold nodes: if the head fits beside the subset, it
-        also fits beside the subset and the new job.
+        True if the following holds for every subset of the jobs that hold nodes, and for all their possible sizes: if
+        the head fits beside the subset, it also fits beside the subset and the new job.
     """
     reachable = 1  # Bit n is set if some subset of the jobs with nodes holds exactly n nodes.
-    for count in holding_counts:
-        reachable |= reachable << count
+    for sizes in holding_sizes:
+        without = reachable
+        for count in sizes:
+            reachable |= without << count
     # If the remaining jobs use fewer than `least` nodes, both jobs fit. If the number is in `critical`, only the head
     # fits.
     least = max(0, capacity - head_count - newcomer_count + 1)
@@ -182,72 +236,32 @@ def in_words(plan: Schedule, run: RunId) -> str:
     job = plan.waiting[place - 1]
     if run in plan.limited:
         held = f"{job.project} has a quota of {job.quota} nodes of this fleet and holds {plan.limited[run]}"
-        return f"waits for its project's quota: {held}, the job needs {job.node_count}"
+        return f"waits for its project's quota: {held}, the job needs {_needs_words(job)}"
     ahead = plan.ahead_of(run)
     named = [f"{other.job} (priority {other.priority})" for other in ahead if other.project == job.project][:3]
     more = len(ahead) - len(named)
     behind = (
         f", behind {' and '.join([', '.join(named)] * bool(named) + [f'{more} more'] * bool(more))}" if ahead else ""
     )
-    making_way = sorted(other for other, head in plan.giving_way.items() if head.run == run)
-    paused = f"; {len(making_way)} jobs of lower priority are being paused" if making_way else ""
-    figures = f"needs {job.node_count} nodes; {plan.free_count} of {plan.capacity} are free"
-    return f"place {place} of {len(plan.waiting)} in the queue{behind}: {figures}{paused}"
+    pausing = sum(head.run == run for head in plan.giving_way.values())
+    paused = f"; {pausing} jobs of lower priority are being paused" if pausing else ""
+    shrinking = sum(each.head.run == run for each in plan.reductions.values())
+    shrunk = f"; {shrinking} elastic jobs return nodes" if shrinking else ""
+    figures = f"needs {_needs_words(job)}; {plan.free_count} of {plan.capacity} are free"
+    return f"place {place} of {len(plan.waiting)} in the queue{behind}: {figures}{paused}{shrunk}"
 
 
-def _counts(holding: Sequence[FleetJob], free: int) -> dict[RunId, int]:
-    """Return how many nodes each job may hold, if `free` nodes remain for jobs that may grow."""
-    counts = {job.run: job.claim_count for job in holding}
-    for job in in_order(holding):
-        wanted = job.most_node_count - counts[job.run] if job.state in LAUNCHED_JOBS - _LEAVING else 0
-        if job.quota is not None:
-            held = sum(counts[other.run] for other in holding if other.project == job.project)
-            wanted = min(wanted, job.quota - held)
-        more = max(0, min(wanted, free))
-        counts[job.run] += more
-        free -= more
-    return counts
+def _needs_words(job: FleetJob) -> str:
+    """Return the number of nodes that a queued job needs, and the number that suffices after its patience."""
+    is_elastic = 0 < job.least_node_count < job.node_count
+    return f"{job.node_count} nodes" + (f" (or {job.least_node_count} after its patience)" if is_elastic else "")
 
 
-def _is_within_quota(job: FleetJob, holding: Iterable[FleetJob]) -> bool:
-    return job.quota is None or _held_by(job.project, holding) + job.node_count <= job.quota
-
-
-def _held_by(project: str, holding: Iterable[FleetJob]) -> int:
-    return sum(job.claim_count for job in holding if job.project == project)
+def _sizes(job: FleetJob, now: float) -> range:
+    """Return the numbers of nodes that a job with nodes may hold until it ends."""
+    least, most = sorted((job.needed_count(now), job.node_count))
+    return range(least, most + 1)
 
 
 def _stands_aside(job: FleetJob, now: float) -> bool:
     return job.not_before is not None and now < job.not_before
-
-
-def _victims(head: FleetJob, holding: Sequence[FleetJob], free: int, now: float) -> list[FleetJob]:
-    """Return the jobs that must pause or return to the queue, so that the head can start.
-
-    No job in the result is superfluous. The result is empty if all candidates together do not free enough nodes, or if
-    jobs that already stop or pause free enough.
-    """
-    soon = free + sum(job.claim_count for job in holding if job.state in _LEAVING)
-    candidates = [job for job in holding if job.priority < head.priority and _may_give_way(job, now)]
-    candidates.sort(key=lambda job: (job.priority, -job.created_at, job.run))
-    chosen: list[FleetJob] = []
-    for job in candidates:
-        if soon >= head.node_count:
-            break
-        chosen.append(job)
-        soon += job.claim_count
-    if soon < head.node_count:
-        return []
-    for job in reversed(chosen[:]):  # Drop each chosen job without which the head still fits.
-        if soon - job.claim_count >= head.node_count:
-            chosen.remove(job)
-            soon -= job.claim_count
-    return chosen
-
-
-def _may_give_way(job: FleetJob, now: float) -> bool:
-    if job.state is JobState.ALLOCATING:
-        return True
-    return (
-        job.state is JobState.RUNNING and job.may_pause and (job.no_pause_before is None or now >= job.no_pause_before)
-    )

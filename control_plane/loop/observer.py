@@ -257,7 +257,7 @@ class Observer:
         planned = tuple(node.node_id for node in stored.plan.nodes) if stored.plan is not None else ()
         team = dict.fromkeys([*assigned, *planned])
         is_lifted = stored.fleet is not None and stored.fleet.blindness_lifted_at is not None
-        first = turns.giving_way.get(run)
+        first, reduction = turns.giving_way.get(run), turns.reductions.get(run)
         return records.job_spec(stored.job), JobObserved(
             record=records.job_record(stored.job),
             plan=stored.plan,
@@ -273,6 +273,8 @@ class Observer:
             drill=None if stored.drill is None else records.drill(stored.drill),
             is_admitted=run in turns.admitted,
             gives_way_to=f"{first.job} (priority {first.priority})" if first is not None else "",
+            keep_count=None if reduction is None else reduction.keep_count,
+            returns_to=f"{reduction.head.job} (priority {reduction.head.priority})" if reduction is not None else "",
             queue_words=in_words(turns, run),
             newest_node_at=sight.newest_node_at,
             spare_count=sight.spare_count,

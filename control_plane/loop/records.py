@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from control_plane.core import accounting
+from control_plane.core import accounting, elastic
 from control_plane.core import incidents as core_incidents
 from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillState
 from control_plane.core.observed.fleets import FleetJob, FleetSpec, Hold, NodeRecord, NodeRequest
@@ -298,8 +298,10 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
         run=RunId(job.run_id),
         state=record.state,
         node_count=job.spec.node_count,
+        least_node_count=job.spec.least_node_count,
         most_node_count=job.spec.most_node_count,
-        member_count=record.member_count,
+        member_count=record.reduced_count or record.member_count,
+        smaller_from=elastic.smaller_from(job.spec, record),
         priority=job.priority,
         created_at=record.created_at,
         source=_source(job.spec),
@@ -307,27 +309,13 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
         project=job.project,
         quota=job.project_quota,
         is_paused=record.pause_requested_at is not None,
-        may_pause=_may_pause(job.spec, record),
+        is_preemptible=job.spec.preemptible,
+        is_settled=elastic.is_settled(record),
         is_taken_over=bool(record.taken_over_by),
         not_before=record.not_before,
         no_pause_before=record.no_pause_before,
         moves=record.moves,
         avoided=tuple(trial.node_id for trial in record.trials if trial.node_id is not None),
-    )
-
-
-def _may_pause(spec: jobs.JobSpec, record: JobRecord) -> bool:
-    """Return whether the queue may pause the job for another job.
-
-    The job must be preemptible, and no person may have taken it over. It must run without an open incident, and its
-    newest generation must have committed a new step. A pause then loses almost no work.
-    """
-    return (
-        spec.preemptible
-        and not record.taken_over_by
-        and record.state is JobState.RUNNING
-        and record.incident is None
-        and record.committed > record.base_step
     )
 
 

@@ -441,11 +441,19 @@ export interface Drill {
 
 /** Numbers of nodes between which a job may change while it trains. The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes. A job with the strategy None must keep its number of nodes. */
 export interface ElasticConfig {
-  /** Number of nodes with which the job may continue if lost nodes are not replaced in time. The default is NodeCount: the job waits until it has all nodes again. When nodes return, the job stops at an agreed step and continues with them. */
+  /** Number of nodes with which the job may start, resume and continue while the fleet has no others. The default is NodeCount: the job waits until it has all nodes. When nodes arrive, the job stops at an agreed step and continues with them. A preemptible job also shrinks to this number for a job of higher priority. */
   MinNodeCount?: number
-  /** Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. Other jobs then wait for the nodes that it uses. */
+  /** Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. It returns these nodes at an agreed stop when another job can start with them. */
   MaxNodeCount?: number
-  /** Seconds for which the job waits for a missing node before it continues with fewer nodes. If the ready nodes do not suffice for MaxNodeCount, a running job waits as long for further nodes before it grows. 60 unless given. */
+  /** Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes. If the ready nodes do not suffice for MaxNodeCount, a running job waits as long for further nodes before it grows. 60 unless given. */
+  PatienceInSeconds?: number
+}
+
+/** Numbers of nodes to change. The value 0 sets a limit to NodeCount. A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop. A job that runs on fewer than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes. */
+export interface ElasticConfigUpdate {
+  MinNodeCount?: number
+  MaxNodeCount?: number
+  /** New patience. It also applies to a wait that has begun. */
   PatienceInSeconds?: number
 }
 
@@ -747,7 +755,7 @@ export interface Incident {
   IncidentId: string
   TrainingJobName: string
   RunId: string
-  Cause: 'notice' | 'requested' | 'grown' | 'pause_failed' | 'drill' | 'load_failed' | 'rank_exit' | 'hang' | 'agent_lost' | 'node_unreachable' | 'node_fault' | 'instance_terminated' | 'shrunk' | 'group_lost'
+  Cause: 'notice' | 'requested' | 'grown' | 'returned' | 'pause_failed' | 'drill' | 'load_failed' | 'rank_exit' | 'hang' | 'agent_lost' | 'node_unreachable' | 'node_fault' | 'instance_terminated' | 'shrunk' | 'group_lost'
   Phase: 'replace' | 'restore' | 'rework' | 'closed'
   Evidence: string[]
   Decision: string
@@ -1679,6 +1687,7 @@ export interface UpdateTrainingJobRequest {
   StoppingCondition?: StoppingConditionUpdate
   Protection?: ProtectionConfig
   CheckpointConfig?: CheckpointConfigUpdate
+  ElasticConfig?: ElasticConfigUpdate
   /** The complete set of tags. Tags that are not in it are removed. */
   Tags?: Record<string, string>
 }

@@ -11,6 +11,7 @@ from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, T
 from control_plane.api.revisions import Surroundings, revised
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import revisions as revisions_schemas
+from control_plane.core import elastic
 from control_plane.db import events, fleets, nodes, protection, quotas, revisions
 from control_plane.db.errors import Conflict
 from control_plane.db.events import NewEvent
@@ -96,7 +97,15 @@ def _around(session: Session, job: JobRecord) -> Surroundings:
     shards = [shard.payload_bytes for shard in protection.of_run(session, job.run_id)]
     memory = [node.memory_bytes for node in nodes.of_fleet(session, job.fleet_name) if node.memory_bytes]
     fleet = fleets.find(session, job.fleet_name)
+    limits = elastic.Limits(
+        group=fleet.auto_scaling_group_name if fleet is not None else "",
+        fleet=job.fleet_name,
+        max_size=fleet.max_node_count if fleet is not None else 0,
+        project=job.project,
+        quota=job.project_quota,
+    )
     return Surroundings(
+        limits=limits,
         largest_shard_bytes=max(shards, default=0),
         node_memory_bytes=min(memory, default=None),
         has_price=fleet is not None and fleet.price_usd_per_hour is not None,

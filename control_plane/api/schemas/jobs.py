@@ -230,19 +230,19 @@ class ElasticConfig(Request):
     """
 
     min_node_count: int | None = Field(default=None, ge=1, le=MAX_NODE_COUNT)
-    """Number of nodes with which the job may continue if lost nodes are not replaced in time.
+    """Number of nodes with which the job may start, resume and continue while the fleet has no others.
 
-    The default is NodeCount: the job waits until it has all nodes again. When nodes return, the job stops at an agreed
-    step and continues with them.
+    The default is NodeCount: the job waits until it has all nodes. When nodes arrive, the job stops at an agreed step
+    and continues with them. A preemptible job also shrinks to this number for a job of higher priority.
     """
     max_node_count: int | None = Field(default=None, ge=1, le=MAX_NODE_COUNT)
     """Number of nodes up to which the job grows. The default is NodeCount.
 
-    The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. Other jobs
-    then wait for the nodes that it uses.
+    The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. It returns
+    these nodes at an agreed stop when another job can start with them.
     """
     patience_in_seconds: int = Field(default=DEFAULT_PATIENCE_SECONDS, ge=0, le=MAX_RUNTIME_SECONDS)
-    """Seconds for which the job waits for a missing node before it continues with fewer nodes.
+    """Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes.
 
     If the ready nodes do not suffice for MaxNodeCount, a running job waits as long for further nodes before it grows.
     """

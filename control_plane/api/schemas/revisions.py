@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from control_plane.api.schemas.common import (
+    MAX_NODE_COUNT,
     MAX_PRIORITY,
     MAX_RUNTIME_SECONDS,
     MAX_WHOLE_NUMBER,
@@ -48,6 +49,19 @@ class CheckpointConfigUpdate(Request):
     """New age in seconds at which checkpoints are deleted, at least 60. 0 disables deletion by age."""
 
 
+class ElasticConfigUpdate(Request):
+    """Numbers of nodes to change. The value 0 sets a limit to NodeCount.
+
+    A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop. A job that runs on fewer
+    than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes.
+    """
+
+    min_node_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
+    max_node_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
+    patience_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
+    """New patience. It also applies to a wait that has begun."""
+
+
 class UpdateTrainingJobRequest(Request):
     """Fields to change. Omitted fields keep their value."""
 
@@ -57,6 +71,7 @@ class UpdateTrainingJobRequest(Request):
     stopping_condition: StoppingConditionUpdate | None = None
     protection: ProtectionConfig | None = None
     checkpoint_config: CheckpointConfigUpdate | None = None
+    elastic_config: ElasticConfigUpdate | None = None
     tags: Tags | None = None
     """The complete set of tags. Tags that are not in it are removed."""
 

@@ -62,7 +62,9 @@ def leave(view: JobView) -> Decision | None:
     incident = view.record.incident
     assert incident is not None  # `with_incident` always sets an incident
     is_awaited, words = _awaits_upload(view, leaving, incident.opened_at)
-    decision = f"stop at an agreed step and move the ranks of {names} to other nodes; {words}"
+    is_return = all(move.is_returned for move in leaving)
+    aim = f"return {names}" if is_return else f"move the ranks of {names} to other nodes"
+    decision = f"stop at an agreed step and {aim}; {words}"
     view = with_record(view, incident=replace(incident, reached_step=reached, decision=decision))
     if is_awaited:
         stayed = stay(view, f"stopped at step {reached}: {words}", requeue=LAUNCH_SECONDS)

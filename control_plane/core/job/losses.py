@@ -58,7 +58,7 @@ def with_losses(view: JobView, lost: tuple[Fault, ...]) -> JobView:
         return view
     fresh, _ = drills.attributed(view.seen.drill, plan.generation, fresh)
     told = incidents.with_faults(drills.recast(view.seen.drill, incident, fresh), fresh)
-    is_lost = any(fault.cause not in (Cause.NOTICE, Cause.REQUESTED) for fault in fresh)
+    is_lost = any(not fault.cause.is_planned for fault in fresh)
     is_planned = {*told.evidence} <= {move.evidence for move in moves.asked(view.record.moves)}
     if not is_planned:  # A planned departure has already set `decision`, and peers hold copies of the node's last step.
         told = with_group_loss(told, plan)
@@ -150,6 +150,8 @@ def decision_words(cause: Cause, lost: tuple[NodeId, ...]) -> str:
     """Return the clause that describes Everstep's response to a failure."""
     if not lost:
         return "restart all ranks on the same nodes"
-    if cause in (Cause.NOTICE, Cause.REQUESTED):
+    if cause is Cause.RETURNED:
+        return f"stop at an agreed step and return {', '.join(lost)}"
+    if cause.is_planned:
         return f"stop at an agreed step and move the ranks of {', '.join(lost)} to other nodes"
     return f"replace {', '.join(lost)} and restart all ranks"

@@ -1,4 +1,4 @@
-"""Changes of a job's number of nodes: it shrinks in a recovery, and grows at an agreed stop."""
+"""Changes of a job's number of nodes: it shrinks in a recovery, and returns nodes or grows at an agreed stop."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from control_plane.core.job.view import (
     watched_seconds,
     with_record,
 )
-from control_plane.core.observed.jobs import Growth, JobRecord
-from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.jobs import Departure, Growth, JobRecord
+from control_plane.core.observed.nodes import Cause, Remedy
 from everstep.protocol.plan import GenerationPlan
 
 
@@ -83,13 +83,15 @@ def with_size(view: JobView, plan: GenerationPlan) -> JobView:
     if incident is not None:
         incident = replace(incident, node_count_before=incident.node_count_before or before, node_count_after=count)
     if count < before:
-        words = f"no node came within {spec.patience_seconds:g} s"
+        is_return = before - count <= sum(move.is_returned and not move.is_kept for move in record.moves)
+        words = "it returned nodes" if is_return else f"no node came within {spec.patience_seconds:g} s"
         size = f"on {count} of {max(before, spec.node_count)} nodes"
-        if incident is not None:
+        if incident is not None and not is_return:
             cause = Cause.SHRUNK if incident.cause.is_failure else incident.cause
             incident = incidents.with_faults(incident, (Fault(cause=cause, evidence=words, at=view.now),))
             incident = replace(incident, decision=f"continue {size}; grow when nodes return")
-        view = _with_event(view, "JobShrunk", f"continues {size}: {words}")
+        verb = "continues" if record.member_count else "starts"
+        view = _with_event(view, "JobShrunk", f"{verb} {size}: {words}")
     elif count > before and record.member_count:
         view = _with_event(view, "JobGrown", f"continues on {count} nodes instead of {before}")
     return with_record(
@@ -112,6 +114,35 @@ def training_words(view: JobView) -> str:
     if not size:
         return f"trains from step {view.plan.base_step}"
     return f"trains {size} from step {view.plan.base_step}; grows back when capacity returns"
+
+
+def give_back(view: JobView) -> Decision | None:
+    """Decide to return nodes to the fleet at an agreed stop, which `core.job.leaving.leave` carries out.
+
+    The reason is the first job of the queue, or a lower MaxNodeCount. The result is None if the job keeps its nodes.
+    """
+    record, seen = view.record, view.seen
+    count = record.member_count - elastic.kept_count(view.spec, record, seen.keep_count)
+    if count <= 0 or moves.asked(record.moves) or has_asked_to_grow(record) or seen.is_fleet_blind:
+        return None
+    is_for_other = seen.keep_count is not None and seen.keep_count < view.spec.most_node_count
+    why = f"for {seen.returns_to}" if is_for_other else f"MaxNodeCount is {view.spec.most_node_count}"
+    returned = elastic.returned_nodes(view.plan, view.reports, count)
+    words = f"returns {', '.join(returned)} to the fleet: {why}"
+    others = tuple(move for move in record.moves if move.node_id not in returned)
+    departures = tuple(
+        Departure(
+            node_id=node_id,
+            evidence=f"{node_id} returns to the fleet: {why}",
+            cause=Cause.RETURNED,
+            remedy=Remedy.RELEASE,
+            may_terminate=False,
+            asked_at=view.now,
+        )
+        for node_id in returned
+    )
+    asked = with_record(view, moves=(*others, *departures), growth=None)
+    return stay(_with_event(asked, "NodesToBeReturned", f"{words}, at an agreed stop"), words, requeue=0.0)
 
 
 def has_asked_to_grow(record: JobRecord) -> bool:

@@ -57,8 +57,7 @@ def start_new_generation(
     record = view.record
     failed = faults.failed_sources(plan, view.reports, view.nodes, record.doubted)
     is_own_making = all(
-        fault.cause in (Cause.RANK_EXIT, Cause.HANG, Cause.LOAD_FAILED, Cause.GROWN, Cause.NOTICE, Cause.REQUESTED)
-        for fault in found
+        fault.cause.is_planned or fault.cause in (Cause.RANK_EXIT, Cause.HANG, Cause.LOAD_FAILED) for fault in found
     )
     is_passing = (
         bool(failed.doubted) and not failed.refused and all(fault.cause is Cause.LOAD_FAILED for fault in found)
@@ -137,8 +136,7 @@ def _incident_of(
             again, tuple(replace(fault, at=max(fault.at, before.failed_at)) for fault in found)
         )
         # A node that leaves as planned has replicated its last step.
-        is_planned = again.cause in (Cause.GROWN, Cause.NOTICE, Cause.REQUESTED)
-        if view.seen.plan is not None and not is_planned:
+        if view.seen.plan is not None and not again.cause.is_planned:
             again = with_group_loss(again, view.seen.plan)
         return (), replace(again, decision=decision_words(again.cause, again.instance_ids))
     opened = incidents.opened(

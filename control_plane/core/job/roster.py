@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from control_plane.core import accounting, breakers, drills, faults, incidents, launch, moves
+from control_plane.core import accounting, breakers, drills, elastic, faults, incidents, launch, moves
 from control_plane.core.actions import EventDraft
 from control_plane.core.evidence import Standing, Verdict
 from control_plane.core.incidents import Fault
@@ -209,9 +209,12 @@ def without_departing(view: JobView) -> JobView:
     )
     # The agreed stop is over. The job gives up these nodes with or without a replacement.
     announced = [move for move in left if move.is_announced and move.asked_at is not None]
+    # The job continues without these nodes and without replacements.
+    returned = [move for move in left if move.is_returned and move.asked_at is not None]
     # The faults of these nodes ended ranks, and would end ranks again.
     goes = [
         *announced,
+        *returned,
         *(move for move in left if move.is_faulty and move.asked_at is None),
     ]
     # A working node without a replacement stays in the job.
@@ -231,7 +234,9 @@ def without_departing(view: JobView) -> JobView:
         fewer = replace(without, exclusions=exclusions_with(view, without, (verdict,)))
         base = restorable_step(view, fewer, launch.call_roll(view.spec, view.seen, fewer, view.policy))
         if base >= floor:
-            without = fewer
+            without = (
+                replace(fewer, reduced_count=elastic.count_before(view.spec, fewer) - 1) if move.is_returned else fewer
+            )
             verdicts.append(verdict)
         else:
             kept.add(move.node_id)

@@ -1,7 +1,7 @@
 """QUEUED and ALLOCATING: a job waits for its turn, then for all of its nodes.
 
-A job receives all of its nodes together. If the nodes do not arrive, the job stands aside (waits outside the queue for
-a while), or tries the next fleet of its user's list.
+A job receives all of its nodes together. If the nodes do not arrive, an elastic job starts with fewer nodes after its
+patience. Any other job stands aside (waits outside the queue for a while), or tries the next fleet of its user's list.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from control_plane.core import capacity, launch, queue
+from control_plane.core import capacity, elastic, launch, queue
 from control_plane.core.actions import Decision
 from control_plane.core.job.outcome import change_state, end_job, stay
 from control_plane.core.job.view import JobView, durable_words, waiting_words, with_record
@@ -20,6 +20,7 @@ from everstep.protocol.ids import FleetName, Generation
 
 def wait_for_nodes(view: JobView) -> Decision:
     """Admit a job from the queue, then wait until it has all of its nodes."""
+    view = _with_vacancy(view)
     record, spec = view.record, view.spec
     if view.wants_stop:
         words = "stopped before it started" if record.started_at is None else "stopped while it was paused"
@@ -34,11 +35,12 @@ def wait_for_nodes(view: JobView) -> Decision:
         # The fleet assigns all nodes of the job together, after it has removed the job's previous nodes.
         if view.seen.assigned:
             return stay(view, "admitted; waits until its former nodes have returned to the fleet")
-        return change_state(view, JobEvent.ADMITTED, waiting_words(view, spec.node_count))
+        return change_state(view, JobEvent.ADMITTED, _gang_words(view, spec.node_count))
     if view.seen.gives_way_to:
         return change_state(view, JobEvent.SENT_BACK, f"gives way to {view.seen.gives_way_to} before it started")
-    missing = spec.node_count - len(view.seen.assigned)
-    if missing > 0:
+    count = len(view.seen.assigned)
+    missing = spec.node_count - count
+    if missing > 0 and not _may_start_smaller(view):
         waits_since = max(record.state_since, view.seen.newest_node_at or 0.0)
         has_none_come = view.now - waits_since > GANG_PATIENCE_SECONDS
         is_refused = view.seen.launch_failed_at is not None and view.seen.launch_failed_at > record.state_since
@@ -46,10 +48,39 @@ def wait_for_nodes(view: JobView) -> Decision:
             return _change_fleet(view, fleet, missing)
         if has_none_come:
             return _stand_aside(view, missing)
-        return stay(view, waiting_words(view, missing))
+        return stay(view, _gang_words(view, missing))
     issued = Generation(max(record.issued_generation, launch.highest_seen(view.seen, spec.run)) + 1)
-    ready = with_record(view, issued_generation=issued, asked=(), gang_attempts=0, member_count=0, missing_count=0)
-    return change_state(ready, JobEvent.GANG_ASSIGNED, "asks its nodes for their promise")
+    ready = with_record(
+        view,
+        issued_generation=issued,
+        asked=(),
+        gang_attempts=0,
+        member_count=0,
+        missing_count=0,
+        reduced_count=count if missing > 0 else 0,
+        vacant_since=None,
+    )
+    size = f"starts on {count} of {spec.node_count} nodes; " if missing > 0 else ""
+    return change_state(ready, JobEvent.GANG_ASSIGNED, f"{size}asks its nodes for their promise")
+
+
+def _with_vacancy(view: JobView) -> JobView:
+    """Record since when the job waits for nodes. A person's pause ends this wait."""
+    since = view.record.vacant_since
+    is_paused = view.record.pause_requested_at is not None
+    return with_record(view, vacant_since=None if is_paused else view.now if since is None else since)
+
+
+def _may_start_smaller(view: JobView) -> bool:
+    """Return whether the job has enough nodes to start, and has waited for the others for its patience."""
+    smaller_from = elastic.smaller_from(view.spec, view.record)
+    is_enough = len(view.seen.assigned) >= max(1, view.spec.least_node_count)
+    return is_enough and smaller_from is not None and view.now >= smaller_from
+
+
+def _gang_words(view: JobView, missing: int) -> str:
+    """Return the reason text of an admitted job that lacks nodes."""
+    return "; ".join(words for words in (waiting_words(view, missing), elastic.start_words(view.spec)) if words)
 
 
 def _stand_aside(view: JobView, missing: int) -> Decision:

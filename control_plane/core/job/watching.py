@@ -12,7 +12,7 @@ from control_plane.core.job.leaving import leave
 from control_plane.core.job.losses import reported_besides, with_departures
 from control_plane.core.job.outcome import LAUNCH_SECONDS, WATCH_SECONDS, change_state, end_job, stay, with_actions
 from control_plane.core.job.progress import with_progress
-from control_plane.core.job.resizing import grow, has_asked_to_grow, training_words, with_growth
+from control_plane.core.job.resizing import give_back, grow, has_asked_to_grow, training_words, with_growth
 from control_plane.core.job.restart import start_new_generation
 from control_plane.core.job.view import JobView, has_agreed_stop, has_finished, is_in_phase, with_record
 from control_plane.core.states import JobEvent, JobState
@@ -25,7 +25,7 @@ def watch(view: JobView) -> Decision:
     """Check a running job, and respond to the first finding. The most certain evidence comes first.
 
     The order is: permanent faults, completion, node and rank faults, a user's stop, hangs, a pause in progress,
-    departures, growth, a new pause. In every case, the pass also writes due manifests of checkpoints.
+    departures, growth, a new pause, returned nodes. In every case, the pass also writes due manifests of checkpoints.
     """
     view = with_progress(view)
     record, plan = view.record, view.plan
@@ -82,6 +82,8 @@ def watch(view: JobView) -> Decision:
     if view.wants_pause:
         pausing = with_record(view, moves=(), growth=None)
         return with_actions(change_state(pausing, JobEvent.PAUSE_ASKED, f"pauses {view.wants_pause}"), puts)
+    if (returning := give_back(view)) is not None:
+        return with_actions(returning, puts)
     looks: tuple[JobAction, ...] = tuple(
         Send(
             node_id,

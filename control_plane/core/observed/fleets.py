@@ -183,13 +183,17 @@ class FleetJob:
     run: RunId
     state: JobState
     node_count: int
-    """Number of nodes with which the job starts."""
+    """Number of nodes that the job requests."""
     priority: int
     created_at: float
+    least_node_count: int = 0
+    """Number of nodes with which the job starts and continues without capacity for more. 0 means `node_count`."""
     most_node_count: int = 0
     """Number of nodes up to which the job grows. 0 means `node_count`."""
     member_count: int = 0
-    """Number of nodes of the newest generation. 0 before the first generation and after a pause."""
+    """Number of nodes that the newest or the next generation needs. 0 before the first generation."""
+    smaller_from: float | None = None
+    """Unix time from which a waiting job starts with `least_node_count` nodes. None if it waits for all nodes."""
     exclusions: tuple[Exclusion, ...] = ()
     source: SourceArchive | None = None
     """The source archive that nodes need before their ranks can start."""
@@ -203,10 +207,12 @@ class FleetJob:
 
     The fleet neither assigns nodes to the job nor removes nodes from it. Only AWS can remove nodes.
     """
-    may_pause: bool = False
-    """Whether another job may make this job pause.
+    is_preemptible: bool = False
+    """Whether a job of higher priority may make this job pause or continue on fewer nodes."""
+    is_settled: bool = False
+    """Whether the job trains without an open incident, and its newest generation has committed a new step.
 
-    True if the job is preemptible, trains, and its newest generation has committed a new step.
+    An agreed stop then loses almost no work.
     """
     not_before: float | None = None
     no_pause_before: float | None = None
@@ -218,14 +224,17 @@ class FleetJob:
     avoided: tuple[NodeId, ...] = ()
     """Nodes that the job has given up. The fleet prefers other nodes for this job."""
 
-    @property
-    def claim_count(self) -> int:
-        """Number of nodes that the fleet reserves for this job while the job may hold nodes.
+    def needed_count(self, now: float) -> int:
+        """Return the number of nodes without which the job neither starts nor continues at `now` (Unix seconds)."""
+        least = self.least_node_count or self.node_count
+        if self.state in LAUNCHED_JOBS:
+            most = max(self.node_count, self.most_node_count)
+            return min(max(self.member_count or self.node_count, least), most)
+        return least if self.smaller_from is not None and now >= self.smaller_from else self.node_count
 
-        A job that shrank keeps its reservation, so that it can grow back. A job that grew reserves the nodes that it
-        uses.
-        """
-        return max(self.node_count, self.member_count if self.state in LAUNCHED_JOBS else 0)
+    def claim_count(self, now: float) -> int:
+        """Return the number of nodes that the job claims before other jobs grow: at least `node_count`."""
+        return max(self.node_count, self.needed_count(now))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,11 +71,11 @@ class JobSettings:
     max_attempts: int = 3
     """Number of equal failures at the same step after which the job fails."""
     min_node_count: int | None = None
-    """Number of nodes with which the job may continue if AWS has no other node. None means `node_count`."""
+    """Number of nodes with which the job may start and continue without other nodes. None means `node_count`."""
     max_node_count: int | None = None
     """Number of nodes up to which the job grows while the fleet has free nodes. None means `node_count`."""
     patience_seconds: int = DEFAULT_PATIENCE_SECONDS
-    """Seconds for which the job waits for a missing node before it continues with fewer nodes."""
+    """Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes."""
 
     @property
     def world_size(self) -> int:
@@ -209,6 +209,11 @@ class Departure:
         return self.cause is Cause.NOTICE
 
     @property
+    def is_returned(self) -> bool:
+        """Whether the job returns the node to its fleet and continues without a replacement."""
+        return self.cause is Cause.RETURNED
+
+    @property
     def is_faulty(self) -> bool:
         """Whether the node's own live agent reports the fault."""
         return self.cause is Cause.NODE_FAULT and self.may_terminate and not self.is_history
@@ -331,12 +336,16 @@ class Memo:
     missing_count: int = 0
     """Number of nodes by which the newest plan is smaller than the specification's NodeCount."""
     reduced_count: int = 0
-    """Number of nodes with which the next generation continues, because no other node was available.
+    """Number of nodes with which the next generation starts, if it is smaller than the newest one or than NodeCount.
 
-    0 if the next generation needs as many nodes as the newest generation.
+    Set because no other node was available, or because the job returned nodes. 0 if the next generation needs as many
+    nodes as the newest generation.
     """
     vacant_since: float | None = None
-    """Unix seconds since which the next generation lacks a member. None if no member is missing."""
+    """Unix seconds since which the next generation lacks a member, or the job waits for its first nodes.
+
+    None if no member is missing, and while a person has paused the job.
+    """
     growth: Growth | None = None
     """Ready nodes by which the running job can grow. None without such nodes."""
     gang_attempts: int = 0
@@ -417,6 +426,13 @@ class JobObserved:
 
     Empty if no such job exists.
     """
+    keep_count: int | None = None
+    """Number of nodes with which the job must continue, because the first job of the queue needs the others.
+
+    None if the job may keep its nodes.
+    """
+    returns_to: str = ""
+    """A description of the job that receives the returned nodes. Empty if `keep_count` is None."""
     queue_words: str = "waits in the queue"
     """A description of the job's position in the queue and the jobs ahead, while the job waits."""
     newest_node_at: float | None = None

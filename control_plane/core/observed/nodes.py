@@ -49,11 +49,12 @@ class Remedy(StrEnum):
 class Cause(StrEnum):
     """The cause of an incident, from the mildest to the most severe.
 
-    An incident with several causes stores the most severe cause. The first five causes are no failures:
+    An incident with several causes stores the most severe cause. The first six causes are no failures:
 
     - NOTICE: the job gives up a node because AWS announced the end of its instance.
     - REQUESTED: a person requested the node.
     - GROWN: the job stopped at an agreed step to continue on more nodes.
+    - RETURNED: the job stopped at an agreed step to return nodes to its fleet.
     - PAUSE_FAILED: the ranks did not stop in time for a pause, or the last step did not become a checkpoint.
     - DRILL: a person ordered the fault, and all other faults are its consequences.
 
@@ -64,6 +65,7 @@ class Cause(StrEnum):
     NOTICE = "notice"
     REQUESTED = "requested"
     GROWN = "grown"
+    RETURNED = "returned"
     PAUSE_FAILED = "pause_failed"
     DRILL = "drill"
     LOAD_FAILED = "load_failed"
@@ -79,7 +81,12 @@ class Cause(StrEnum):
     @property
     def is_failure(self) -> bool:
         """Whether the cause is a failure. MTTF and MTTR count only failures."""
-        return self not in (Cause.NOTICE, Cause.REQUESTED, Cause.GROWN, Cause.PAUSE_FAILED, Cause.DRILL)
+        return not self.is_planned and self not in (Cause.PAUSE_FAILED, Cause.DRILL)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the job stopped at an agreed step, so that other nodes hold its last step."""
+        return self in (Cause.NOTICE, Cause.REQUESTED, Cause.GROWN, Cause.RETURNED)
 
     @property
     def takes_nodes(self) -> bool:

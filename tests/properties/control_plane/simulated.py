@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from control_plane.core import accounting, evidence, fleets, moves, notices, queue, remedies
+from control_plane.core import accounting, elastic, evidence, fleets, moves, notices, queue, remedies
 from control_plane.core.actions import (
     Decision,
     FleetDecision,
@@ -106,6 +106,7 @@ class SimulatedJob:
 
     spec: JobSpec
     record: JobRecord
+    is_preemptible: bool = False
     plans: dict[Generation, GenerationPlan] = field(default_factory=dict)
     started: set[Generation] = field(default_factory=set)
     checkpoints: list[CheckpointRecord] = field(default_factory=list)
@@ -198,7 +199,7 @@ class Simulation:
         specs = (spec_of("gpt", "a", 4, 2, ranks_per_node[0]), spec_of("bert", "b", 3, 3, ranks_per_node[1]))
         if is_elastic:
             specs = (
-                replace(specs[0], min_node_count=2, patience_seconds=10),
+                replace(specs[0], min_node_count=2, patience_seconds=10, priority=1),
                 replace(specs[1], min_node_count=1, max_node_count=4, patience_seconds=3),
             )
         if parity is not None:
@@ -212,6 +213,7 @@ class Simulation:
                 JobRecord(
                     state=JobState.QUEUED, reason="", created_at=self.control_seconds, state_since=self.control_seconds
                 ),
+                is_preemptible=is_elastic and spec.priority == 0,
             )
             for spec in specs
         ]
@@ -427,9 +429,13 @@ class Simulation:
                 run=job.spec.run,
                 state=job.record.state,
                 node_count=job.spec.node_count,
+                least_node_count=job.spec.least_node_count,
                 most_node_count=job.spec.most_node_count,
-                member_count=job.record.member_count,
-                priority=0,
+                member_count=job.record.reduced_count or job.record.member_count,
+                smaller_from=elastic.smaller_from(job.spec, job.record),
+                is_settled=elastic.is_settled(job.record),
+                is_preemptible=job.is_preemptible,
+                priority=job.spec.priority,
                 created_at=job.record.created_at,
                 exclusions=job.record.exclusions,
                 is_paused=job.record.pause_requested_at is not None,
@@ -445,6 +451,8 @@ class Simulation:
 
     def observe(self, job: SimulatedJob) -> JobObserved:
         nodes, now = self.nodes(), self.control_seconds
+        turns = queue.schedule(self.fleet_jobs(), self.max_size, now)
+        first, reduction = turns.giving_way.get(job.spec.run), turns.reductions.get(job.spec.run)
         rows = sorted(self.table.values(), key=lambda row: (row.created_at, row.node_id))
         in_use = [nodes[row.node_id] for row in rows if row.state in (NodeState.SPARE, NodeState.ASSIGNED)]
         return JobObserved(
@@ -454,7 +462,10 @@ class Simulation:
             checkpoints=tuple(job.checkpoints),
             assigned=tuple(row.node_id for row in rows if row.state is NodeState.ASSIGNED and row.run == job.spec.run),
             nodes=nodes,
-            is_admitted=job.spec.run in queue.schedule(self.fleet_jobs(), self.max_size, now).admitted,
+            is_admitted=job.spec.run in turns.admitted,
+            gives_way_to="" if first is None else first.job,
+            keep_count=None if reduction is None else reduction.keep_count,
+            returns_to="" if reduction is None else reduction.head.job,
             spare_count=sum(
                 row.state is NodeState.SPARE
                 and moves.is_ready(nodes[row.node_id], self.control_seconds, POLICY.timeouts)

@@ -6,7 +6,7 @@ The simulation asserts these invariants at every pass. This file generates the e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -88,7 +88,7 @@ CAPACITY = st.tuples(st.just("capacity"), st.sampled_from([3, 4, 5, 6, 7, 20]), 
 
 @pytest.mark.timeout(400)  # 30 examples, each with up to a few hundred passes
 @settings(max_examples=30)
-@given(st.sampled_from([12, 8]), DOMAINS, RANKS_PER_NODE, st.lists(EVENTS | CAPACITY, max_size=25))
+@given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, st.lists(EVENTS | CAPACITY, max_size=25))
 def test_whatever_happens_to_elastic_jobs(
     max_size: int, domains: Domains, ranks_per_node: tuple[int, int], story: list[Event]
 ) -> None:
@@ -194,6 +194,34 @@ def test_a_job_that_shrinks_and_grows_loses_no_committed_step(steps: int, which:
         simulation.check()
         assert simulation.seconds < EPOCH_SECONDS + 9_000
     assert job.plan.base_step >= steps + 2, "a step was lost"
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 9), st.sampled_from([(1, 1), (1, 2)]))
+def test_a_job_that_returns_nodes_loses_no_step(steps: int, ranks_per_node: tuple[int, int]) -> None:
+    """While a person pauses the first job, the second job grows. It returns nodes when the first job resumes."""
+    simulation = fresh(7, ranks_per_node=ranks_per_node, is_elastic=True)
+    first, second = simulation.jobs
+
+    def until(what: Callable[[], bool]) -> None:
+        while not what():
+            simulation.train(second, 1)
+            simulation.step()
+            simulation.check()
+            assert simulation.seconds < EPOCH_SECONDS + 9_000, [job.record.reason for job in simulation.jobs]
+
+    simulation.ask(first, "pause")
+    until(lambda: second.record.member_count == second.spec.most_node_count and bool(simulation.running(second)))
+    assert second.plan is not None
+    generation = second.plan.generation
+    for _ in range(steps):
+        simulation.train(second, 1)
+        simulation.step()
+    simulation.ask(first, "resume")
+    until(lambda: second.plan is not None and second.plan.generation > generation)
+    assert len(second.plan.nodes) == second.spec.node_count, "it returns only what the other job needs"
+    assert second.plan.base_step == second.record.max_boundary
+    until(lambda: first.record.state is JobState.RUNNING)
 
 
 def play(simulation: Simulation, story: Sequence[Event]) -> None:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from control_plane.core.observed.fleets import FleetJob
-from control_plane.core.queue import cannot_delay, schedule
-from control_plane.core.states import JobState
+from control_plane.core.queue import cannot_delay, in_order, schedule
+from control_plane.core.states import HOLDING_JOBS, LAUNCHED_JOBS, JobState
 from everstep.protocol.ids import JobName, RunId
 
 CAPACITY = 16
+NOW = 100.0
 
 
 def waiting(name: str, count: int, priority: int = 0) -> FleetJob:
@@ -51,10 +52,20 @@ def starts(jobs: Sequence[FleetJob], lengths: dict[RunId, int], capacity: int = 
     return began
 
 
-@given(st.integers(1, 12), st.integers(1, 12), st.lists(st.integers(1, 12), max_size=6), st.integers(1, 20))
-def test_whichever_of_the_others_end(head: int, newcomer: int, holding: list[int], capacity: int) -> None:
+SIZES = st.tuples(st.integers(1, 8), st.integers(0, 4)).map(lambda pair: range(pair[0], pair[0] + pair[1] + 1))
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.lists(SIZES, max_size=4), st.integers(1, 20))
+def test_whichever_of_the_others_end_or_change_their_size(
+    head: int, newcomer: int, holding: list[range], capacity: int
+) -> None:
     """`cannot_delay` equals its definition: whichever of the other jobs end, the job at the head can start no later."""
-    left = [sum(some) for size in range(len(holding) + 1) for some in combinations(holding, size)]
+    left = {
+        sum(counts)
+        for size in range(len(holding) + 1)
+        for some in combinations(holding, size)
+        for counts in product(*some)
+    }
     is_harmless = all(capacity - taken - newcomer >= head for taken in left if capacity - taken >= head)
     assert cannot_delay(head, newcomer, holding, capacity) == is_harmless
 
@@ -108,7 +119,7 @@ def test_as_few_as_needed_make_way_for_a_higher_priority(
 ) -> None:
     assume(sum(count for count, *_ in holding) <= CAPACITY)
     jobs = [
-        replace(waiting(f"h{i}", count, rank), state=state, may_pause=may)
+        replace(waiting(f"h{i}", count, rank), state=state, is_preemptible=may, is_settled=True)
         for i, (count, rank, may, state) in enumerate(holding)
     ]
     head = waiting("q99", needs, priority)
@@ -119,7 +130,7 @@ def test_as_few_as_needed_make_way_for_a_higher_priority(
         job
         for job in jobs
         if job.priority < priority
-        and (job.state is JobState.ALLOCATING or (job.may_pause and job.state is JobState.RUNNING))
+        and (job.state is JobState.ALLOCATING or (job.is_preemptible and job.state is JobState.RUNNING))
     ]
     assert all(job in able for job in paused)
     gained = soon + sum(job.node_count for job in paused)
@@ -130,46 +141,120 @@ def test_as_few_as_needed_make_way_for_a_higher_priority(
         assert all(gained - job.node_count < needs for job in paused), "one of them need not have been paused"
 
 
-GROWING = st.lists(
-    st.tuples(
-        st.sampled_from([JobState.QUEUED, JobState.ALLOCATING, JobState.RUNNING, JobState.PAUSING, JobState.PREPARING]),
-        st.integers(1, 6),
-        st.integers(0, 6),
-        st.integers(0, 6),
-        st.sampled_from([None, 4, 9]),
-    ),
-    max_size=7,
-)
+STATES = [JobState.QUEUED, JobState.ALLOCATING, JobState.RUNNING, JobState.PAUSING, JobState.PREPARING]
 
 
-@given(GROWING, st.integers(1, 20))
-def test_jobs_that_may_grow_share_what_no_other_job_needs(
-    some: list[tuple[JobState, int, int, int, int | None]], capacity: int
-) -> None:
-    jobs = [
-        FleetJob(
+@st.composite
+def elastic_jobs(draw: st.DrawFn) -> list[FleetJob]:
+    """Return up to seven jobs in any state, most of them elastic. The time is `NOW`."""
+    jobs: list[FleetJob] = []
+    for place in range(draw(st.integers(0, 7))):
+        count = draw(st.integers(1, 6))
+        least, most = draw(st.integers(1, count)), count + draw(st.integers(0, 4))
+        state, quota = draw(st.sampled_from(STATES)), draw(st.sampled_from([None, None, 6, 9]))
+        is_waiting = state in (JobState.QUEUED, JobState.ALLOCATING) and least < count
+        job = FleetJob(
             job=JobName(f"j{place}"),
             run=RunId(f"j{place}"),
             state=state,
             node_count=count,
-            most_node_count=count + more,
-            member_count=min(members, count + more),
-            priority=0,
+            least_node_count=least,
+            most_node_count=most,
+            member_count=draw(st.integers(least, most)) if state in LAUNCHED_JOBS else 0,
+            smaller_from=draw(st.sampled_from([NOW - 1, NOW + 1])) if is_waiting else None,
+            priority=draw(st.integers(0, 2)),
             created_at=float(place),
             project="p" if quota is not None else f"p{place}",
             quota=quota,
+            is_preemptible=draw(st.booleans()),
+            is_settled=state is JobState.RUNNING and draw(st.booleans()),
         )
-        for place, (state, count, more, members, quota) in enumerate(some)
-    ]
-    found = schedule(jobs, capacity, 0.0)
-    claims = {job.run: job.claim_count for job in jobs if job.run in found.admitted}
-    assert found.counts.keys() == claims.keys()
-    assert all(found.counts[run] >= claim for run, claim in claims.items())
-    grown = sum(found.counts.values()) - sum(claims.values())
-    assert grown <= max(0, capacity - sum(claims.values())), "growth needs nodes that the group cannot have"
+        jobs.append(job)
+    return jobs
+
+
+@given(elastic_jobs(), st.integers(1, 20))
+def test_elastic_jobs_share_the_nodes_that_no_other_job_needs(jobs: list[FleetJob], capacity: int) -> None:
+    found = schedule(jobs, capacity, NOW)
+    admitted = [job for job in jobs if job.run in found.admitted]
+    assert found.counts.keys() == found.admitted
+    assert all(job.needed_count(NOW) <= found.counts[job.run] for job in admitted)
+    assert all(found.counts[job.run] <= max(job.node_count, job.most_node_count) for job in admitted)
+    at_first = sum(job.needed_count(NOW) for job in jobs if job.state in HOLDING_JOBS)
+    assert sum(found.counts.values()) <= max(capacity, at_first), "jobs receive nodes that the group cannot have"
     if any(job.run not in found.limited for job in found.waiting):
-        assert grown == 0, "a job grows while another one waits"
-    held = sum(count for run, count in found.counts.items() for job in jobs if job.run == run and job.project == "p")
-    at_first = sum(claims[job.run] for job in jobs if job.run in claims and job.project == "p")
-    limits = [job.quota for job in jobs if job.quota is not None and found.counts.get(job.run, 0) > job.claim_count]
-    assert held == at_first or held <= max(limits)
+        grown = [job for job in admitted if found.counts[job.run] > job.claim_count(NOW)]
+        assert not grown, "a job grows beyond its NodeCount while another one waits"
+    raised = [job for job in admitted if found.counts[job.run] > job.needed_count(NOW)]
+    for job in raised:
+        held = sum(found.counts[other.run] for other in admitted if other.project == job.project)
+        assert job.quota is None or held <= job.quota
+
+
+@given(elastic_jobs(), st.integers(1, 20))
+def test_a_job_starts_with_fewer_nodes_only_after_its_patience(jobs: list[FleetJob], capacity: int) -> None:
+    found = schedule(jobs, capacity, NOW)
+    for job in jobs:
+        is_patient = job.smaller_from is not None and job.smaller_from <= NOW
+        if job.state is JobState.QUEUED and job.run in found.admitted:
+            assert found.counts[job.run] >= (job.least_node_count if is_patient else job.node_count)
+    head = next((job for job in found.waiting if job.run not in found.limited), None)
+    if head is not None:
+        assert head.needed_count(NOW) > capacity - sum(
+            found.counts[job.run]
+            for job in jobs
+            if job.run in found.admitted and (job.state in HOLDING_JOBS or in_order([job, head])[0] is job)
+        )
+
+
+@given(elastic_jobs(), st.integers(1, 20))
+def test_jobs_return_as_few_nodes_as_the_head_needs(jobs: list[FleetJob], capacity: int) -> None:
+    found = schedule(jobs, capacity, NOW)
+    held = {job.run: job for job in jobs}
+    head = next((job for job in found.waiting if job.run not in found.limited), None)
+    released = {run: found.counts[run] - each.keep_count for run, each in found.reductions.items()}
+    for run, each in found.reductions.items():
+        job = held[run]
+        assert head is not None
+        assert each.head is head
+        assert job.is_settled
+        is_lower = job.is_preemptible and job.priority < head.priority
+        assert each.keep_count >= (job.least_node_count if is_lower else job.node_count)
+        assert 0 < each.keep_count < found.counts[run]
+    for run in found.giving_way:
+        job = held[run]
+        assert head is not None
+        assert job.priority < head.priority
+        assert job.state is JobState.ALLOCATING or (job.is_preemptible and job.is_settled)
+        released[run] = found.counts[run]
+    if released:
+        assert head is not None
+        free = capacity - sum(found.counts.values())
+        leaving = sum(found.counts[job.run] for job in jobs if job.state is JobState.PAUSING)
+        gained = free + leaving + sum(released.values())
+        assert gained >= head.needed_count(NOW), "nodes are released although the head still cannot start"
+        spare = gained - head.needed_count(NOW)
+        assert not found.reductions or spare == 0, "a job returns more nodes than the head needs"
+        assert all(spare < released[run] for run in found.giving_way), "a job need not have paused"
+
+
+@given(elastic_jobs(), st.integers(1, 20))
+def test_a_head_that_can_start_by_releases_makes_jobs_release_nodes(jobs: list[FleetJob], capacity: int) -> None:
+    found = schedule(jobs, capacity, NOW)
+    head = next((job for job in found.waiting if job.run not in found.limited), None)
+    if head is None or found.reductions or found.giving_way:
+        return
+    free = capacity - sum(found.counts.values())
+    leaving = sum(found.counts[job.run] for job in jobs if job.state is JobState.PAUSING)
+    possible = 0
+    for job in jobs:
+        if job.run not in found.admitted or job.state is JobState.QUEUED:
+            continue
+        is_lower = job.priority < head.priority
+        if is_lower and (job.state is JobState.ALLOCATING or (job.is_preemptible and job.is_settled)):
+            possible += found.counts[job.run]
+        elif job.is_settled:
+            possible += max(0, found.counts[job.run] - job.node_count)
+    jumped = sum(found.counts[job.run] for job in jobs if job.state is JobState.QUEUED and job.run in found.admitted)
+    needs = head.needed_count(NOW)
+    assert free + jumped + leaving >= needs or free + leaving + possible < needs

@@ -241,7 +241,7 @@ def test_the_plan_is_shown_before_anything_is_started(run):
 
 
 def test_an_elastic_job_is_submitted_with_its_numbers_of_nodes_and_the_plan_shows_them(run):
-    words = "may continue on 3 of 4 nodes after 30 s without capacity"
+    words = "may start and continue on 3 of 4 nodes after 30 s without capacity"
     elastic = ("--min-node-count", "3", "--max-node-count", "6", "--patience-seconds", "30")
     answer = {"TrainingJobName": "gpt", "RunId": "r", "Plan": {**PLAN, "Elasticity": words}}
     code, out, _, calls = run(*SUBMIT, *elastic, upload_source={"SourceId": "s"}, create_training_job=answer)

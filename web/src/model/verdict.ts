@@ -46,6 +46,7 @@ const CAUSES: Record<string, string> = {
   instance_terminated: 'an instance was terminated',
   shrunk: 'lost nodes were not replaced: the job continues on fewer',
   grown: 'the job stopped to continue on more nodes',
+  returned: 'the job stopped to return nodes to its fleet',
   group_lost: 'all nodes that held a shard were lost',
 } satisfies Record<Incident['Cause'], string>
 

@@ -250,9 +250,9 @@ def test_the_plan_names_the_numbers_of_nodes(client, request_):
         return client.create_training_job(**request_, DryRun=True, ElasticConfig=elastic)["Plan"].get("Elasticity")
 
     assert plan() is None
-    assert plan(MinNodeCount=3) == "may continue on 3 of 4 nodes after 60 s without capacity"
+    assert plan(MinNodeCount=3) == "may start and continue on 3 of 4 nodes after 60 s without capacity"
     assert plan(MinNodeCount=3, MaxNodeCount=6, PatienceInSeconds=5) == (
-        "may continue on 3 of 4 nodes after 5 s without capacity; may grow to 6 nodes"
+        "may start and continue on 3 of 4 nodes after 5 s without capacity; may grow to 6 nodes"
     )
 
 

@@ -297,3 +297,38 @@ def test_a_job_does_not_differ_from_the_request_that_made_it(client, fleet, sour
         "OutputDataConfig": {"S3OutputPath": "s3://mine/checkpoints"},
     }
     assert submission.difference(made, other) == other
+
+
+@pytest.mark.covers(
+    "UpdateTrainingJob.ElasticConfig.MinNodeCount",
+    "UpdateTrainingJob.ElasticConfig.MaxNodeCount",
+    "UpdateTrainingJob.ElasticConfig.PatienceInSeconds",
+)
+def test_the_numbers_of_nodes_of_a_running_job_can_change(service, client, job):
+    trains(service, job)
+    change = {"MinNodeCount": 2, "MaxNodeCount": 6, "PatienceInSeconds": 5}
+    assert told(client.update_training_job(**GPT, ElasticConfig=change)) == {
+        "ElasticConfig.MinNodeCount": (None, "2", "Now"),
+        "ElasticConfig.MaxNodeCount": (None, "6", "Now"),
+        "ElasticConfig.PatienceInSeconds": ("60", "5", "Now"),
+    }
+    assert client.describe_training_job(**GPT)["ElasticConfig"] == change
+    answer = client.update_training_job(**GPT, ElasticConfig={"MinNodeCount": 0, "MaxNodeCount": 0})
+    assert told(answer)["ElasticConfig.MinNodeCount"] == ("2", None, "Now")
+    assert client.describe_training_job(**GPT)["ElasticConfig"]["MinNodeCount"] == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"MinNodeCount": 5}, "MinNodeCount", "5 nodes; it must be at most NodeCount, which is 4"),
+        ({"MaxNodeCount": 3}, "MaxNodeCount", "3 nodes; it must be at least NodeCount, which is 4"),
+        ({"MaxNodeCount": 900}, "MaxNodeCount", "900 nodes; the group "),
+    ],
+)
+def test_numbers_of_nodes_that_creation_would_refuse_are_refused(client, job, change, field, words):
+    with refused("ValidationException") as refusal:
+        client.update_training_job(**GPT, ElasticConfig=change)
+    (error,) = refusal.value.fields
+    assert error.field == f"ElasticConfig.{field}"
+    assert error.message.startswith(words)

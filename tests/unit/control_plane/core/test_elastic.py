@@ -128,7 +128,7 @@ def test_a_job_grows_neither_during_a_recovery_nor_before_a_new_commit() -> None
 
 def test_the_forecast_names_every_size() -> None:
     assert elastic.forecast_words(spec_of("gpt", "a", 4, 2)) == ""
-    assert elastic.forecast_words(SPEC) == "may continue on 2 of 4 nodes after 20 s without capacity"
+    assert elastic.forecast_words(SPEC) == "may start and continue on 2 of 4 nodes after 20 s without capacity"
     assert elastic.forecast_words(replace(SPEC, min_node_count=4, max_node_count=6)) == "may grow to 6 nodes"
 
 

@@ -198,7 +198,7 @@ def test_means_are_of_failures_alone(database, job, lease):
         incidents.open_incident(session, lease, "inc-open", incident(cause="hang"))
     with database.read() as session:
         totals = incidents.totals(session, run_id=job.run_id)
-    none = {"notice", "requested", "grown", "pause_failed", "drill"}
+    none = {"notice", "requested", "grown", "returned", "pause_failed", "drill"}
     assert {cause.value for cause in Cause if not cause.is_failure} == none
     assert (totals.count, totals.closed_count) == (len(Cause) + 1, len(Cause))
     assert (totals.failure_count, totals.recovered_count) == (len(Cause) - len(none) + 1, len(Cause) - len(none))

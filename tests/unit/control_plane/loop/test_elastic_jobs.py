@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from control_plane.core import accounting
 from control_plane.core.states import JobState
-from control_plane.db import jobs
-from tests.unit.control_plane.loop.world import World
+from control_plane.db import implications, jobs
+from tests.unit.control_plane.loop.world import FLEET, World
 
 
 async def small(world: World, *, nodes: int = 4, least: int = 2, **changes: object) -> None:
@@ -188,3 +191,117 @@ async def test_a_job_without_limits_of_its_own_neither_shrinks_nor_grows(world: 
         await world.tick()
     assert world.job().state == JobState.PREPARING
     assert "continue" not in world.job().reason
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[World]:
+    """Yield a simulated cluster whose fleet cannot grow beyond six nodes."""
+    world = World(tmp_path, nodes=6, spares=0, max_size=6)
+    yield world
+    world.close()
+
+
+async def returned(world: World, name: str = "gpt") -> None:
+    """Train until the control plane asks for the stop at which the job returns nodes. Then end its ranks."""
+    generation = world.job(name).generation
+    world.is_stopped = False
+    for _ in range(60):
+        await world.train(1, name)
+        if world.is_stopped:
+            break
+    world.finish(name)
+    await world.until(lambda: world.job(name).generation == generation + 1 and world.job(name).state == "running")
+
+
+async def test_a_job_resumes_with_fewer_nodes_after_its_patience(world: World) -> None:
+    await small(world, nodes=4)
+    await world.train(5)
+    with world.database.write() as session:
+        jobs.request_pause(session, jobs.get(session, "gpt").run_id, world.now)
+    await world.until(lambda: world.job().state == JobState.PAUSING)
+    boundary = world.job().boundary
+    world.finish()
+    await world.upload(boundary)
+    await world.until(lambda: world.job().state == JobState.QUEUED)
+    for _ in range(60):
+        await world.tick()
+    with world.database.write() as session:
+        jobs.withdraw_pause(session, jobs.get(session, "gpt").run_id, world.now)
+    resumed_at = world.now
+    await world.until(lambda: world.job().generation == 3 and world.job().state == JobState.RUNNING)
+    assert (world.now - resumed_at).total_seconds() >= 10, "the time of the pause is no patience"
+    assert len(world.plan().nodes) == 3
+    await world.train(1)
+    assert world.job().reason.startswith("trains on 3 of 4 nodes from step ")
+
+
+async def test_a_queued_job_starts_with_the_free_nodes_and_claims_the_others(full: World) -> None:
+    full.submit("first", nodes=4)
+    await full.running("first")
+    full.submit("small", nodes=4, min_node_count=2, patience_seconds=10)
+    await full.tick()
+    assert full.job("small").reason == (
+        "place 1 of 1 in the queue: needs 4 nodes (or 2 after its patience); 2 of 6 are free"
+    )
+    await full.until(lambda: full.job("small").state == JobState.RUNNING)
+    assert len(full.plan("small").nodes) == 2
+    full.submit("later", nodes=2)
+    await full.train(3, "small")
+    full.finish("first")
+    await full.until(lambda: full.job("later").state == JobState.RUNNING, limit=1000)
+    assert len(full.plan("later").nodes) == 2, "the older job claims 4 of the 6 nodes, and 2 remain"
+    assert sum(node.run_id == full.job("small").run_id for node in full.nodes().values()) == 4
+
+
+async def test_a_job_returns_nodes_beyond_its_first_number_to_a_job_that_waits(full: World) -> None:
+    full.submit("grown", nodes=3, max_node_count=6, patience_seconds=0)
+    await full.running("grown")
+    if len(full.plan("grown").nodes) < 6:
+        await returned(full, "grown")
+    assert len(full.plan("grown").nodes) == 6
+    generation = full.job("grown").generation
+    await full.train(3, "grown")
+    full.submit("waits", nodes=2)
+    await returned(full, "grown")
+    assert len(full.plan("grown").nodes) == 4, "the other job needs 2 nodes, so the job keeps 4"
+    assert full.plan("grown").base_step == full.incidents("grown")[-1].reached_step
+    incident = full.incidents("grown")[-1]
+    assert (incident.cause, incident.node_count_before, incident.node_count_after) == ("returned", 6, 4)
+    assert full.job("grown").generation == generation + 1
+    await full.until(lambda: full.job("waits").state == JobState.RUNNING)
+    for _ in range(20):
+        await full.train(1, "grown")
+    assert full.job("grown").generation == generation + 1, "it grows no further, because no node is free"
+    with full.database.read() as session:
+        assert not implications.of_fleet(session, FLEET), "a returned node has no fault in its history"
+
+
+async def test_a_preemptible_job_shrinks_to_its_minimum_for_a_higher_priority(full: World) -> None:
+    full.submit("low", nodes=6, min_node_count=3, preemptible=True, patience_seconds=0)
+    await full.running("low")
+    await full.train(5, "low")
+    full.submit("high", nodes=3, priority=5)
+    await returned(full, "low")
+    assert len(full.plan("low").nodes) == 3
+    assert full.incidents("low")[-1].cause == "returned"
+    await full.until(lambda: full.job("high").state == JobState.RUNNING)
+    assert full.job("low").state == JobState.RUNNING, "it need not pause"
+    await full.train(2, "low")
+    full.finish("high")
+    await full.until(lambda: full.job("high").state == JobState.COMPLETED)
+    await returned(full, "low")
+    assert len(full.plan("low").nodes) == 6, "it grows back"
+
+
+async def test_a_job_returns_the_nodes_in_a_recovery_that_comes_first(full: World) -> None:
+    full.submit("low", nodes=6, min_node_count=3, preemptible=True, patience_seconds=0)
+    await full.running("low")
+    await full.train(5, "low")
+    full.submit("high", nodes=3, priority=5)
+    full.is_stopped = False
+    await full.until(lambda: full.is_stopped)
+    full.kill_rank(full.team("low")[0])
+    await full.until(lambda: full.job("low").generation == 2 and full.job("low").state == JobState.RUNNING)
+    assert len(full.plan("low").nodes) == 3
+    assert full.plan("low").base_step == 5
+    await full.until(lambda: full.job("high").state == JobState.RUNNING)

@@ -1,0 +1,109 @@
+"""Which jobs release nodes so that the first job of the queue can start.
+
+    step 1   an elastic job returns nodes beyond its NodeCount              whatever the priorities are
+    step 2   a job that still waits for its gang returns to the queue       the other steps need a lower priority
+    step 3   a preemptible elastic job continues on fewer nodes             than the first job's
+    step 4   a preemptible job pauses
+
+Jobs release no more nodes than the first job needs. If all of them together do not release enough, no job releases a
+node. A running job releases nodes at an agreed stop, so it loses no step.
+
+Invariant: pure. `core.queue.schedule` is the only caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from control_plane.core.observed.fleets import FleetJob
+from control_plane.core.states import JobState
+from everstep.protocol.ids import RunId
+
+LEAVING = frozenset({JobState.PAUSING, JobState.STOPPING})
+"""States of jobs that release all of their nodes soon."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """A running job that must return some of its nodes at an agreed stop."""
+
+    keep_count: int
+    """Number of nodes with which the job continues."""
+    head: FleetJob
+    """The job that receives the nodes."""
+
+
+def kept_counts(
+    head: FleetJob, holding: Sequence[FleetJob], counts: Mapping[RunId, int], free: int, now: float
+) -> dict[RunId, int]:
+    """Return how many nodes the other jobs keep, so that the head of the queue can start.
+
+    Args:
+        head: the first job of the queue. It does not fit into `free`.
+        holding: the jobs that hold nodes.
+        counts: number of nodes that each of these jobs holds.
+        free: number of nodes that no job holds.
+        now: Unix seconds.
+
+    Returns:
+        One entry for each job that must release nodes. 0 means that the job releases all of its nodes. Empty if no
+        releases suffice, or if jobs that already stop or pause release enough.
+    """
+    missing = head.needed_count(now) - free - sum(counts[job.run] for job in holding if job.state in LEAVING)
+    if missing <= 0:
+        return {}
+    kept: dict[RunId, int] = {}
+    touched: list[FleetJob] = []
+    gained = 0
+    for job, keep_count in _steps(head, holding, now):
+        if gained >= missing:
+            break
+        released = kept.get(job.run, counts[job.run]) - keep_count
+        if released > 0:
+            kept[job.run] = keep_count
+            gained += released
+            touched = [*(other for other in touched if other is not job), job]
+    if gained < missing:
+        return {}
+    for job in reversed(touched):  # Undo what the head does not need, the most expensive step first.
+        most = min(counts[job.run], kept[job.run] + gained - missing)
+        if kept[job.run] == 0 and most < _least(job, head, now) and most < counts[job.run]:
+            continue
+        gained -= most - kept[job.run]
+        kept[job.run] = most
+    return {run: count for run, count in kept.items() if count < counts[run]}
+
+
+def yields_to(job: FleetJob, other: FleetJob) -> bool:
+    """Return whether a job grows back to its NodeCount only after another job of the queue has started."""
+    return job.is_preemptible and job.priority < other.priority
+
+
+def _steps(head: FleetJob, holding: Sequence[FleetJob], now: float) -> list[tuple[FleetJob, int]]:
+    """Return the possible releases, the cheapest first: a job, and the number of nodes that it keeps.
+
+    Within a step, jobs of the lowest priority come first, then the youngest jobs.
+    """
+    jobs = sorted(holding, key=lambda job: (job.priority, -job.created_at, job.run))
+    lower = [job for job in jobs if job.priority < head.priority]
+    preemptible = [job for job in lower if job.is_preemptible and _can_stop(job, now)]
+    return [
+        *((job, job.node_count) for job in jobs if _can_stop(job, now)),
+        *((job, 0) for job in lower if job.state is JobState.ALLOCATING),
+        *((job, _least(job, head, now)) for job in preemptible),
+        *((job, 0) for job in preemptible),
+    ]
+
+
+def _least(job: FleetJob, head: FleetJob, now: float) -> int:
+    """Return the smallest number of nodes with which a job that releases nodes can still continue to train."""
+    is_preemptible = job.is_preemptible and job.priority < head.priority and _can_stop(job, now)
+    return (job.least_node_count or job.node_count) if is_preemptible else job.node_count
+
+
+def _can_stop(job: FleetJob, now: float) -> bool:
+    """Return whether a job can stop at an agreed step now and lose almost no work."""
+    return (
+        job.state is JobState.RUNNING and job.is_settled and (job.no_pause_before is None or now >= job.no_pause_before)
+    )
