@@ -8,11 +8,12 @@ import pytest
 
 from control_plane.core import elastic, members
 from control_plane.core.observed.incidents import IncidentRecord
-from control_plane.core.observed.jobs import Growth, JobRecord
+from control_plane.core.observed.jobs import Growth, JobRecord, Suspicion
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentState, JobState
 from control_plane.core.timeouts import ladder
-from everstep.protocol.ids import Generation, NodeId, Step
+from everstep.protocol.agent_messages import MemberPhase, MemberReport, ShardProtection
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from tests.properties.control_plane.simulated import spec_of
 from tests.unit.worker.rank_plans import rank_plan
 
@@ -140,3 +141,55 @@ def test_members_of_another_number_of_nodes_keep_their_order() -> None:
     assert members.places(plan, nodes("new", "i-0", "i-2", "i-3"), 4) == nodes("i-0", "new", "i-2", "i-3")
     pair = rank_plan(addresses=("a", "b"))
     assert members.places(pair, nodes("new", "i-1", "i-0", "other"), 4) == nodes("i-0", "i-1", "new", "other")
+
+
+def test_a_waiting_job_counts_its_patience_from_the_end_of_an_absence() -> None:
+    waits = record(state=JobState.QUEUED, vacant_since=100.0)
+    assert elastic.smaller_from(SPEC, waits) == 120.0
+    assert elastic.smaller_from(SPEC, replace(waits, unwatched=(110.0, 150.0))) == 170.0
+    assert elastic.smaller_from(SPEC, replace(waits, unwatched=(10.0, 50.0))) == 120.0
+    assert elastic.smaller_from(SPEC, replace(waits, vacant_since=None)) is None
+    assert elastic.smaller_from(replace(SPEC, min_node_count=None), waits) is None
+    assert elastic.smaller_from(SPEC, replace(waits, state=JobState.PREPARING)) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "most", "count"), [(None, None, 6), (4, None, 4), (1, None, 2), (None, 5, 5), (4, 5, 4), (5, 4, 4)]
+)
+def test_a_running_job_keeps_what_the_queue_and_its_limits_leave(
+    wanted: int | None, most: int | None, count: int
+) -> None:
+    spec = replace(SPEC, max_node_count=6 if most is None else most)
+    runs = record(member_count=6, base_step=Step(1), committed=Step(2))
+    assert elastic.kept_count(spec, runs, wanted) == count
+    for unsettled in (
+        replace(runs, committed=Step(1)),
+        replace(runs, taken_over_by="somebody"),
+        replace(runs, state=JobState.PAUSING),
+        replace(runs, suspicion=Suspicion(since=0.0, began_at=0.0, number=1, asked_at=0.0)),
+    ):
+        assert elastic.kept_count(spec, unsettled, wanted) == 6
+
+
+def test_the_remaining_nodes_hold_every_shard_where_possible() -> None:
+    plan = rank_plan(addresses=("a", "b", "c", "d"))
+    names = [node.node_id for node in plan.nodes]
+    pairs = [(names[place], names[place ^ 1]) for place in range(4)]
+    reports = {
+        node.node_id: MemberReport(
+            job=plan.job,
+            run=plan.run,
+            generation=plan.generation,
+            phase=MemberPhase.RUNNING,
+            protection=(
+                ShardProtection(
+                    rank=Rank(place), holders=pairs[place], in_view=pairs[place], committed=Step(3), payload_bytes=1
+                ),
+            ),
+        )
+        for place, node in enumerate(plan.nodes)
+    }
+    assert elastic.returned_nodes(plan, reports, 1) == (names[3],)
+    assert elastic.returned_nodes(plan, reports, 2) == (names[3], names[1]), "a pair holds each other's shards"
+    assert elastic.returned_nodes(plan, reports, 3) == (names[3], names[1], names[2])
+    assert elastic.returned_nodes(plan, {}, 2) == (names[3], names[2]), "without reports, the last nodes go"

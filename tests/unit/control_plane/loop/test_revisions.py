@@ -85,3 +85,33 @@ async def test_without_a_price_nothing_is_spent(world: World) -> None:
     for _ in range(20):
         await world.train(1)
     assert world.job().state == JobState.RUNNING
+
+
+async def test_a_lower_maximum_returns_nodes_at_an_agreed_stop_and_a_higher_minimum_holds_at_once(
+    world: World,
+) -> None:
+    world.submit(nodes=2, max_node_count=4, patience_seconds=0)
+    await world.running()
+    for _ in range(60):
+        if len(world.plan().nodes) == 4:
+            break
+        await world.train(1)
+        if world.is_stopped:
+            world.finish()
+            await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
+    assert len(world.plan().nodes) == 4
+    await world.train(3)
+    generation, world.is_stopped = world.job().generation, False
+    revise(world, max_node_count=3)
+    for _ in range(60):
+        await world.train(1)
+        if world.is_stopped:
+            break
+    world.finish()
+    await world.until(lambda: world.job().generation > generation and world.job().state == JobState.RUNNING)
+    assert len(world.plan().nodes) == 3
+    assert "MaxNodeCount is 3" in " ".join(world.incidents()[-1].evidence)
+    assert world.plan().base_step == world.incidents()[-1].reached_step
+    for _ in range(20):
+        await world.train(1)
+    assert len(world.plan().nodes) == 3, "it does not grow again"

@@ -1,0 +1,104 @@
+"""Which jobs release nodes for the first job of the queue, by example."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from control_plane.core.observed.fleets import FleetJob
+from control_plane.core.queue import schedule
+from control_plane.core.states import JobState
+from everstep.protocol.ids import JobName, RunId
+
+NOW = 100.0
+
+
+def job(name: str, count: int, state: JobState = JobState.RUNNING, **changes: Any) -> FleetJob:
+    values: dict[str, Any] = {"priority": 0, "created_at": 0.0, "is_settled": state is JobState.RUNNING, **changes}
+    return FleetJob(job=JobName(name), run=RunId(name), state=state, node_count=count, **values)
+
+
+def waiting(count: int, priority: int = 0, **changes: Any) -> FleetJob:
+    return job("head", count, JobState.QUEUED, priority=priority, created_at=9.0, **changes)
+
+
+def released(jobs: list[FleetJob], capacity: int) -> dict[str, int]:
+    """Return the number of nodes that each releasing job keeps. 0: the job pauses or returns to the queue."""
+    found = schedule(jobs, capacity, NOW)
+    return {**{run: each.keep_count for run, each in found.reductions.items()}, **dict.fromkeys(found.giving_way, 0)}
+
+
+GROWN = job("grown", 3, most_node_count=6, member_count=6)
+SHRINKS = job("shrinks", 6, least_node_count=2, member_count=6, is_preemptible=True)
+PAUSES = job("pauses", 4, member_count=4, is_preemptible=True)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "capacity", "kept"),
+    [
+        ([GROWN, waiting(2)], 6, {"grown": 4}),
+        ([GROWN, waiting(3)], 6, {"grown": 3}),
+        ([GROWN, waiting(4)], 6, {}),
+        ([GROWN, waiting(4, priority=9)], 6, {}),
+        ([SHRINKS, waiting(2)], 6, {}),
+        ([SHRINKS, waiting(2, priority=1)], 6, {"shrinks": 4}),
+        ([SHRINKS, waiting(5, priority=1)], 6, {"shrinks": 0}),
+        ([SHRINKS, waiting(7, priority=1)], 6, {}),
+        ([GROWN, SHRINKS, waiting(4, priority=1)], 12, {"grown": 3, "shrinks": 5}),
+        ([PAUSES, SHRINKS, waiting(4, priority=1)], 10, {"shrinks": 2}),
+        ([PAUSES, SHRINKS, waiting(8, priority=1)], 10, {"pauses": 0, "shrinks": 2}),
+        ([job("gang", 4, JobState.ALLOCATING, least_node_count=1), waiting(2, priority=1)], 4, {"gang": 0}),
+        ([PAUSES, waiting(2, priority=1), job("stops", 2, JobState.STOPPING, member_count=2)], 6, {}),
+    ],
+)
+def test_jobs_release_what_the_first_job_needs_the_cheapest_way(
+    jobs: list[FleetJob], capacity: int, kept: dict[str, int]
+) -> None:
+    assert released(jobs, capacity) == kept
+
+
+@pytest.mark.parametrize("changes", [{"is_settled": False}, {"no_pause_before": NOW + 1}])
+def test_a_job_that_cannot_stop_now_keeps_its_nodes(changes: dict[str, Any]) -> None:
+    grown = job("grown", 3, most_node_count=6, member_count=6, **changes)
+    assert released([grown, waiting(2)], 6) == {}
+
+
+def test_a_preemptible_job_grows_back_only_after_the_job_of_higher_priority() -> None:
+    small = job("small", 6, least_node_count=2, member_count=2, is_preemptible=True)
+    head = waiting(4, priority=1)
+    assert dict(schedule([small, head], 6, NOW).counts) == {"small": 2, "head": 4}
+    assert dict(schedule([small, waiting(4)], 6, NOW).counts) == {"small": 6}, "an equal job waits behind the claim"
+    firm = job("small", 6, least_node_count=2, member_count=2)
+    assert dict(schedule([firm, head], 6, NOW).counts) == {"small": 6}, "a job that is not preemptible keeps its claim"
+
+
+@pytest.mark.parametrize(("members", "count"), [(0, 4), (2, 3), (3, 3), (5, 5), (6, 5)])
+def test_a_changed_limit_applies_to_the_next_generation(members: int, count: int) -> None:
+    """A running generation may have more or fewer nodes than limits that a user has changed since."""
+    changed = job("gpt", 4, least_node_count=3, most_node_count=5, member_count=members)
+    assert changed.needed_count(NOW) == count
+
+
+def test_a_patient_job_starts_with_the_free_nodes() -> None:
+    patient = waiting(4, least_node_count=2, smaller_from=NOW - 1)
+    runs = job("runs", 3, member_count=3)
+    assert dict(schedule([runs, patient], 6, NOW).counts) == {"runs": 3, "head": 3}
+    assert "head" not in schedule([runs, waiting(4, least_node_count=2, smaller_from=NOW + 1)], 6, NOW).counts
+
+
+def test_no_job_grows_beyond_its_node_count_while_another_one_stands_aside() -> None:
+    small = job("small", 2, most_node_count=4, member_count=2)
+    aside = waiting(9, not_before=NOW + 1)
+    assert schedule([small, aside], 6, NOW).counts["small"] == 2
+    assert schedule([small], 6, NOW).counts["small"] == 4
+
+
+def test_a_job_that_may_grow_does_not_pass_a_head_that_its_growth_would_delay() -> None:
+    runs = job("runs", 4, member_count=4)
+    passes = job(
+        "passes", 4, JobState.QUEUED, created_at=10.0, least_node_count=1, smaller_from=NOW - 1
+    )
+    assert "passes" not in schedule([runs, waiting(6), passes], 7, NOW).counts
+    fixed = job("fixed", 1, JobState.QUEUED, created_at=10.0)
+    assert "fixed" in schedule([runs, waiting(6), fixed], 7, NOW).counts
