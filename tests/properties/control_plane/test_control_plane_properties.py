@@ -84,11 +84,15 @@ def test_whatever_happens(max_size: int, domains: Domains, ranks_per_node: tuple
 
 
 CAPACITY = st.tuples(st.just("capacity"), st.sampled_from([3, 4, 5, 6, 7, 20]), st.just(0))
+REVISION = st.tuples(
+    st.just("revise"), st.integers(0, 1), st.tuples(st.integers(0, 2), st.integers(0, 2), st.sampled_from([0, 30]))
+)
+"""A change of a job's MinNodeCount (NodeCount minus n), MaxNodeCount (NodeCount plus n) and patience."""
 
 
 @pytest.mark.timeout(400)  # 30 examples, each with up to a few hundred passes
 @settings(max_examples=30)
-@given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, st.lists(EVENTS | CAPACITY, max_size=25))
+@given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, st.lists(EVENTS | CAPACITY | REVISION, max_size=25))
 def test_whatever_happens_to_elastic_jobs(
     max_size: int, domains: Domains, ranks_per_node: tuple[int, int], story: list[Event]
 ) -> None:
@@ -239,6 +243,14 @@ def play(simulation: Simulation, story: Sequence[Event]) -> None:
                 simulation.upload(job)
             case "capacity":
                 simulation.capacity = which
+            case "revise":
+                fewer, more, patience = extra
+                job.spec = replace(
+                    job.spec,
+                    min_node_count=max(1, job.spec.node_count - fewer),
+                    max_node_count=job.spec.node_count + more,
+                    patience_seconds=patience,
+                )
             case "lose messages":
                 simulation.losses = which
             case "standstill":

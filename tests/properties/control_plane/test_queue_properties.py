@@ -141,7 +141,14 @@ def test_as_few_as_needed_make_way_for_a_higher_priority(
         assert all(gained - job.node_count < needs for job in paused), "one of them need not have been paused"
 
 
-HOLDING = [JobState.RUNNING, JobState.RUNNING, JobState.RUNNING, JobState.ALLOCATING, JobState.PAUSING, JobState.PREPARING]
+HOLDING = [
+    JobState.RUNNING,
+    JobState.RUNNING,
+    JobState.RUNNING,
+    JobState.ALLOCATING,
+    JobState.PAUSING,
+    JobState.PREPARING,
+]
 
 
 @st.composite

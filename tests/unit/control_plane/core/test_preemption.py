@@ -96,9 +96,7 @@ def test_no_job_grows_beyond_its_node_count_while_another_one_stands_aside() -> 
 
 def test_a_job_that_may_grow_does_not_pass_a_head_that_its_growth_would_delay() -> None:
     runs = job("runs", 4, member_count=4)
-    passes = job(
-        "passes", 4, JobState.QUEUED, created_at=10.0, least_node_count=1, smaller_from=NOW - 1
-    )
+    passes = job("passes", 4, JobState.QUEUED, created_at=10.0, least_node_count=1, smaller_from=NOW - 1)
     assert "passes" not in schedule([runs, waiting(6), passes], 7, NOW).counts
     fixed = job("fixed", 1, JobState.QUEUED, created_at=10.0)
     assert "fixed" in schedule([runs, waiting(6), fixed], 7, NOW).counts
