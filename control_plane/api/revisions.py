@@ -24,7 +24,7 @@ from control_plane.api.schemas.common import (
     FieldError,
 )
 from control_plane.api.schemas.revisions import UpdateTrainingJobRequest
-from control_plane.core import elastic, slot_memory, strategies
+from control_plane.core import elastic, parity, slot_memory, strategies
 from control_plane.core.checkpoints import contradictions
 from control_plane.core.states import JobState
 from control_plane.db.jobs import JobRecord, JobSpec
@@ -248,9 +248,16 @@ def _wrong_parity(job: JobRecord, spec: JobSpec) -> Iterator[FieldError]:
     if spec.parity_group_size != job.spec.parity_group_size:
         message = "cannot change after creation; create a new job, with InitialCheckpoint to continue this one"
         yield FieldError(field="Protection.ParityGroupSize", message=message)
-    elif spec.parity_group_size is not None and spec.copies != 1:
-        message = f"parity keeps 1 copy of each shard, not {spec.copies}; remove the field"
-        yield FieldError(field="Protection.Copies", message=message)
+    elif spec.parity_group_size is not None:
+        found = parity.contradictions(
+            spec.parity_group_size,
+            copies=spec.copies,
+            node_count=spec.node_count,
+            strategy=spec.checkpoint_strategy,
+            min_node_count=spec.min_node_count,
+            max_node_count=spec.max_node_count,
+        )
+        yield from (FieldError(field=field, message=message) for field, message in found)
 
 
 def _text(value: Any) -> str | None:

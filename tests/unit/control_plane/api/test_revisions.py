@@ -224,6 +224,13 @@ def test_a_job_with_parity_keeps_one_copy(client, fleet, source):
     assert client.update_training_job(**GPT, Protection={"MaxSlowdown": 0.05})["Changes"]
 
 
+def test_a_job_with_parity_keeps_its_number_of_nodes(client, fleet, source):
+    request = {"Source": source, "EntryPoint": "train.py", "NodeCount": 4, "Protection": {"ParityGroupSize": 4}}
+    client.create_training_job(**GPT, **request)
+    with refused("ValidationException", match="ElasticConfig.MinNodeCount: a job with parity cannot change its number"):
+        client.update_training_job(**GPT, ElasticConfig={"MinNodeCount": 3})
+
+
 @pytest.mark.covers("UpdateTrainingJob.CheckpointConfig.ThirdSlot")
 def test_a_third_slot_is_not_taken_back(service, client, job):
     client.update_training_job(**GPT, CheckpointConfig={"ThirdSlot": True})
@@ -306,23 +313,23 @@ def test_a_job_does_not_differ_from_the_request_that_made_it(client, fleet, sour
 )
 def test_the_numbers_of_nodes_of_a_running_job_can_change(service, client, job):
     trains(service, job)
-    change = {"MinNodeCount": 2, "MaxNodeCount": 6, "PatienceInSeconds": 5}
+    change = {"MinNodeCount": 1, "MaxNodeCount": 6, "PatienceInSeconds": 5}
     assert told(client.update_training_job(**GPT, ElasticConfig=change)) == {
-        "ElasticConfig.MinNodeCount": (None, "2", "Now"),
+        "ElasticConfig.MinNodeCount": (None, "1", "Now"),
         "ElasticConfig.MaxNodeCount": (None, "6", "Now"),
         "ElasticConfig.PatienceInSeconds": ("60", "5", "Now"),
     }
     assert client.describe_training_job(**GPT)["ElasticConfig"] == change
     answer = client.update_training_job(**GPT, ElasticConfig={"MinNodeCount": 0, "MaxNodeCount": 0})
-    assert told(answer)["ElasticConfig.MinNodeCount"] == ("2", None, "Now")
-    assert client.describe_training_job(**GPT)["ElasticConfig"]["MinNodeCount"] == 4
+    assert told(answer)["ElasticConfig.MinNodeCount"] == ("1", None, "Now")
+    assert client.describe_training_job(**GPT)["ElasticConfig"]["MinNodeCount"] == 2
 
 
 @pytest.mark.parametrize(
     ("change", "field", "words"),
     [
-        ({"MinNodeCount": 5}, "MinNodeCount", "5 nodes; it must be at most NodeCount, which is 4"),
-        ({"MaxNodeCount": 3}, "MaxNodeCount", "3 nodes; it must be at least NodeCount, which is 4"),
+        ({"MinNodeCount": 5}, "MinNodeCount", "5 nodes; it must be at most NodeCount, which is 2"),
+        ({"MaxNodeCount": 1}, "MaxNodeCount", "1 nodes; it must be at least NodeCount, which is 2"),
         ({"MaxNodeCount": 900}, "MaxNodeCount", "900 nodes; the group "),
     ],
 )
