@@ -78,6 +78,8 @@ class CheckpointConfig(TypedDict):
     """Prefix for checkpoints. The default is a prefix in the service's bucket."""
     ThirdSlot: NotRequired[bool]
     """Whether to reserve a third memory slot per shard. With a third slot, a snapshot never waits for the upload of an earlier snapshot. false unless given."""
+    MaxUploadsInFlight: NotRequired[int]
+    """Maximum number of checkpoints that are uploaded at the same time. The default is 1. A due checkpoint then does not wait for the end of an earlier upload. Values above 1 need ThirdSlot, and reserve one more memory slot per shard for each further upload. If all uploads are busy, the newest due checkpoint replaces the one that waits. Cannot change after creation."""
     MaxCount: NotRequired[int]
     """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. Everstep deletes a checkpoint only after it has verified a later one by reading it back."""
     KeepEverySteps: NotRequired[int]

@@ -128,6 +128,7 @@ def admit(
         checkpoint_keep_every_steps=request.checkpoint_config.keep_every_steps,
         checkpoint_max_age_seconds=request.checkpoint_config.max_age_in_seconds,
         third_slot=request.checkpoint_config.third_slot,
+        checkpoint_max_uploads=request.checkpoint_config.max_uploads_in_flight or 1,
         checkpoint_uri=_asked_checkpoints(request) or f"{own}checkpoints/",
         output_uri=_asked_output(request, run_id) or f"{own}output/",
         log_uri=f"{own}logs/",
@@ -280,6 +281,8 @@ def _contradicting_checkpoints(
             interval_seconds=schedule.interval_seconds,
             max_overhead=schedule.max_overhead,
             max_bytes_per_second=schedule.max_bytes_per_second,
+            max_uploads=config.max_uploads_in_flight or 1,
+            has_third_slot=config.third_slot,
         ),
         *strategies.contradictions(
             Strategy(config.strategy),

@@ -192,6 +192,8 @@ def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[Fiel
             interval_seconds=spec.checkpoint_interval_seconds,
             max_overhead=spec.checkpoint_max_overhead,
             max_bytes_per_second=spec.checkpoint_max_bytes_per_second,
+            max_uploads=spec.checkpoint_max_uploads,
+            has_third_slot=spec.third_slot,
         )
     )
     schedule = strategies.Schedule(

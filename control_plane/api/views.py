@@ -331,6 +331,7 @@ def job(
             every_steps=spec.checkpoint_every_steps,
             s3_uri=spec.checkpoint_uri,
             third_slot=spec.third_slot,
+            max_uploads_in_flight=spec.checkpoint_max_uploads if spec.checkpoint_max_uploads > 1 else None,
             max_count=spec.checkpoint_max_count,
             keep_every_steps=spec.checkpoint_keep_every_steps,
             max_age_in_seconds=spec.checkpoint_max_age_seconds,

@@ -67,6 +67,8 @@ def contradictions(
     interval_seconds: int | None,
     max_overhead: float | None,
     max_bytes_per_second: int | None,
+    max_uploads: int = 1,
+    has_third_slot: bool = False,
 ) -> tuple[tuple[str, str], ...]:
     """Return the settings of a checkpoint policy that contradict each other.
 
@@ -76,6 +78,8 @@ def contradictions(
         max_overhead: share of training time that checkpoints may cost, from which Everstep derives the interval. None:
             the interval is not automatic.
         max_bytes_per_second: upload limit per node. None: no limit.
+        max_uploads: maximum number of checkpoints that are uploaded at the same time.
+        has_third_slot: whether each shard has a slot for each of these uploads.
 
     Returns:
         Name of the API's field and the message, for each setting that must change.
@@ -88,6 +92,9 @@ def contradictions(
     if max_bytes_per_second is not None and max_overhead is None:
         message = "limits the automatic interval only; set MaxOverhead, too"
         found.append(("CheckpointConfig.MaxUploadBytesPerSecond", message))
+    if max_uploads > 1 and not has_third_slot:
+        message = f"{max_uploads} uploads need a memory slot each; set ThirdSlot, too"
+        found.append(("CheckpointConfig.MaxUploadsInFlight", message))
     return tuple(found)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from control_plane.core import elastic, members, placement, recovery
+from control_plane.core import elastic, members, placement, recovery, slot_memory
 from control_plane.core.evidence import is_silent
 from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, Policy
 from control_plane.core.observed.nodes import Cause
@@ -153,7 +153,7 @@ def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> r
         checkpoints=tuple(each for each in seen.checkpoints if not each.damage),
         refused=record.refused,
         committed=committed_of(spec, seen, record),
-        slot_count=3 if spec.third_slot else 2,
+        slot_count=slot_memory.slots_per_shard(spec),
     )
 
 
@@ -208,6 +208,7 @@ def make_plan(
             every_steps=spec.checkpoint_every_steps,
             prefix=spec.checkpoint_prefix,
             third_slot=spec.third_slot,
+            max_uploads=spec.checkpoint_max_uploads,
             stored_step=FIRST_STEP if stored is None else stored.step,
             interval_seconds=spec.checkpoint_interval_seconds or 0.0,
             max_overhead=spec.checkpoint_max_overhead or 0.0,

@@ -19,7 +19,7 @@ COPIES_TO_COMPARE = 2
 
 def slots_per_shard(settings: JobSettings) -> int:
     """Return the number of slots that a node reserves for each shard and each share."""
-    return 3 if settings.third_slot else 2
+    return 2 + settings.checkpoint_max_uploads if settings.third_slot else 2
 
 
 def slots_per_node(settings: JobSettings) -> int:

@@ -217,6 +217,10 @@ def submit(
     third_slot: Annotated[
         bool, typer.Option("--third-slot", help="Keep a third slot per shard, so that uploads never delay snapshots.")
     ] = False,
+    max_uploads_in_flight: Annotated[
+        int | None,
+        typer.Option(help="Checkpoints to upload at the same time; above 1, each needs a slot and --third-slot."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Upload the code, show the plan, and start nothing.")
     ] = False,
@@ -250,6 +254,7 @@ def submit(
             OnNotice=checkpoint_on_notice,
             S3Uri=checkpoint_s3_uri,
             ThirdSlot=third_slot or None,
+            MaxUploadsInFlight=max_uploads_in_flight,
             MaxCount=checkpoint_max_count,
             KeepEverySteps=checkpoint_keep_every_steps,
             MaxAgeInSeconds=checkpoint_max_age_seconds,

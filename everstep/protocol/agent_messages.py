@@ -496,7 +496,7 @@ class MemberReport(Message, frozen=True):
     round: RoundStatus | None = None
     """The state of the commit rounds; None unless this node's agent is the coordinator."""
     uploads: tuple[UploadedShard, ...] = ()
-    """Shards of at most the newest two steps whose upload to S3 is complete."""
+    """Shards whose upload to S3 is complete: of each rank, one more step than it uploads at the same time."""
     running_uploads: tuple[RunningUpload, ...] = ()
     """The uploads of shards to S3 that this node has begun and not ended, in rank order."""
     faults: tuple[NodeFault, ...] = ()

@@ -216,6 +216,8 @@ class CheckpointPlan(Message, frozen=True):
     """Steps between two checkpoints; 0 disables checkpoints by number of steps."""
     prefix: ObjectReference
     third_slot: bool = False
+    max_uploads: int = 1
+    """Maximum number of steps that agents upload at the same time; above 1 only with `third_slot`."""
     stored_step: Step = FIRST_STEP
     """Step of the newest complete checkpoint in the history that this generation continues; 0 if there is none."""
     interval_seconds: float = 0.0

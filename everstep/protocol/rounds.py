@@ -52,8 +52,8 @@ class RankRound(Message, frozen=True):
     """Step at which all ranks stop, as far as the rank's agent has received it; -1 if it has received none."""
     heard_stop: Step = Step(-1)
     """Step of the newest announced stop that the rank's agent has received, confirmed or not."""
-    pinned_step: Step = Step(-1)
-    """Step whose slot must not be reused, because the agent is uploading it; -1 if no upload is running."""
+    pinned_steps: tuple[Step, ...] = ()
+    """Steps whose slots must not be reused, because the agent is uploading them, in increasing order."""
     stored_step: Step = Step(-1)
     """The newest step of which the rank's agent has uploaded the shard completely; -1 if there is none."""
     out_of_view: tuple[NodeId, ...] = ()

@@ -126,6 +126,21 @@ def overwrite_pinned(slots: Sequence[SlotView], keep: Collection[Content]) -> in
     return writable([replace(slot, is_pinned=False) for slot in slots], keep)
 
 
+def upload_always(step: Step, *, begun: Step, uploading: Collection[Step], max_uploads: int) -> bool:
+    """Begin every marked upload, however many run."""
+    return step > begun
+
+
+class MarksAlways(Coordinator):
+    """The coordinator marks a due checkpoint, however many uploads run."""
+
+    __slots__ = ()
+
+    @property
+    def uploads_in_flight(self) -> frozenset[Step]:
+        return frozenset()
+
+
 def keep_base_only(committed: Content | None, planned: Collection[Content], base: Content | None) -> frozenset[Content]:
     """Keep only the start step of the generation and the committed step, although the plan lists more contents
     to keep.
@@ -166,4 +181,6 @@ BUGS: Mapping[str, Rules] = {
     "overwrites-pinned": Rules(writable=overwrite_pinned),
     "unpinned-helpers": Rules(pins_helped=False),
     "helps-for-ever": Rules(ends_helping=False),
+    "uploads-without-limit": Rules(coordinator=MarksAlways, may_upload=upload_always),
+    "unpins-all-uploads": Rules(unpins_own_step=False),
 }

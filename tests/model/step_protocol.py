@@ -15,7 +15,7 @@ its node or generation. Holders help with uploads at any time: a helping holder 
 the upload has ended. Ranks at the last step close, and the coordinator commits that step in a final round.
 
     python -m tests.model.step_protocol NODES COPIES STEPS FAULTS [--bug NAME] [--walks N] [--seed S] [--steady]
-    [--ranks-per-node R] [--every K]
+    [--ranks-per-node R] [--every K] [--uploads N]
 
 The command explores every interleaving breadth first, or N random walks with finer steps. FAULTS limits the total
 number of faults.
@@ -112,6 +112,9 @@ class Rules:
     """When the owner ends a transfer. True: after it has sealed the slot. False: after the rank's last write."""
     pins_helped: bool = True
     """True if a holder pins the replica from which it sends parts of an upload."""
+    may_upload: Callable[..., bool] = slots.may_upload
+    unpins_own_step: bool = True
+    """True if the end of an upload unpins only the slot of its own step."""
     ends_helping: bool = True
     """True if a holder unpins its replica when the connection to the owner ends."""
     committed: Callable[[recovery.Path, Step, Iterable[tuple[Generation, Step]]], Step] = recovery.newest_committed
@@ -165,11 +168,11 @@ class Model:
             base=0,
             origin=0,
             keep=((frozenset(),) * world_size,) * n,
-            coordinator=Coordinator.begin(world_size=world_size, base=Step(0), every_steps=self.shape.every_steps),
+            coordinator=self._begun(Step(0), Coordinator),
             shards=(),
             granted=(),
             processes=(),
-            slots=tuple(tuple(empty_pair() for _ in row) for row in self.holders),
+            slots=tuple(tuple(empty_pair(self.shape.slot_count) for _ in row) for row in self.holders),
             streams=(),
             restore=None,
             limbo=(None,) * n,
@@ -190,7 +193,7 @@ class Model:
     def _started(self, world: World, plan: Plan, generation: int) -> World:
         """Return the state when a new generation starts: every node has loaded the plan, and all ranks run."""
         world_size, base = self.shape.world_size, Step(plan.base)
-        coordinator = self.rules.coordinator.begin(world_size=world_size, base=base, every_steps=self.shape.every_steps)
+        coordinator = self._begun(base, self.rules.coordinator)
         shards = tuple(self.rules.shard.begin(base, self._peers(rank)) for rank in self.ranks)
         if self.rules.starts_committed and base:
             coordinator = replace(coordinator, committed=base, proposed=Step(NONE))._propose()
@@ -213,8 +216,20 @@ class Model:
             cleared=frozenset(),
         )
 
+    def _begun(self, base: Step, kind: type[Coordinator]) -> Coordinator:
+        shape = self.shape
+        return kind.begin(
+            world_size=shape.world_size,
+            base=base,
+            every_steps=shape.every_steps,
+            slot_count=shape.slot_count,
+            max_uploads=shape.max_uploads,
+        )
+
     def _uploads_nothing(self, world: World) -> World:
-        return world._replace(marked=(NONE,) * self.shape.nodes, begun=(NONE,) * self.shape.world_size)
+        return world._replace(
+            marked=(NONE,) * self.shape.nodes, begun=(NONE,) * self.shape.world_size, uploads=frozenset()
+        )
 
     def _peers(self, rank: int) -> tuple[NodeId, ...]:
         return tuple(NodeId(f"{seat}") for seat in self.holders[rank][1:])
@@ -271,16 +286,19 @@ class Model:
             vote=shard.vote,
             is_late=shard.is_late,
             standing=Standing.CLOSING if world.processes[rank].is_closing else Standing.MOVING,
-            pinned_step=self.pinned(world, rank),
+            pinned_steps=self.pins(world, rank),
         )
 
     @staticmethod
+    def pins(world: World, rank: int) -> tuple[Step, ...]:
+        """Return the steps of a rank's shard that the owner is uploading, in increasing order."""
+        pinned = [view.content for view in world.slots[rank][0] if view.is_pinned]
+        return tuple(sorted(content.step for content in pinned if content is not None))
+
+    @staticmethod
     def pinned(world: World, rank: int) -> Step:
-        """Return the step of a rank's shard that the owner is uploading, or -1."""
-        return next(
-            (view.content.step for view in world.slots[rank][0] if view.is_pinned and view.content is not None),
-            Step(NONE),
-        )
+        """Return the oldest step of a rank's shard that the owner is uploading, or -1."""
+        return next(iter(Model.pins(world, rank)), Step(NONE))
 
     # -- events
 
@@ -354,21 +372,32 @@ class Model:
     def _upload_if_due(self, world: World, rank: int) -> World:
         step = world.marked[self.seat_of(rank)]
         index = slots.find_sealed(world.slots[rank][0], self.content(world, step))
-        if step <= world.begun[rank] or self.pinned(world, rank) != NONE or index is None:
+        is_due = self.rules.may_upload(
+            Step(step),
+            begun=Step(world.begun[rank]),
+            uploading=self.pins(world, rank),
+            max_uploads=self.shape.max_uploads,
+        )
+        if not is_due or index is None:
             return world
         pinned = self._slot(world, rank, 0, index, replace(world.slots[rank][0][index], is_pinned=True))
-        return pinned._replace(begun=put(world.begun, rank, step))
+        if len(self.pins(pinned, rank)) > self.shape.max_uploads:
+            raise Violation(f"rank {rank} uploads steps {self.pins(pinned, rank)} at the same time")
+        return pinned._replace(begun=put(world.begun, rank, step), uploads=world.uploads | {(rank, int(step))})
 
     def _upload_moves(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
         """Yield the possible ends of a rank's upload: success, failure, or cancellation in favour of the final step.
 
         A failed upload is not retried for the same step.
         """
-        step = self.pinned(world, rank)
-        if step == NONE:
-            return
+        for step in self.pins(world, rank):
+            yield from self._ends_of_upload(world, rank, step)
+
+    def _ends_of_upload(self, world: World, rank: int, step: Step) -> Iterator[tuple[Event, World]]:
+        pair = _unpinned(world.slots[rank][0], step if self.rules.unpins_own_step else NONE)
         unpinned = world._replace(
-            slots=put(world.slots, rank, put(world.slots[rank], 0, _unpinned(world.slots[rank][0])))
+            slots=put(world.slots, rank, put(world.slots[rank], 0, pair)),
+            uploads=world.uploads - {(rank, int(step))},
         )
         if slots.is_superseded(
             step, proposed=world.shards[rank].proposed, persist=Step(world.marked[self.seat_of(rank)])
@@ -387,30 +416,37 @@ class Model:
 
         The connection can break at any time. The holder can learn late that the owner's upload has ended.
         """
-        seat, step = self.holders[rank][holder], self.pinned(world, rank)
-        sent = next((sent for r, s, sent in world.helping if (r, s) == (rank, seat)), NONE)
-        if sent != NONE:
+        seat, pins = self.holders[rank][holder], self.pins(world, rank)
+        helped = [sent for r, s, sent in world.helping if (r, s) == (rank, seat)]
+        for sent in helped:
             is_superseded = slots.is_superseded(
                 Step(sent), proposed=world.shards[self.ranks_of(seat)[0]].proposed, persist=Step(world.marked[seat])
             )
-            unhelped = self._unhelped(world, rank, holder)
-            if self.rules.ends_helping and (is_superseded or sent != step):
+            unhelped = self._unhelped(world, rank, holder, sent)
+            if self.rules.ends_helping and (is_superseded or sent not in pins):
                 yield ("helped", rank, seat, sent), unhelped
             elif self.is_fine and world.faults < self.shape.faults:
                 yield ("help breaks", rank, seat, sent), unhelped._replace(faults=world.faults + 1)
+        if not (self.acts(world, self.seat_of(rank)) and self.acts(world, seat)):
             return
-        index = slots.find_sealed(world.slots[rank][holder], self.content(world, step)) if step != NONE else None
-        if index is not None and self.acts(world, self.seat_of(rank)) and self.acts(world, seat):
-            view = replace(world.slots[rank][holder][index], is_pinned=self.rules.pins_helped)
-            pinned = self._slot(world, rank, holder, index, view)
-            yield ("help", rank, seat, step), pinned._replace(helping=world.helping | {(rank, seat, int(step))})
+        for step in pins:
+            index = slots.find_sealed(world.slots[rank][holder], self.content(world, step))
+            if index is not None and step not in helped:
+                view = replace(world.slots[rank][holder][index], is_pinned=self.rules.pins_helped)
+                pinned = self._slot(world, rank, holder, index, view)
+                yield ("help", rank, seat, step), pinned._replace(helping=world.helping | {(rank, seat, int(step))})
 
-    def _unhelped(self, world: World, rank: int, holder: int) -> World:
-        """Return the state after a holder has stopped helping: its replica is not pinned any more."""
-        seat, pair = self.holders[rank][holder], _unpinned(world.slots[rank][holder])
+    def _unhelped(self, world: World, rank: int, holder: int, step: int = NONE) -> World:
+        """Return the state after a holder has stopped helping: its replica is not pinned any more.
+
+        Without a step, all pins of the holder end, and so do the owner's uploads if the holder is the owner.
+        """
+        seat, pair = self.holders[rank][holder], _unpinned(world.slots[rank][holder], step)
+        ended = {each for each in world.helping if each[:2] == (rank, seat) and step in (NONE, each[2])}
         return world._replace(
             slots=put(world.slots, rank, put(world.slots[rank], holder, pair)),
-            helping=frozenset(each for each in world.helping if each[:2] != (rank, seat)),
+            helping=world.helping - ended,
+            uploads=world.uploads if holder else frozenset(each for each in world.uploads if each[0] != rank),
         )
 
     def _apply(self, world: World, rank: int, shard: Shard) -> World:
@@ -512,10 +548,9 @@ class Model:
             index = self.rules.writable(pair, self.keeps(world, rank, self.seat_of(rank)))
         if index is None:
             return
-        if pair[index].is_pinned:
-            raise Violation(
-                f"rank {rank} captures step {step} over step {self.pinned(world, rank)}, which is being uploaded"
-            )
+        lost_view = pair[index].content
+        if pair[index].is_pinned or (lost_view is not None and (rank, int(lost_view.step)) in world.uploads):
+            raise Violation(f"rank {rank} captures step {step} over {lost_view}, which is being uploaded")
         granted = self._slot(world, rank, 0, index, SlotView(SlotState.WRITING, self.content(world, step)))
         for lost in shard.sealed:
             if not self.has(granted, rank, 0, self.content(world, lost)):
@@ -922,7 +957,11 @@ class Model:
                 world = world._replace(begun=put(world.begun, rank, NONE))
         if seat == 0:
             coordinator = self.rules.coordinator.recover(
-                world_size=self.shape.world_size, base=Step(world.base), every_steps=self.shape.every_steps
+                world_size=self.shape.world_size,
+                base=Step(world.base),
+                every_steps=self.shape.every_steps,
+                slot_count=self.shape.slot_count,
+                max_uploads=self.shape.max_uploads,
             )
             world = world._replace(coordinator=coordinator)
         return world
@@ -942,7 +981,10 @@ class Model:
             held = [(rank, world.slots[rank][row.index(seat)]) for rank, row in enumerate(self.holders) if seat in row]
             limbo[seat] = tuple((rank, _promised(pair)) for rank, pair in held)
         pairs = tuple(
-            tuple(empty_pair() if seat in lost else world.slots[rank][holder] for holder, seat in enumerate(row))
+            tuple(
+                empty_pair(self.shape.slot_count) if seat in lost else world.slots[rank][holder]
+                for holder, seat in enumerate(row)
+            )
             for rank, row in enumerate(self.holders)
         )
         before = world.restore
@@ -956,6 +998,7 @@ class Model:
             limbo_commits=tuple(limbo_commits),
             owed=tuple(owed - lost for owed in world.owed),
             helping=frozenset(each for each in world.helping if each[1] not in lost),
+            uploads=frozenset(each for each in world.uploads if self.seat_of(each[0]) not in lost),
             issued=world.issued + 1,
             restore=Restore(dead, (None,) * self.shape.nodes, quiet),
         )
@@ -1218,8 +1261,14 @@ def _promised(pair: Pair) -> Pair:
     return tuple(view if view.state is SlotState.SEALED else EMPTY for view in _unpinned(pair))
 
 
-def _unpinned(pair: Pair) -> Pair:
-    return tuple(replace(view, is_pinned=False) if view.is_pinned else view for view in pair)
+def _unpinned(pair: Pair, step: int = NONE) -> Pair:
+    """Return a shard's slots without the pin of a step; without a step, without all pins."""
+    return tuple(
+        replace(view, is_pinned=False)
+        if view.is_pinned and (step == NONE or (view.content is not None and view.content.step == step))
+        else view
+        for view in pair
+    )
 
 
 def _subsets(seats: list[int]) -> list[tuple[int, ...]]:
@@ -1247,10 +1296,19 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--steady", action="store_true", help="from the middle of a training; STEPS counts from there")
     parser.add_argument("--ranks-per-node", type=int, default=1)
     parser.add_argument("--every", type=int, default=0, help="steps between uploads; 0: nothing is uploaded")
+    parser.add_argument("--uploads", type=int, default=1, help="uploads of a shard at the same time")
     chosen = parser.parse_args(arguments)
     start = steady(chosen.nodes, chosen.copies, ranks_per_node=chosen.ranks_per_node) if chosen.steady else None
     steps = chosen.steps + (max(process.boundary for process in start.processes) if start is not None else 0)
-    shape = Shape(chosen.nodes, chosen.copies, steps, chosen.faults, chosen.ranks_per_node, chosen.every)
+    shape = Shape(
+        chosen.nodes,
+        chosen.copies,
+        steps,
+        chosen.faults,
+        chosen.ranks_per_node,
+        chosen.every,
+        max_uploads=chosen.uploads,
+    )
     model = Model(shape, BUGS.get(chosen.bug), is_fine=bool(chosen.walks), start=start)
     seen = Explored()
     try:

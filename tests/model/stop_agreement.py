@@ -249,7 +249,7 @@ class Model:
             echo=echo,
             confirmed_stop=Step(agent.word.stop) if agent.word.stop_state is StopState.CONFIRMED else Step(NONE),
             heard_stop=Step(agent.word.stop),
-            pinned_step=Step(agent.pinned),
+            pinned_steps=() if agent.pinned == NONE else (Step(agent.pinned),),
             is_late=agent.shard.is_late,
         )
 
@@ -578,7 +578,7 @@ class UploadsFirst(Coordinator):
     __slots__ = ()
 
     def _propose(self) -> Coordinator:
-        is_full = self.slot_count < 3 and any(each.pinned_step not in (NONE, self.committed) for each in self.ranks)
+        is_full = any(len({*each.pinned_steps} - {self.committed}) >= self.slot_count - 1 for each in self.ranks)
         return self if is_full else super()._propose()
 
 

@@ -14,7 +14,7 @@ import pytest
 from everstep.protocol.ids import Step
 from tests.model.explore import Driver, Event, Explored, Found, every_interleaving, walk
 from tests.model.planted import BUGS
-from tests.model.step_protocol import SLOWLY, WEIGHTS, Model, Rules, main, steady
+from tests.model.step_protocol import SLOWLY, WEIGHTS, Model, Rules, Violation, main, steady
 from tests.model.world import NONE, Shape, World
 
 pytestmark = pytest.mark.timeout(600)
@@ -158,6 +158,8 @@ def walk_with_uploads(shape: Shape, seeds: range, rules: Rules | None = None) ->
         pytest.param(Shape(2, 2, 5, 4, every_steps=1), 60, id="every step"),
         pytest.param(Shape(2, 2, 6, 4, ranks_per_node=2, every_steps=2), 25, id="two ranks per node"),
         pytest.param(Shape(3, 3, 6, 3, every_steps=1, has_slow_uploads=True), 40, id="uploads outlast training"),
+        pytest.param(Shape(2, 2, 6, 4, every_steps=1, max_uploads=2), 40, id="two uploads"),
+        pytest.param(Shape(2, 2, 7, 3, every_steps=1, max_uploads=3), 25, id="three uploads"),
     ],
 )
 def test_random_walks_with_uploads(shape: Shape, count: int) -> None:
@@ -249,7 +251,16 @@ def test_a_loss_during_a_restore_with_a_control_plane_that_lags() -> None:
 BREADTH_FIRST = {"early-recycle", "coordinator-forgets"}
 RESTORING = {"stale-floor"}
 OF_UPLOADS = {"uploads-first", "overwrites-pinned", "unpinned-helpers", "helps-for-ever"}
-BY_STORY = {"owners-only", "base-committed", "keep-base-only", "never-revokes", "no-lineage", "untold"}
+OF_SEVERAL_UPLOADS = {"unpins-all-uploads", "uploads-without-limit"}
+"""Planted bugs that only tests with several uploads at the same time find."""
+BY_STORY = {
+    "owners-only",
+    "base-committed",
+    "keep-base-only",
+    "never-revokes",
+    "no-lineage",
+    "untold",
+}
 """Planted bugs that only `test_scenarios` finds, because they show only after several faults in a fixed order."""
 
 
@@ -260,7 +271,9 @@ def test_every_interleaving_finds_planted(bug: str) -> None:
         every_interleaving(Model(Shape(2, 2, later(start, 1), 1), BUGS[bug], start=start))
 
 
-@pytest.mark.parametrize("bug", sorted(set(BUGS) - BREADTH_FIRST - RESTORING - BY_STORY - OF_UPLOADS))
+@pytest.mark.parametrize(
+    "bug", sorted(set(BUGS) - BREADTH_FIRST - RESTORING - BY_STORY - OF_UPLOADS - OF_SEVERAL_UPLOADS)
+)
 def test_random_walks_find_planted(bug: str) -> None:
     starts = {nodes: steady(nodes, 2) for nodes in (2, 3)}
 
@@ -280,6 +293,39 @@ def test_random_walks_with_uploads_find_planted(bug: str) -> None:
     walk_with_uploads(shape, range(30))
     with pytest.raises((Found, AssertionError), match=r"nothing can happen|does not end|being uploaded|sends to S3"):
         walk_with_uploads(shape, range(30), BUGS[bug])
+
+
+@pytest.mark.parametrize("bug", [None, "uploads-without-limit"])
+def test_two_uploads_run_at_the_same_time_and_a_third_one_waits(bug: str | None) -> None:
+    """A due checkpoint does not wait for the running upload, and training commits further steps meanwhile."""
+    shape = Shape(2, 2, 8, 0, every_steps=1, max_uploads=2)
+    model = Model(shape, BUGS[bug] if bug else None, is_fine=True)
+    driver = Driver(model, weights={**SLOWLY, "uploaded": 0.0})
+    driver.until(lambda world: all(len(Model.pins(world, rank)) == 2 for rank in range(2)))
+    pins = Model.pins(driver.world, 0)
+    assert pins == Model.pins(driver.world, 1)
+    if bug:
+        with pytest.raises((Found, Violation), match="at the same time"):
+            driver.until(lambda world: world.coordinator.committed >= pins[1] + 2)
+    else:
+        driver.until(lambda world: world.coordinator.committed >= pins[1] + 2)
+        assert Model.pins(driver.world, 0) == pins
+
+
+@pytest.mark.parametrize("bug", [None, "unpins-all-uploads"])
+def test_the_end_of_an_upload_leaves_the_slot_of_the_other_one(bug: str | None) -> None:
+    """The older upload of rank 0 ends, and the newer one outlasts training."""
+    shape = Shape(2, 2, 8, 0, every_steps=1, max_uploads=2)
+    driver = Driver(Model(shape, BUGS[bug] if bug else None, is_fine=True), weights={**SLOWLY, "uploaded": 0.0})
+    driver.until(lambda world: len(Model.pins(world, 0)) == 2)
+    older, newer = Model.pins(driver.world, 0)
+    driver.do("uploaded", 0, older)
+    if bug:
+        with pytest.raises((Found, Violation), match="being uploaded"):
+            driver.until(lambda world: world.coordinator.committed >= newer + 4)
+    else:
+        driver.until(lambda world: world.coordinator.committed >= newer + 2)
+        assert newer in Model.pins(driver.world, 0)
 
 
 def test_runs_alone(capsys: pytest.CaptureFixture[str]) -> None:

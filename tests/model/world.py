@@ -14,7 +14,7 @@ from control_plane.core import placement
 from control_plane.core.recovery import Path
 from everstep.protocol.ids import NodeId
 from worker.core.rounds import Coordinator, Shard
-from worker.core.slots import EMPTY, Content, SlotView
+from worker.core.slots import EMPTY, Content, SlotView, slots_per_shard
 
 T = TypeVar("T")
 NONE = -1
@@ -167,6 +167,8 @@ class World(NamedTuple):
     """Per rank: the newest step whose upload has started."""
     helping: frozenset[tuple[int, int, int]] = frozenset()
     """Each (rank, seat, step) for which the node in `seat` sends parts of an upload from its replica."""
+    uploads: frozenset[tuple[int, int]] = frozenset()
+    """Each (rank, step) whose upload runs. Only the checker of the invariants uses it; agents use the pins of slots."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,13 @@ class Shape:
     """Interval of uploads, in steps. With 0, owners upload no steps and ranks do not close."""
     has_slow_uploads: bool = False
     """True if every upload outlasts the final round."""
+    max_uploads: int = 1
+    """Maximum number of uploads of a shard at the same time. Each upload beyond the first has one more slot."""
+
+    @property
+    def slot_count(self) -> int:
+        """The number of slots of each shard on each of its holders."""
+        return slots_per_shard(has_third_slot=self.max_uploads > 1, max_uploads=self.max_uploads)
 
     @property
     def world_size(self) -> int:

@@ -82,6 +82,8 @@ export interface CheckpointConfig {
   S3Uri?: string
   /** Whether to reserve a third memory slot per shard. With a third slot, a snapshot never waits for the upload of an earlier snapshot. false unless given. */
   ThirdSlot?: boolean
+  /** Maximum number of checkpoints that are uploaded at the same time. The default is 1. A due checkpoint then does not wait for the end of an earlier upload. Values above 1 need ThirdSlot, and reserve one more memory slot per shard for each further upload. If all uploads are busy, the newest due checkpoint replaces the one that waits. Cannot change after creation. */
+  MaxUploadsInFlight?: number
   /** Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. Everstep deletes a checkpoint only after it has verified a later one by reading it back. */
   MaxCount?: number
   /** Keep the first checkpoint at or after each multiple of this number of steps, regardless of the other limits. */

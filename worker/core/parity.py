@@ -267,7 +267,7 @@ def parity_bytes_per_node(*, stripes: Iterable[tuple[Stripe, int]], header_bytes
     Args:
         stripes: the stripe and the slot capacity of each shard that the node owns.
         header_bytes: bytes of a slot's file before the payload.
-        slot_count: slots per shard and per share, 2 or 3.
+        slot_count: slots per shard and per share.
 
     Returns:
         slot_count · Σ (shard + share + two headers).

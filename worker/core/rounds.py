@@ -322,6 +322,8 @@ class Coordinator:
     """Selects which steps the coordinator proposes. The base is always proposed, except if `is_relayout`."""
     is_blocking: bool = False
     """Whether ranks wait for the upload of each checkpoint."""
+    max_uploads: int = 1
+    """Maximum number of steps that agents upload at the same time."""
     distance: int = 1
     """Minimum steps from a committed step to the next proposal, set by the job's budget (`worker.core.budget`).
     """
@@ -365,6 +367,7 @@ class Coordinator:
         is_relayout: bool = False,
         snapshots: Snapshots = Snapshots.EVERY_STEP,
         is_blocking: bool = False,
+        max_uploads: int = 1,
     ) -> Coordinator:
         """Return the coordinator of a new generation, without a committed step (docs/design.md#rounds).
 
@@ -382,6 +385,7 @@ class Coordinator:
             is_relayout=is_relayout,
             snapshots=snapshots,
             is_blocking=is_blocking,
+            max_uploads=max_uploads,
         )
         return core._propose()
 
@@ -398,6 +402,7 @@ class Coordinator:
         is_relayout: bool = False,
         snapshots: Snapshots = Snapshots.EVERY_STEP,
         is_blocking: bool = False,
+        max_uploads: int = 1,
     ) -> Coordinator:
         """Return the coordinator of a running generation after a restart of its agent, without any report yet."""
         core = cls(
@@ -410,6 +415,7 @@ class Coordinator:
             is_relayout=is_relayout,
             snapshots=snapshots,
             is_blocking=is_blocking,
+            max_uploads=max_uploads,
         )
         return replace(core, is_recovering=True)
 
@@ -478,7 +484,12 @@ class Coordinator:
     @property
     def is_uploading(self) -> bool:
         """True while any agent uploads a shard."""
-        return any(each.pinned_step != NONE for each in self.ranks)
+        return bool(self.uploads_in_flight)
+
+    @property
+    def uploads_in_flight(self) -> frozenset[Step]:
+        """The steps that any agent uploads."""
+        return frozenset(step for each in self.ranks for step in each.pinned_steps)
 
     @property
     def stored_by_all(self) -> Step:
@@ -514,7 +525,7 @@ class Coordinator:
         An agent pins the slot of the step before it reports the commit. The value therefore stays True between the two.
         """
         return self.persist != NONE and any(
-            each.committed < self.persist or each.pinned_step == self.persist for each in self.ranks
+            each.committed < self.persist or self.persist in each.pinned_steps for each in self.ranks
         )
 
     @property
@@ -581,7 +592,8 @@ class Coordinator:
         if a multiple of the interval is between the newest checkpoint and the base. In this case, an earlier generation
         ended before it had uploaded its checkpoint.
         """
-        if self.is_uploading:
+        if len(self.uploads_in_flight) >= self.max_uploads:
+            # The step stays due. The first commit after the end of an upload replaces it.
             return self.persist
         if self.persist < self.wanted <= committed:
             return committed
@@ -658,15 +670,15 @@ class Coordinator:
             return self
         if self.committed == NONE and self._held_base:
             return replace(self, proposed=self.base, newest=max(self.newest, self.base))
-        is_full = self.slot_count < 3 and any(each.pinned_step not in (NONE, self.committed) for each in self.ranks)
+        is_full = any(len({*each.pinned_steps} - {self.committed}) >= self.slot_count - 1 for each in self.ranks)
         if self.final != NONE:
             if self.final > self.newest or all(each.proposed != self.final for each in self.ranks):
                 persist = self.final if is_full else self.persist
                 return replace(self, proposed=self.final, newest=max(self.newest, self.final), persist=persist)
             return self
         if is_full:
-            # With two slots, the uploaded and the committed step occupy both. The next capture must wait for the
-            # upload.
+            # The uploaded steps and the committed step occupy all slots of a rank. The next capture must wait for an
+            # upload. This occurs with two slots only.
             return self
         # No rank captures the base. An agent reports the boundary NONE for a rank that has not restored its state yet.
         soonest = max(self.highest_boundary + self.lead.steps, self.newest + 1, self.base + 1)
@@ -680,12 +692,14 @@ class Coordinator:
         return replace(self, proposed=Step(step), newest=Step(step))
 
     def _propose_checkpoint(self, soonest: Step) -> Coordinator:
-        """Propose the next step that becomes a checkpoint, if one is due and no upload runs.
+        """Propose the next step that becomes a checkpoint, if one is due and another upload may begin.
 
         `distance` is ignored, because `snapshots` already decides how often ranks capture their state.
         """
         is_wanted = self.wanted > self.persist
-        is_busy = self._is_storing or self.is_uploading
+        # An agent pins the slot of a marked step before it reports the commit.
+        is_marking = self.persist != NONE and any(each.committed < self.persist for each in self.ranks)
+        is_busy = is_marking or len(self.uploads_in_flight) >= self.max_uploads
         if self.snapshots is Snapshots.NEVER or is_busy or not (is_wanted or self.every_steps):
             return self
         step = soonest if is_wanted else max(soonest, self.due_step)

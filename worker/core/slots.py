@@ -132,6 +132,30 @@ def is_superseded(uploading: Step, *, proposed: Step, persist: Step) -> bool:
     return NONE < uploading < persist == proposed
 
 
+def may_upload(step: Step, *, begun: Step, uploading: Collection[Step], max_uploads: int) -> bool:
+    """Return whether an agent may begin to upload a step of a shard, if it still holds the step.
+
+    Args:
+        step: the step that is marked for upload; -1 if no step is marked.
+        begun: the newest step of the shard whose upload has begun; -1 before the first upload.
+        uploading: the steps of the shard whose slots are pinned for uploads.
+        max_uploads: maximum number of uploads of a shard at the same time.
+
+    Returns:
+        True if the agent must pin the step's slot now. A step older than `begun` is never uploaded.
+    """
+    return step > begun and len(uploading) < max_uploads
+
+
+def slots_per_shard(*, has_third_slot: bool, max_uploads: int) -> int:
+    """Return the number of slots of each shard on each of its nodes.
+
+    With two slots, no step is captured while one of them is uploaded. Otherwise, each upload has a slot besides the
+    committed step and the step that is being captured.
+    """
+    return 2 + max_uploads if has_third_slot else 2
+
+
 def retry_pause(failures: int) -> float | None:
     """Return the longest pause before the next attempt of a failed upload, in seconds.
 
@@ -178,7 +202,7 @@ def slot_bytes_per_node(*, copies: int, shard_bytes: Collection[int], slot_count
     Args:
         copies: number of copies of each shard, including the owner's copy.
         shard_bytes: the slot size of each shard that the node owns.
-        slot_count: slots per shard, 2 or 3.
+        slot_count: slots per shard (`slots_per_shard`).
 
     Returns:
         slot_count · copies · sum(shard_bytes).

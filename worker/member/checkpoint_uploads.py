@@ -3,7 +3,8 @@
 The agent retries a failed upload a few times. Meanwhile the slot stays pinned: it cannot be overwritten, so that its
 step can still be stored.
 
-Invariant: the slot of an upload is pinned before it can be granted again. Uploads of one shard run one after another.
+Invariant: the slot of an upload is pinned before it can be granted again. At most `CheckpointPlan.max_uploads` uploads
+of a shard run at the same time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 from everstep.protocol.rounds import Announcement
 from worker.core.rounds import NONE
-from worker.core.slots import is_superseded, retry_pause
+from worker.core.slots import is_superseded, may_upload, retry_pause
 from worker.core.upload_division import Division, Item
 from worker.core.upload_progress import UploadProgress
 from worker.errors import CorruptCheckpoint, StorageError
@@ -73,7 +74,11 @@ class CheckpointUploads:
             pause: waits for the given seconds before a failed upload is tried again.
         """
         self.uploaded: list[UploadedShard] = []
-        """Facts about the newest finished uploads, at most two per shard, for the node's reports."""
+        """Facts about the newest finished uploads, for the node's reports.
+
+        A shard has one more entry than uploads that can run at the same time, because other ranks can still upload each
+        of these steps.
+        """
         self._plan = plan
         self._shards = shards
         self._store = store
@@ -87,27 +92,29 @@ class CheckpointUploads:
         self.pause = pause
         self._persist: Step = NONE
         self._shared = defaultdict[Rank, SharedTensors](SharedTensors)
-        self._divisions: dict[Rank, tuple[Step, Division | None]] = {}
-        """For each local rank, the newest step that was divided, and the rank's part."""
+        self._max_uploads = plan.checkpoint.max_uploads
+        self._divisions: dict[tuple[Rank, Step], Division | None] = {}
+        """The part of each local rank in the division of a step that the rank uploads."""
         self._background = Background()
         self._cleaned = asyncio.Event()
-        self._progress: dict[Rank, UploadProgress] = {}
-        """The running upload of each local rank, including the pauses between its attempts."""
-        self._uploading: dict[Rank, asyncio.Task[None]] = {}
-        """The newest upload task of each local rank; the task may have ended."""
+        self._progress: dict[tuple[Rank, Step], UploadProgress] = {}
+        """The running uploads of local ranks, including the pauses between attempts."""
+        self._uploading: dict[tuple[Rank, Step], asyncio.Task[None]] = {}
+        """The task of each running upload."""
 
     def hear(self, announcement: Announcement) -> None:
         """Upload the marked step, and cancel uploads whose slots are needed for the final step of the training."""
         self.begin(announcement.persist_step)
         for shard in self._shards.values():
-            if is_superseded(shard.pinned, proposed=announcement.proposed, persist=announcement.persist_step):
-                log.info(
-                    "the upload of step %d of rank %d is cancelled for the final step %d",
-                    shard.pinned,
-                    shard.rank,
-                    announcement.proposed,
-                )
-                self._background.begin(self._end_upload(shard), f"end of the upload of rank {shard.rank}")
+            for step in shard.pinned:
+                if is_superseded(step, proposed=announcement.proposed, persist=announcement.persist_step):
+                    log.info(
+                        "the upload of step %d of rank %d is cancelled for the final step %d",
+                        step,
+                        shard.rank,
+                        announcement.proposed,
+                    )
+                    self._background.begin(self._end_upload(shard, step), f"end of the upload of rank {shard.rank}")
 
     def begin(self, persist: Step) -> None:
         """Upload the step that the coordinator marked, if this node still holds the step and may upload it."""
@@ -151,8 +158,8 @@ class CheckpointUploads:
         )
 
     def running(self) -> tuple[RunningUpload, ...]:
-        """Return the progress of each running upload, in rank order, for the node's reports."""
-        return tuple(self._progress[rank].report for rank in sorted(self._progress))
+        """Return the progress of each running upload, in the order of ranks and steps, for the node's reports."""
+        return tuple(self._progress[key].report for key in sorted(self._progress))
 
     async def idle(self) -> None:
         """Wait until no upload is running."""
@@ -165,15 +172,18 @@ class CheckpointUploads:
     def _upload_if_due(self, shard: OwnedShard) -> None:
         """Upload the step that the coordinator marked, in the background.
 
-        The slot is pinned immediately, before it can be granted again. Uploads of one shard run one after another.
+        The slot is pinned immediately, before it can be granted again. If as many uploads run as may run, the shard
+        uploads the newest marked step after the end of one of them.
         """
         step, is_kept = self._persist, self._persist in (self._contents.committed, self._plan.base_step)
-        slot = shard.slot(step) if step > shard.uploaded and is_kept and shard.pinned == NONE else None
+        is_due = may_upload(step, begun=shard.uploaded, uploading=shard.pinned, max_uploads=self._max_uploads)
+        slot = shard.slot(step) if is_due and is_kept else None
         if slot is None:
             return
-        shard.pinned = shard.uploaded = step
+        shard.uploaded = step
+        shard.pinned |= {step}
         slot.pins += 1
-        self._progress[shard.rank] = UploadProgress(
+        self._progress[shard.rank, step] = UploadProgress(
             rank=shard.rank,
             step=step,
             moved_at=asyncio.get_running_loop().time(),
@@ -188,12 +198,14 @@ class CheckpointUploads:
                     await self.pause(pause * random.random())
             finally:
                 slot.pins -= 1
-                shard.pinned = NONE
-                del self._progress[shard.rank]
+                shard.pinned -= {step}
+                del self._progress[shard.rank, step]
+                self._uploading.pop((shard.rank, step), None)
+                self._divisions.pop((shard.rank, step), None)
                 self._on_change()
             self._upload_if_due(shard)
 
-        self._uploading[shard.rank] = self._background.begin(work(), f"upload rank {shard.rank} step {step}")
+        self._uploading[shard.rank, step] = self._background.begin(work(), f"upload rank {shard.rank} step {step}")
 
     async def _try_upload(self, shard: OwnedShard, slot: Slot, step: Step, failures: int) -> float | None:
         """Try once to upload a step from its pinned slot, and record the result.
@@ -221,18 +233,20 @@ class CheckpointUploads:
             self._faults.report("upload_failed", message, subject=subject)
             self._on_change()
             return pause
-        shard.stored = step
-        self.uploaded = [*self.uploaded[-2 * len(self._shards) + 1 :], uploaded]
+        shard.stored = max(shard.stored, step)
+        kept = (self._max_uploads + 1) * len(self._shards)
+        self.uploaded = [*self.uploaded[-kept + 1 :], uploaded]
         self._faults.withdraw("upload_failed", subject)
         return None
 
     async def _upload(self, shard: OwnedShard, slot: SlotFile, digests: bytes, *, with_helpers: bool) -> UploadedShard:
         """Upload a sealed slot, and record the progress, from which `stalls` and `running` derive their results."""
         loop, rank = asyncio.get_running_loop(), shard.rank
+        key = rank, slot.header.step
 
         def note(change: Callable[[UploadProgress], UploadProgress]) -> None:
-            if rank in self._progress:  # The loop may call this function after the upload has ended.
-                self._progress[rank] = change(self._progress[rank])
+            if key in self._progress:  # The loop may call this function after the upload has ended.
+                self._progress[key] = change(self._progress[key])
 
         def on_begun(name: str, object_bytes: int) -> None:
             loop.call_soon_threadsafe(note, lambda progress: progress.begun(name, object_bytes, loop.time()))
@@ -256,12 +270,12 @@ class CheckpointUploads:
 
     async def _divide(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
         """Return the rank's part of a step's division. Later attempts receive the result of the first one."""
-        last = self._divisions.get(rank)
-        if last is None or last[0] != step:
-            last = self._divisions[rank] = step, await self._agree(rank, step, items)
-        return last[1]
+        if (rank, step) not in self._divisions:
+            self._divisions[rank, step] = await self._agree(rank, step, items)
+        return self._divisions[rank, step]
 
-    async def _end_upload(self, shard: OwnedShard) -> None:
-        """Cancel the upload of a shard, then grant the shard's slot for the final step."""
-        await end(self._uploading[shard.rank])
+    async def _end_upload(self, shard: OwnedShard, step: Step) -> None:
+        """Cancel the upload of a step, then grant the shard's slot for the final step."""
+        if (task := self._uploading.get((shard.rank, step))) is not None:
+            await end(task)
         self._grant_if_due(shard)

@@ -33,7 +33,7 @@ from worker.core.checkpoint_schedule import CheckpointSchedule
 from worker.core.metric_outbox import MetricOutbox
 from worker.core.own_metrics import NodeUsage
 from worker.core.rounds import Coordinator, Shard
-from worker.core.slots import memory_nodes
+from worker.core.slots import memory_nodes, slots_per_shard
 from worker.core.strays import Strays, strayed
 from worker.core.tree import RoundTree
 from worker.errors import LoadFailed, SourceRefused, StorageError
@@ -127,7 +127,9 @@ class Member:
         self.held_lines = HeldLines(node.state, plan, node.node_id)
         self._node = node
         self._on_change = on_change
-        self._slot_count = 3 if plan.checkpoint.third_slot else 2
+        self._slot_count = slots_per_shard(
+            has_third_slot=plan.checkpoint.third_slot, max_uploads=plan.checkpoint.max_uploads
+        )
         self._reported: tuple[object, ...] = ()
         """The facts that the last immediate report to the control plane contained (see `_report_visible`)."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -323,6 +325,7 @@ class Member:
                 is_relayout=plan.relayout is not None,
                 snapshots=plan.checkpoint.snapshots,
                 is_blocking=plan.checkpoint.is_blocking,
+                max_uploads=plan.checkpoint.max_uploads,
             )
             self.server = RoundServer(
                 plan.generation,

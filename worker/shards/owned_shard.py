@@ -76,8 +76,8 @@ class OwnedShard:
         self.base = base
         self.page = page
         self.changed = Signal()
-        self.pinned: Step = NONE
-        """Step that the agent is uploading to S3, or `NONE`. The slot of this step must not be overwritten."""
+        self.pinned: frozenset[Step] = frozenset()
+        """Steps that the agent is uploading to S3. The slots of these steps must not be overwritten."""
         self.uploaded: Step = NONE
         """The newest step whose upload to S3 was started, or `NONE`."""
         self.stored: Step = NONE
@@ -551,7 +551,7 @@ class OwnedShard:
             echo=echo,
             confirmed_stop=stop if stop_state is StopState.CONFIRMED else NONE,
             heard_stop=stop,
-            pinned_step=self.pinned,
+            pinned_steps=tuple(sorted(self.pinned)),
             stored_step=self.stored,
             out_of_view=tuple(sorted(set(self._core.peers) - self._core.view)),
             is_late=self._core.is_late,

@@ -367,7 +367,7 @@ class SlotStore:
             rank: the rank that owns the shard.
             capacity_bytes: room for one payload.
             layout_hash: uint8[16], layout of the payload that will be captured.
-            slot_count: 2, or 3 if the job requests it.
+            slot_count: number of slots that the shard gets.
 
         Raises:
             NoRoom: the node's memory for slots is exhausted; the error contains the required and available bytes.

@@ -16,6 +16,7 @@ Invariant: the name of a shared object contains the SHA-256 of its bytes. No ran
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,8 @@ GROUP_BYTES = 256 * 1024 * 1024
 
 Smaller objects would need more requests per upload. With larger objects, ranks would share the work less evenly.
 """
+KEPT_OFFERS = 8
+"""Number of the newest steps whose offers an instance remembers, more than uploads of a shard can run."""
 _PIECE_BYTES = 4 * 1024 * 1024
 
 
@@ -76,7 +79,7 @@ class Planned:
 class SharedTensors:
     """Chooses the shared objects of one shard during one generation, and remembers the digests of frozen tensors.
 
-    Only one upload at a time may use an instance.
+    Several uploads of the shard may use an instance at the same time, for different steps.
     """
 
     def __init__(
@@ -92,7 +95,11 @@ class SharedTensors:
         self._group_bytes = group_bytes
         self._least_bytes = least_bytes
         self._max_offered = max_offered
+        self._lock = threading.Lock()
+        """Guards the attributes below, which the threads of uploads share."""
         self._seen: dict[tuple[TensorEntry, ...], _Seen] = {}
+        self._offers: dict[Step, Offer] = {}
+        """The offers of the newest steps. Later attempts to upload a step use the first offer."""
 
     def look(self, slot: SlotFile, entries: Sequence[TensorEntry], check: Callable[[], None]) -> Offer:
         """Compute the digests of the shard's tensors. Blocks: call it in a thread.
@@ -109,6 +116,15 @@ class SharedTensors:
         Raises:
             OversizedMessage: a header would exceed the limit of safetensors.
         """
+        step = slot.header.step
+        with self._lock:
+            if step not in self._offers:
+                self._offers[step] = self._offer(slot, entries, check)
+                for old in sorted(self._offers)[:-KEPT_OFFERS]:
+                    del self._offers[old]
+            return self._offers[step]
+
+    def _offer(self, slot: SlotFile, entries: Sequence[TensorEntry], check: Callable[[], None]) -> Offer:
         groups: list[SharedGroup] = []
         seen: dict[tuple[TensorEntry, ...], _Seen] = {}
         for numbers in self._divide(entries):

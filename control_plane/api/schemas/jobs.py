@@ -119,6 +119,13 @@ class CheckpointConfig(Request):
 
     With a third slot, a snapshot never waits for the upload of an earlier snapshot.
     """
+    max_uploads_in_flight: int | None = Field(default=None, ge=1, le=4)
+    """Maximum number of checkpoints that are uploaded at the same time. The default is 1.
+
+    A due checkpoint then does not wait for the end of an earlier upload. Values above 1 need ThirdSlot, and reserve one
+    more memory slot per shard for each further upload. If all uploads are busy, the newest due checkpoint replaces the
+    one that waits. Cannot change after creation.
+    """
     max_count: int | None = Field(default=None, ge=1, le=100_000)
     """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all.
 

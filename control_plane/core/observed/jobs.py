@@ -65,6 +65,8 @@ class JobSettings:
     checkpoint_on_notice: bool = True
     """Whether the job makes a checkpoint when AWS announces the end of a node that no other node can replace."""
     third_slot: bool = False
+    checkpoint_max_uploads: int = 1
+    """Maximum number of checkpoints that nodes upload at the same time. Each has a slot per shard."""
     max_runtime_seconds: int | None = None
     max_pending_seconds: int | None = None
     max_cost_usd: float | None = None

@@ -11,6 +11,7 @@ from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.rank_messages import Standing, Vote
 from everstep.protocol.rounds import RankRound
 from worker.core.rounds import NONE, Coordinator, Shard
+from worker.core.slots import slots_per_shard
 
 STEPS = st.integers(-1, 12).map(Step)
 REPORTS = st.builds(
@@ -24,18 +25,26 @@ REPORTS = st.builds(
     echo_step=STEPS,
     echo=st.integers(0, 2),
     confirmed_stop=STEPS,
-    pinned_step=STEPS,
+    pinned_steps=st.lists(STEPS.filter(lambda step: step >= 0), max_size=2, unique=True).map(
+        lambda steps: tuple(sorted(steps))
+    ),
     is_late=st.booleans(),
 )
 PEERS = st.sampled_from([NodeId("i-a"), NodeId("i-b"), NodeId("i-c")])
 
 
 @given(
-    st.booleans(), st.sampled_from([0, 4]), st.lists(st.one_of(REPORTS, st.just("stop"), st.just("end")), max_size=25)
+    st.booleans(),
+    st.sampled_from([0, 4]),
+    st.lists(st.one_of(REPORTS, st.just("stop"), st.just("end")), max_size=25),
+    st.sampled_from([1, 2]),
 )
-def test_c_never_falls_and_proposals_only_rise(is_restarted: bool, base: int, news: list[RankRound | str]) -> None:
+def test_c_never_falls_and_proposals_only_rise(
+    is_restarted: bool, base: int, news: list[RankRound | str], max_uploads: int
+) -> None:
     begin = Coordinator.recover if is_restarted else Coordinator.begin
-    core = begin(world_size=3, base=Step(base), every_steps=3)
+    slot_count = slots_per_shard(has_third_slot=max_uploads > 1, max_uploads=max_uploads)
+    core = begin(world_size=3, base=Step(base), every_steps=3, slot_count=slot_count, max_uploads=max_uploads)
     proposed = set[int]()
     for each in news:
         before = core

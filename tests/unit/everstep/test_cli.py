@@ -298,6 +298,8 @@ def test_a_file_says_what_the_api_says_and_options_win(run, tmp_path):
         "HyperParameters.a.b=0.10",
         "--priority",
         "7",
+        "--max-uploads-in-flight",
+        "2",
     )
     _, _, _, calls = run(
         "jobs", "submit", "-f", str(file), *options, upload_source={"SourceId": "s"}, create_training_job=planned
@@ -309,7 +311,7 @@ def test_a_file_says_what_the_api_says_and_options_win(run, tmp_path):
         "NodeCount": 3,
         "Source": {"SourceId": "s"},
         "HyperParameters": {"lr": "1e-3", "steps": "200", "on": "yes", "a.b": "0.10"},
-        "CheckpointConfig": {"EverySteps": 20, "ThirdSlot": True},
+        "CheckpointConfig": {"EverySteps": 20, "ThirdSlot": True, "MaxUploadsInFlight": 2},
         "Priority": 7,
     }
 

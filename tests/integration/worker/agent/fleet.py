@@ -569,6 +569,8 @@ class Fleet:
 
         A test may change it between two launches.
         """
+        self.max_uploads = 1
+        """Checkpoints that agents upload at the same time. A test may change it before the first launch."""
         self.has_parity = False
         """True: all nodes form one group with parity in memory, instead of copies. Set before the first launch only."""
         self.timeouts: Timeouts | None = None
@@ -772,7 +774,12 @@ class Fleet:
                 output=ObjectReference(bucket=BUCKET, key="output/"),
                 logs=ObjectReference(bucket=BUCKET, key="logs/"),
             ),
-            checkpoint=CheckpointPlan(every_steps=0, prefix=ObjectReference(bucket=BUCKET, key="checkpoints/")),
+            checkpoint=CheckpointPlan(
+                every_steps=0,
+                prefix=ObjectReference(bucket=BUCKET, key="checkpoints/"),
+                third_slot=self.max_uploads > 1,
+                max_uploads=self.max_uploads,
+            ),
             timeouts=self.timeouts or TIMEOUTS,
             relayout=relayout,
         )

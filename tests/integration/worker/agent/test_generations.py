@@ -632,6 +632,43 @@ async def test_a_checkpoint_that_a_person_wants_is_one_commit_of_all(fleet: Flee
     assert uploaded(fleet) == [first] * 3, "of another generation"
 
 
+async def test_two_checkpoints_are_uploaded_at_the_same_time_and_the_newest_waits(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newer upload ends first. The step that waits is uploaded when one of the two uploads has ended."""
+    fleet.max_uploads = 2
+    begun, ends = set[Step](), dict[Step, asyncio.Event]()
+    upload_shard = worker.member.checkpoint_uploads.upload_shard
+
+    async def slow(*given: Any, **named: Any) -> UploadedShard:
+        step = given[1].header.step
+        begun.add(step)
+        await ends.setdefault(step, asyncio.Event()).wait()
+        return await upload_shard(*given, **named)
+
+    monkeypatch.setattr(worker.member.checkpoint_uploads, "upload_shard", slow)
+    await fleet.launch()
+    member = fleet.nodes[0].agent.lifecycle.member
+    assert member is not None
+    shard, steps = member.shards[Rank(0)], list[Step]()
+    for count in (3, 6, 9):
+        await fleet.train(count)
+        await until("a commit", lambda: member.contents.committed > max(steps, default=NONE))
+        steps.append(member.contents.committed)
+        member.uploads.begin(steps[-1])
+    await until("two uploads", lambda: begun == set(steps[:2]))
+    assert shard.pinned == set(steps[:2])
+    assert [each.step for each in member.uploads.running()] == steps[:2]
+    ends[steps[1]].set()
+    await until("the third upload", lambda: shard.pinned == {steps[0], steps[2]})
+    assert (shard.stored, [each.step for each in member.uploads.uploaded]) == (steps[1], [steps[1]])
+    ends[steps[0]].set()
+    ends.setdefault(steps[2], asyncio.Event()).set()
+    await member.uploads.idle()
+    assert (shard.stored, shard.pinned) == (steps[2], frozenset())
+    assert {each.step for each in member.uploads.uploaded} == set(steps)
+
+
 async def test_the_final_step_takes_the_slot_of_an_upload_that_does_not_end(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -654,8 +691,8 @@ async def test_the_final_step_takes_the_slot_of_an_upload_that_does_not_end(
             fleet.nodes[0], TakeCheckpoint(job=JOB, run=RUN, generation=Generation(fleet.generation), step=wanted)
         )
         await fleet.train(wanted + 2)
-        await until("the uploads", lambda: all(shard.pinned >= wanted for shard in shards))
-        await fleet.train(max(shard.pinned for shard in shards) + 1)
+        await until("the uploads", lambda: all(max(shard.pinned, default=NONE) >= wanted for shard in shards))
+        await fleet.train(max(step for shard in shards for step in shard.pinned) + 1)
     for _ in range(5):
         for rank in fleet.ranks:
             rank.step()
@@ -699,7 +736,7 @@ async def test_of_failed_uploads_the_newest_of_a_rank_is_told_until_one_succeeds
             (message,) = await upload(step)
             assert message == f"step {shard.uploaded} of rank 0 is not in S3: it is down"
             assert pauses.count == UPLOAD_TRIES - 1
-            assert shard.pinned == NONE, "the slot is free again"
+            assert not shard.pinned, "the slot is free again"
             pauses.count = 0
     assert await upload(12) == []
 
@@ -722,7 +759,7 @@ async def test_a_failed_upload_is_tried_again_for_the_same_step(
 
     async def failing(*given: Any, **named: Any) -> UploadedShard:
         tried.append(shard.uploaded)
-        pinned.append(shard.pinned)
+        pinned.extend(shard.pinned)
         if len(tried) < 3:
             raise error
         return await upload_shard(*given, **named)
@@ -736,7 +773,7 @@ async def test_a_failed_upload_is_tried_again_for_the_same_step(
     await member.uploads.idle()
     assert tried == pinned == [step] * tries
     assert [each.step for each in member.uploads.uploaded] == ([step] if tries == 3 else [])
-    assert (shard.pinned, shard.stored) == (NONE, step if tries == 3 else NONE)
+    assert (shard.pinned, shard.stored) == (frozenset(), step if tries == 3 else NONE)
 
 
 @pytest.mark.parametrize("is_frozen", [True, False])

@@ -72,7 +72,12 @@ def test_a_request_can_say_everything(client, request_):
         Environment={"MODE": "fast"},
         RanksPerNode=2,
         Protection={"Copies": 3, "MaxSlowdown": 0.05},
-        CheckpointConfig={"EverySteps": 100, "S3Uri": "s3://mine/checkpoints", "ThirdSlot": True},
+        CheckpointConfig={
+            "EverySteps": 100,
+            "S3Uri": "s3://mine/checkpoints",
+            "ThirdSlot": True,
+            "MaxUploadsInFlight": 2,
+        },
         InputDataConfig=inputs,
         Secrets=SECRETS,
         Requirements="train.py",
@@ -91,6 +96,7 @@ def test_a_request_can_say_everything(client, request_):
         "EverySteps": 100,
         "S3Uri": "s3://mine/checkpoints/gpt/",
         "ThirdSlot": True,
+        "MaxUploadsInFlight": 2,
         "OnNotice": True,
     }
     assert (job["InputDataConfig"], job["Secrets"], job["Requirements"], job["RoleArn"]) == (

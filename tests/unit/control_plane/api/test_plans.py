@@ -97,6 +97,15 @@ def test_memory_is_counted_as_the_agents_count_it(service, client, fleet, wanted
     assert (plan["SlotsPerNode"], plan["NodeMemoryBytes"], plan["LargestShardBytes"]) == (18, 64 * GIB, 64 * GIB // 18)
 
 
+@pytest.mark.covers("CreateTrainingJob.CheckpointConfig.MaxUploadsInFlight")
+def test_each_upload_at_the_same_time_has_a_slot(service, client, fleet, wanted):
+    spares(service, 2, 64 * GIB)
+    config = {"ThirdSlot": True, "MaxUploadsInFlight": 3}
+    assert planned(client, wanted, Protection={"Copies": 2}, CheckpointConfig=config)["SlotsPerNode"] == 5 * 2 * 2
+    with refused("ValidationException", match="3 uploads need a memory slot each; set ThirdSlot, too"):
+        planned(client, wanted, CheckpointConfig={"MaxUploadsInFlight": 3})
+
+
 @pytest.mark.covers("CreateTrainingJob.Protection.ParityGroupSize")
 def test_a_plan_shows_the_memory_of_parity_beside_that_of_copies(service, client, fleet, wanted):
     spares(service, 2, 64 * GIB)

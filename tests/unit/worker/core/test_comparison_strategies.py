@@ -53,7 +53,7 @@ def test_a_step_that_comes_too_late_is_replaced_by_a_later_one() -> None:
 def test_the_next_checkpoint_waits_for_the_upload_of_the_last_one() -> None:
     core = stored_one()
     assert core.persist == 1
-    core = core.report(*both(2, 1, NONE, pinned_step=Step(1)))
+    core = core.report(*both(2, 1, NONE, pinned_steps=(Step(1),)))
     assert core.proposed == NONE
     core = core.report(*both(2, 1, NONE, stored_step=Step(1)))
     assert core.proposed > 2
@@ -62,25 +62,25 @@ def test_the_next_checkpoint_waits_for_the_upload_of_the_last_one() -> None:
 def test_ranks_wait_from_the_commit_until_no_agent_uploads_the_step() -> None:
     core = stored_one()
     assert core.hold == 1, "no agent has heard of the commit yet"
-    core = core.report(rank(0, 2, 1, NONE, pinned_step=Step(1)), rank(1, 2, 1, NONE, stored_step=Step(1)))
+    core = core.report(rank(0, 2, 1, NONE, pinned_steps=(Step(1),)), rank(1, 2, 1, NONE, stored_step=Step(1)))
     assert core.hold == 1, "rank 0 is uploaded"
     assert core.report(*both(2, 1, NONE, stored_step=Step(1))).hold == NONE
 
 
 def test_a_requested_stop_ends_the_wait() -> None:
-    core = stored_one().report(*both(2, 1, NONE, pinned_step=Step(1)))
+    core = stored_one().report(*both(2, 1, NONE, pinned_steps=(Step(1),)))
     assert core.hold == 1
     assert core.request_stop().hold == NONE
 
 
 def test_a_failed_upload_ends_the_wait() -> None:
-    core = stored_one().report(*both(2, 1, NONE, pinned_step=Step(1)))
+    core = stored_one().report(*both(2, 1, NONE, pinned_steps=(Step(1),)))
     assert core.hold == 1
     assert core.report(*both(2, 1, NONE)).hold == NONE
 
 
 def test_a_strategy_that_does_not_block_lets_ranks_train_during_the_upload() -> None:
-    core = begun(every_steps=1).report(*both(1, NONE, 1, Vote.ACKED)).report(*both(2, 1, NONE, pinned_step=Step(1)))
+    core = begun(every_steps=1).report(*both(1, NONE, 1, Vote.ACKED)).report(*both(2, 1, NONE, pinned_steps=(Step(1),)))
     assert (core.persist, core.hold) == (1, NONE)
 
 

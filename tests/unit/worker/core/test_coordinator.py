@@ -182,14 +182,38 @@ def test_no_second_upload_begins_while_one_is_under_way() -> None:
         core = core.report(rank(0, core.proposed, core.committed, core.proposed, Vote.ACKED))
     first = core.persist
     for _ in range(4):
-        core = core.report(rank(0, core.proposed, core.committed, core.proposed, Vote.ACKED, pinned_step=first))
+        core = core.report(rank(0, core.proposed, core.committed, core.proposed, Vote.ACKED, pinned_steps=(first,)))
     assert core.persist == first
+
+
+def test_a_due_checkpoint_does_not_wait_for_an_upload_if_two_may_run() -> None:
+    core = Coordinator.begin(world_size=1, base=Step(0), every_steps=2, slot_count=4, max_uploads=2)
+    marked: list[Step] = []
+    while core.committed < 12:
+        core = core.report(
+            rank(0, core.proposed, core.committed, core.proposed, Vote.ACKED, pinned_steps=tuple(marked[:2]))
+        )
+        if core.persist not in (NONE, *marked):
+            marked.append(core.persist)
+    assert marked == [2, 4], "the third checkpoint waits for the end of an upload"
+    core = core.report(rank(0, core.proposed, core.committed, core.proposed, Vote.ACKED, pinned_steps=(Step(2),)))
+    assert core.persist == core.committed > 12, "the newest step replaces the steps that were due meanwhile"
+
+
+def test_a_rank_without_a_free_slot_captures_nothing_whatever_the_number_of_slots() -> None:
+    core = begun(slot_count=4, max_uploads=3).report(*both(1, NONE, 1, Vote.ACKED))
+    for step in (2, 3, 4):
+        core = core.report(*both(step, step - 1, step, Vote.ACKED))
+    pinned = tuple(Step(step) for step in (1, 2, 3))
+    core = core.report(rank(0, 5, 4, 5, Vote.ACKED), rank(1, 5, 4, 5, Vote.ACKED, pinned_steps=pinned))
+    assert (core.committed, core.proposed) == (5, NONE)
+    assert core.report(rank(1, 5, 5, NONE, pinned_steps=pinned[1:])).proposed != NONE
 
 
 @pytest.mark.parametrize(("slot_count", "goes_on"), [(2, False), (3, True)])
 def test_while_a_slot_is_pinned_and_the_other_holds_c_nothing_is_proposed(slot_count: int, goes_on: bool) -> None:
     core = begun(slot_count=slot_count).report(*both(1, NONE, 1, Vote.ACKED))
-    core = core.report(*both(2, 1, 2, Vote.ACKED, pinned_step=Step(1)))
+    core = core.report(*both(2, 1, 2, Vote.ACKED, pinned_steps=(Step(1),)))
     assert core.committed == 2
     assert (core.proposed != NONE) is goes_on
     assert core.report(*both(2, 2, NONE)).proposed != NONE
@@ -203,11 +227,11 @@ class TestFinalStepDuringAnUpload:
 
     def stopped(self, *, has_stop: bool) -> Coordinator:
         core = running()
-        core = core.report(*both(2, 1, 2, Vote.ACKED, pinned_step=Step(1)))
-        core = core.report(*both(60, 2, NONE, pinned_step=Step(1)))
+        core = core.report(*both(2, 1, 2, Vote.ACKED, pinned_steps=(Step(1),)))
+        core = core.report(*both(60, 2, NONE, pinned_steps=(Step(1),)))
         assert (core.committed, core.proposed) == (2, NONE)
         core = core.request_stop() if has_stop else core
-        return core.report(*self.standing(2, NONE, pinned_step=Step(1)))
+        return core.report(*self.standing(2, NONE, pinned_steps=(Step(1),)))
 
     @staticmethod
     def standing(committed: int, proposed: int, vote: Vote = Vote.NONE, **more: object) -> tuple[RankRound, ...]:
@@ -228,8 +252,8 @@ class TestFinalStepDuringAnUpload:
 
     def test_an_upload_of_the_committed_step_goes_on_beside_the_final_step(self) -> None:
         core = Coordinator.begin(world_size=2, base=Step(0), every_steps=1).report(*both(1, NONE, 1, Vote.ACKED))
-        core = core.report(*both(60, 1, core.proposed, Vote.ABANDON, is_late=True, pinned_step=Step(1)))
-        core = core.report(*self.standing(1, core.proposed, Vote.ABANDON, is_late=True, pinned_step=Step(1)))
+        core = core.report(*both(60, 1, core.proposed, Vote.ABANDON, is_late=True, pinned_steps=(Step(1),)))
+        core = core.report(*self.standing(1, core.proposed, Vote.ABANDON, is_late=True, pinned_steps=(Step(1),)))
         assert (core.committed, core.proposed, core.persist) == (1, 60, 1)
 
 
@@ -498,7 +522,7 @@ def test_a_wanted_checkpoint_is_the_next_commit_and_asked_for_once() -> None:
 
 def test_a_wanted_checkpoint_waits_until_the_one_before_is_uploaded() -> None:
     core = begun().report(*both(1, NONE, 1, Vote.ACKED)).request_checkpoint(Step(1))
-    busy = core.report(*both(2, 1, 2, Vote.ACKED, pinned_step=Step(1)))
+    busy = core.report(*both(2, 1, 2, Vote.ACKED, pinned_steps=(Step(1),)))
     assert (busy.committed, busy.persist) == (2, NONE)
     free = busy.report(*both(2, 2, 2))
     done = free.report(*both(3, 2, 3, Vote.ACKED))

@@ -17,8 +17,10 @@ from worker.core.slots import (
     find_sealed,
     is_superseded,
     kept,
+    may_upload,
     memory_nodes,
     slot_bytes_per_node,
+    slots_per_shard,
     writable,
 )
 
@@ -141,3 +143,20 @@ def test_memory_of_a_node() -> None:
 )
 def test_only_a_marked_proposal_replaces_an_upload(uploading: int, proposed: int, persist: int, expected: bool) -> None:
     assert is_superseded(Step(uploading), proposed=Step(proposed), persist=Step(persist)) is expected
+
+
+@pytest.mark.parametrize(
+    ("step", "begun", "uploading", "expected"),
+    [(7, 4, (4,), True), (7, 4, (), True), (7, 6, (4, 6), False), (7, 7, (), False), (6, 7, (), False)],
+    ids=["beside another", "alone", "both busy", "again", "older"],
+)
+def test_two_uploads_of_a_shard_may_run_newest_first(
+    step: int, begun: int, uploading: tuple[int, ...], expected: bool
+) -> None:
+    steps = [Step(each) for each in uploading]
+    assert may_upload(Step(step), begun=Step(begun), uploading=steps, max_uploads=2) is expected
+
+
+def test_each_upload_has_a_slot_besides_two() -> None:
+    counts = [slots_per_shard(has_third_slot=True, max_uploads=count) for count in (1, 2, 4)]
+    assert (counts, slots_per_shard(has_third_slot=False, max_uploads=1)) == ([3, 4, 6], 2)

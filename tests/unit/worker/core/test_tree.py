@@ -102,7 +102,7 @@ def test_what_moves_nothing_by_itself_waits(fields: dict[str, object]) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"vote": Vote.ABANDON}, {"standing": Standing.CLOSING}, {"echo_step": 9, "echo": 1}, {"pinned_step": 6}],
+    [{"vote": Vote.ABANDON}, {"standing": Standing.CLOSING}, {"echo_step": 9, "echo": 1}, {"pinned_steps": (6,)}],
     ids=["abandoned", "standing", "an answer to a stop", "pinned"],
 )
 def test_what_moves_the_coordinator_presses(fields: dict[str, object]) -> None:
@@ -127,7 +127,7 @@ def test_steps_that_were_made_and_heard_of_are_mere_progress() -> None:
         {"out_of_view": ("i-9",)},
         {"standing": Standing.CLOSING},
         {"echo_step": 9, "echo": 1},
-        {"pinned_step": 6},
+        {"pinned_steps": (6,)},
     ],
     ids=["a vote", "abandoned", "a step forgotten", "a holder dropped", "standing", "an answer to a stop", "pinned"],
 )

@@ -43,7 +43,7 @@ class Generated:
             committed=core.committed,
             proposed=core.proposed,
             vote=Vote.ACKED,
-            pinned_step=Step(pinned),
+            pinned_steps=() if pinned == NONE else (Step(pinned),),
             stored_step=Step(self.stored),
         )
         report = NodeReport(node_id=NodeId("i-0"), term=self.server.term, sequence=self.sequence, ranks=(round_,))
