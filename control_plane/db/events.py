@@ -12,13 +12,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from control_plane.db.models import Event
+from control_plane.db.models import Event, Job
 from control_plane.db.session import record_of, values_of
+
+if TYPE_CHECKING:
+    from control_plane.db.fleets import FleetRecord
+    from control_plane.db.jobs import JobRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,26 @@ class EventRecord(NewEvent):
 def append(session: Session, event: NewEvent) -> None:
     """Store an event. Its id is higher than the id of every earlier event."""
     session.add(Event(**values_of(event)))
+
+
+def append_for_job(
+    session: Session,
+    job: JobRecord | Job,
+    type: str,  # the name of the event's field
+    message: str,
+    at: datetime,
+    *,
+    node_id: str | None = None,
+    detail: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Store an event of a job, with the job's project, fleet and name. See `NewEvent`."""
+    of_job = {"project": job.project, "fleet_name": job.fleet_name, "job_name": job.name}
+    append(session, NewEvent(at=at, type=type, message=message, node_id=node_id, detail=detail, **of_job))
+
+
+def append_for_fleet(session: Session, fleet: FleetRecord, type: str, message: str, at: datetime) -> None:
+    """Store an event of a fleet, with the fleet's project. See `NewEvent`."""
+    append(session, NewEvent(at=at, type=type, message=message, project=fleet.project, fleet_name=fleet.name))
 
 
 def newest_id(session: Session) -> int:

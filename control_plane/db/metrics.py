@@ -31,7 +31,6 @@ from sqlalchemy.orm import Session
 from control_plane.core import metrics
 from control_plane.core.metrics import FOLD, POINTS_PER_CHUNK, Point
 from control_plane.db import events
-from control_plane.db.events import NewEvent
 from control_plane.db.models import Generation, Job, Metric, MetricChunk, MetricLog
 from everstep.protocol.agent_messages import MetricBatch, MetricPoint
 from everstep.protocol.ids import NodeId
@@ -242,16 +241,14 @@ def _report_difference(session: Session, run_id: str, base: int, repeated: Seque
                 f"recovery it was {before!r}. The run is not deterministic, or a part of its state is not registered "
                 "with init()"
             )
-            event = NewEvent(
-                at=_moment(point.at_seconds),
-                type="RepeatedStepDiffers",
-                message=message,
-                project=job.project,
-                fleet_name=job.fleet_name,
-                job_name=job.name,
+            events.append_for_job(
+                session,
+                job,
+                "RepeatedStepDiffers",
+                message,
+                _moment(point.at_seconds),
                 detail={"Step": point.step, "Metric": name, "Before": repr(before), "After": repr(value)},
             )
-            events.append(session, event)
             return
 
 

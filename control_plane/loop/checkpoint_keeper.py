@@ -34,7 +34,6 @@ from control_plane.core.states import JobState
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.errors import NotFound
-from control_plane.db.events import NewEvent
 from control_plane.db.jobs import JobRecord
 from control_plane.db.session import Database
 from control_plane.loop import records
@@ -184,15 +183,7 @@ def delete(
             return before
         after = checkpoints.set_state(session, run_id, before, checkpoints.DELETED)
         message = f"The checkpoint of step {before.step} was deleted: {before.object_bytes:,} bytes."
-        event = NewEvent(
-            at=now,
-            type="CheckpointDeleted",
-            message=message,
-            project=job.project,
-            fleet_name=job.fleet_name,
-            job_name=job.name,
-        )
-        events.append(session, event)
+        events.append_for_job(session, job, "CheckpointDeleted", message, now)
     if job.ended_at is not None:
         try:
             _delete_frozen(database, objects, job, checkpoint)

@@ -116,18 +116,8 @@ class DecisionStore:
             if shards:
                 protection.record(session, lease, shards, moment)
             for draft in decision.events:
-                events.append(
-                    session,
-                    events.NewEvent(
-                        at=moment,
-                        type=draft.type,
-                        message=draft.message,
-                        project=before.project,
-                        fleet_name=before.fleet_name,
-                        job_name=before.name,
-                        node_id=draft.node_id,
-                        detail=draft.detail,
-                    ),
+                events.append_for_job(
+                    session, before, draft.type, draft.message, moment, node_id=draft.node_id, detail=draft.detail
                 )
         if before.state != after.state.value or before.reason != after.reason:
             log.info("job %s: %s: %s", before.name, after.state.value, after.reason.partition("\n")[0])
@@ -140,16 +130,7 @@ class DecisionStore:
             self._fleet_leases.check(session, job.fleet_name)
             db_drills.change(session, lease, drill.id, **records.drill_update(drill))
             message = f"{drills.in_words(drill)}: {drill.state}" + (f", {drill.outcome}" if drill.outcome else "")
-            event = events.NewEvent(
-                at=records.at(now),
-                type="DrillStateChanged",
-                message=message,
-                project=job.project,
-                fleet_name=job.fleet_name,
-                job_name=job.name,
-                node_id=drill.node_id,
-            )
-            events.append(session, event)
+            events.append_for_job(session, job, "DrillStateChanged", message, records.at(now), node_id=drill.node_id)
 
     def apply_fleet(
         self,
@@ -242,16 +223,7 @@ class DecisionStore:
                 events.append(session, event)
             if fleet.state != state.value:
                 message = f"{fleet.state} → {state.value}: {decision.reason}"
-                events.append(
-                    session,
-                    events.NewEvent(
-                        at=moment,
-                        type="FleetStateChanged",
-                        message=message,
-                        project=fleet.project,
-                        fleet_name=fleet.name,
-                    ),
-                )
+                events.append_for_fleet(session, fleet, "FleetStateChanged", message, moment)
 
 
 def _keeps_its_turn(

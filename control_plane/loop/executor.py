@@ -417,15 +417,7 @@ class Executor:
             "Check that all agents run the same version of Everstep."
         )
         log.error("job %s: %s", manifest.job, message)
-        event = events.NewEvent(
-            at=now,
-            type="CheckpointRefused",
-            message=message,
-            project=job.project,
-            fleet_name=job.fleet_name,
-            job_name=job.name,
-        )
-        events.append(session, event)
+        events.append_for_job(session, job, "CheckpointRefused", message, now)
 
     def _record(self, call: Call, action: PutManifest, body: bytes, session: Session, lease: Lease) -> None:
         now = self._now()
@@ -449,12 +441,4 @@ class Executor:
             return
         job = jobs.get_run(session, lease.key)
         message = f"checkpoint of step {manifest.step} is complete: {len(manifest.shards)} shards, {total:,} bytes"
-        event = events.NewEvent(
-            at=now,
-            type="CheckpointCompleted",
-            message=message,
-            project=job.project,
-            fleet_name=job.fleet_name,
-            job_name=job.name,
-        )
-        events.append(session, event)
+        events.append_for_job(session, job, "CheckpointCompleted", message, now)

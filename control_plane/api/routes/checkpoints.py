@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.api import views
 from control_plane.api.auth import Caller, User
-from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
+from control_plane.api.deps import Router, ServicesDep, TrainingJobNamePath
 from control_plane.api.routes.jobs import find_job, require_no_dependent
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import common as common_schemas
@@ -26,7 +26,6 @@ from control_plane.core.strategies import Strategy, newest_storable, requested_s
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.errors import Conflict
-from control_plane.db.events import NewEvent
 from control_plane.db.jobs import JobRecord
 from control_plane.loop.checkpoint_keeper import delete, is_same, restorable
 
@@ -69,13 +68,8 @@ def create_checkpoint(
             wanted = wanted if is_new else job.checkpoint_wanted_step
         if is_new:
             jobs.want_checkpoint(session, job.run_id, wanted, now)
-            _tell(
-                session,
-                services,
-                job,
-                "CheckpointRequested",
-                f"A checkpoint of step {wanted} or the next step was requested for {job.name}.",
-            )
+            message = f"A checkpoint of step {wanted} or the next step was requested for {job.name}."
+            events.append_for_job(session, job, "CheckpointRequested", message, services.now())
     services.wake()
     is_there = newest is not None and newest.step >= wanted
     return checkpoints_schemas.CreateCheckpointResponse(
@@ -116,7 +110,9 @@ def pin_checkpoint(
         _require_complete(found)
         if found.pinned_at is None:
             found = checkpoints.set_pinned(session, job.run_id, found, services.now())
-            _tell(session, services, job, "CheckpointPinned", f"The checkpoint of step {found.step} was pinned.")
+            events.append_for_job(
+                session, job, "CheckpointPinned", f"The checkpoint of step {found.step} was pinned.", services.now()
+            )
     return views.checkpoint(found)
 
 
@@ -133,7 +129,9 @@ def unpin_checkpoint(
         job, found = _find(session, training_job_name, caller, step, generation)
         if found.pinned_at is not None:
             found = checkpoints.set_pinned(session, job.run_id, found, None)
-            _tell(session, services, job, "CheckpointUnpinned", f"The checkpoint of step {found.step} was unpinned.")
+            events.append_for_job(
+                session, job, "CheckpointUnpinned", f"The checkpoint of step {found.step} was unpinned.", services.now()
+            )
     return views.checkpoint(found)
 
 
@@ -197,10 +195,3 @@ def _why_none(job: JobRecord) -> str:
     if job.spec.checkpoint_strategy is Strategy.NONE:
         return f"the training job {job.name!r} has the strategy None, which makes no checkpoints"
     return f"the training job {job.name!r} has not committed a step yet"
-
-
-def _tell(session: Session, services: Services, job: JobRecord, kind: str, message: str) -> None:
-    event = NewEvent(
-        at=services.now(), type=kind, message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name
-    )
-    events.append(session, event)

@@ -23,7 +23,6 @@ from control_plane.api.schemas import commands as commands_schemas
 from control_plane.api.schemas import common as common_schemas
 from control_plane.core.states import LAUNCHED_JOBS, JobState
 from control_plane.db import events, fleets, jobs
-from control_plane.db.events import NewEvent
 from control_plane.loop.command_desk import AnotherCommand, NotAnswered, NotAsked, TooManyCommands
 from everstep.protocol.agent_messages import RunCommand
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId
@@ -125,14 +124,5 @@ def _ask(
                 f"{caller.name} ran a command beside rank {rank} of {job.name}, generation {job.generation}: "
                 f"{told}{given}"
             )
-            event = NewEvent(
-                at=services.now(),
-                type="CommandExecuted",
-                message=message,
-                project=job.project,
-                fleet_name=job.fleet_name,
-                job_name=job.name,
-                node_id=node.node_id,
-            )
-            events.append(session, event)
+            events.append_for_job(session, job, "CommandExecuted", message, services.now(), node_id=node.node_id)
     return job.name, NodeId(node.node_id), command

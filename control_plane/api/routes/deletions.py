@@ -25,7 +25,6 @@ from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.cloud.objects import DELETED_AT_ONCE, ObjectInfo
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.errors import Conflict, NotFound
-from control_plane.db.events import NewEvent
 from control_plane.db.jobs import JobRecord
 from control_plane.loop.records import prefix_of
 from everstep.protocol.plan import ObjectReference
@@ -115,17 +114,7 @@ def _forget(services: Services, job: JobRecord) -> None:
         except NotFound:
             return  # A concurrent identical request has already deleted the job.
         message = f"{job.name} was deleted: {job.reason}"
-        events.append(
-            session,
-            NewEvent(
-                at=now,
-                type="TrainingJobDeleted",
-                message=message,
-                project=job.project,
-                fleet_name=job.fleet_name,
-                job_name=job.name,
-            ),
-        )
+        events.append_for_job(session, job, "TrainingJobDeleted", message, now)
 
 
 def _places(services: Services, job: JobRecord) -> tuple[_Place, ...]:

@@ -13,7 +13,6 @@ from control_plane.core.observed.drills import DrillKind, DrillState
 from control_plane.core.states import JobState
 from control_plane.db import drills, events, fleets, jobs
 from control_plane.db.drills import NewDrill
-from control_plane.db.events import NewEvent
 from everstep.protocol.plan import GenerationPlan
 
 router = Router(prefix="/v1/drills", tags=["Drills"])
@@ -54,16 +53,7 @@ def start_drill(
         message = f"{caller.name} requested a drill of {job.name}: {record.kind} on {node_id}" + (
             f", rank {rank}" if rank is not None else ""
         )
-        event = NewEvent(
-            at=now,
-            type="DrillRequested",
-            message=message,
-            project=job.project,
-            fleet_name=job.fleet_name,
-            job_name=job.name,
-            node_id=node_id,
-        )
-        events.append(session, event)
+        events.append_for_job(session, job, "DrillRequested", message, now, node_id=node_id)
     services.wake()
     return views.drill(record)
 

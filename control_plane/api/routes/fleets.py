@@ -22,7 +22,6 @@ from control_plane.core.fleets import first_desired
 from control_plane.core.observed.fleets import FleetSpec
 from control_plane.core.states import FleetStatus
 from control_plane.db import events, fleets, incidents, jobs, nodes
-from control_plane.db.events import NewEvent
 from control_plane.db.fleets import FleetRecord, NewFleet
 from everstep.protocol.ids import FleetName
 
@@ -101,16 +100,7 @@ def update_fleet(
                 f"The fleet {fleet.name} now keeps at least {fleet.min_node_count} nodes and {spares}; failed "
                 f"instances are {failed}, at most {fleet.max_replacements_per_hour} are replaced per hour."
             )
-            events.append(
-                session,
-                NewEvent(
-                    at=services.now(),
-                    type="FleetUpdated",
-                    message=message,
-                    project=fleet.project,
-                    fleet_name=fleet.name,
-                ),
-            )
+            events.append_for_fleet(session, fleet, "FleetUpdated", message, services.now())
     services.wake()
     return _shown(services, fleet)
 
@@ -130,10 +120,7 @@ def unfreeze_fleet(fleet_name: FleetNamePath, _caller: Admin, services: Services
                 f"A user confirmed for the fleet {fleet.name} that its silent nodes are lost. This applies until "
                 "most of the fleet reports again."
             )
-            events.append(
-                session,
-                NewEvent(at=now, type="FleetUnfrozen", message=message, project=fleet.project, fleet_name=fleet.name),
-            )
+            events.append_for_fleet(session, fleet, "FleetUnfrozen", message, now)
     services.wake()
     return _shown(services, fleet)
 
@@ -150,12 +137,7 @@ def delete_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDe
         fleet = fleets.request_delete(session, fleet_name, now)
         if before.delete_requested_at is None:
             message = f"The fleet {fleet.name} is being deleted: Everstep terminates its nodes one by one."
-            events.append(
-                session,
-                NewEvent(
-                    at=now, type="FleetDeleteRequested", message=message, project=fleet.project, fleet_name=fleet.name
-                ),
-            )
+            events.append_for_fleet(session, fleet, "FleetDeleteRequested", message, now)
     services.wake()
     return _shown(services, fleet)
 
@@ -274,10 +256,7 @@ def _store(
             f"The Auto Scaling group {group.name} became the fleet {fleet.name}: at least {fleet.min_node_count} "
             f"nodes, {fleet.spare_count} spares."
         )
-        events.append(
-            session,
-            NewEvent(at=now, type="FleetCreated", message=message, project=fleet.project, fleet_name=fleet.name),
-        )
+        events.append_for_fleet(session, fleet, "FleetCreated", message, now)
     return fleet
 
 

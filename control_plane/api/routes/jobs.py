@@ -57,7 +57,6 @@ from control_plane.db import (
     sources,
 )
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound
-from control_plane.db.events import NewEvent
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.job_lists import JobFilter, SortBy
 from control_plane.db.jobs import InitialState, JobRecord, JobSpec, NewJob
@@ -231,7 +230,7 @@ def stop_training_job(
         before = find_job(session, training_job_name, caller)
         job = jobs.request_stop(session, before.run_id, now)
         if before.stop_requested_at is None:
-            _tell(session, job, now, "StopRequested", f"A user requested to stop {job.name}.")
+            events.append_for_job(session, job, "StopRequested", f"A user requested to stop {job.name}.", now)
     services.wake()
     return views.job_summary(job, now)
 
@@ -251,7 +250,7 @@ def pause_training_job(
         before = find_job(session, training_job_name, caller)
         job = jobs.request_pause(session, before.run_id, now)
         if before.pause_requested_at is None:
-            _tell(session, job, now, "PauseRequested", f"A user requested to pause {job.name}.")
+            events.append_for_job(session, job, "PauseRequested", f"A user requested to pause {job.name}.", now)
     services.wake()
     return views.job_summary(job, now)
 
@@ -269,7 +268,7 @@ def resume_training_job(
         before = find_job(session, training_job_name, caller)
         job = jobs.withdraw_pause(session, before.run_id, now)
         if before.pause_requested_at is not None:
-            _tell(session, job, now, "ResumeRequested", f"A user resumed {job.name}.")
+            events.append_for_job(session, job, "ResumeRequested", f"A user resumed {job.name}.", now)
     services.wake()
     return views.job_summary(job, now)
 
@@ -444,13 +443,6 @@ def _plan(
     return plans.plan(spec, job, turns, now_there, only_project=caller.project_filter)
 
 
-def _tell(session: Session, job: JobRecord, now: datetime, kind: str, message: str) -> None:
-    events.append(
-        session,
-        NewEvent(at=now, type=kind, message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name),
-    )
-
-
 def _known_by(request: jobs_schemas.CreateTrainingJobRequest, project: str) -> tuple[str | None, str | None]:
     """Return the digests of the client request token and of the request, or (None, None) without a token.
 
@@ -484,15 +476,7 @@ def _store(services: Services, new: NewJob) -> JobRecord:
             f"{job.name} was created: {new.spec.node_count} nodes × {new.spec.ranks_per_node} ranks, "
             f"{_protection_words(new.spec)}."
         )
-        event = NewEvent(
-            at=now,
-            type="TrainingJobCreated",
-            message=message,
-            project=new.project,
-            fleet_name=new.fleet_name,
-            job_name=job.name,
-        )
-        events.append(session, event)
+        events.append_for_job(session, job, "TrainingJobCreated", message, now)
     return job
 
 

@@ -14,7 +14,6 @@ from control_plane.api.schemas import revisions as revisions_schemas
 from control_plane.core import elastic
 from control_plane.db import events, fleets, nodes, protection, quotas, revisions
 from control_plane.db.errors import Conflict
-from control_plane.db.events import NewEvent
 from control_plane.db.jobs import JobRecord
 from control_plane.db.revisions import Change
 from control_plane.db.tokens import Role
@@ -48,17 +47,7 @@ def update_training_job(
                 session, job, spec=new.spec, priority=new.priority, tags=new.tags, changes=new.changes, now=now
             )
             message = f"{job.name} has revision {job.revision}: {'; '.join(_words(change) for change in new.changes)}."
-            events.append(
-                session,
-                NewEvent(
-                    at=now,
-                    type="TrainingJobUpdated",
-                    message=message,
-                    project=job.project,
-                    fleet_name=job.fleet_name,
-                    job_name=job.name,
-                ),
-            )
+            events.append_for_job(session, job, "TrainingJobUpdated", message, now)
     services.wake()
     return revisions_schemas.UpdateTrainingJobResponse(
         training_job_name=job.name,

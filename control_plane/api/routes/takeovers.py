@@ -10,7 +10,6 @@ from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.core.states import LAUNCHED_JOBS, JobState
 from control_plane.db import events, jobs
-from control_plane.db.events import NewEvent
 
 router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
 
@@ -36,15 +35,7 @@ def take_over_training_job(
         if jobs.take_over(session, before.run_id, caller.name, now):
             message = f"{caller.name} took {before.name} over" + (f": {request.reason}" if request.reason else ".")
             kind = "TrainingJobTakenOver"
-            event = NewEvent(
-                at=now,
-                type=kind,
-                message=message,
-                project=before.project,
-                fleet_name=before.fleet_name,
-                job_name=before.name,
-            )
-            events.append(session, event)
+            events.append_for_job(session, before, kind, message, now)
         job = jobs.get_run(session, before.run_id)
     services.wake()
     return views.job_summary(job, now)
@@ -61,15 +52,7 @@ def hand_back_training_job(
         if jobs.hand_back(session, before.run_id):
             message = f"{caller.name} handed {before.name} back to Everstep; {before.taken_over_by} had taken it over."
             kind = "TrainingJobHandedBack"
-            event = NewEvent(
-                at=now,
-                type=kind,
-                message=message,
-                project=before.project,
-                fleet_name=before.fleet_name,
-                job_name=before.name,
-            )
-            events.append(session, event)
+            events.append_for_job(session, before, kind, message, now)
         job = jobs.get_run(session, before.run_id)
     services.wake()
     return views.job_summary(job, now)

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from control_plane.core.observed.nodes import Cause
-from control_plane.db import checkpoints, fleets, incidents, intents, jobs, nodes, protection, tokens
+from control_plane.db import checkpoints, events, fleets, incidents, intents, jobs, nodes, protection, tokens
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound, StaleLease
 from control_plane.db.fleets import NewFleet
@@ -440,3 +440,23 @@ def test_a_drill_is_no_incident_of_its_fleet(database, job, lease):
     with database.read() as session:
         assert incidents.totals(session, fleet_name=job.fleet_name).count == 1
         assert incidents.totals(session, run_id=job.run_id).count == 2
+
+
+def test_events_of_a_job_and_of_a_fleet_carry_its_names(database):
+    with database.write() as session:
+        job = jobs.create(session, new_job(project="speech"), NOW)
+        made = fleets.create(session, fleet(project="speech"), NOW)
+        events.append_for_job(session, job, "DrillRequested", "It begins.", NOW, node_id="i-1", detail={"a": 1})
+        events.append_for_fleet(session, made, "FleetUpdated", "It changes.", NOW)
+    with database.read() as session:
+        of_job, of_fleet = events.page(session, events.EventFilter(), limit=10)
+    assert (of_job.type, of_job.message, of_job.at, of_job.node_id, of_job.detail) == (
+        "DrillRequested",
+        "It begins.",
+        NOW,
+        "i-1",
+        {"a": 1},
+    )
+    assert (of_job.project, of_job.fleet_name, of_job.job_name) == ("speech", job.fleet_name, job.name)
+    assert (of_fleet.type, of_fleet.message, of_fleet.at) == ("FleetUpdated", "It changes.", NOW)
+    assert (of_fleet.project, of_fleet.fleet_name, of_fleet.job_name) == ("speech", made.name, None)
