@@ -38,6 +38,7 @@ from control_plane.cloud.errors import (
     EndpointRefused,
     InvalidRequest,
     NotFound,
+    ObjectChanged,
     ResourceContended,
     Throttled,
 )
@@ -239,6 +240,7 @@ _CODES: Final[tuple[tuple[type[CloudError], str], ...]] = (
         "MissingAuthenticationTokenException",
     ),
     (NotFound, "NoSuchKey NoSuchBucket InvalidInstanceID.NotFound ResourceNotFoundException 404"),
+    (ObjectChanged, "PreconditionFailed 412"),
     (CloudUnavailable, "RequestTimeout ServiceUnavailable InternalError InternalFailure"),
 )
 _BY_CODE: Final = {code: kind for kind, codes in _CODES for code in codes.split()}

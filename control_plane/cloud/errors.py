@@ -6,6 +6,7 @@
     ├── ResourceContended    another change of the same resource is in progress      retryable
     ├── CapacityError        AWS has no such instance, or a quota is exhausted       retryable
     ├── NotFound             the group, instance, bucket or object does not exist
+    ├── ObjectChanged        another writer has written the object
     ├── AccessDenied         the credentials do not permit the call
     ├── InvalidRequest       AWS rejected the request as invalid
     ├── GroupNotOurs         an Auto Scaling group without the tag `everstep:fleet`
@@ -65,6 +66,10 @@ class CapacityError(CloudError):
 
 class NotFound(CloudError):
     """The group, instance, bucket or object does not exist."""
+
+
+class ObjectChanged(CloudError):
+    """An object exists that should not exist, or has another ETag than expected."""
 
 
 class AccessDenied(CloudError):

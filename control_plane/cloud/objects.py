@@ -50,6 +50,23 @@ class ObjectStore(Protocol):
     def put(self, reference: ObjectReference, body: bytes) -> ObjectInfo:
         """Write a small object. Use `put_file` for large objects."""
 
+    def put_if_unchanged(self, reference: ObjectReference, body: bytes, *, etag: str = "") -> ObjectInfo:
+        """Write a small object, unless another writer has written it.
+
+        S3 compares and writes in one step, so of two concurrent writers only one succeeds.
+
+        Args:
+            reference: bucket and key.
+            body: the whole content.
+            etag: ETag of the object to replace. Empty if no object may exist under the key.
+
+        Returns:
+            Description of the stored object.
+
+        Raises:
+            ObjectChanged: an object exists, or has another ETag. After a lost answer, it may be the caller's own.
+        """
+
     def put_file(self, reference: ObjectReference, file: BinaryIO) -> ObjectInfo:
         """Write an object from a seekable file, from the file's current position to its end.
 

@@ -38,6 +38,13 @@ class S3ObjectStore:
             self._s3.put_object(Bucket=reference.bucket, Key=reference.key, Body=body)
         return self.head(reference)
 
+    def put_if_unchanged(self, reference: ObjectReference, body: bytes, *, etag: str = "") -> ObjectInfo:
+        """Write a small object with a conditional request (see `ObjectStore.put_if_unchanged`)."""
+        condition = {"IfMatch": f'"{etag}"'} if etag else {"IfNoneMatch": "*"}
+        with translated():
+            self._s3.put_object(Bucket=reference.bucket, Key=reference.key, Body=body, **condition)
+        return self.head(reference)
+
     def put_file(self, reference: ObjectReference, file: BinaryIO) -> ObjectInfo:
         """Write a large object from a file (see `ObjectStore.put_file`)."""
         with translated():

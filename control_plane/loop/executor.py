@@ -23,7 +23,7 @@ from typing import TypeVar
 import msgspec
 from sqlalchemy.orm import Session
 
-from control_plane.cloud.errors import CloudError, NotFound
+from control_plane.cloud.errors import CloudError, NotFound, ObjectChanged
 from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.core.actions import (
@@ -324,7 +324,7 @@ class Executor:
         manifest = action.manifest
         body = encode_manifest(manifest)
         detail: dict[str, object] = {"bucket": action.at.bucket, "key": action.at.key}
-        call = Call(key=key, name="PutManifest", detail=detail, make=lambda: self._objects.put(action.at, body))
+        call = Call(key=key, name="PutManifest", detail=detail, make=lambda: self._write(lease, call, action.at, body))
         try:
             decode_manifest(body)
             intent = await asyncio.to_thread(self._begin, lease, call)
@@ -347,6 +347,22 @@ class Executor:
                 await asyncio.to_thread(self._under, lease, partial(self._refuse, action, str(error)))
             return  # A hint would start a pass that refuses the same report again at once.
         self._registry.hint()
+
+    def _write(self, lease: Lease, call: Call, at: ObjectReference, body: bytes) -> None:
+        """Write a manifest to S3, but not over the manifest of a server that has taken the job over meanwhile.
+
+        A server that stood still may write late. A conditional request writes only if no manifest exists. If another
+        manifest exists, the server reads its ETag, then checks that it still holds the lease, and replaces exactly the
+        manifest with this ETag. Blocks: call it in a thread.
+        """
+        try:
+            self._objects.put_if_unchanged(at, body)
+        except ObjectChanged:
+            etag = self._objects.head(at).etag
+            if self._objects.get(at) == body:
+                return  # S3 stored an earlier attempt, whose answer or whose record in the database was lost.
+            if self._begin(lease, call).state is IntentState.OPEN:
+                self._objects.put_if_unchanged(at, body, etag=etag)
 
     async def _put_evidence(self, lease: Lease, node_id: NodeId, key: str, report: object) -> None:
         try:

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
-from control_plane.cloud.errors import NotFound
+from control_plane.cloud.errors import NotFound, ObjectChanged
 from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectStore
 from control_plane.cloud.s3 import S3ObjectStore
 from everstep import uploads
@@ -57,6 +57,22 @@ def test_what_is_put_is_what_is_got(store: ObjectStore, prefix: ObjectReference)
     assert store.head(reference) == info
     store.put(reference, b"other")
     assert store.get(reference) == b"other"
+
+
+def test_of_two_writers_only_the_first_or_the_one_that_read_the_newest_object_writes(
+    store: ObjectStore, prefix: ObjectReference
+) -> None:
+    reference = below(prefix, "manifest.json")
+    first = store.put_if_unchanged(reference, b"first")
+    with pytest.raises(ObjectChanged):
+        store.put_if_unchanged(reference, b"late")
+    with pytest.raises(ObjectChanged):
+        store.put_if_unchanged(reference, b"late", etag="0" * 32)
+    assert store.get(reference) == b"first"
+    second = store.put_if_unchanged(reference, b"second", etag=first.etag)
+    with pytest.raises(ObjectChanged):
+        store.put_if_unchanged(reference, b"late", etag=first.etag)
+    assert (store.get(reference), store.head(reference)) == (b"second", second)
 
 
 def test_the_beginning_of_an_object_is_streamed(store: ObjectStore, prefix: ObjectReference) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import BinaryIO
 
-from control_plane.cloud.errors import CloudError, GroupNotOurs, InvalidRequest, NotFound
+from control_plane.cloud.errors import CloudError, GroupNotOurs, InvalidRequest, NotFound, ObjectChanged
 from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectInfo, SignedUpload
 from control_plane.cloud.operator import (
     FLEET_TAG,
@@ -429,11 +429,15 @@ class MemoryObjectStore:
     def put(self, reference: ObjectReference, body: bytes) -> ObjectInfo:
         """Write a small object (see `ObjectStore.put`)."""
         with self._lock:
-            bucket = self._bucket(reference)
-            etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
-            info = ObjectInfo(reference=reference, size_bytes=len(body), etag=etag, modified_at=EPOCH)
-            bucket[reference.key] = (bytes(body), info)
-            return info
+            return self._write(reference, body)
+
+    def put_if_unchanged(self, reference: ObjectReference, body: bytes, *, etag: str = "") -> ObjectInfo:
+        """Write a small object unless another writer has written it (see `ObjectStore.put_if_unchanged`)."""
+        with self._lock:
+            found = self._bucket(reference).get(reference.key)
+            if (found[1].etag if found else "") != etag:
+                raise ObjectChanged(f"s3://{reference.bucket}/{reference.key} has changed", code="PreconditionFailed")
+            return self._write(reference, body)
 
     def put_file(self, reference: ObjectReference, file: BinaryIO) -> ObjectInfo:
         """Write a large object from a file (see `ObjectStore.put_file`)."""
@@ -487,6 +491,12 @@ class MemoryObjectStore:
         if reference.bucket not in self._objects:
             raise NotFound(f"bucket {reference.bucket!r} does not exist", code="NoSuchBucket")
         return self._objects[reference.bucket]
+
+    def _write(self, reference: ObjectReference, body: bytes) -> ObjectInfo:
+        etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
+        info = ObjectInfo(reference=reference, size_bytes=len(body), etag=etag, modified_at=EPOCH)
+        self._bucket(reference)[reference.key] = (bytes(body), info)
+        return info
 
     def _object(self, reference: ObjectReference) -> tuple[bytes, ObjectInfo]:
         bucket = self._bucket(reference)

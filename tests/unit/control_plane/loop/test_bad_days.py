@@ -331,9 +331,10 @@ async def test_a_stop_waits_for_an_upload_of_minutes_and_for_its_manifest(
     assert world.job().reason == "stopped at step 7; waits for its last checkpoint"
     for agent in world.team():
         agent.phase = MemberPhase.EXITED
-    fail_once(monkeypatch, world)
+    left = fail_once(monkeypatch, world)
     await world.upload(7)
     await world.until(lambda: world.job().state == JobState.STOPPED)
+    assert not left
     assert "checkpoint is step 7" in world.job().reason
     assert not [message for _, message in world.said if isinstance(message, HaltRanks)]
 
@@ -426,22 +427,27 @@ async def test_a_job_that_is_done_has_its_last_checkpoint_completed(
     await world.running()
     await world.train(7)
     world.finish()
-    fail_once(monkeypatch, world)
+    left = fail_once(monkeypatch, world)
     await world.upload(7)
     await world.until(lambda: world.job().state == JobState.COMPLETED)
+    assert not left
     assert [checkpoint.step for checkpoint in world.checkpoints()] == [7]
 
 
-def fail_once(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
-    """Make the object store refuse the next upload of a manifest, once."""
-    put, left = world.objects.put, [True]
+def fail_once(monkeypatch: pytest.MonkeyPatch, world: World) -> list[bool]:
+    """Make the object store refuse the next upload of a manifest, once.
+
+    Returns a list that is empty after the refusal.
+    """
+    put, left = world.objects.put_if_unchanged, [True]
 
     def fail(*args: object, **kwargs: object) -> object:
         if left.pop() if left else False:
             raise CloudUnavailable("S3 is away for a second")
         return put(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(world.objects, "put", fail)
+    monkeypatch.setattr(world.objects, "put_if_unchanged", fail)
+    return left
 
 
 @pytest.mark.parametrize("is_restarted", [True, False])

@@ -213,14 +213,14 @@ async def test_an_object_that_was_only_unreachable_leaves_its_checkpoint_usable(
 async def test_a_manifest_that_could_not_be_put_is_put_before_its_checkpoint_is_complete(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put, failures = world.objects.put, [CloudUnavailable("no answer"), CloudUnavailable("no answer")]
+    put, failures = world.objects.put_if_unchanged, [CloudUnavailable("no answer"), CloudUnavailable("no answer")]
 
     def failing(at: ObjectReference, body: bytes) -> None:
         if failures:
             raise failures.pop()
         put(at, body)
 
-    monkeypatch.setattr(world.objects, "put", failing)
+    monkeypatch.setattr(world.objects, "put_if_unchanged", failing)
     world.submit()
     await world.running()
     await world.train(5)
@@ -257,22 +257,58 @@ async def test_a_manifest_may_take_longer_than_the_lease_is_renewed(
     world.submit()
     await world.running()
     await world.train(5)
-    put, puts, run = world.objects.put, itertools.count(1), world.job().run_id
+    put, puts, run = world.objects.put_if_unchanged, itertools.count(1), world.job().run_id
 
     def slow(at: ObjectReference, body: bytes) -> None:
-        put(at, body)
         number = next(puts)
+        put(at, body)
         world.now += timedelta(seconds=4)
         if is_taken and number == 1:
             with world.database.write() as session:
                 assert Leaser("another", 1.0, world.monotonic).claim(session, "job", run, at_once=True)
         assert world.runner.job_leases.hold(run, at_once=True)
 
-    monkeypatch.setattr(world.objects, "put", slow)
+    monkeypatch.setattr(world.objects, "put_if_unchanged", slow)
     await world.upload(4)
     await world.tick()
     assert [record.step for record in world.checkpoints()] == [4]
     assert next(puts) - 1 == expected
+
+
+@pytest.mark.parametrize("is_taken", [False, True], ids=["leads", "has lost the job"])
+async def test_a_server_replaces_another_manifest_only_while_it_holds_the_job(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_taken: bool
+) -> None:
+    """Another manifest of the step appears between a server's decision and its request to S3.
+
+    A server that has lost the job meanwhile leaves the other manifest in place.
+    """
+    world.submit()
+    await world.running()
+    await world.train(5)
+    put, run, places = world.objects.put_if_unchanged, world.job().run_id, set[ObjectReference]()
+
+    def late(at: ObjectReference, body: bytes, *, etag: str = "") -> None:
+        if not places:
+            places.add(at)
+            world.objects.put(at, b"another")
+            if is_taken:
+                with world.database.write() as session:
+                    assert Leaser("another", 1.0, world.monotonic).claim(session, "job", run, at_once=True)
+            put(at, body, etag=etag)
+        elif etag or not is_taken:  # The server has taken the job back, and now must not write in this test.
+            put(at, body, etag=etag)
+        else:
+            raise CloudUnavailable("no answer")
+
+    monkeypatch.setattr(world.objects, "put_if_unchanged", late)
+    await world.upload(4)
+    await world.until(lambda: bool(places))
+    for _ in range(3):
+        await world.tick()
+    (place,) = places
+    assert (world.objects.get(place) == b"another") is is_taken
+    assert len(world.checkpoints()) == (0 if is_taken else 1)
 
 
 async def test_a_deleted_checkpoint_of_a_job_that_a_person_looks_after_is_left_alone(
