@@ -228,6 +228,14 @@ class EarlierTensors:
         """Return a logical tensor, or None if no mapped shard holds a box of it."""
         return self._held.get(name)
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Numbers of the logical tensors and of the empty state tensors that the mapped shards name.
+
+        Both only grow. While they are equal, an adapter finds the same targets.
+        """
+        return len(self._held), sum(map(len, self._empty.values()))
+
     def names(self) -> Sequence[str]:
         """Return the names of all logical tensors of which the mapped shards hold boxes."""
         return list(self._held)

@@ -1,10 +1,9 @@
 """Loads a step that another number of ranks or another kind of training made (a relayout).
 
-    earlier shards ──▶ boxes of logical tensors ──▶ DCP's planner ──▶ the tensors of this rank's layout
+    earlier shards ──▶ boxes of logical tensors ──▶ common elements ──▶ the tensors of this rank's layout
                   └──▶ values of earlier rank (rank mod W): groups, schedulers, objects, data, generators
 
-A rank maps whole shards until they cover the tensors of its own layout. `torch.distributed.checkpoint` (DCP) plans the
-copies. Its metadata describes the mapped shards and is never stored.
+A rank maps whole shards until they cover the tensors of its own layout.
 
 Invariant: every logical tensor has the same elements before and after the load. `read_earlier` makes all checks that
 can reject the step, and writes nothing.
@@ -18,13 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import ReadItem
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Rank
@@ -36,7 +28,6 @@ from everstep.training.earlier import (
     EarlierShards,
     EarlierState,
     EarlierTensors,
-    HeldTensor,
     Target,
     map_shard,
 )
@@ -45,7 +36,7 @@ from everstep.training.host_copy import copy_into_live
 from everstep.training.restore import VALUE_PREFIX, Expected
 from everstep.training.saved_tensors import GATHERED_BYTES, SavedTensors
 from everstep.training.state import RankState
-from everstep.training.state_tree import Tree, decode, dtype_name, dtype_of
+from everstep.training.state_tree import Tree, decode, dtype_name
 
 ADVICE = "Build the model and the optimizer of the earlier job, with its dtypes"
 
@@ -96,13 +87,17 @@ def read_earlier(shards: EarlierShards, state: RankState, expected: Expected, wo
     earlier = EarlierTensors()
     values: _Values | None = None
     cover = _Cover(earlier, shards.world_size)
+    targets: Sequence[Target] = ()
     missing: Sequence[Target] = ()
+    extent = None
     for rank in fetch_order(shards.world_size, shards.here, expected.rank, world_size):
         shard = map_shard(shards.fetch(rank), expected.run, rank, expected.step)
         earlier.add(shard, is_own=values is None)
         if values is None:
             values = _Values.of(shard, earlier, state, expected)
-        missing = cover.add_all(values.targets(earlier))
+        if earlier.extent != extent:
+            extent, targets = earlier.extent, values.targets(earlier)
+        missing = cover.add_all(targets)
         if not missing:
             break
     assert values is not None, "an earlier launch has at least one rank"
@@ -203,16 +198,51 @@ def _check_names(earlier: EarlierTensors, state: RankState, values: _Values) -> 
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The elements that a box of a mapped shard and a box of this rank have in common."""
+
+    source: torch.Tensor
+    """View of the mapped shard."""
+    part: TensorPart
+    """The box of this rank."""
+    offsets: tuple[int, ...]
+    """Position of the elements in `part`."""
+
+    @classmethod
+    def of(cls, offsets: tuple[int, ...], sizes: tuple[int, ...], box: torch.Tensor, part: TensorPart) -> _Piece | None:
+        """Compare a mapped box with a box of this rank.
+
+        Args:
+            offsets: position of the mapped box in the logical tensor.
+            sizes: sizes of the mapped box.
+            box: view of the mapped box.
+            part: the box of this rank.
+
+        Returns:
+            The common elements; None if there are none.
+        """
+        begin = tuple(map(max, offsets, part.offsets))
+        lengths = [
+            min(offset + size, other + extent) - first
+            for offset, size, other, extent, first in zip(offsets, sizes, part.offsets, part.sizes, begin, strict=True)
+        ]
+        if any(length <= 0 for length in lengths):
+            return None
+        source = _narrowed(box, [first - offset for first, offset in zip(begin, offsets, strict=True)], lengths)
+        return cls(source, part, tuple(first - offset for first, offset in zip(begin, part.offsets, strict=True)))
+
+
 @dataclass(slots=True)
 class _Reads:
     """A tensor of this rank, and the copies from mapped shards that fill it."""
 
     target: Target
-    items: list[tuple[ReadItem, TensorPart]] = field(default_factory=list)
+    pieces: list[_Piece] = field(default_factory=list)
 
 
 class _Cover:
-    """Plans, with DCP's planner, which bytes of the mapped shards are copied into which tensors of this rank.
+    """Plans which elements of the mapped shards are copied into which tensors of this rank.
 
     Args:
         earlier: the shards of earlier ranks that this rank has mapped so far; more may follow.
@@ -238,16 +268,16 @@ class _Cover:
         target.check()
         reads = _Reads(target)
         for alternatives in _places(target):
-            found = [items for part in alternatives if (items := self._items(target, part)) is not None]
+            found = [pieces for part in alternatives if (pieces := self._pieces(target, part)) is not None]
             if not found:
                 return False
             if not target.shape and len(found) > 1:
                 self._check_equal(target, alternatives)
-            reads.items += found[0]
+            reads.pieces += found[0]
         self.reads[target.name] = reads
         return True
 
-    def _items(self, target: Target, part: TensorPart) -> list[tuple[ReadItem, TensorPart]] | None:
+    def _pieces(self, target: Target, part: TensorPart) -> list[_Piece] | None:
         """Return the copies that fill one box, or None if the mapped shards do not contain all of it."""
         held = self._earlier.get(part.name)
         if held is None:
@@ -258,11 +288,9 @@ class _Cover:
                 f"was {held.dtype}{list(held.shape)} on {self._earlier_size} ranks, is {dtype_name(target.dtype)}"
                 f"{list(part.shape)}. {ADVICE}",
             )
-        chunk = ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.sizes))
-        found = create_read_items_for_chunk_list(part.name, metadata_of(held), [chunk])
-        if sum(math.prod(item.lengths) for item in found) != part.elements:
-            return None
-        return [(item, part) for item in found]
+        boxes = held.boxes.items()
+        found = [piece for place, box in boxes if (piece := _Piece.of(*place, box, part)) is not None]
+        return found if sum(piece.source.numel() for piece in found) == part.elements else None
 
     def _check_equal(self, target: Target, alternatives: Sequence[TensorPart]) -> None:
         values: dict[float, str] = {}
@@ -300,15 +328,6 @@ def _places(target: Target) -> list[list[TensorPart]]:
         if part.elements:
             places.setdefault((part.start, part.elements), []).append(part)
     return list(places.values())
-
-
-def metadata_of(held: HeldTensor) -> TensorStorageMetadata:
-    """Return DCP's description of the mapped boxes of a logical tensor."""
-    return TensorStorageMetadata(
-        TensorProperties(dtype=dtype_of(held.dtype)),
-        torch.Size(held.shape),
-        [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in held.boxes],
-    )
 
 
 class RelaidTensors(SavedTensors):
@@ -369,13 +388,9 @@ class RelaidTensors(SavedTensors):
             tensor = live.detach()
             if reads.target.is_padded:
                 _zero(tensor)
-            for item, part in reads.items:
-                held = self._earlier.get(item.storage_index.fqn)
-                assert held is not None
-                assert item.storage_index.index is not None
-                box = list(held.boxes.values())[item.storage_index.index]
-                sources.append(_narrowed(box, item.storage_offsets, item.lengths))
-                targets.append(_narrowed(_box(tensor, part), item.dest_offsets, item.lengths))
+            for piece in reads.pieces:
+                sources.append(piece.source)
+                targets.append(_narrowed(_box(tensor, piece.part), piece.offsets, piece.source.shape))
         if sources:
             copy_into_live(Copies(sources, targets))
 

@@ -65,6 +65,7 @@ from everstep.training.exit_watch import ExitWatch
 from everstep.training.guard import Guard
 from everstep.training.metrics import MetricRing, check_values
 from everstep.training.profile import NetworkProfiler, TorchTrace
+from everstep.training.relayout import read_earlier
 from everstep.training.restore import (
     Arrival,
     Expected,
@@ -620,9 +621,6 @@ class TrainingSession:
 
     def _bring_earlier(self, named: Welcome, layout: EarlierLayout) -> None:
         """Load a step that ranks with another layout made."""
-        # Import here, because the import takes a quarter of a second and most launches do not need it.
-        from everstep.training.relayout import read_earlier
-
         expected = Expected(self._environment.run, self._environment.rank, named.base_step, self._state.facts)
         refusal: RestoreMismatch | None = None
         relaid = None

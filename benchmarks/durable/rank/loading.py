@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 import everstep.training
-import everstep.training.relayout
 from benchmarks.durable.rank.model import Training
 from benchmarks.durable.rank.sizes import ModelSize
 

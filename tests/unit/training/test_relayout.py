@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
-from everstep.protocol.parts import whole
+from everstep.protocol.parts import TensorPart, whole
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_header, payload_digest
 from everstep.training import relayout
 from everstep.training.adapters.plain import PlainAdapter
@@ -26,7 +26,7 @@ from everstep.training.data import DataStream
 from everstep.training.earlier import EarlierTensors, Target, map_shard
 from everstep.training.errors import CannotRelayout, RestoreMismatch
 from everstep.training.host_copy import copy_into_live
-from everstep.training.relayout import Relaid, _Cover, fetch_order, read_earlier
+from everstep.training.relayout import Relaid, _Cover, _Piece, fetch_order, read_earlier
 from everstep.training.restore import Expected
 from everstep.training.script import Environment
 from everstep.training.state import RankState
@@ -165,6 +165,19 @@ def test_a_fresh_rank_gets_lazily_created_state_and_maps_one_shard(tmp_path: Pat
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     assert target.objects["scheduler"].count == 3  # type: ignore[attr-defined]
+
+
+def test_two_boxes_have_the_elements_in_common_that_both_hold() -> None:
+    whole = torch.arange(20).view(4, 5)
+    part = TensorPart("weight", (4, 5), (1, 0), (3, 4), 0)
+    piece = _Piece.of((0, 2), (2, 3), whole[0:2, 2:5], part)
+    assert piece is not None
+    assert piece.source.tolist() == [[7, 8]]
+    assert piece.offsets == (0, 2)
+    assert _Piece.of((0, 0), (1, 5), whole[:1], part) is None, "the boxes touch in row 1"
+    scalar = _Piece.of((), (), torch.tensor(3), TensorPart("step", (), (), (), 0))
+    assert scalar is not None
+    assert scalar.source.item() == 3
 
 
 def test_counters_that_are_read_at_once_leave_the_other_copies_together(
