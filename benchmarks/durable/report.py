@@ -124,6 +124,8 @@ def rows(run: Run) -> list[Row]:
     found += jobs.load_rows(run.loads)
     found += jobs.strategy_rows(run.strategies)
     found = without_verdicts(found) if run.is_busy else found
+    if not run.samples:
+        return found
     broken = [sample for sample in run.samples if not sample.is_intact]
     return [
         *found,
