@@ -111,7 +111,7 @@ class EventStream:
         self._pool = urllib3.PoolManager(**settings) if proxy is None else urllib3.ProxyManager(proxy, **settings)
         address = f"{url}{PATH}?{urlencode(query)}"
         headers = {"Authorization": f"Bearer {configuration.token}", "Accept": "text/event-stream"}
-        exchanges.told_request("GET", address, headers.items())
+        exchanges.log_request("GET", address, headers.items())
         try:
             self._answer = self._pool.request(
                 "GET",
@@ -123,7 +123,7 @@ class EventStream:
         except urllib3.exceptions.HTTPError as error:
             self._pool.clear()
             raise EndpointConnectionError(endpoint_url=url, error=error) from error
-        exchanges.told_answer(str(self._answer.status), self._answer.headers.items())
+        exchanges.log_response(str(self._answer.status), self._answer.headers.items())
         if self._answer.status != 200:
             status, body = self._answer.status, self._answer.read()
             self.close()

@@ -50,7 +50,7 @@ def watch(client: Any) -> None:
             log.debug("%s %s", model.name, _told(params, model.input_shape))
 
     def sent(request: Any, **_: Any) -> None:
-        told_request(request.method, request.url, request.headers.items())
+        log_request(request.method, request.url, request.headers.items())
 
     def answered(
         event_name: str,
@@ -67,7 +67,7 @@ def watch(client: Any) -> None:
             log.debug("< nothing in %s: %s", attempt, exception)
             return
         status = response_dict["status_code"]
-        told_answer(f"{status} in {attempt}", response_dict["headers"].items())
+        log_response(f"{status} in {attempt}", response_dict["headers"].items())
         shape = operation(event_name).output_shape if status < 300 else None
         log.debug(
             "< %s", _told({name: value for name, value in parsed_response.items() if name != "ResponseMetadata"}, shape)
@@ -81,13 +81,13 @@ def watch(client: Any) -> None:
     client.meta.events.register(f"response-received.{SERVICE}", answered)
 
 
-def told_request(method: str, url: str, headers: Iterable[tuple[str, object]]) -> None:
+def log_request(method: str, url: str, headers: Iterable[tuple[str, object]]) -> None:
     """Log the first line and the headers of a request."""
     log.debug("> %s %s", method, url)
     _tell_headers(">", headers)
 
 
-def told_answer(status: str, headers: Iterable[tuple[str, object]]) -> None:
+def log_response(status: str, headers: Iterable[tuple[str, object]]) -> None:
     """Log the status and the headers of a response."""
     log.debug("< %s", status)
     _tell_headers("<", headers)

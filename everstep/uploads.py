@@ -93,13 +93,13 @@ def put(
 def _sent(session: URLLib3Session, url: str, headers: Mapping[str, str], archive: BinaryIO) -> int | None:
     """Return the HTTP status of S3's response, or None without a response."""
     # The URL's query is the permission and must not be logged.
-    exchanges.told_request("PUT", url.partition("?")[0], headers.items())
+    exchanges.log_request("PUT", url.partition("?")[0], headers.items())
     try:
         answer = session.send(AWSRequest(method="PUT", url=url, headers=dict(headers), data=archive).prepare())
     except (NoConnection, HTTPClientError) as error:
         exchanges.log.debug("< nothing: %s", type(error).__name__)
         return None
-    exchanges.told_answer(str(answer.status_code), answer.headers.items())
+    exchanges.log_response(str(answer.status_code), answer.headers.items())
     if answer.status_code != 200:  # Log only the error code, because other parts of S3's error repeat the URL.
         exchanges.log.debug(
             "< %s", b" ".join(_SAID.findall(answer.content[: exchanges.TOLD_LENGTH])).decode(errors="replace")

@@ -35,7 +35,7 @@ class ValidationError(ParamValidationError):  # type: ignore[misc]  # botocore i
     fmt = "{report}"
 
     def __init__(self, fields: Sequence[FieldError]) -> None:
-        super().__init__(report=constraints.told([(error.field, error.message) for error in fields]))
+        super().__init__(report=constraints.summary([(error.field, error.message) for error in fields]))
         self.fields = tuple(fields)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -107,7 +107,7 @@ class _NothingUnknown:
             if name not in names and (wrong := json_body.text_complaint(value)) is not None:
                 fields.append(FieldError(field=name, message=wrong))
         if fields:
-            raise InvalidRequest(constraints.told([(field.field, field.message) for field in fields]), fields=fields)
+            raise InvalidRequest(constraints.summary([(field.field, field.message) for field in fields]), fields=fields)
 
 
 def _query_names(dependant: Dependant) -> Iterator[str]:

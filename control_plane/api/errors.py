@@ -257,7 +257,7 @@ def from_validation(error: RequestValidationError) -> ApiError:
         for entry in error.errors()
         for path in [_path(entry["loc"])]
     ]
-    return InvalidRequest(constraints.told([(field.field, field.message) for field in fields]), fields=fields)
+    return InvalidRequest(constraints.summary([(field.field, field.message) for field in fields]), fields=fields)
 
 
 def _from_http(error: HTTPException) -> ApiError:

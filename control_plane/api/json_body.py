@@ -53,7 +53,7 @@ class JsonRoute(APIRoute):
             except RequestValidationError:
                 if not wrong:
                     raise
-                message = constraints.told([(each.field, each.message) for each in wrong])
+                message = constraints.summary([(each.field, each.message) for each in wrong])
                 raise InvalidRequest(message, fields=wrong) from None
 
         return handle if self.body_field is None else handle_read

@@ -34,9 +34,9 @@ def encode(cursor: Cursor, generations: Iterable[GenerationFacts], *, is_back: b
     """
     planned = _planned(generations, cursor.generation)
     positions = [cursor.positions.get(node, 0) for node in planned]
-    reported = sum(1 << place for place, node in enumerate(planned) if node in cursor.told)
+    reported = sum(1 << place for place, node in enumerate(planned) if node in cursor.reported_gaps)
     unplanned = {node: number for node, number in sorted(cursor.positions.items()) if node not in planned}
-    reported_unplanned = sorted(node for node in cursor.told if node not in planned)
+    reported_unplanned = sorted(node for node in cursor.reported_gaps if node not in planned)
     parts = [int(is_back), cursor.generation, positions, reported, unplanned, reported_unplanned]
     return page_tokens.encode(parts, is_compressed=True)
 

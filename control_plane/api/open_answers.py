@@ -1,7 +1,7 @@
 """Ends long responses when the token of their request becomes invalid.
 
 The API checks a token once, at the start of the request. Without further checks, a stream such as FollowLogs would
-outlive a revocation. This middleware therefore checks the token every `LOOK_SECONDS`, from the second part of a
+outlive a revocation. This middleware therefore checks the token every `POLL_SECONDS`, from the second part of a
 response on.
 
 Invariant: a response that consists of one part causes no check.
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 
 
 class WhileTokenIsGood:
@@ -28,13 +28,13 @@ class WhileTokenIsGood:
     Args:
         app: the inner application. It stores the token's id in the request's state.
         is_good: returns whether the token with the given id is valid, for the application in the scope. May block.
-        look_seconds: seconds between two checks.
+        poll_seconds: seconds between two checks.
     """
 
-    def __init__(self, app: ASGIApp, is_good: Callable[[Scope, str], bool], look_seconds: float = LOOK_SECONDS) -> None:
+    def __init__(self, app: ASGIApp, is_good: Callable[[Scope, str], bool], poll_seconds: float = POLL_SECONDS) -> None:
         self._app = app
         self._is_good = is_good
-        self._look_seconds = look_seconds
+        self._look_seconds = poll_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. The server calls it."""

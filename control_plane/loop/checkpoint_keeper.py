@@ -44,7 +44,7 @@ from everstep.protocol.plan import ObjectReference
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 5.0
+POLL_SECONDS: Final = 5.0
 AT_ONCE: Final = 16
 """Limit of checkpoints per job that the keeper marks as deleting in one pass."""
 _RESTORING: Final = frozenset({JobState.PREPARING, JobState.LOADING})
@@ -61,9 +61,9 @@ class CheckpointKeeper:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Delete checkpoints until `stop` is set."""
-        await repeat(self.look, stop, seconds=LOOK_SECONDS, trouble="could not delete checkpoints")
+        await repeat(self.delete_due, stop, seconds=POLL_SECONDS, trouble="could not delete checkpoints")
 
-    def look(self) -> None:
+    def delete_due(self) -> None:
         """Make one pass over all jobs. This method blocks: call it in a thread."""
         with self._database.read() as session:
             run_ids = checkpoints.runs_to_look_after(session)

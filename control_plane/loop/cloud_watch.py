@@ -204,7 +204,7 @@ class CloudWatch:
             if is_news:
                 self._when_changed()
 
-    def look_now(self) -> None:
+    def poll_now(self) -> None:
         """Start the next poll of groups and instances immediately.
 
         Callers use this method when AWS's state may have changed.
@@ -212,11 +212,11 @@ class CloudWatch:
         self._look.set()
         self._look_closer.set()
 
-    def look_closely(self) -> None:
+    def poll_details(self) -> None:
         """Start the next poll of groups and instances immediately, and also request the scheduled events."""
         for known in self._known.values():
             known.looked_closely_at = float("-inf")
-        self.look_now()
+        self.poll_now()
 
     def changed(self, fleet: FleetName) -> None:
         """Invalidate all answers to older requests.

@@ -122,7 +122,7 @@ class Executor:
         self._renewed = renewed
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
-    def tell(self, action: JobAction | FleetAction) -> None:
+    def send(self, action: JobAction | FleetAction) -> None:
         """Queue the message of an action for its agent.
 
         If the agent is not connected, the executor drops the message. The next pass repeats it.

@@ -33,7 +33,7 @@ from control_plane.loop.repeating import pause
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 PAGE_LIMIT: Final = 200
 FIRST_RETRY_SECONDS: Final = 1.0
 MOST_RETRY_SECONDS: Final = 300.0
@@ -48,7 +48,7 @@ class Exporter(ABC):
     the same `leaser`.
     """
 
-    look_seconds: ClassVar[float] = LOOK_SECONDS
+    poll_seconds: ClassVar[float] = POLL_SECONDS
     """Pause after a successful pass, in seconds."""
 
     def __init__(self, database: Database, name: str, leaser: Leaser, now: Callable[[], datetime]) -> None:
@@ -88,7 +88,7 @@ class Exporter(ABC):
 
     def pause_seconds(self) -> float:
         """Return the pause before the next pass, in seconds."""
-        return retry_seconds(self.failure_count) if self.failure_count else self.look_seconds
+        return retry_seconds(self.failure_count) if self.failure_count else self.poll_seconds
 
     def _claim(self, session: Session) -> tuple[Lease, exports.ExportRecord] | None:
         """Claim the lease and read the export's state.

@@ -151,7 +151,7 @@ class FleetLoop:
             if isinstance(action, SendKeepEvidence):
                 self._executor.keep_evidence(lease, action)
             else:
-                self._executor.tell(action)
+                self._executor.send(action)
         return decision
 
     def _fleet_names(self) -> tuple[FleetName, ...]:

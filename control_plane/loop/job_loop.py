@@ -102,7 +102,7 @@ class JobLoop:
         Return when the passes have begun and most of them have ended, as `Scheduler.sweep` describes.
         """
         if any(True for _ in self._context.registry.take_lost()):
-            self._cloud.look_now()
+            self._cloud.poll_now()
         self._shared.forget()
         live = [job for job in await asyncio.to_thread(self._live_jobs) if self._fleet_leases.holds(job.fleet_name)]
         self._live = {RunId(job.run_id): job for job in live}
@@ -183,7 +183,7 @@ class JobLoop:
                     if isinstance(action, PutManifest):
                         self._executor.put_manifest(lease, action)
                     else:
-                        self._executor.tell(action)
+                        self._executor.send(action)
                 shards = self._protection.changed(stored, observed, now)
                 if (
                     decision.record != observed.record

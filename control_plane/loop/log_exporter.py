@@ -37,7 +37,7 @@ from everstep.protocol.ids import NodeId
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 2.0
+POLL_SECONDS: Final = 2.0
 LINES_AT_ONCE: Final = 10_000
 """Limit of lines per run and pass."""
 CALLS_PER_PASS: Final = 100
@@ -53,7 +53,7 @@ class LogExporter(Exporter):
     The log group's name is part of the lease's key and of log messages. No other loop may use the same `leaser`.
     """
 
-    look_seconds = LOOK_SECONDS
+    poll_seconds = POLL_SECONDS
 
     def __init__(
         self,
@@ -135,16 +135,16 @@ class LogExporter(Exporter):
 
 def text_of(cursor: Cursor) -> str:
     """Return a log cursor as text for the database."""
-    return json.dumps([cursor.generation, dict(cursor.positions), sorted(cursor.told)])
+    return json.dumps([cursor.generation, dict(cursor.positions), sorted(cursor.reported_gaps)])
 
 
 def cursor_of(text: str) -> Cursor:
     """Return the log cursor that `text_of` encoded."""
-    generation, positions, told = json.loads(text)
+    generation, positions, reported_gaps = json.loads(text)
     return Cursor(
         generation,
         {NodeId(node): number for node, number in positions.items()},
-        frozenset(NodeId(node) for node in told),
+        frozenset(NodeId(node) for node in reported_gaps),
     )
 
 

@@ -67,7 +67,7 @@ class Cursor:
     generation: int
     """Number of the generation. 0 means before the first generation."""
     positions: Mapping[NodeId, int] = field(default_factory=dict)
-    told: frozenset[NodeId] = frozenset()
+    reported_gaps: frozenset[NodeId] = frozenset()
     """Nodes whose gap the reader has already returned."""
 
 
@@ -212,9 +212,9 @@ class LogReader:
         self._cache: OrderedDict[tuple[str, str], tuple[list[LogLine], int]] = OrderedDict()
         """Lines and stored size by object key and ETag, least recently used first."""
         self._cached_bytes = 0
-        self.know(generations, alive, has_ended)
+        self.update(generations, alive, has_ended)
 
-    def know(self, generations: Iterable[GenerationFacts], alive: frozenset[str], has_ended: bool) -> None:
+    def update(self, generations: Iterable[GenerationFacts], alive: frozenset[str], has_ended: bool) -> None:
         """Replace the facts about generations, nodes and the job by newer facts from the database."""
         self._facts = {facts.number: facts for facts in generations}
         self._alive = alive
@@ -239,7 +239,7 @@ class LogReader:
         for _ in range(SCAN_GENERATIONS):
             facts = self._facts.get(at.generation)
             if facts is not None:
-                positions, told = dict(at.positions), set(at.told)
+                positions, reported_gaps = dict(at.positions), set(at.reported_gaps)
                 chunks = self._chunks(at.generation)
                 nodes = {*chunks, *facts.ranks}
                 streams = [
@@ -253,7 +253,9 @@ class LogReader:
                         or (wanted.end_ms is not None and event.at_ms >= wanted.end_ms)
                     ):
                         return Page(
-                            events=tuple(found), first=cursor, last=Cursor(at.generation, positions, frozenset(told))
+                            events=tuple(found),
+                            first=cursor,
+                            last=Cursor(at.generation, positions, frozenset(reported_gaps)),
                         )
                     scanned += 1
                     positions[event.node_id] = number + 1
@@ -261,11 +263,11 @@ class LogReader:
                         found.append(event)
                 is_settled, gaps = self._settle(facts, chunks)
                 for gap in gaps:
-                    if gap.node_id not in told:
-                        told.add(gap.node_id)
+                    if gap.node_id not in reported_gaps:
+                        reported_gaps.add(gap.node_id)
                         if wanted.has(gap, facts.ranks):
                             found.append(gap)
-                at = Cursor(at.generation, positions, frozenset(told))
+                at = Cursor(at.generation, positions, frozenset(reported_gaps))
                 if not is_settled:
                     return Page(events=tuple(found), first=cursor, last=at)
             following = min((number for number in self._facts if number > at.generation), default=None)
@@ -286,11 +288,11 @@ class LogReader:
         for _ in range(SCAN_GENERATIONS):
             facts = self._facts.get(at.generation)
             if facts is not None:
-                positions, told = dict(at.positions), set(at.told)
+                positions, reported_gaps = dict(at.positions), set(at.reported_gaps)
                 chunks = self._chunks(at.generation)
                 for gap in reversed(self._settle(facts, chunks)[1]):
-                    if gap.node_id in told:
-                        told.discard(gap.node_id)
+                    if gap.node_id in reported_gaps:
+                        reported_gaps.discard(gap.node_id)
                         if wanted.has(gap, facts.ranks):
                             found.append(gap)
                 streams = [
@@ -303,14 +305,16 @@ class LogReader:
                         or scanned >= SCAN_LINES
                         or (wanted.start_ms is not None and event.at_ms < wanted.start_ms)
                     ):
-                        at = Cursor(at.generation, positions, frozenset(told))
+                        at = Cursor(at.generation, positions, frozenset(reported_gaps))
                         return Page(events=tuple(reversed(found)), first=at, last=cursor)
                     scanned += 1
                     positions[event.node_id] = number
                     if event.kind != "end" and wanted.has(event, facts.ranks):
                         found.append(event)
                 at = Cursor(
-                    at.generation, {node: number for node, number in positions.items() if number}, frozenset(told)
+                    at.generation,
+                    {node: number for node, number in positions.items() if number},
+                    frozenset(reported_gaps),
                 )
             before = max((number for number in self._facts if number < at.generation), default=None)
             if before is None or wanted.generation is not None or len(found) >= limit:

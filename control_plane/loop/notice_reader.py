@@ -109,9 +109,9 @@ class NoticeReader:
             is_news = is_news or taken is not None
             is_close = is_close or (taken is not None and taken.is_scheduled_change)
         if is_close:
-            self._cloud.look_closely()
+            self._cloud.poll_details()
         elif is_news:
-            self._cloud.look_now()
+            self._cloud.poll_now()
         if is_news:
             self._registry.hint()
         return len(messages)

@@ -31,7 +31,7 @@ from everstep.protocol.plan import ObjectReference
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 600.0
+POLL_SECONDS: Final = 600.0
 RUNS_AT_ONCE: Final = 50
 """Limit of runs that one call of `look` examines.
 
@@ -54,10 +54,10 @@ class OrphanKeeper:
         """
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Delete orphans once per `LOOK_SECONDS` until `stop` is set."""
-        await repeat(self.look, stop, seconds=LOOK_SECONDS, trouble="could not delete orphaned shards")
+        """Delete orphans once per `POLL_SECONDS` until `stop` is set."""
+        await repeat(self.delete_due, stop, seconds=POLL_SECONDS, trouble="could not delete orphaned shards")
 
-    def look(self) -> int:
+    def delete_due(self) -> int:
         """Examine each run that has ended a generation since the last call, and return the number of deleted objects.
 
         Blocks: call it in a thread.

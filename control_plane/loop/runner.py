@@ -139,7 +139,7 @@ class Runner:
             if self.notices is not None:
                 group.create_task(self.notices.run(stop))
             await stop.wait()
-            self.cloud.look_now()
+            self.cloud.poll_now()
             self._context.registry.hint()
             await self.job_loop.close()
 

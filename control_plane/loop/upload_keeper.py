@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 PREFIX: Final = "uploads/"
 KEPT: Final = timedelta(days=1)
-LOOK_SECONDS: Final = 3_600.0
+POLL_SECONDS: Final = 3_600.0
 
 
 class UploadKeeper:
@@ -42,12 +42,15 @@ class UploadKeeper:
         self._now = now
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Delete old uploads once per `LOOK_SECONDS` until `stop` is set."""
+        """Delete old uploads once per `POLL_SECONDS` until `stop` is set."""
         await repeat(
-            self.look, stop, seconds=LOOK_SECONDS, trouble="could not delete source uploads that no client completed"
+            self.delete_due,
+            stop,
+            seconds=POLL_SECONDS,
+            trouble="could not delete source uploads that no client completed",
         )
 
-    def look(self) -> int:
+    def delete_due(self) -> int:
         """Delete uploads that are older than `KEPT`, and return the number of deleted uploads.
 
         Blocks: call it in a thread.

@@ -41,7 +41,7 @@ from everstep.protocol.slot import chunk_count, chunk_range, shard_digest
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 ZEROS = bytes(1024 * 1024)
 IDLE_BYTES = 64 * 1024 * 1024
 """Bytes that may be read from other objects while a connection is idle. S3 ends connections that are idle too long."""
@@ -66,7 +66,7 @@ class Verifier:
         await repeat(
             partial(self.verify_next, stop.is_set),
             stop,
-            seconds=LOOK_SECONDS,
+            seconds=POLL_SECONDS,
             trouble="could not verify a checkpoint",
         )
 

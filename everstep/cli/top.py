@@ -22,7 +22,7 @@ from everstep.cli.commands import Pages
 from everstep.cli.output import Json, without_none
 from everstep.errors import ServiceFailed
 
-LOOK_SECONDS: Final = 2.0
+POLL_SECONDS: Final = 2.0
 Wait = Callable[[float], Json | None]
 """Function that waits for the next event, for at most the given seconds. It returns None if no event arrived."""
 
@@ -93,7 +93,7 @@ def boards(
                 raise
             seen = board.in_trouble(seen, "the service does not answer")
         yield seen, now()
-        event = wait(LOOK_SECONDS)
+        event = wait(POLL_SECONDS)
         while event is not None:  # Process all waiting events before the next poll.
             seen = board.told(seen, event)
             event = wait(0)

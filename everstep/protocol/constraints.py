@@ -162,7 +162,7 @@ def none_of(values: Sequence[str], given: object) -> str:
     return f"must be one of {', '.join(values)}{_not(given)}"
 
 
-def told(fields: Sequence[tuple[str, str]]) -> str:
+def summary(fields: Sequence[tuple[str, str]]) -> str:
     """Return the error message for a whole request.
 
     Args:

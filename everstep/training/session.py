@@ -82,7 +82,7 @@ from everstep.training.state import RankState
 from everstep.training.step_rules import Decision, RankView, decide, decide_alone, is_final_round_over
 from everstep.training.step_watch import StepWatch, uncompiled
 
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 """Longest time in seconds between two reads of the shared page while a rank waits after a finished step.
 
 The rank polls because the agent's wake-up message, `WordChanged`, may be lost.
@@ -513,7 +513,7 @@ class TrainingSession:
                     self._say_departure()
                 self._snapshotter.prepare()
                 self._guard.reach()
-            self._link.wait(min(left, LOOK_SECONDS))
+            self._link.wait(min(left, POLL_SECONDS))
         logger.warning(
             "step %d was not committed within %.0f s of the end", self._boundary, self._environment.final_round_seconds
         )
@@ -527,7 +527,7 @@ class TrainingSession:
         with self.phase("checkpoint", limit_seconds=MAX_LIMIT_SECONDS):
             while True:
                 self._guard.reach()
-                self._link.wait(LOOK_SECONDS)
+                self._link.wait(POLL_SECONDS)
                 decision = self._attend()
                 if not decision.is_held:
                     self._guard.add_wait(self._clock() - begun)
@@ -540,7 +540,7 @@ class TrainingSession:
         """
         while True:
             self._guard.reach()
-            self._link.wait(LOOK_SECONDS)
+            self._link.wait(POLL_SECONDS)
             decision = self._attend()
             if not decision.must_wait:
                 return decision

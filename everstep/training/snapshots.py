@@ -49,7 +49,7 @@ from everstep.training.pauses import await_pause, is_main_thread
 from everstep.training.sources import Marks, Sources
 from everstep.training.state import Observed, RankState
 
-LOOK_SECONDS = 0.25
+POLL_SECONDS = 0.25
 """Seconds between two checks whether the session is closed, while a thread waits for the first slots.
 
 The thread notices a grant immediately.
@@ -334,7 +334,7 @@ class Snapshotter:
         self._may_map.wait()
         self._tell()
         while not self._is_closed and self._link.slots is None:
-            self._link.wait(LOOK_SECONDS)
+            self._link.wait(POLL_SECONDS)
         if not self._is_closed and isinstance(granted := self._link.slots, SlotsGranted):
             with contextlib.suppress(OSError, ValueError):  # The next capture meets the same error and reports it.
                 self._map(granted)

@@ -278,7 +278,7 @@ async def _follow(
         is_good, facts = await services.caller_threads.run(_again, services, caller, facts.run)
         if not is_good:
             return
-        reader.know(facts.generations, facts.alive, facts.has_ended)
+        reader.update(facts.generations, facts.alive, facts.has_ended)
 
 
 def _again(services: Services, caller: Caller, run_id: str) -> tuple[bool, _Facts]:

@@ -30,7 +30,7 @@ from control_plane.api.schemas.common import FieldError
 from control_plane.cloud.errors import CloudError, NotFound
 from control_plane.db import quotas, sources
 from control_plane.db.sources import SourceRecord
-from control_plane.loop.upload_keeper import KEPT, LOOK_SECONDS, PREFIX
+from control_plane.loop.upload_keeper import KEPT, POLL_SECONDS, PREFIX
 from everstep.protocol.plan import ObjectReference
 
 log = logging.getLogger(__name__)
@@ -228,7 +228,7 @@ def _keep_room(services: Services, caller: Caller, source_id: str, archive_bytes
                 hint=f"{LEAVE_OUT} Or ask an administrator for a larger limit: everstep quotas set {project} "
                 "--max-source-bytes ...",
             )
-        expires_at = now + timedelta(seconds=UPLOAD_SECONDS + LOOK_SECONDS) + KEPT
+        expires_at = now + timedelta(seconds=UPLOAD_SECONDS + POLL_SECONDS) + KEPT
         sources.put_upload(session, source_id, project, archive_bytes=archive_bytes, now=now, expires_at=expires_at)
 
 

@@ -49,9 +49,9 @@ def keeper(service) -> CheckpointKeeper:
 def collect(service) -> None:
     """Run the loop that deletes checkpoints and the loop that verifies them, until both have no work left."""
     for _ in range(3):
-        keeper(service).look()
+        keeper(service).delete_due()
         Verifier(service.database, service.objects, service.clock).verify_next()
-    keeper(service).look()
+    keeper(service).delete_due()
 
 
 def steps(client) -> list[int]:
@@ -149,7 +149,7 @@ def test_without_a_limit_all_stay_and_none_is_looked_at(service, client, make, c
     with monkeypatch.context() as unread:
         unread.setattr(checkpoints, "of_run", None)
         unread.setattr(jobs, "get_run", None)
-        keeper(service).look()
+        keeper(service).delete_due()
     assert steps(client) == [20, 10]
 
 
@@ -175,7 +175,7 @@ def test_a_server_that_dies_while_deleting_leaves_it_to_the_next_one(service, cl
     job = make(MaxCount=1)
     job.checkpoint(10)
     job.checkpoint(20)
-    keeper(service).look()
+    keeper(service).delete_due()
     Verifier(service.database, service.objects, service.clock).verify_next()
     calls = []
     real = service.objects.delete
@@ -188,12 +188,12 @@ def test_a_server_that_dies_while_deleting_leaves_it_to_the_next_one(service, cl
 
     with monkeypatch.context() as patch:
         patch.setattr(service.objects, "delete", dying)
-        keeper(service).look()
+        keeper(service).delete_due()
     assert calls[0] == [f"jobs/gpt/run={job.run}/checkpoints/run={job.run}/gen=1/step=10/manifest.json"]
     with service.database.read() as session:
         state = {each.step: each.state for each in checkpoints.of_run(session, job.run)}
     assert state == {10: checkpoints.DELETING, 20: checkpoints.COMPLETE}
-    keeper(service).look()
+    keeper(service).delete_due()
     assert steps(client) == [20]
     assert keys(service, job) == {"20"}
 
@@ -205,7 +205,7 @@ def test_nothing_is_begun_with_while_a_job_is_restored(service, client, make):
     with service.database.write() as session:
         lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "job", job.run)
         jobs.transition(session, lease, before="running", after="loading", now=START, reason="restores")
-    keeper(service).look()
+    keeper(service).delete_due()
     assert steps(client) == [20, 10]
 
 
@@ -214,7 +214,7 @@ def test_nothing_is_deleted_before_a_later_checkpoint_is_read_back(service, clie
     for step in (10, 20, 30):
         job.checkpoint(step)
     for _ in range(3):
-        keeper(service).look()
+        keeper(service).delete_due()
     listed = client.list_checkpoints(TrainingJobName="gpt")["Checkpoints"]
     assert [(each["Step"], each["Verification"]) for each in listed] == [
         (30, "Verifying"),
@@ -272,7 +272,7 @@ def test_frozen_objects_stay_while_a_checkpoint_or_a_running_upload_can_need_the
     assert frozen_contents(service, job) == {b"before", b"after!"}, "step 40 needs one, and no pass has seen the other"
     orphans = OrphanKeeper(service.database, service.objects, service.clock)
     service.clock.advance(2 * KEPT_SECONDS + 1)
-    orphans.look()
+    orphans.delete_due()
     assert frozen_contents(service, job) == {b"after!"}
     client.delete_checkpoint(TrainingJobName="gpt", Step=40)
     collect(service)
@@ -352,7 +352,7 @@ def test_the_orphan_keeper_deletes_frozen_objects_that_a_deletion_left(service, 
     job.write(jobs.change, ended_at=START, reason="done")
     service.clock.advance(2 * KEPT_SECONDS + 1)
     orphans = OrphanKeeper(service.database, service.objects, service.clock)
-    orphans.look()
+    orphans.delete_due()
     real = service.objects.delete
 
     def fail_for_frozen(bucket: str, keys: list[str]) -> None:
@@ -364,7 +364,7 @@ def test_the_orphan_keeper_deletes_frozen_objects_that_a_deletion_left(service, 
         patch.setattr(service.objects, "delete", fail_for_frozen)
         client.delete_checkpoint(TrainingJobName="gpt", Step=10)
     assert (steps(client), frozen_contents(service, job)) == ([], {b"before"})
-    assert (orphans.look(), orphans.look()) == (1, 0)
+    assert (orphans.delete_due(), orphans.delete_due()) == (1, 0)
     assert frozen_contents(service, job) == set()
 
 
@@ -380,7 +380,7 @@ def test_replicated_objects_live_as_long_as_their_checkpoint(service, client, ma
         folder = ObjectReference(bucket=BUCKET, key=f"{place.rpartition('gen=1')[0]}gen=1/")
         return {info.reference.key.rpartition("/")[2] for info in service.objects.list(folder)}
 
-    assert OrphanKeeper(service.database, service.objects, service.clock).look() == 1, "no checkpoint has step 12"
+    assert OrphanKeeper(service.database, service.objects, service.clock).delete_due() == 1, "no checkpoint has step 12"
     assert contents() == {"manifest.json", "rank=0.safetensors", "rank=1.safetensors"} | {
         manifest.replicated[0].key.rpartition("/")[2]
     }
@@ -398,5 +398,5 @@ def test_orphans_of_a_running_job_are_no_frozen_objects(service, make):
     job.put("checkpoints", f"run={job.run}/frozen/{'0' * 64}.safetensors", b"unused")
     job.launch(2, base=10)
     service.clock.advance(2 * KEPT_SECONDS + 1)
-    OrphanKeeper(service.database, service.objects, service.clock).look()
+    OrphanKeeper(service.database, service.objects, service.clock).delete_due()
     assert frozen_contents(service, job) == {b"before", b"unused"}

@@ -43,9 +43,9 @@ def folders(service, job: Job) -> set[str]:
 
 def test_an_upload_of_an_ended_generation_is_deleted_and_a_running_one_stays(service, client, job):
     keeper = OrphanKeeper(service.database, service.objects, service.clock)
-    assert keeper.look() == 0, "the second generation has just begun"
+    assert keeper.delete_due() == 0, "the second generation has just begun"
     service.clock.advance(2 * KEPT_SECONDS + 1)
-    assert keeper.look() == 1
+    assert keeper.delete_due() == 1
     assert folders(service, job) == {"10", "30"}
     assert [each["Step"] for each in client.list_checkpoints(TrainingJobName="gpt")["Checkpoints"]] == [10]
 
@@ -56,7 +56,7 @@ def test_a_run_with_an_invalid_manifest_keeps_its_objects_and_delays_no_other_ru
     invalid.invalid_checkpoint(10, checkpoints.COMPLETE)
     invalid.launch(2, base=10)
     service.clock.advance(2 * KEPT_SECONDS + 1)
-    assert OrphanKeeper(service.database, service.objects, service.clock).look() == 1
+    assert OrphanKeeper(service.database, service.objects, service.clock).delete_due() == 1
     assert folders(service, job) == {"10", "30"}
 
 
@@ -73,8 +73,8 @@ def test_a_run_is_listed_once_per_generation_and_again_after_a_failure(service, 
         return real(prefix, **more)
 
     monkeypatch.setattr(service.objects, "list", list_objects)
-    assert [keeper.look() for _ in range(3)] == [0, 1, 0]
+    assert [keeper.delete_due() for _ in range(3)] == [0, 1, 0]
     assert len(listed) == 2
     job.launch(3, base=10)
     service.clock.advance(DAY)
-    assert keeper.look() == 1, "generation 2 ended during its upload"
+    assert keeper.delete_due() == 1, "generation 2 ended during its upload"

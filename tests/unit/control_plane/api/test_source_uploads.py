@@ -189,7 +189,7 @@ def test_a_service_that_dies_before_it_has_deleted_an_upload_has_lost_nothing(cl
     assert store.keys() == [KEY, UPLOAD]
     monkeypatch.undo()
     assert client.complete_source(SourceId=ID)["FileCount"] == 1
-    assert keeper(store, EPOCH + KEPT + timedelta(seconds=1)).look() == 1
+    assert keeper(store, EPOCH + KEPT + timedelta(seconds=1)).delete_due() == 1
     assert store.keys() == [KEY]
 
 
@@ -212,9 +212,9 @@ def test_a_service_that_dies_while_it_stores_a_source_is_asked_again(client, sto
 def test_uploads_that_nobody_completes_go_after_a_day_and_sources_stay(store) -> None:
     for key in (UPLOAD, KEY, *(f"uploads/{number}.tar.gz" for number in range(DELETED_AT_ONCE + 1))):
         store.put(ObjectReference(bucket=BUCKET, key=key), BODY)
-    assert keeper(store, EPOCH + KEPT).look() == 0
+    assert keeper(store, EPOCH + KEPT).delete_due() == 0
     assert len(store.keys()) == DELETED_AT_ONCE + 3
-    assert keeper(store, EPOCH + KEPT + timedelta(seconds=1)).look() == DELETED_AT_ONCE + 2
+    assert keeper(store, EPOCH + KEPT + timedelta(seconds=1)).delete_due() == DELETED_AT_ONCE + 2
     assert store.keys() == [KEY]
 
 

@@ -205,7 +205,7 @@ async def test_an_answer_whose_token_stays_good_comes_to_its_own_end() -> None:
         await looked_twice.wait()
         await send({"type": "http.response.body", "body": b""})
 
-    await WhileTokenIsGood(app, is_good, look_seconds=0)(scope(), nothing_comes, sent_to_nobody)
+    await WhileTokenIsGood(app, is_good, poll_seconds=0)(scope(), nothing_comes, sent_to_nobody)
     assert set(looks) == {"tok-1"}
 
 

@@ -38,7 +38,7 @@ async def test_a_scheduled_event_is_a_notice_until_it_is_taken_back(world: World
     world.schedule(agent, 86_400.0)
     await world.tick()
     assert stored(world) == (), "asked for once a minute"
-    world.runner.cloud.look_closely()
+    world.runner.cloud.poll_details()
     await world.tick()
     (notice,) = stored(world)
     assert (notice.node_id, notice.kind, notice.event_id) == (
@@ -310,7 +310,7 @@ async def test_a_database_that_is_away_for_a_moment_ends_no_look_at_aws(
 
     def fleets_once_lost(_session: Session) -> list[object]:
         for error in answers:
-            cloud.look_now()
+            cloud.poll_now()
             raise error
         asked.set()
         return []
@@ -319,7 +319,7 @@ async def test_a_database_that_is_away_for_a_moment_ends_no_look_at_aws(
     running = asyncio.create_task(cloud.run(stop))
     await asked.wait()
     stop.set()
-    cloud.look_now()
+    cloud.poll_now()
     await running
 
 
@@ -379,7 +379,7 @@ async def test_a_look_at_aws_ends_with_the_server(
     running = asyncio.create_task(cloud.run(stop))
     await hangs.wait()
     stop.set()
-    cloud.look_now()
+    cloud.poll_now()
     await running
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("ask AWS")]
     answered.set()

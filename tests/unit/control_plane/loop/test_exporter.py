@@ -20,7 +20,7 @@ from control_plane.db.errors import StaleLease
 from control_plane.db.events import NewEvent
 from control_plane.db.leases import Leaser
 from control_plane.loop import exporter
-from control_plane.loop.exporter import LOOK_SECONDS, MOST_RETRY_SECONDS, EventExporter
+from control_plane.loop.exporter import MOST_RETRY_SECONDS, POLL_SECONDS, EventExporter
 from tests import sqlite
 from tests.unit.control_plane.loop.test_repeating import Pauses
 
@@ -155,7 +155,7 @@ def test_what_is_refused_comes_again_before_anything_behind_it_and_is_shown(worl
     world.export_all()
     assert world.sink.ids == [1, 2, 3]
     assert (world.record.position, world.record.failure, world.record.failing_since) == (3, "", None)
-    assert world.exporter.pause_seconds() == LOOK_SECONDS
+    assert world.exporter.pause_seconds() == POLL_SECONDS
 
 
 def test_waits_grow_to_a_limit(world: World) -> None:
@@ -232,7 +232,7 @@ async def test_it_goes_on_at_once_while_there_is_more_and_rests_longer_the_longe
     monkeypatch.setattr(world.exporter, "export_some", next_pass)
     await world.exporter.run(asyncio.Event())
     assert world.sink.ids == [1, 2]
-    assert pauses.seconds == [LOOK_SECONDS, LOOK_SECONDS, 1.0, 2.0, 2.0]
+    assert pauses.seconds == [POLL_SECONDS, POLL_SECONDS, 1.0, 2.0, 2.0]
 
 
 async def test_a_server_that_stops_leaves_the_export_to_another_one_at_once(

@@ -144,8 +144,8 @@ async def test_an_event_makes_the_cloud_watch_look_and_a_scheduled_change_look_c
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = []
-    monkeypatch.setattr(CloudWatch, "look_now", lambda self: looks.append("now"))
-    monkeypatch.setattr(CloudWatch, "look_closely", lambda self: looks.append("closely"))
+    monkeypatch.setattr(CloudWatch, "poll_now", lambda self: looks.append("now"))
+    monkeypatch.setattr(CloudWatch, "poll_details", lambda self: looks.append("closely"))
     for body in (aws_events.state_change(), aws_events.health(), aws_events.envelope("Object Created", {})):
         await reader_of(world, Queue(body)).read()
     assert looks == ["now", "closely"]
