@@ -310,10 +310,10 @@ def closed_folder(*paths: Path) -> str:
     return next((str(folder) for folder in above if not folder.stat().st_mode & 0o001), "")
 
 
-def _allows_builds(settings: Path = AGENT_SETTINGS) -> bool:
+def _allows_builds() -> bool:
     """Return whether the settings on this machine permit an agent's pip to build packages."""
     try:
-        lines = settings.read_text().splitlines()
+        lines = AGENT_SETTINGS.read_text().splitlines()
     except OSError:
         lines = []
     return os.environ.get("EVERSTEP_ALLOW_BUILDS") == "1" or "EVERSTEP_ALLOW_BUILDS=1" in lines

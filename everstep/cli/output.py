@@ -134,9 +134,9 @@ def show_cells(headings: Sequence[str], cells: Sequence[Sequence[str]], *, is_fi
     stdout().print(table)
 
 
-def cell(text: str, style: str = "") -> Text:
+def cell(text: str) -> Text:
     """Return text as a table cell. Markup and control sequences in the text have no effect."""
-    return Text(safe_cell(text), style=style)
+    return Text(safe_cell(text))
 
 
 def echo(text: str, *, err: bool = False) -> None:

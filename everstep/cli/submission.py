@@ -149,18 +149,8 @@ def _data_source(where: str) -> Request:
     return {"S3DataSource": {"S3Uri": where}}
 
 
-def named(request: Request, *, now: datetime | None = None, token: str | None = None) -> Request:
-    """Return the request with a job name.
-
-    Args:
-        request: a request, with or without a job name.
-        now: time for a generated name. None: the present.
-        token: suffix that makes a generated name unique. None: random.
-
-    Returns:
-        The same request if it has a name. Otherwise a request with a name made of the script's name, the time and the
-        suffix.
-    """
+def named(request: Request) -> Request:
+    """Return the request with a job name: its own, or one made of the script's name, the time and a random suffix."""
     if request.get("TrainingJobName"):
         return request
     stem = (
@@ -169,9 +159,9 @@ def named(request: Request, *, now: datetime | None = None, token: str | None = 
     )
     import secrets  # Import here to keep `--help` fast.
 
-    when = (now or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
+    when = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return {
-        "TrainingJobName": f"{stem}-{when}-{token or secrets.token_hex(2)}",
+        "TrainingJobName": f"{stem}-{when}-{secrets.token_hex(2)}",
         **{key: value for key, value in request.items() if value is not None},
     }
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,21 +82,19 @@ def aws_variables(endpoint_url: str, keys: LocalKeys) -> dict[str, str]:
     }
 
 
-def process_environment(marker: str, user: Mapping[str, str] | None = None) -> dict[str, str]:
+def process_environment(marker: str) -> dict[str, str]:
     """Return a new environment for a process of the local cloud.
 
     Args:
         marker: the state directory. Every process of the local cloud has it in its environment, so that `down` finds
             the process after a crash.
-        user: environment from which the variables in `INHERITED` are copied; None: this process's environment.
 
     Returns:
         Variables without the user's AWS settings, with the AWS configuration files disabled.
     """
-    user = os.environ if user is None else user
     own_bin = str(Path(sys.executable).parent)
     return {
-        **{name: user[name] for name in INHERITED if name in user},
+        **{name: os.environ[name] for name in INHERITED if name in os.environ},
         "PATH": os.pathsep.join(
             [own_bin, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
         ),

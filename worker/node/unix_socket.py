@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 
 
-def listen_private(path: Path, backlog: int = 128) -> socket.socket:
+def listen_private(path: Path) -> socket.socket:
     """Listen at a path, with mode 0600 from the first moment. A socket file of an earlier process is replaced.
 
     On Linux, the file receives the mode of the unbound socket, so that other users can never open the socket. The path
@@ -18,7 +18,6 @@ def listen_private(path: Path, backlog: int = 128) -> socket.socket:
 
     Args:
         path: path of the socket; its folder exists.
-        backlog: connections that may wait to be accepted.
 
     Returns:
         The listening socket, non-blocking.
@@ -35,7 +34,7 @@ def listen_private(path: Path, backlog: int = 128) -> socket.socket:
             listener.bind(f"/proc/self/fd/{directory}/{path.name}")
         finally:
             os.close(directory)
-        listener.listen(backlog)
+        listener.listen(128)
         listener.setblocking(False)
     except BaseException:
         listener.close()
