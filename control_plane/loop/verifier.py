@@ -136,7 +136,7 @@ class _Stopped(Exception):
 
 
 class KnownContents:
-    """What the verification of a checkpoint has learned about shared objects from the shards that it has read."""
+    """Holds the results of a checkpoint's verification that shards with the same shared objects can use."""
 
     def __init__(self, max_idle_bytes: int = IDLE_BYTES) -> None:
         self.max_idle_bytes = max_idle_bytes

@@ -11,8 +11,8 @@ occur in the middle of each of these.
 
 A node may own several ranks. Their shards have the same holders, and their agent reports and receives for all ranks
 together. With `every_steps`, owners upload committed steps. An upload pins the owner's slot, may fail, and ends with
-its node or generation. Holders help with uploads at any time: a helping holder pins its replica, and can learn late that
-the upload has ended. Ranks at the last step close, and the coordinator commits that step in a final round.
+its node or generation. Holders help with uploads at any time: a helping holder pins its replica, and can learn late
+that the upload has ended. Ranks at the last step close, and the coordinator commits that step in a final round.
 
     python -m tests.model.step_protocol NODES COPIES STEPS FAULTS [--bug NAME] [--walks N] [--seed S] [--steady]
     [--ranks-per-node R] [--every K] [--uploads N]

@@ -264,7 +264,7 @@ def write_missing(
         objects: object store that receives the objects.
         slot: mapped file of the slot, which is sealed and pinned.
         entries: all tensors of the slot, in order.
-        planned: the objects to store.
+        planned: objects that the shard needs; those that S3 has are skipped.
         world_size: number of ranks.
         on_begun: called with the name and the size of each object that is sent.
         on_stored: called with the bytes of each part that S3 has stored.
