@@ -14,7 +14,7 @@ from benchmarks.command import Begun
 from benchmarks.parity import group, xor
 from benchmarks.parity.report import MIB, NAMES, PAGE
 
-STATE_MIB, QUICK_MIB = 256, 64
+STATE_MIB, QUICK_MIB = 128, 64
 STEPS, QUICK_STEPS = 11, 2
 """Steps of each group. The first step is not counted, because it creates the slots."""
 GROUPS = 3
