@@ -25,7 +25,7 @@ from tests.unit.worker.storage.slots import JOB, RUN
 from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint, StorageError
 from worker.shm.store import SlotStore
-from worker.storage.checkpoints import download_shard
+from worker.storage.downloads import download_shard
 
 RANKS = 2
 BUCKET = "bucket"

@@ -222,3 +222,20 @@ def load_helpers(plan: GenerationPlan, rank: Rank, owner: NodeId) -> list[NodeId
 
     others.sort(key=lambda node: is_loading(node.ranks))
     return [node.node_id for node in others[:MAX_LOAD_HELPERS]]
+
+
+def home_of(plan: GenerationPlan, rank: Rank) -> NodeId:
+    """Return the node that loads an earlier rank's shard from S3 for all nodes of a relayout.
+
+    The shards are divided evenly among the nodes. Ranks divide the state in order, so the home probably needs the shard
+    itself.
+
+    Args:
+        plan: a plan with a relayout.
+        rank: rank of the earlier generation that owns the shard.
+
+    Returns:
+        A node of the plan.
+    """
+    assert plan.relayout is not None, "only a relayout has earlier shards"
+    return plan.nodes[rank * len(plan.nodes) // plan.relayout.world_size].node_id

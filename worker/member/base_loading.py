@@ -21,7 +21,7 @@ from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.plan import GenerationPlan, PlanNode, RankPlan, ShardSource, SourceKind
 from everstep.protocol.slot import SlotHeader
 from worker.core.rounds import NONE
-from worker.core.shared_parts import load_helpers
+from worker.core.shared_parts import home_of, load_helpers
 from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint, LoadFailed, NoRoom, ObjectMissing, PeerError, StorageError
 from worker.member.kept_contents import KeptContents
@@ -35,7 +35,7 @@ from worker.replication.transfers import ShardRejected
 from worker.shards.owned_shard import OwnedShard
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import VERIFY_THREADS, SlotStore
-from worker.storage.checkpoints import download_shard
+from worker.storage.downloads import download_shard
 from worker.storage.object_store import ObjectStore
 from worker.tasks import together
 
@@ -160,11 +160,25 @@ class BaseLoading:
             for source in self._plan.relayout.shards[rank]
         ]
         sources.sort(key=lambda source: source.kind != "local")
-        await self._load_first(rank, sources)
+        if not await self._load_from_home(rank, sources):
+            await self._load_first(rank, sources)
         content = self._contents.earlier(rank)
         slot = self._store.sealed(rank, content) if content is not None else None
         assert slot is not None, "a loaded slot is sealed"
         return slot.file
+
+    async def _load_from_home(self, rank: Rank, sources: Sequence[ShardSource]) -> bool:
+        """Load an earlier shard that only S3 holds from its home (`home_of`). Return False if that fails."""
+        home = home_of(self._plan, rank)
+        if home == self._here.node_id or any(source.kind != "s3" for source in sources):
+            return False
+        source = structs.replace(sources[0], kind="peer", node_id=home, object=None)
+        try:
+            await self._load_peer(rank, source, is_followed=False)
+        except (PeerError, NoRoom, ProtocolError, TimeoutError) as error:
+            log.info("earlier rank %d is read from S3, because %s did not send it: %s", rank, home, error)
+            return False
+        return True
 
     async def _load_first(
         self,

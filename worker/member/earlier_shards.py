@@ -1,7 +1,10 @@
 """Serves shards of the previous layout to the ranks of this node, after the number of ranks has changed (a relayout).
 
-    rank ── FetchShard ──▶ RankLines ──▶ EarlierShards ──▶ BaseLoading.load_earlier: own slot, peer, S3
+    rank ── FetchShard ──▶ RankLines ──▶ EarlierShards ──▶ BaseLoading.load_earlier: own slot, peer, home, S3
          ◀─ FetchedShard ──
+
+A shard that only S3 holds has one home among the nodes (`home_of`). The home reads it from S3, and the other nodes
+fetch it from the home.
 
 Invariant: a rank receives a slot's path only after the whole shard was verified against the plan's digest. The slot
 keeps its content until all ranks of this node have loaded (`KeptContents.is_loading_earlier`).
@@ -16,9 +19,11 @@ from collections import defaultdict
 from everstep.protocol.ids import Rank
 from everstep.protocol.plan import GenerationPlan, PlanNode
 from everstep.protocol.rank_messages import EarlierLayout, FetchedShard
+from worker.core.shared_parts import home_of
 from worker.errors import LoadFailed
 from worker.member.base_loading import BaseLoading
 from worker.member.faults import ReportedFaults
+from worker.member.kept_contents import KeptContents
 from worker.shm.store import SlotStore
 
 log = logging.getLogger(__name__)
@@ -30,7 +35,9 @@ class EarlierShards:
     A generation that starts with another number of ranks needs them. The node's `Member` owns the object.
     """
 
-    def __init__(self, plan: GenerationPlan, here: PlanNode, loading: BaseLoading, store: SlotStore) -> None:
+    def __init__(
+        self, plan: GenerationPlan, here: PlanNode, loading: BaseLoading, store: SlotStore, contents: KeptContents
+    ) -> None:
         """Create the object; `fetch` loads a shard.
 
         Args:
@@ -38,7 +45,10 @@ class EarlierShards:
             here: this node in the plan.
             loading: loads one earlier shard per call.
             store: this node's slots.
+            contents: names the slots that the relayout still needs.
         """
+        self._contents = contents
+        self._plan = plan
         self._relayout = plan.relayout
         self._base_step = plan.base_step
         self._here = here
@@ -76,13 +86,32 @@ class EarlierShards:
             problem = f"the base of step {self._base_step} has no shard of an earlier rank {rank}"
             return FetchedShard(owner_rank=rank, path="", problem=problem)
         async with self._fetching[rank]:
-            if rank not in self._answers:
-                try:
-                    file = await self._loading.load_earlier(rank)
-                except LoadFailed as error:
-                    log.warning("the shard of earlier rank %d cannot be loaded: %s", rank, error)
-                    faults.report(error.code, str(error), subject=f"earlier rank {rank}", shard=rank)
-                    return None
-                path = self._store.open_to_rank(file.path)
-                self._answers[rank] = FetchedShard(owner_rank=rank, path=path, problem="")
+            try:
+                await self._load(rank)
+            except LoadFailed as error:
+                log.warning("the shard of earlier rank %d cannot be loaded: %s", rank, error)
+                faults.report(error.code, str(error), subject=f"earlier rank {rank}", shard=rank)
+                return None
             return self._answers[rank]
+
+    async def _load(self, rank: Rank) -> None:
+        """Load a shard, unless it was loaded before. The caller holds the shard's lock."""
+        if rank not in self._answers:
+            file = await self._loading.load_earlier(rank)
+            path = self._store.open_to_rank(file.path)
+            self._answers[rank] = FetchedShard(owner_rank=rank, path=path, problem="")
+
+    async def supply(self, rank: Rank) -> None:
+        """Load an earlier shard that another node requests, if this node loads the shard for all nodes.
+
+        The other node reads S3 itself if this node cannot load the shard, or if its own ranks have loaded already.
+        """
+        if self._relayout is None or not 0 <= rank < self._relayout.world_size:
+            return
+        if home_of(self._plan, rank) != self._here.node_id or not self._contents.is_loading_earlier:
+            return
+        async with self._fetching[rank]:
+            try:
+                await self._load(rank)
+            except LoadFailed as error:
+                log.warning("the shard of earlier rank %d cannot be loaded for another node: %s", rank, error)

@@ -149,6 +149,7 @@ class Member:
             slot_count=self._slot_count,
             take_lines=self.held_lines.take,
             shares=self.shares,
+            load_earlier=None if plan.relayout is None else lambda rank: self.earlier.supply(rank),
         )
         self.rounds = RoundMember(
             plan.generation,
@@ -195,7 +196,7 @@ class Member:
             slot_count=self._slot_count,
             arrived=self.lines.arrived,
         )
-        self.earlier = EarlierShards(plan, self.here, self.base, node.store)
+        self.earlier = EarlierShards(plan, self.here, self.base, node.store, self.contents)
         self.division = UploadDivision(plan, node.node_id, partial(self.sessions.dial, kind="division"))
         self.uploads = CheckpointUploads(
             plan,

@@ -10,9 +10,18 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Collection
 
+from everstep.protocol.codec import Message
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Rank
-from everstep.protocol.peer_messages import BeginShard, EndShard, FetchShard, ShardDigests, ShardRefused, ShardSealed
+from everstep.protocol.peer_messages import (
+    BeginShard,
+    EndShard,
+    FetchShard,
+    PreparingShard,
+    ShardDigests,
+    ShardRefused,
+    ShardSealed,
+)
 from everstep.protocol.plan import ShardSource
 from worker.core.slots import Content
 from worker.core.transfers import fetch_streams
@@ -127,8 +136,10 @@ async def fetch(
     streams, receiver = Streams(receive_seconds=silence_seconds / LOOKS_PER_SILENCE), Receiver()
     try:
         await session.send(wanted)
-        async with asyncio.timeout(answer_seconds):
-            begin = await session.receive()
+        begin: Message = PreparingShard()
+        while isinstance(begin, PreparingShard):  # The holder loads the shard from S3 first.
+            async with asyncio.timeout(answer_seconds):
+                begin = await session.receive()
         if isinstance(begin, ShardRefused):
             raise ShardRejected(begin.reason)
         named = (rank, wanted.origin_generation, wanted.step)

@@ -92,6 +92,7 @@ class ReplicaReceiver:
         slot_count: int,
         take_lines: Callable[[NodeId, PrintedLines], Awaitable[None]] | None = None,
         shares: Shares | None = None,
+        load_earlier: Callable[[Rank], Coroutine[object, object, None]] | None = None,
     ) -> None:
         """Create the receiver for one generation.
 
@@ -104,9 +105,12 @@ class ReplicaReceiver:
             slot_count: maximum number of slots per shard on this node.
             take_lines: stores log lines that an owner's ranks have printed. With None, the lines are discarded.
             shares: the shares of this node, which accept contributions of other ranks; None without parity.
+            load_earlier: loads the shard of an earlier rank that another node requests and that no slot contains. None
+                unless the number of ranks has changed.
         """
+        self._load_earlier = load_earlier
         self.preparing_seconds = PREPARING_SECONDS
-        """Interval of progress messages while this node creates slots."""
+        """Interval of progress messages while this node creates slots or loads a shard."""
         self._contributions = Contributions(shares) if shares is not None else None
         self._take_lines = take_lines
         self._store = store
@@ -353,7 +357,11 @@ class ReplicaReceiver:
             if not isinstance(wanted, FetchShard):
                 raise MalformedMessage(f"{type(wanted).__name__} received on a fetch session, expected a request")
             number += 1
-            slot = self._store.sealed(wanted.owner_rank, Content(wanted.origin_generation, wanted.step))
+            content = Content(wanted.origin_generation, wanted.step)
+            slot = self._store.sealed(wanted.owner_rank, content)
+            if slot is None and self._load_earlier is not None:
+                await self._preparing(session, self._load_earlier(wanted.owner_rank))
+                slot = self._store.sealed(wanted.owner_rank, content)
             digests = None
             if slot is not None and slot.file.header.payload_digest == wanted.digest:
                 slot.pins += 1
@@ -376,6 +384,18 @@ class ReplicaReceiver:
                     slot.pins -= 1
             if digests is None:
                 await session.send(ShardRefused(transfer=number, reason="this node does not hold the shard"))
+
+    async def _preparing(self, session: Session, work: Coroutine[object, object, None]) -> None:
+        """Run work that delays an answer, and send progress messages meanwhile."""
+        task = asyncio.create_task(work)
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=self.preparing_seconds)
+                if not task.done():
+                    await session.send(PreparingShard())
+            task.result()
+        finally:
+            await end(task)
 
 
 async def _answer(session: Session) -> ShardWanted | ShardSealed | ShardRefused:

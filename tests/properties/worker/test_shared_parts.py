@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 from hypothesis import given
@@ -9,9 +10,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
-from everstep.protocol.plan import ShardSource
+from everstep.protocol.plan import Relayout, ShardSource
 from tests.unit.worker.rank_plans import rank_plan
-from worker.core.shared_parts import LATE_SECONDS, MAX_LOAD_HELPERS, MAX_WINDOW, SharedParts, load_helpers
+from worker.core.shared_parts import LATE_SECONDS, MAX_LOAD_HELPERS, MAX_WINDOW, SharedParts, home_of, load_helpers
 
 HELPERS = (NodeId("i-1"), NodeId("i-2"), NodeId("i-3"))
 A = HELPERS[0]
@@ -153,3 +154,13 @@ def test_owners_of_several_shards_ask_different_nodes() -> None:
     plan = rank_plan(addresses=("127.0.0.1",) * 9)
     asked = [set(load_helpers(plan, Rank(rank), NodeId("i-8"))) for rank in (0, 1)]
     assert not asked[0] & asked[1]
+
+
+@given(node_count=st.integers(1, 8), world_size=st.integers(1, 40))
+def test_earlier_shards_are_divided_evenly_among_their_homes(node_count: int, world_size: int) -> None:
+    plan = rank_plan(addresses=("127.0.0.1",) * node_count)
+    relayout = Relayout(world_size=world_size, shards=((),) * world_size)
+    plan = structs.replace(plan, relayout=relayout)
+    homes = Counter(home_of(plan, Rank(rank)) for rank in range(world_size))
+    assert set(homes) <= {node.node_id for node in plan.nodes}
+    assert max(homes.values()) - min(homes[node.node_id] for node in plan.nodes) <= 1

@@ -12,13 +12,15 @@ from msgspec import structs
 
 from everstep.protocol import slot as slot_layout
 from everstep.protocol.agent_messages import UploadedShard
-from everstep.protocol.ids import Rank, Step
-from everstep.protocol.plan import GenerationPlan, ObjectReference, ShardSource
+from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.plan import GenerationPlan, ObjectReference, Relayout, ShardSource
 from everstep.protocol.slot import SlotIndex, TensorEntry, pack_index
 from tests.fakes.storage import MemoryObjectStore
 from tests.integration.worker.agent import fleet as agent_fleet
 from tests.integration.worker.agent.fleet import Fleet, Node, state, until
 from worker.core.slots import Content
+from worker.errors import PeerLost
+from worker.member.earlier_shards import EarlierShards
 from worker.member.shared_loads import LoadHelpers
 from worker.storage.object_store import Span
 
@@ -119,3 +121,71 @@ async def test_s3_is_read_once_for_the_owner_and_its_holders(fleet: Fleet, monke
     node = next(node for node in fleet.nodes if node.id == holder)
     newest = Content(plan.generation, Step(fleet.ranks[0].word.committed))
     await until("the holder's replica", lambda: node.agent.store.sealed(Rank(0), newest) is not None)
+
+
+async def all_stored(fleet: Fleet) -> list[UploadedShard]:
+    """Train until a step is committed, and store the shards of all ranks."""
+    await fleet.launch()
+    await fleet.train(4)
+    members = [node.agent.lifecycle.member for node in fleet.nodes]
+    step = Step(min(rank.word.committed for rank in fleet.ranks))
+    found = []
+    for member in members:
+        assert member is not None
+        member.uploads.begin(step)
+        await member.uploads.idle()
+        found += member.uploads.uploaded
+    return found
+
+
+@pytest.mark.parametrize("is_home_broken", [False, True])
+async def test_every_earlier_shard_is_read_once_after_a_change_of_the_number_of_ranks(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, is_home_broken: bool
+) -> None:
+    monkeypatch.setattr(agent_fleet, "payload", payload)
+    uploaded = await all_stored(fleet)
+    lost = fleet.nodes[-1]
+    fleet.nodes = fleet.nodes[:-1]
+    await lost.gone()
+    for node in fleet.nodes:
+        await node.shim.stop_all()
+    await fleet.prepare()
+    plan = fleet.make_chosen_plan({Generation(1): len(uploaded)})
+    sources = tuple(
+        (
+            ShardSource(
+                kind="s3",
+                origin_generation=shard.origin_generation,
+                step=shard.step,
+                digest=shard.payload_digest,
+                payload_bytes=shard.payload_bytes,
+                object=shard.object,
+            ),
+        )
+        for shard in uploaded
+    )
+    relayout = Relayout(world_size=len(uploaded), shards=sources)
+    nodes = tuple(structs.replace(node, keep=()) for node in plan.nodes)
+    plan = structs.replace(plan, relayout=relayout, base_step=uploaded[0].step, nodes=nodes)
+    opened = Counter[str]()
+    open_object = MemoryObjectStore.open
+
+    def counted(objects: MemoryObjectStore, reference: ObjectReference, **named: Any) -> Any:
+        opened[reference.key] += 1
+        return open_object(objects, reference, **named)
+
+    monkeypatch.setattr(MemoryObjectStore, "open", counted)
+    if is_home_broken:
+        asked = []
+
+        async def fail(_: EarlierShards, rank: Rank) -> None:
+            asked.append(rank)
+            raise PeerLost("the home is lost")
+
+        monkeypatch.setattr(EarlierShards, "supply", fail)
+    await fleet.load(plan)
+    await fleet.start()
+    for rank in fleet.ranks:
+        assert rank.earlier == {each: payload(each, plan.base_step)[0] for each in range(len(uploaded))}
+    counts = [opened[shard.object.key] for shard in uploaded]
+    assert counts == [1] * len(uploaded) or is_home_broken

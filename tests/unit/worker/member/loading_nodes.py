@@ -19,7 +19,8 @@ from worker.member.shared_loads import LoadHelper, SharedLoads
 from worker.replication.streams import Streams
 from worker.replication.transport import Session
 from worker.shm.store import SlotStore
-from worker.storage.checkpoints import download_shard, upload_shard
+from worker.storage.checkpoints import upload_shard
+from worker.storage.downloads import download_shard
 from worker.storage.object_store import ObjectStore
 
 RANK = Rank(0)

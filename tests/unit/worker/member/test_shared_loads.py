@@ -60,7 +60,7 @@ class ReadStore(MemoryObjectStore):
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_layout, "CHUNK_BYTES", CHUNK_BYTES)
-    monkeypatch.setattr("worker.storage.checkpoints.full_jitter", lambda *_: 0.0)
+    monkeypatch.setattr("worker.storage.downloads.full_jitter", lambda *_: 0.0)
 
 
 TENSORS: Tensors = [

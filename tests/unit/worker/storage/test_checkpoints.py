@@ -27,7 +27,8 @@ from worker.errors import CorruptCheckpoint, NoRoom, ObjectMissing, StoreRefused
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore
 from worker.storage import checkpoints
-from worker.storage.checkpoints import download_shard, is_abandoned, upload_shard
+from worker.storage.checkpoints import is_abandoned, upload_shard
+from worker.storage.downloads import download_shard
 from worker.storage.object_store import ObjectReader, OnStored, Piece, Span, StoredObject
 from worker.storage.shard_object import ShardObject
 
@@ -43,6 +44,7 @@ CHUNKS = payload_chunk_digests(PAYLOAD)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "PIECE_BYTES", 100)
     monkeypatch.setattr(checkpoints, "full_jitter", lambda *_: 0.0)
+    monkeypatch.setattr("worker.storage.downloads.full_jitter", lambda *_: 0.0)
 
 
 @pytest.fixture

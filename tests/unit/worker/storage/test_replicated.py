@@ -29,6 +29,7 @@ FOLDER = f"jobs/job/checkpoints/run={RUN}/gen=4/step=1/replicated/"
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "full_jitter", lambda *_: 0.0)
+    monkeypatch.setattr("worker.storage.downloads.full_jitter", lambda *_: 0.0)
 
 
 @dataclass

@@ -25,7 +25,7 @@ from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint, ObjectMissing, StoreDenied, StoreUnavailable
 from worker.shm.store import SlotStore
 from worker.storage import checkpoints
-from worker.storage.checkpoints import download_shard
+from worker.storage.downloads import download_shard
 from worker.storage.object_store import OnStored, Piece, StoredObject
 from worker.storage.shared_tensors import SharedTensors
 
@@ -36,6 +36,7 @@ FROZEN_FOLDER = f"{FOLDER}frozen/"
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "full_jitter", lambda *_: 0.0)
+    monkeypatch.setattr("worker.storage.downloads.full_jitter", lambda *_: 0.0)
 
 
 class Recorder(MemoryObjectStore):
