@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,10 @@ def place(request: pytest.FixtureRequest, references: References) -> Iterator[Wo
         yield own
 
 
-def test_a_job_continues_on_two_of_three_nodes_and_grows_back(place: Workplace) -> None:
+def test_a_job_continues_on_two_of_three_nodes_and_grows_back(
+    place: Workplace, record_property: Callable[[str, object], None]
+) -> None:
+    """The report of the test (`--junitxml`) contains the phases of both incidents in seconds."""
     place.client.create_training_job(
         TrainingJobName="elastic",
         Source=place.client.upload_source(Directory=EXAMPLE),
@@ -49,6 +52,9 @@ def test_a_job_continues_on_two_of_three_nodes_and_grows_back(place: Workplace) 
     job.wait_recovered(2)
     grown = job.incidents()[1]
     assert (grown["Cause"], grown["LostSteps"]) == ("grown", 0), grown
+    for incident in (shrunk, grown):
+        phases = {name: incident.get(f"{name}Seconds") for name in ("Detect", "Replace", "Restore", "Rework")}
+        record_property(incident["Cause"], phases)
     job.wait_committed(grown["FromStep"] + 3)
     place.client.stop_training_job(TrainingJobName="elastic")
     job.wait_ended("Stopped")

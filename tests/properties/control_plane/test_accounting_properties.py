@@ -155,6 +155,9 @@ def test_training_counts_by_the_share_of_its_nodes(history: list[tuple[float, fl
     assert job.microseconds.get("train", 0) / 1e6 == pytest.approx(trained, abs=3e-6 * len(history))
     assert job.microseconds.get("shortage", 0) / 1e6 == pytest.approx(lost, abs=3e-6 * len(history))
     assert sum(job.microseconds.values()) == wall(job)
+    elapsed = wall(job) / 1e6
+    ratio = accounting.ettr_ratio(job.microseconds)
+    assert (ratio or 0.0) * elapsed == pytest.approx(trained, abs=3e-6 * len(history)), "the ETTR counts the throughput"
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10)), min_size=1, max_size=30))

@@ -230,6 +230,7 @@ async def test_a_job_resumes_with_fewer_nodes_after_its_patience(world: World) -
     resumed_at = world.now
     await world.until(lambda: world.job().generation == 3 and world.job().state == JobState.RUNNING)
     assert (world.now - resumed_at).total_seconds() >= 10, "the time of the pause is no patience"
+    assert world.job().memo["missing_count"] == 1, "training counts by its throughput"
     assert len(world.plan().nodes) == 3
     await world.train(1)
     assert world.job().reason.startswith("trains on 3 of 4 nodes from step ")
