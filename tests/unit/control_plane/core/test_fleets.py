@@ -943,6 +943,31 @@ def test_a_job_that_is_to_leave_a_node_is_lent_another_and_a_spare_is_enough() -
     assert none.actions == (SetDesired(group="group", desired_count=3),)
 
 
+def test_a_node_that_a_job_returns_needs_no_replacement() -> None:
+    returned = replace(DEPARTURE, cause=Cause.RETURNED, remedy=Remedy.RELEASE, may_terminate=False)
+    moving = replace(job("a", JobState.RUNNING, 2), moves=(returned,))
+    rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "a"), row("i3")]
+    assert states(decide(seen(rows, [moving]))) == {}
+    none = decide(seen(rows[:2], [moving], desired=2), replace(SPEC, spare_count=0))
+    assert none.actions == ()
+
+
+def test_a_recovering_job_receives_a_node_before_an_older_job_that_only_grows_back() -> None:
+    small = replace(job("small", JobState.RUNNING, 4), least_node_count=1, member_count=1)
+    hurt = job("hurt", JobState.PREPARING, 2, created=1.0)
+    rows = [row("i1", NodeState.ASSIGNED, "small"), row("i2", NodeState.ASSIGNED, "hurt"), row("i3")]
+    assert states(decide(seen(rows, [small, hurt]))) == {"i3": ("assigned", "hurt")}
+
+
+def test_a_patient_gang_receives_the_nodes_that_are_there() -> None:
+    gang = replace(job("a", JobState.ALLOCATING, 4), least_node_count=2, smaller_from=NOW)
+    rows = [row("i1"), row("i2"), row("i3")]
+    decision = decide(seen(rows, [gang]))
+    assert states(decision) == dict.fromkeys(("i1", "i2", "i3"), ("assigned", "a"))
+    assert decide(seen(rows[:1], [gang])).records == ()
+    assert decide(seen(rows, [replace(gang, smaller_from=NOW + 1)])).records == ()
+
+
 def test_a_node_that_a_job_was_moved_away_from_is_given_to_it_last() -> None:
     hurt = replace(job("a", JobState.PREPARING, 1), avoided=(NodeId("i1"),))
     assert states(decide(seen([row("i1"), row("i2"), row("i3")], [hurt]))) == {"i2": ("assigned", "a")}

@@ -120,3 +120,38 @@ def test_time_without_nodes_is_no_runtime() -> None:
     assert decide(JobState.QUEUED, spec=limited, record=earlier).state is JobState.STOPPED, (
         "a pause before its first start is no time of its run"
     )
+
+
+@pytest.mark.parametrize(
+    ("assigned", "waited", "state"),
+    [
+        (("i-1",), 31.0, JobState.ALLOCATING),
+        (("i-1", "i-2"), 29.0, JobState.ALLOCATING),
+        (("i-1", "i-2"), 30.0, JobState.PREPARING),
+        (("i-1", "i-2", "i-3"), 30.0, JobState.PREPARING),
+        (("i-1", "i-2", "i-3", "i-4"), 0.0, JobState.PREPARING),
+    ],
+)
+def test_an_elastic_gang_starts_with_its_minimum_after_its_patience(
+    assigned: tuple[str, ...], waited: float, state: JobState
+) -> None:
+    elastic = replace(spec_of("gpt", "a", 4, 2), min_node_count=2, patience_seconds=30)
+    record = decide(
+        JobState.ALLOCATING,
+        spec=elastic,
+        assigned=assigned,
+        record={"vacant_since": NOW - waited, "accounted_until": NOW - 1},
+    )
+    assert record.state is state
+    if state is JobState.PREPARING:
+        smaller = len(assigned) if len(assigned) < 4 else 0
+        assert (record.reduced_count, record.vacant_since) == (smaller, None)
+    else:
+        assert record.reason == f"waits for {4 - len(assigned)} nodes; starts on at least 2 nodes after 30 s"
+
+
+def test_a_pause_by_a_person_ends_the_patience() -> None:
+    waits = {"vacant_since": NOW - 50}
+    assert decide(JobState.QUEUED, record=waits).vacant_since == NOW - 50
+    assert decide(JobState.QUEUED, record={**waits, "pause_requested_at": NOW - 1}).vacant_since is None
+    assert decide(JobState.QUEUED).vacant_since == NOW

@@ -268,6 +268,7 @@ async def test_a_job_returns_nodes_beyond_its_first_number_to_a_job_that_waits(f
     assert full.plan("grown").base_step == full.incidents("grown")[-1].reached_step
     incident = full.incidents("grown")[-1]
     assert (incident.cause, incident.node_count_before, incident.node_count_after) == ("returned", 6, 4)
+    assert "continues on 4 of 6 nodes: it returned nodes" in " ".join(full.events())
     assert full.job("grown").generation == generation + 1
     await full.until(lambda: full.job("waits").state == JobState.RUNNING)
     for _ in range(20):
