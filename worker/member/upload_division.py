@@ -43,8 +43,6 @@ class _Gathering:
     """The offers of one step."""
 
     offers: dict[Rank, Items] = field(default_factory=dict[Rank, Items])
-    is_closed: bool = False
-    """True when no further offer is accepted."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when all ranks have offered."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -158,15 +156,14 @@ class UploadDivision:
         return Division(answer.objects, frozenset(answer.writes))
 
     def _offer(self, step: Step, rank: Rank, items: Items) -> None:
-        """Record an offer, unless the step is divided already or the rank has offered before."""
+        """Record an offer, unless the rank has offered before. The division ignores offers that come after it."""
         gathering = self._gatherings.get(step)
         if gathering is None:
             gathering = self._gatherings[step] = _Gathering()
             for old in sorted(self._gatherings)[:-KEPT_STEPS]:
                 del self._gatherings[old]
             self._background.begin(self._settle(gathering), f"division of step {step}")
-        if not gathering.is_closed:
-            gathering.offers.setdefault(rank, items)
+        gathering.offers.setdefault(rank, items)
         if len(gathering.offers) == self._plan.world_size:
             gathering.complete.set()
 
@@ -185,8 +182,8 @@ class UploadDivision:
                 await gathering.complete.wait()
         except TimeoutError:
             log.info("%d of %d ranks offered tensors in time", len(gathering.offers), self._plan.world_size)
-        gathering.is_closed = True
-        gathering.divisions = await in_thread(lambda _: divide(gathering.offers))
+        offers = dict(gathering.offers)
+        gathering.divisions = await in_thread(lambda _: divide(offers))
         gathering.settled.set()
 
 
