@@ -23,11 +23,13 @@ from tests.unit.worker.storage.frozen_nodes import BASES, GROUP_BYTES, LEAST_BYT
 from tests.unit.worker.storage.slots import JOB, RUN
 from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint, ObjectMissing, StoreDenied, StoreUnavailable
+from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore
 from worker.storage import checkpoints
 from worker.storage.downloads import download_shard
 from worker.storage.object_store import OnStored, Piece, StoredObject
-from worker.storage.shared_tensors import SharedTensors
+from worker.storage.shard_object import tensors_of
+from worker.storage.shared_tensors import Offer, SharedTensors
 
 FOLDER = f"jobs/job/checkpoints/run={RUN}/"
 FROZEN_FOLDER = f"{FOLDER}frozen/"
@@ -330,3 +332,20 @@ async def test_a_shard_under_a_foreign_key_is_refused(tmp_path: Path) -> None:
     objects.put_bytes(elsewhere, objects.get_bytes(uploaded.object))
     with pytest.raises(CorruptCheckpoint, match="elsewhere is not the key of a shard"):
         await restored(objects, msgspec.structs.replace(uploaded, object=elsewhere), tmp_path / "other")
+
+
+async def test_a_later_upload_of_the_shard_does_not_change_the_offer_of_an_earlier_one(tmp_path: Path) -> None:
+    """Two steps are uploaded at the same time. The earlier upload is tried again after the later one has begun."""
+    nodes = [Node.of(tmp_path / name) for name in ("first", "second")]
+    earlier, _ = await nodes[0].seal(1, BASES)
+    later, _ = await nodes[1].seal(2, BASES | {"base0": bytes([9]) * 320})
+    shared = nodes[0].frozen
+
+    def look(slot: SlotFile) -> Offer:
+        return shared.look(slot, tensors_of(slot), lambda: None)
+
+    first = look(earlier)
+    assert [item.is_frozen for item in look(later).items] != [item.is_frozen for item in first.items]
+    assert look(earlier) == first
+    for node in nodes:
+        node.store.close()
