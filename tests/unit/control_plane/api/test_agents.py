@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from control_plane.api.routes.agents import MALFORMED, SESSION_CHECK_SECONDS
 from control_plane.cloud.errors import CloudUnavailable
 from everstep.protocol.agent_messages import (
+    MAX_SNAPSHOT_READ_BYTES,
     AgentReport,
     AgentWelcome,
     ControlToAgent,
@@ -22,7 +23,9 @@ from everstep.protocol.agent_messages import (
     MemberReport,
     NodeMemory,
     RankMemory,
+    ReadSnapshot,
     Release,
+    SnapshotBytes,
 )
 from everstep.protocol.codec import decode, encode
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId
@@ -85,6 +88,28 @@ async def test_a_member_joins_reports_and_is_told(client, service, token, node):
         assert (shown["Connected"], shown["Address"], shown["FleetName"]) == (True, "127.0.0.9", "main")
         service.services.registry.send(NodeId(node), Release(run=RunId("0" * 32)))
         assert decode(await opened.recv(), ControlToAgent) == Release(run=RunId("0" * 32))
+    await until(lambda: not service.services.registry.views()[node].is_connected)
+
+
+async def test_the_largest_read_of_a_snapshot_passes_the_connection(service, token, node):
+    wanted = ReadSnapshot(
+        run=RunId("0" * 32),
+        generation=Generation(1),
+        request_id="a",
+        hold_id="h",
+        rank=Rank(0),
+        begin=0,
+        end=MAX_SNAPSHOT_READ_BYTES,
+    )
+    data = bytes(range(256)) * (MAX_SNAPSHOT_READ_BYTES // 256)
+    async with line(service, token) as opened:
+        await join(opened, node)
+        desk = service.services.registry.snapshots
+        asked = asyncio.run_coroutine_threadsafe(desk.read(NodeId(node), wanted), service.loop)
+        assert decode(await opened.recv(), ControlToAgent) == wanted
+        await opened.send(encode(SnapshotBytes(request_id="a", data=data)))
+        answer = await asyncio.wrap_future(asked)
+    assert answer.data == data
     await until(lambda: not service.services.registry.views()[node].is_connected)
 
 
