@@ -34,8 +34,6 @@ from infra.local_cloud.up import ClusterOptions
 from tests.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs
 
 ROUNDS = 3
-UPLOAD_ROUNDS = 4
-"""Blocks of each system during an upload. Each system has each position in the rotation once."""
 SIZES = {"SeaweedFS": (64, 256), "moto": (64,)}
 """MiB per object for each server. moto reads the whole object for each range, so its times for large objects are
 meaningless.
@@ -73,7 +71,7 @@ def _uploads(begun: Begun) -> Iterator[UploadBlock]:
         environment = {**weed.environment, "AWS_DEFAULT_REGION": REGION}
         with closing(weed.client()) as client:
             client.create_bucket(Bucket=members.BUCKET)
-        rounds = 1 if begun.is_quick else UPLOAD_ROUNDS
+        rounds = 1 if begun.is_quick else ROUNDS
         yield from uploads.measure(begun.home / "uploads", environment, rounds=rounds, is_quick=begun.is_quick)
     begun.say("trained while checkpoints were stored")
 

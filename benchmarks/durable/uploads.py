@@ -20,7 +20,7 @@ from benchmarks.durable.rank.sizes import SETTLE_STEPS, ModelSize
 RANKS = 2
 FLOOR, EVERSTEP, DCP_FILES, DCP_S3 = "floor", "everstep", "dcp_files", "dcp_s3"
 SYSTEMS = (FLOOR, EVERSTEP, DCP_FILES, DCP_S3)
-STEPS, QUICK_STEPS = 16, 6
+STEPS, QUICK_STEPS = 24, 6
 """Counted steps of a block. On a quiet machine, every upload ends within these steps."""
 SIZE = ModelSize(layers=2, width=512, batch=4)
 QUICK_SIZE = ModelSize(layers=1, width=128)
