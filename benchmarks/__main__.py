@@ -12,9 +12,10 @@ from benchmarks.first.report import PAGE as FIRST
 from benchmarks.interleave.report import PAGE as INTERLEAVE
 from benchmarks.interruption.report import PAGE as RECOVERY
 from benchmarks.page import render_again
+from benchmarks.parity.report import PAGE as PARITY
 from benchmarks.scale.report import PAGE as SCALE
 
-PAGES = (API, DASHBOARD, DATA_PLANE, DEVICE, DURABLE, FAULTS, FIRST, INTERLEAVE, RECOVERY, SCALE)
+PAGES = (API, DASHBOARD, DATA_PLANE, DEVICE, DURABLE, FAULTS, FIRST, INTERLEAVE, PARITY, RECOVERY, SCALE)
 
 if __name__ == "__main__":
     for page in PAGES:

@@ -306,7 +306,8 @@ def test_the_page_has_a_section_for_each_part_that_was_measured() -> None:
     sections = ("Training while a checkpoint is stored", "Loads by other numbers of ranks", "Strategies")
     assert all(f"## {title}" in page for title in sections)
     assert all(f"| {name} |" in page for name in STRATEGIES)
-    empty = replace(RUN, samples=(), comparisons=(), shared=(), uploads=(), loads=(), strategies=())
+    parts = ("samples", "comparisons", "shared", "restores", "uploads", "loads", "strategies")
+    empty = replace(RUN, **dict.fromkeys(parts, ()))
     others = ("Loads and exports", "Uploads", "Downloads")
     assert not any(f"## {title}" in render(PAGE, empty) for title in (*sections, *others))
     assert rows(empty) == []

@@ -34,6 +34,7 @@ from tests.unit.benchmarks import (
     test_first,
     test_interleave,
     test_interruption,
+    test_parity,
     test_scale,
 )
 from tests.unit.benchmarks.machine import MACHINE
@@ -47,10 +48,11 @@ RUNS: dict[str, BenchmarkRun] = {
     "faults": test_faults.RUN,
     "first": test_first.RUN,
     "interleave": test_interleave.RUN,
+    "parity": test_parity.RUN,
     "recovery": test_interruption.RUN,
     "scale": test_scale.RUN,
 }
-OPTIONAL = {"caveats", "job_uploads", "loads", "missing", "peer_notes", "strategies"}
+OPTIONAL = {"caveats", "job_uploads", "loads", "missing", "peer_notes", "restores", "strategies"}
 """Placeholders whose text only some runs supply."""
 BUSY = replace(MACHINE, load_average=(1.01, 0.0, 0.0))
 
