@@ -199,7 +199,7 @@ async def test_who_hangs_up_at_once_harms_nobody(pair: Pair) -> None:
 
 
 async def test_more_sessions_than_a_node_can_have_are_closed_unread(make: Callable[..., Pair]) -> None:
-    pair = listening(make, session_count=1)
+    pair = listening(make, session_count=1, handshake_seconds=3600.0)
     session = await pair.dial()
     assert await closed(await pair.line()) == b""
     assert pair.listener.refused_count == 1
