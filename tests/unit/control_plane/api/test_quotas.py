@@ -111,8 +111,8 @@ def test_the_plan_says_that_a_job_waits_for_its_quota(service, client, wanted):
     service.clock.advance(1)
     plan = client.create_training_job(TrainingJobName="b", **wanted, DryRun=True)["Plan"]
     assert (
-        plan["WaitsFor"]
-        == "waits for its project's quota: speech has a quota of 6 nodes of this fleet and holds 4, the job needs 4 nodes"
+        plan["WaitsFor"] == "waits for its project's quota: speech has a quota of 6 nodes of this fleet and holds 4, "
+        "the job needs 4 nodes"
     )
     assert not plan["CanStartNow"]
     other = client.create_training_job(TrainingJobName="b", **{**wanted, "Project": "vision"}, DryRun=True)["Plan"]

@@ -213,7 +213,8 @@ async def test_a_project_at_its_quota_waits_and_holds_nobody_up(small: World) ->
     assert (small.job("low").state, small.job("second").state) == (JobState.RUNNING, JobState.QUEUED)
     assert (
         small.job("second").reason
-        == "waits for its project's quota: speech has a quota of 3 nodes of this fleet and holds 2, the job needs 2 nodes"
+        == "waits for its project's quota: speech has a quota of 3 nodes of this fleet and holds 2, "
+        "the job needs 2 nodes"
     )
     with small.database.write() as session:
         quotas.put(session, quotas.QuotaRecord(project="speech", max_node_count=4, max_job_count=None))
