@@ -23,9 +23,9 @@ SHARD_BYTES = 40 * 1024 * 1024
 class Count:
     """Counts the bytes of S3's answers to one node."""
 
-    def __init__(self) -> None:
+    def __init__(self, begun: threading.Event) -> None:
         self.bytes = 0
-        self.begun = threading.Event()
+        self.begun = begun
 
     def __call__(self, parsed: dict[str, Any], **_: object) -> None:
         self.bytes += parsed["ContentLength"]
@@ -50,14 +50,15 @@ async def test_s3_serves_every_byte_of_a_shard_once(
 ) -> None:
     nodes = Nodes(tmp_path, stores, [("weight", "uint8", (SHARD_BYTES,), os.urandom(SHARD_BYTES))])
     await nodes.store()
-    counts = [Count() for _ in stores]
+    has_help = threading.Event()
+    counts = [Count(threading.Event()), *(Count(has_help) for _ in stores[1:])]
     for store, count in zip(stores, counts, strict=True):
         store.client.meta.events.register("after-call.s3.GetObject", count)
     claim = LoadHelpers.claim
 
     def patient(helpers: LoadHelpers, number: int) -> bool:
         if number == 2:
-            assert counts[1].begun.wait(30.0)
+            assert has_help.wait(30.0)
         return claim(helpers, number)
 
     monkeypatch.setattr(LoadHelpers, "claim", patient)
@@ -66,4 +67,5 @@ async def test_s3_serves_every_byte_of_a_shard_once(
     head = stores[0].head(nodes.source.object)
     assert head is not None
     assert sum(count.bytes for count in counts) == head.bytes
-    assert all(count.bytes for count in counts[:2])
+    assert counts[0].bytes
+    assert any(count.bytes for count in counts[1:])
