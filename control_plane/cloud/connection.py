@@ -206,6 +206,8 @@ def from_client_error(error: ClientError) -> CloudError:
 def _kind(code: str, message: str, status: int) -> type[CloudError]:
     if code in _BY_CODE:
         return _BY_CODE[code]
+    if code.startswith("KMS."):  # S3 cannot use the key of an encrypted bucket.
+        return AccessDenied
     if status in _BY_STATUS:
         return _BY_STATUS[status]
     # Auto Scaling has no code for missing resources. It answers with ValidationError and the text "… not found".

@@ -1,6 +1,6 @@
-"""Faults of S3 during uploads. Each fault has a typed error with advice, and leaves no incomplete object.
+"""Faults of S3 during uploads to SeaweedFS. Each fault has a typed error with advice, and leaves no incomplete object.
 
-SeaweedFS, a real server, produces some faults. Stubbed answers replace faults that only AWS produces.
+`test_storage_behind_faults` adds faults that SeaweedFS itself cannot produce.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from botocore.exceptions import ClientError
 
 from everstep.protocol.plan import ObjectReference
 from tests.seaweedfs import SeaweedFs
-from worker.errors import ObjectMissing, StorageError, StoreDenied, StoreRefused, StoreUnavailable
-from worker.storage.aws import aws_errors
+from worker.errors import ObjectMissing, StorageError, StoreDenied, StoreUnavailable
 from worker.storage.s3 import S3ObjectStore, s3_store
 
 MIB = 1024 * 1024
@@ -143,21 +141,3 @@ def test_a_part_that_changes_while_it_is_sent_is_refused(store: S3ObjectStore) -
     with pytest.raises(StorageError):
         store.put_stream(reference("changed"), pieces(), len(data))
     assert store.head(reference("changed")) is None
-
-
-@pytest.mark.parametrize(
-    ("code", "status", "kind", "advice"),
-    [
-        ("PermanentRedirect", 301, StoreRefused, "another region"),
-        ("AuthorizationHeaderMalformed", 400, StoreRefused, "another region"),
-        ("RequestTimeTooSkewed", 403, StoreUnavailable, "clock"),
-        ("SlowDown", 503, StoreUnavailable, "tries again"),
-        ("AccessDenied", 403, StoreDenied, "KMS key"),
-    ],
-)
-def test_errors_that_only_aws_returns_have_a_type_and_advice(
-    code: str, status: int, kind: type[StorageError], advice: str
-) -> None:
-    answer = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    with pytest.raises(kind, match=advice), aws_errors("s3://bucket/key"):
-        raise ClientError(answer, "PutObject")  # type: ignore[arg-type]

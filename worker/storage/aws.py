@@ -116,6 +116,7 @@ _ADVICE = {
     "AuthorizationHeaderMalformed": _REGION,
     "ExpiredToken": _KEYS,
     "InvalidAccessKeyId": _KEYS,
+    "KMS": "Enable the KMS key of the bucket, and allow the node's role to use it.",
     "NoSuchBucket": "Create the bucket, or correct the name in the job's request.",
     "PermanentRedirect": _REGION,
     "RequestTimeTooSkewed": "Synchronize the node's clock, for example with chrony.",
@@ -320,7 +321,8 @@ def aws_errors(what: str) -> Iterator[None]:
     except ClientError as error:
         code = str(error.response.get("Error", {}).get("Code", ""))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        advice = f". {_ADVICE[code]}" if code in _ADVICE else ""
+        known = "KMS" if code.startswith("KMS.") else code
+        advice = f". {_ADVICE[known]}" if known in _ADVICE else ""
         raise _kind(code, status)(f"{what}: {error}{advice}") from error
     except PartialCredentialsError as error:
         raise StoreDenied(f"{what}: {error}") from error
@@ -341,7 +343,7 @@ def _kind(code: str, status: int) -> type[StorageError]:
         return ObjectMissing
     if code in _CHANGED:
         return ObjectChanged
-    if code in _DENIED:
+    if code in _DENIED or code.startswith("KMS."):
         return StoreDenied
     return StoreUnavailable if code in _BUSY or status >= 500 or status == 429 else StoreRefused
 
