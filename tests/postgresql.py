@@ -164,7 +164,10 @@ class PostgreSql:
         return self._template
 
     def _delete_rows(self, url: str) -> None:
-        """Close all connections to a database, delete its rows and restart its sequences. No test changes its schema."""
+        """Close all connections to a database, delete its rows, and restart its sequences.
+
+        No test changes its schema.
+        """
         self.cut(url)
         with psycopg.connect(f"host={self.directory} user=everstep dbname={make_url(url).database}") as connection:
             connection.execute(_DELETE_ROWS)

@@ -99,7 +99,7 @@ class S3Proxy:
             def log_message(self, *_: object) -> None: ...
 
             def _serve(self) -> None:
-                proxy._serve(self)
+                proxy.serve(self)
 
             do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve
 
@@ -137,7 +137,8 @@ class S3Proxy:
                     return planned.fault
         return None
 
-    def _serve(self, handler: BaseHTTPRequestHandler) -> None:
+    def serve(self, handler: BaseHTTPRequestHandler) -> None:
+        """Answer one request of a client."""
         fault = self._fault_of(Asked(handler.command, handler.path))
         size = int(handler.headers.get("Content-Length", 0))
         if isinstance(fault, Cut) and fault.request_bytes is not None:

@@ -56,8 +56,8 @@ class ObjectStore(Protocol):
         S3 compares and writes in one step, so of two concurrent writers only one succeeds.
 
         Args:
-            reference: bucket and key.
-            body: the whole content.
+            reference: bucket and key of the object.
+            body: the whole content, held in memory.
             etag: ETag of the object to replace. Empty if no object may exist under the key.
 
         Returns:

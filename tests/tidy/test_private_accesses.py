@@ -22,7 +22,10 @@ NO_ACCESS = {"_asdict", "_fields", "_make", "_replace"}
 
 
 MAX_REPLACED_CONSTANTS = 43
-"""Limit for the number of product constants that tests replace. Lower it with each one that you remove, and never raise it."""
+"""Limit for the number of product constants that tests replace.
+
+Lower it with each one that you remove, and never raise it.
+"""
 
 
 def is_private(name: str) -> bool:
