@@ -1323,7 +1323,7 @@ class EverstepClient(Protocol):
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
         """Upload a gzipped tar of a user's code. `SourceId` is the SHA-256 of the archive. A call with an archive that is stored already changes nothing. Raises ValidationException if the archive is too large or invalid."""
     def read_snapshot(self, *, TrainingJobName: str, SnapshotId: str, Rank: int, Begin: int, End: int) -> ReadSnapshotResponse:
-        """Read the bytes from Begin to End, exclusive, of a held shard. The shard has the format of a checkpoint object in S3. The bytes pass through this server. Raises ValidationException if the range is empty or too large, or if the job has no such rank. Raises ConflictException if the snapshot is no longer held. Raises ServiceUnavailableException if the agent is not connected to this server or does not answer."""
+        """Read the bytes from Begin to End, exclusive, of a held shard. The shard has the format of a checkpoint object in S3. The bytes pass through this server. Each read extends the hold, so it needs the role that may hold a snapshot. Raises ValidationException if the range is empty or too large, or if the job has no such rank. Raises ConflictException if the snapshot is no longer held. Raises ServiceUnavailableException if the agent is not connected to this server or does not answer."""
     def reboot_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Move the job off a node as DrainNode does, then reboot the node and return it to service. Repeated calls change nothing."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:

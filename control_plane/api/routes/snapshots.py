@@ -21,7 +21,7 @@ from fastapi import Path, Query
 from fastapi.responses import Response
 
 from control_plane.api import deps
-from control_plane.api.auth import Caller, Reader, User
+from control_plane.api.auth import Caller, User
 from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
 from control_plane.api.errors import InUse, InvalidRequest, Unavailable
 from control_plane.api.routes.jobs import find_job
@@ -119,12 +119,13 @@ async def read_snapshot(
     rank: RankPath,
     begin: Begin,
     end: End,
-    caller: Reader,
+    caller: User,
     services: ServicesDep,
 ) -> Response:
     """Read the bytes from Begin to End, exclusive, of a held shard.
 
-    The shard has the format of a checkpoint object in S3. The bytes pass through this server.
+    The shard has the format of a checkpoint object in S3. The bytes pass through this server. Each read extends the
+    hold, so it needs the role that may hold a snapshot.
 
     Raises ValidationException if the range is empty or too large, or if the job has no such rank. Raises
     ConflictException if the snapshot is no longer held. Raises ServiceUnavailableException if the agent is not
