@@ -24,7 +24,7 @@ WRITE_SECONDS = 1.0
 
 
 class ProtectionWatch:
-    """Selects the rows of shards that a pass over a job writes.
+    """Decides when a pass writes to the database which holders have a job's shards, and which steps.
 
     Args:
         registry: the source of the agents' newest reports.
@@ -38,7 +38,7 @@ class ProtectionWatch:
         self._written_at: dict[RunId, float] = {}
 
     def changed(self, stored: StoredJob, observed: JobObserved, now: float) -> tuple[protection.ShardRecord, ...]:
-        """Return the rows of shards to write.
+        """Return the rows of the table of shards that the pass must write; empty if no write is due.
 
         A change of holders is due immediately. Changes of steps alone are due at most once per `WRITE_SECONDS`.
         """

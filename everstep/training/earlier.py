@@ -319,7 +319,7 @@ class EarlierState:
     step: Step
     facts: Mapping[str, str]
     adapter: Mapping[str, Any]
-    """The plain values that the earlier adapter's `observe` returned."""
+    """The result of `observe` of the adapter of the earlier rank. It contains no tensors."""
     others: Mapping[str, Any]
     """Objects, data positions, modes and generators by name."""
 

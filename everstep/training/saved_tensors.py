@@ -15,7 +15,7 @@ from everstep.training.copier import Copies
 from everstep.training.host_copy import copy_into_live
 
 GATHERED_BYTES = 256 * 1024 * 1024
-"""Size of the collected copies, in bytes, from which `SavedTensors` executes them.
+"""`SavedTensors` collects copies until they have this total size in bytes, and then executes them.
 
 The script's signal handlers wait meanwhile, so the size is limited.
 """
@@ -25,7 +25,7 @@ class SavedTensors(Mapping[str, torch.Tensor]):
     """A snapshot's tensors by name. Reading a tensor may wait for its bytes.
 
     Args:
-        gathered_bytes: size of the collected copies from which they are executed.
+        gathered_bytes: the copies are collected until they have this total size, and then executed together.
 
     Invariant: when `finish` returns, all copies passed to `bring` are done, in the order of the calls.
     """

@@ -469,10 +469,9 @@ class Model:
         return world._replace(shares=put(world.shares, holder, put(world.shares[holder], index, slot)))
 
     def _lacks_base(self, world: World, rank: int) -> bool:
-        """Return whether an owner lacks the step from which the generation started, and that step is not committed
-        again.
+        """Return whether an owner lacks the step from which the generation started, before the generation commits it.
 
-        The owner then opens no connection until the next generation.
+        Such an owner opens no connection until the next generation.
         """
         shard = world.shards[rank]
         return bool(world.base) and shard.committed == NONE and world.base not in shard.sealed

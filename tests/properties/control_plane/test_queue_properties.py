@@ -59,7 +59,10 @@ SIZES = st.tuples(st.integers(1, 8), st.integers(0, 4)).map(lambda pair: range(p
 def test_whichever_of_the_others_end_or_change_their_size(
     head: int, newcomer: int, holding: list[range], capacity: int
 ) -> None:
-    """`cannot_delay` equals its definition: whichever of the other jobs end, the job at the head can start no later."""
+    """`cannot_delay` equals its definition.
+
+    If the newcomer starts now, the head of the queue starts no later than without it, whichever other jobs end.
+    """
     left = {
         sum(counts)
         for size in range(len(holding) + 1)
