@@ -79,7 +79,7 @@ class CheckpointConfig(TypedDict):
     ThirdSlot: NotRequired[bool]
     """Whether to reserve a third memory slot per shard. With a third slot, a snapshot never waits for the upload of an earlier snapshot. false unless given."""
     MaxUploadsInFlight: NotRequired[int]
-    """Maximum number of checkpoints that are uploaded at the same time. The default is 1. A due checkpoint then does not wait for the end of an earlier upload. Values above 1 need ThirdSlot, and reserve one more memory slot per shard for each further upload. If all uploads are busy, the newest due checkpoint replaces the one that waits. Cannot change after creation."""
+    """Maximum number of checkpoints that are uploaded at the same time. The default is 1. With a value above 1, a due checkpoint need not wait for the end of an earlier upload. Such a value needs ThirdSlot, and reserves one more memory slot per shard for each further upload. While the maximum number of uploads runs, the newest due checkpoint replaces the checkpoint that waits. Cannot change after creation."""
     MaxCount: NotRequired[int]
     """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. Everstep deletes a checkpoint only after it has verified a later one by reading it back."""
     KeepEverySteps: NotRequired[int]
@@ -255,14 +255,14 @@ class Drill(TypedDict):
 class ElasticConfig(TypedDict):
     """Numbers of nodes between which a job may change while it trains. The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes. A job with the strategy None must keep its number of nodes."""
     MinNodeCount: NotRequired[int]
-    """Number of nodes with which the job may start, resume and continue while the fleet has no others. The default is NodeCount: the job waits until it has all nodes. When nodes arrive, the job stops at an agreed step and continues with them. A preemptible job also shrinks to this number for a job of higher priority."""
+    """Smallest number of nodes with which the job starts, resumes and continues while the fleet has no further nodes. The default is NodeCount: the job waits until it has all nodes. When nodes arrive, the job stops at an agreed step and continues with them. A preemptible job also shrinks to this number for a job of higher priority."""
     MaxNodeCount: NotRequired[int]
     """Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. It returns these nodes at an agreed stop when another job can start with them."""
     PatienceInSeconds: NotRequired[int]
-    """Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes. If the ready nodes do not suffice for MaxNodeCount, a running job waits as long for further nodes before it grows. 60 unless given."""
+    """Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes. If fewer nodes than MaxNodeCount are ready, a running job also waits this time before it grows with the ready nodes. 60 unless given."""
 
 class ElasticConfigUpdate(TypedDict):
-    """Numbers of nodes to change. The value 0 sets a limit to NodeCount. A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop. A job that runs on fewer than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes."""
+    """Changes of the limits of an elastic job. The value 0 sets a limit to NodeCount. A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop. A job that runs on fewer than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes."""
     MinNodeCount: NotRequired[int]
     MaxNodeCount: NotRequired[int]
     PatienceInSeconds: NotRequired[int]
@@ -469,7 +469,7 @@ class Incident(TypedDict):
     Decision: str
     Reason: str
     RestoreSource: NotRequired[Literal["local", "peer", "parity", "s3"]]
-    """The most distant source from which any rank was restored. The order is the own node, a peer, parity (shares of several peers), and S3."""
+    """The most distant source from which any rank was restored. The order is the own node, a peer, parity (shards and shares of several peers), and S3."""
     FromStep: NotRequired[int]
     ReachedStep: NotRequired[int]
     LostSteps: NotRequired[int]
@@ -735,7 +735,7 @@ class ProtectionConfig(TypedDict):
     Copies: NotRequired[int]
     """Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 2, or 1 for a job of one node or with ParityGroupSize. 2 unless given."""
     ParityGroupSize: NotRequired[int]
-    """Nodes that protect each other by parity, for hosts short of memory. The default is no parity. Each node keeps its own shards, and the XOR of parts of the shards of the other nodes in its group. The job survives the loss of any one node per group. Groups of g nodes need g ÷ (g - 1) ÷ 2 of the memory of two copies. The last group also has the nodes that remain. Copies must be 1, and ElasticConfig must not be set. Cannot change after creation."""
+    """Nodes per group that protects its shards by parity, for hosts short of memory. The default is no parity. Each node keeps its own shards, and the XOR of parts of the shards of the other nodes in its group. The job survives the loss of any one node per group. Groups of g nodes need g ÷ (2 × (g - 1)) of the memory of two copies. The last group also has the remaining nodes, if NodeCount is not a multiple of g. Copies must be 1, and ElasticConfig must not be set. Cannot change after creation."""
     MaxSlowdown: NotRequired[float]
     """Share of the mean iteration time that snapshots may add, 0.01 meaning 1 %. If snapshots cost more, Everstep takes them less often than every step. The default is 0.01. On a local cluster the default is 1, because all nodes share the cores of one machine and the measured cost is unreliable."""
 
@@ -997,11 +997,11 @@ class TrainingJobPlan(TypedDict):
     Elasticity: NotRequired[str]
     """A sentence about the numbers of nodes between which the job may change. Absent if the job always has NodeCount nodes."""
     SlotsPerNode: int
-    """Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode. Each slot holds the state of one rank. With parity, half of the slots hold shares, of which each has 1 ÷ (ParityGroupSize - 1) of the size."""
+    """Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode. Each slot holds the state of one rank. With parity, the number is slots per shard × 2 × RanksPerNode. Half of these slots hold shares, each with 1 ÷ (ParityGroupSize - 1) of the size of a state."""
     MemoryRatio: float
     """Memory for slots on each node, divided by the state of the node's ranks."""
     CopiesMemoryRatio: NotRequired[float]
-    """MemoryRatio of the same job with two copies in the place of parity. Absent without parity."""
+    """MemoryRatio of the same job with two copies instead of parity. Absent without parity."""
     NodeMemoryBytes: NotRequired[int]
     """Memory for slots on the fleet's smallest node. Absent while the fleet has no node."""
     LargestShardBytes: NotRequired[int]
@@ -1287,7 +1287,7 @@ class EverstepClient(Protocol):
     def hold_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Keep a node without a job out of use until ReleaseNode. Repeated calls change nothing."""
     def hold_snapshot(self, *, TrainingJobName: str, SnapshotId: str = ...) -> HoldSnapshotResponse:
-        """Keep the newest committed step of a running job in memory, so that ReadSnapshot can read it. While a job with two slots holds a snapshot, it commits no further steps; training continues. The hold ends at ReleaseSnapshot, when the job stops or starts again, or some time after the last request. A job holds one snapshot at a time. Raises ConflictException if the job is not running, has no committed step, holds another snapshot, or no longer holds the requested one. Raises ServiceUnavailableException if an agent is not connected to this server."""
+        """Keep the newest committed step of a running job in memory, so that ReadSnapshot can read it. While a job with two slots holds a snapshot, it commits no further steps; training continues. The hold ends at ReleaseSnapshot, when the job stops or starts again, or HoldInSeconds after the last HoldSnapshot or ReadSnapshot. A job holds one snapshot at a time. Raises ConflictException if the job is not running, has no committed step, holds another snapshot, or no longer holds the requested one. Raises ServiceUnavailableException if an agent is not connected to this server."""
     def list_checkpoints(self, *, TrainingJobName: str, MinStep: int = ..., MaxResults: int = ..., NextToken: str = ...) -> ListCheckpointsResponse:
         """List a job's checkpoints in S3, newest step first. With MinStep, the list contains only that step and later ones. CreateCheckpoint returns a suitable MinStep."""
     def list_drills(self, *, TrainingJobName: str = ..., MaxResults: int = ..., NextToken: str = ...) -> ListDrillsResponse:
@@ -1323,7 +1323,7 @@ class EverstepClient(Protocol):
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
         """Upload a gzipped tar of a user's code. `SourceId` is the SHA-256 of the archive. A call with an archive that is stored already changes nothing. Raises ValidationException if the archive is too large or invalid."""
     def read_snapshot(self, *, TrainingJobName: str, SnapshotId: str, Rank: int, Begin: int, End: int) -> ReadSnapshotResponse:
-        """Read the bytes from Begin to End, exclusive, of a held shard. The shard has the format of a checkpoint object in S3. The bytes pass through this server. Each read extends the hold, so it needs the role that may hold a snapshot. Raises ValidationException if the range is empty or too large, or if the job has no such rank. Raises ConflictException if the snapshot is no longer held. Raises ServiceUnavailableException if the agent is not connected to this server or does not answer."""
+        """Read the bytes from Begin to End, exclusive, of a held shard. The shard has the format of a checkpoint object in S3. The bytes pass through this server. Each read extends the hold, so the caller needs the same role as for HoldSnapshot. Raises ValidationException if the range is empty or too large, or if the job has no such rank. Raises ConflictException if the snapshot is no longer held. Raises ServiceUnavailableException if the agent is not connected to this server or does not answer."""
     def reboot_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Move the job off a node as DrainNode does, then reboot the node and return it to service. Repeated calls change nothing."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:

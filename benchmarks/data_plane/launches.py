@@ -245,7 +245,7 @@ class Talk:
         """Wait for the process's next line on stdout, and return it decoded.
 
         Raises:
-            BenchmarkFailed: the process ended. The message has the folder of its log.
+            BenchmarkFailed: the process ended. The message names the folder of its log.
         """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -254,6 +254,6 @@ class Talk:
         return json.loads(line)
 
     def ask(self, words: object) -> Any:
-        """Send a line and return its answer."""
+        """Send a line, and return the line that the process answers."""
         self.say(words)
         return self.answer()

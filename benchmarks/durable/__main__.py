@@ -77,7 +77,7 @@ def _uploads(begun: Begun) -> Iterator[UploadBlock]:
 
 
 def _loads(begun: Begun) -> Iterator[Load]:
-    """Measure loads of one step from memory, by as many ranks as made it and by fewer and more ranks."""
+    """Measure loads of one step from memory: by the number of ranks that made it, by fewer ranks and by more."""
     rounds, size = (1, uploads.QUICK_SIZE) if begun.is_quick else (ROUNDS, loads.SIZE)
     yield from loads.measure(begun.home / "loads", rounds=rounds, size=size)
     begun.say("restored a step with 3, 4 and 6 ranks")
@@ -208,7 +208,7 @@ PARTS: Mapping[str, Callable[[Begun], Iterator[Any]]] = {
     "loads": _loads,
     "strategies": _strategies,
 }
-"""The parts of the benchmark by the field of `report.Run` that they fill."""
+"""The parts of the benchmark. Each key is the field of `report.Run` that the part fills."""
 
 
 if __name__ == "__main__":

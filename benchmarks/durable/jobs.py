@@ -23,9 +23,12 @@ from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Verdict, moved_ratio
 from benchmarks.rows import Row, number, table
 
 MOST_SLOWDOWN, MOST_BLOCKED = 0.25, 0.1
-"""Limits relative to DCP: of the time that a checkpoint adds to training, and of the time that it blocks training."""
+"""Limits of the time that a checkpoint adds to training and of the time that it blocks training, relative to DCP."""
 MOST_OF_SAME = 2.0
-"""Limit of a load by other ranks, relative to a load by the same ranks; the transfer of further bytes is added."""
+"""Limit of the time of a load by another number of ranks, relative to a load by the same number.
+
+The time to transfer the bytes that nodes do not hold is added to the limit.
+"""
 MOST_LOST_STEPS = 2
 UPLOAD_NAMES = {
     FLOOR: "no checkpoint",
@@ -99,7 +102,7 @@ def usual_step_seconds(blocks: Sequence[UploadBlock]) -> float:
 
 
 def load_rows(loads: Sequence[Load]) -> list[Row]:
-    """Return one row per other number of ranks."""
+    """Return one row for each number of ranks that differs from the number that made the step."""
     if not loads:
         return []
     same, moved = _seconds(loads, SAME), _seconds(loads, MOVED)
@@ -143,7 +146,7 @@ def load_table(loads: Sequence[Load]) -> str:
 
 
 def strategy_rows(jobs: Sequence[StrategyJob]) -> list[Row]:
-    """Return the rows of the strategies: useful time, lost steps, and that without checkpoints every step is lost."""
+    """Return the rows of the strategies: useful time and lost steps with Everstep, lost steps without checkpoints."""
     if not jobs:
         return []
     by_name = {job.strategy: job for job in jobs}

@@ -1,8 +1,8 @@
-"""Loads of one step from the nodes' memory, by as many ranks as made it, and by fewer and more ranks.
+"""Loads of one step from the nodes' memory: by the number of ranks that made it, by fewer ranks and by more.
 
     4 ranks train and commit a step ─▶ 4, 3 and 6 ranks restore it, in turn
 
-The nodes are those of `members`. A load begins when every rank waits for its state. It ends when the last rank's call
+Module `members` runs the nodes. A load begins when every rank waits for its state. It ends when the last rank's call
 of `restore` returns.
 """
 
@@ -57,15 +57,15 @@ class Load:
 
 
 def absent_share(world_size: int, rank: int, held: Collection[int], earlier: int = EARLIER) -> float:
-    """Return which share of the whole state a rank needs and its node does not hold.
+    """Return the fraction of the whole state that a rank needs and its node does not hold.
 
     The ranks divide the state evenly and in order.
 
     Args:
         world_size: number of ranks that load.
         rank: the rank.
-        held: earlier ranks whose shards the rank's node holds.
-        earlier: number of earlier ranks.
+        held: ranks that made the step, and whose shards the node of `rank` holds.
+        earlier: number of ranks that made the step.
     """
     begin, end = rank / world_size, (rank + 1) / world_size
     return sum(
@@ -139,7 +139,7 @@ class _Restored:
 def _launch(
     nodes: Members, talks: Sequence[Talk], size: ModelSize, generation: int, world_size: int, found: Inventories | None
 ) -> _Restored:
-    """Run the ranks of a generation, whose nodes stay open."""
+    """Run the ranks of a generation until each has its state. The generation stays open on its nodes."""
     with members.meeting_port() as port:
         nodes.open(generation, world_size, found=found)
         for rank, talk in enumerate(talks[:world_size]):
@@ -158,7 +158,7 @@ def _launch(
 
 
 def _without_own(nodes: Members, found: Inventories) -> Inventories:
-    """Empty each node's slots of its own rank. Return the slots that are left."""
+    """Empty the slots in which each node holds the shard of its own rank. Return the remaining slots."""
     left = dict(found.slots)
     for number in range(found.world_size):
         nodes.drop(number, number)
@@ -171,7 +171,7 @@ def _added_bytes(before: Inventories, after: Inventories) -> int:
 
 
 def _added(before: Inventories, after: Inventories) -> list[tuple[int, SlotRecord]]:
-    """Return the slots that nodes have gained, with the number of the node."""
+    """Return the slots that exist in `after` but not in `before`, each with the number of its node."""
     return [
         (number, record)
         for number in range(NODES)

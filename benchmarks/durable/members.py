@@ -71,7 +71,7 @@ class Members:
             talk.answer()
         self._ports = [talk.ask(["start"])["port"] for talk in talks]
         self._count = 0
-        """Number of nodes in the open generation: the first ones."""
+        """Number of nodes in the open generation, which are the first nodes of `talks`."""
 
     def open(self, generation: int, world_size: int, *, every_steps: int = 0, found: Inventories | None = None) -> None:
         """Open a generation on the first `world_size` nodes, with one rank each.
@@ -98,7 +98,7 @@ class Members:
         """Return the sealed slots of the generation's nodes.
 
         Args:
-            world_size: number of ranks of the generation that made them.
+            world_size: number of ranks of the generation that made the slots.
         """
         slots = {
             node_id(number): msgspec.convert(each, tuple[SlotRecord, ...])
@@ -107,7 +107,7 @@ class Members:
         return Inventories(world_size, slots)
 
     def drop(self, node: int, rank: int) -> None:
-        """Empty a node's slots of one shard."""
+        """Empty all slots of one shard on one node."""
         self._talks[node].ask(["drop", rank])
 
     def close(self) -> None:

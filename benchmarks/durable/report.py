@@ -23,7 +23,7 @@ LEAST_RATIO = 0.8
 """Lower limit of the throughput of Everstep's store ÷ throughput of boto3's transfer manager."""
 MOST_EXTRA_BYTES = 64 * MIB
 MOST_OF_FEWER = 0.9
-"""Most time of an upload or a load by twice as many nodes, relative to the time by fewer nodes."""
+"""Limit of the time of an upload or a load by more nodes, relative to the time by half as many nodes."""
 OWN, RAW = "everstep", "boto3"
 SYSTEMS = {
     "load": (OWN, "dcp"),
@@ -89,7 +89,7 @@ class Run(BenchmarkRun):
     uploads: Sequence[UploadBlock] = ()
     loads: Sequence[Load] = ()
     strategies: Sequence[StrategyJob] = ()
-    """Like `uploads` and `loads`, empty in results of earlier versions, whose page has no section about them."""
+    """`uploads`, `loads` and `strategies` are empty in results of earlier versions, whose page has no such sections."""
 
 
 def rows(run: Run) -> list[Row]:

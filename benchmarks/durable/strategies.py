@@ -20,9 +20,12 @@ NODES = 2
 STEPS, KILL_AT = 100, 60
 STEP_SECONDS = 0.1
 STRAWMAN_SECONDS = 4
-"""Interval of the strategy Strawman, in place of its three hours. The rank is killed between its checkpoints."""
+"""Seconds between two checkpoints of the strategy Strawman, instead of three hours.
+
+The rank is killed between two checkpoints.
+"""
 EVERSTEP_EVERY = 50
-"""Steps between two checkpoints of the strategy Everstep in S3."""
+"""Steps between two checkpoints that the strategy Everstep stores in S3."""
 NONE, STRAWMAN, HIGH_FREQ, CHECK_FREQ, EVERSTEP = "None", "Strawman", "HighFreq", "CheckFreq", "Everstep"
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     NONE: {},

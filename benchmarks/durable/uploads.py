@@ -38,7 +38,7 @@ class UploadBlock:
     steps: list[float]
     """Durations of rank 0's counted steps, in seconds."""
     save_seconds: float
-    """Time for which the checkpoint blocked the training thread, of the rank that it blocked the longest."""
+    """The longest time, over all ranks, for which the checkpoint blocked the training thread."""
     upload_seconds: float
     """Time from the checkpoint's step until all ranks' parts were stored. 0 for the floor."""
     cpu_seconds: float
@@ -56,7 +56,7 @@ class UploadBlock:
 
     @property
     def during(self) -> list[float]:
-        """Durations of the steps that began before the upload ended; of all steps without an upload."""
+        """Durations of the steps that began before the upload ended. For the floor, the durations of all steps."""
         begun, found = 0.0, []
         for step in self.steps:
             if begun < self.upload_seconds or self.system == FLOOR:
@@ -86,7 +86,7 @@ def measure(home: Path, environment: Mapping[str, str], *, rounds: int, is_quick
         home: folder of the logs.
         environment: address and keys of the S3 server, which has the bucket `members.BUCKET`.
         rounds: number of blocks of each system.
-        is_quick: take a small model and few steps.
+        is_quick: True for a small model and few steps.
 
     Raises:
         BenchmarkFailed: a process ended.

@@ -52,7 +52,7 @@ class GroupTimes:
     state_bytes: int
     """Bytes of each member's shard."""
     step_seconds: tuple[float, ...]
-    """Per step: from the last member's seal to the last member's vote."""
+    """Per step: the time from the last member's seal to the last member's vote."""
     cpu_seconds: tuple[float, ...]
     """Per step: CPU time of all members in that time."""
     memory_ratio: float
@@ -210,7 +210,7 @@ def content(step: Step) -> Content:
 async def measure(
     folder: Path, *, has_parity: bool, state_bytes: int, steps: int, clock: Callable[[], float] = time.perf_counter
 ) -> GroupTimes:
-    """Make steps, then restore the shard of rank 1 on a new node.
+    """Run steps, then restore the shard of rank 1 on a new node.
 
     Args:
         folder: folder in shared memory.

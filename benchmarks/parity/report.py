@@ -13,11 +13,11 @@ from benchmarks.parity.xor import GIB, XorTime
 from benchmarks.rows import Row, limits, number, table, without_verdicts
 
 MOST_MEMORY = 2.8
-"""Most bytes of slots per byte of state with a group of four. Two copies need 4."""
+"""Limit of the bytes of slots per byte of state, with a group of four. Two copies need 4 bytes."""
 MOST_SENT = 1.01
-"""Most bytes sent per byte of state. Two copies send 1."""
+"""Limit of the bytes that are sent per byte of state. Two copies send 1 byte."""
 MOST_SLOWER = 2.0
-"""Most time from the last seal to the last vote, relative to two copies."""
+"""Limit of the time from the last seal to the last vote, relative to the time with two copies."""
 MIB = 1 << 20
 NAMES = {False: "two copies", True: f"parity, group of {MEMBERS}"}
 

@@ -24,7 +24,7 @@ class XorTime:
 
 
 def times() -> list[XorTime]:
-    """Return the times of all operations. Each XOR changes the same target, so an even number leaves it unchanged."""
+    """Return the times of all operations. All operations use the same two chunks."""
     target, source = bytearray(os.urandom(CHUNK_BYTES)), bytearray(os.urandom(CHUNK_BYTES))
     into, out_of = memoryview(target), memoryview(source)
 

@@ -156,7 +156,8 @@ def own_place(bucket: str, name: str, run_id: str) -> str:
 def copies_of(request: CreateTrainingJobRequest) -> int:
     """Return the number of nodes that hold each shard.
 
-    Copies if set; else 2, or 1 for a job of one node, with parity, and for a strategy that keeps nothing on peers.
+    Without Copies in the request, the result is 2. It is 1 for a job of one node, for a job with parity, and for any
+    strategy but Everstep.
     """
     asked = request.protection
     is_copied = Strategy(request.checkpoint_config.strategy) is Strategy.EVERSTEP and not _parity_group_size(request)

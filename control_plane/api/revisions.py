@@ -242,13 +242,15 @@ def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[Fiel
         field = "Protection.Copies" if spec.copies > job.spec.copies else "CheckpointConfig.ThirdSlot"
         kind = "slots" if spec.parity_group_size is None else "slots of shards and shares"
         size = f"{slot_memory.slots_per_node(spec)} {kind} of {around.largest_shard_bytes:,} bytes"
-        message = f"{size} need {needed:,} bytes of host memory per node; {around.node_memory_bytes:,} are there"
+        message = (
+            f"{size} need {needed:,} bytes of host memory per node; the smallest node has {around.node_memory_bytes:,}"
+        )
         yield FieldError(field=field, message=message)
 
 
 def _wrong_parity(job: JobRecord, spec: JobSpec) -> Iterator[FieldError]:
     if spec.parity_group_size != job.spec.parity_group_size:
-        message = "cannot change after creation; create a new job, with InitialCheckpoint to continue this one"
+        message = "cannot change after creation; create a new job with InitialCheckpoint to continue this job"
         yield FieldError(field="Protection.ParityGroupSize", message=message)
     elif spec.parity_group_size is not None:
         found = parity.contradictions(

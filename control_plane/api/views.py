@@ -523,7 +523,8 @@ def _fatal_losses(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[tuple[
 def _misses(shard: ShardRecord) -> bool:
     """Return whether the shares of a shard are incomplete.
 
-    A holder is out of view, or the rank has not committed a step in this generation: a replacement has no share yet.
+    True if a holder is out of view, or if the rank has not committed a step in this generation. Before this commit, a
+    replacement has no share.
     """
     return shard.committed_step < 0 or not all(holder.is_in_view for holder in shard.holders)
 

@@ -64,7 +64,8 @@ class ObjectStore(Protocol):
             Description of the stored object.
 
         Raises:
-            ObjectChanged: an object exists, or has another ETag. After a lost answer, it may be the caller's own.
+            ObjectChanged: an object exists although `etag` is empty, or the object has another ETag. If the answer to
+                an earlier attempt was lost, the object may be the caller's own.
         """
 
     def put_file(self, reference: ObjectReference, file: BinaryIO) -> ObjectInfo:

@@ -63,21 +63,21 @@ def contradictions(node_count: int, least: int | None, most: int | None, limits:
 def needed_count(spec: JobSettings, record: JobRecord) -> int:
     """Return the number of nodes that the next generation needs before it starts.
 
-    A limit that a user changed since the newest generation applies.
+    The result obeys limits that a user has changed since the newest generation.
     """
     return min(max(count_before(spec, record), spec.least_node_count), spec.most_node_count)
 
 
 def count_before(spec: JobSettings, record: JobRecord) -> int:
-    """Return the number of nodes that was last decided for the job, whatever its present limits are."""
+    """Return the last number of nodes that was decided for the job, without regard to its present limits."""
     return record.reduced_count or record.member_count or spec.node_count
 
 
 def smaller_from(spec: JobSettings, record: JobRecord) -> float | None:
-    """Return from when a job that waits for its first nodes starts with fewer than NodeCount nodes.
+    """Return the time from which a job that waits for its first nodes may start with fewer than NodeCount nodes.
 
     The patience starts when the job begins to wait. It starts again after a period without a control plane, because
-    nobody could launch instances meanwhile.
+    nobody could launch instances in this period.
 
     Args:
         spec: settings of the job, with its limits of nodes and its patience.
@@ -190,7 +190,7 @@ def is_due(spec: JobSettings, record: JobRecord, now: float, timeouts: Timeouts)
 
 
 def kept_count(spec: JobSettings, record: JobRecord, wanted: int | None) -> int:
-    """Return with how many nodes a running job should continue, at most its present number.
+    """Return the number of nodes with which a running job should continue.
 
     Args:
         spec: settings of the job. A user may have lowered its MaxNodeCount.
@@ -198,7 +198,8 @@ def kept_count(spec: JobSettings, record: JobRecord, wanted: int | None) -> int:
         wanted: the number of nodes that the fleet's queue leaves to the job, or None.
 
     Returns:
-        The number of nodes that the job keeps, at least its minimum. The present number if the job must not stop now.
+        At most the present number of nodes, and at least the job's minimum. If the job must not stop now, the result is
+        the present number.
     """
     if not is_settled(record) or record.suspicion is not None:
         return record.member_count
@@ -207,10 +208,10 @@ def kept_count(spec: JobSettings, record: JobRecord, wanted: int | None) -> int:
 
 
 def returned_nodes(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], count: int) -> tuple[NodeId, ...]:
-    """Return the members that a job returns to its fleet, in the order in which it gives them up.
+    """Return the members that a job returns to its fleet, in the order of their selection.
 
-    The remaining members should hold every shard, so that the job need not wait for a checkpoint. Among such members,
-    those with the highest GROUP_RANK go first.
+    Members without which the remaining members still hold every shard are selected first: the job then need not wait
+    for a checkpoint. Otherwise, a higher GROUP_RANK is selected first.
 
     Args:
         plan: the plan of the running generation.

@@ -378,17 +378,17 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
     """Return the unreachable member that the job should give up, or None if every member is reachable.
 
     Two members that cannot reach each other report each other. The job needs to give up only one of them. With parity,
-    one silent member stops the shares of its whole group, so that all members of the group report each other. The lines
-    of the rounds then decide.
+    one silent member stops the shares of its whole group, so that all members of the group report each other. The
+    messages of the rounds then decide.
 
     Args:
         reports: the reports of the members that are not silent.
         nodes: the members by GROUP_RANK.
 
     Returns:
-        The member that most other members report as unreachable. If several members have equally many such reports, the
-        member from which more neighbours in the rounds receive nothing. Then the member with more earlier incidents of
-        this kind, else the member with the highest GROUP_RANK.
+        The member that most other members report as unreachable. Several members can have equally many such reports.
+        Among them, the order of criteria is: most neighbours in the rounds that receive nothing from the member, most
+        earlier incidents of this kind, highest GROUP_RANK.
     """
     complaints = Counter(holder for node in reports for holder in nodes_out_of_view({node: reports[node]}))
     silent = Counter(peer for node, report in reports.items() for peer in {*report.silent_peers} - {node})

@@ -271,7 +271,7 @@ def _with_copies(
 ) -> tuple[RankPlan, ...]:
     """Return the ranks of a plan in which copies protect the shards.
 
-    A generation may have fewer nodes than the requested number of copies.
+    If the generation has fewer nodes than the requested number of copies, each node holds every shard.
     """
     copies = min(spec.copies, len(nodes))
     holders = placement.plan(nodes, copies, domains, before=_groups_before(seen)).holders
@@ -311,8 +311,8 @@ def _with_parity(
 def _parity_groups_before(seen: JobObserved, found: recovery.Survey) -> tuple[tuple[int, ...], ...]:
     """Return the parity groups of the newest stored plan, as GROUP_RANKs.
 
-    Empty before the first plan, and if no member has a share: new groups then cost nothing. `found` has the members'
-    inventories.
+    Empty before the first plan. Also empty if no member has a share, because new groups then lose no share. `found` has
+    the members' inventories.
     """
     slots = (slot for inventory in found.inventories.values() for slot in inventory)
     if seen.plan is None or not any(is_share(slot.owner_rank) for slot in slots):

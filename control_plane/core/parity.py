@@ -21,8 +21,8 @@ MIN_GROUP_SIZE = 2
 MAX_GROUP_SIZE = 8
 """Largest number of nodes per parity group.
 
-A group of 8 nodes needs 2.29 times the state of a node's ranks. Larger groups save less than 0.3 of the 2.29, and a
-replacement fetches the state of all other members.
+A group of 8 nodes needs 2.29 times the state of a node's ranks. Every group needs more than 2 times this state, so
+larger groups save little more. Yet a replacement fetches the state of all other members of its group.
 """
 
 
@@ -94,7 +94,7 @@ def recovery_probability(node_count: int, group_size: int, lost_count: int) -> f
             f"groups of {group_size}, {lost_count} lost nodes and {node_count} nodes do not fit together"
         )
     *whole, last = group_sizes(node_count, group_size)
-    # Each lost node is in another group: choose the groups, then the member of each.
+    # Count the cases in which all lost nodes are in different groups: choose the groups, then one member of each.
     ways: int = comb(len(whole), lost_count) * group_size**lost_count
     if lost_count:
         ways += last * comb(len(whole), lost_count - 1) * group_size ** (lost_count - 1)

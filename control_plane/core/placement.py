@@ -89,8 +89,8 @@ def parity_groups(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the parity groups of a job, as GROUP_RANKs in ascending order. Deterministic.
 
-    The groups have the sizes of `plan`, and the last group is no ring. The job loop calls this function once per
-    generation. A replacement takes the lost node's position.
+    The groups have the same sizes as those of `plan`, but the last group is no ring. The job loop calls this function
+    once per generation. A replacement takes the lost node's position.
 
     Args:
         nodes: the members by GROUP_RANK.

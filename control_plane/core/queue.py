@@ -162,7 +162,7 @@ class _Shares:
         self.free -= self.counts[job.run]
 
     def raise_to_claims(self, head: FleetJob | None) -> None:
-        """Raise the jobs that do not yield to the head of the queue to their NodeCount, as far as nodes are free."""
+        """Raise each job to the nodes that it claims, as far as nodes are free. Skip jobs that yield to `head`."""
         for job in in_order(self.holding):
             if job.state not in LEAVING and (head is None or not yields_to(job, head)):
                 self._raise(job, job.claim_count(self.now))

@@ -73,7 +73,7 @@ def _rebuild(
 ) -> Rebuild | None:
     """Return the rebuild of one lost shard, or None if a share is missing or names other shards.
 
-    A survivor has its shard and its share on one node.
+    A rank is a survivor if one node has both its shard and its share.
     """
     members = [rank for rank in stripe if rank != lost_rank]
     candidates = {
@@ -110,7 +110,7 @@ def _rebuild(
 
 
 def _named(share: SlotRecord, rank: Rank) -> Contribution:
-    """Return the shard of a rank as a share names it. The rank is a member of the share's stripe."""
+    """Return the entry of a share for the shard of a rank. The rank is a member of the share's stripe."""
     return next(each for each in share.contributions if each.rank == rank)
 
 

@@ -76,7 +76,7 @@ class Restore:
     relayout: Relayout | None = None
     """The sources of the restored step, if another number of ranks or another job made this step."""
     forgotten: tuple[Rank, ...] = ()
-    """Ranks whose shard no node holds in memory, and whose shard no nodes can rebuild.
+    """Ranks whose shard no node holds in memory, and the other nodes cannot rebuild.
 
     In a relayout, these are ranks of the generation that made the step.
     """
@@ -262,7 +262,7 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
 
 
 def _forgotten(found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]], world_size: int) -> tuple[Rank, ...]:
-    """Return the ranks of which no node holds a shard in memory, and no nodes can rebuild one.
+    """Return the ranks whose shard no node holds in memory, and the other nodes cannot rebuild.
 
     Only shards that `world_size` ranks made count.
     """

@@ -14,7 +14,7 @@ from control_plane.core.observed.jobs import JobSettings
 from everstep.protocol.slot import CHUNK_BYTES
 
 COPIES_TO_COMPARE = 2
-"""Number of copies whose memory a plan shows beside the memory of parity."""
+"""Number of copies with whose memory a plan compares the memory of parity."""
 
 
 def slots_per_shard(settings: JobSettings) -> int:
@@ -23,7 +23,7 @@ def slots_per_shard(settings: JobSettings) -> int:
 
 
 def slots_per_node(settings: JobSettings) -> int:
-    """Return the number of slots per node of a job: each holds a rank's state, or with parity a share."""
+    """Return the number of slots per node of a job. Each slot holds the state of one rank, or with parity a share."""
     kinds = settings.copies if settings.parity_group_size is None else 2
     return slots_per_shard(settings) * kinds * settings.ranks_per_node
 
@@ -38,7 +38,7 @@ def memory_ratio(settings: JobSettings) -> Fraction:
 
 
 def ratio_of_copies(settings: JobSettings) -> int:
-    """Return the memory ratio of the same job with two copies of each shard in the place of parity."""
+    """Return the memory ratio of the same job with two copies of each shard instead of parity."""
     return slots_per_shard(settings) * COPIES_TO_COMPARE
 
 
@@ -50,7 +50,7 @@ def needed_bytes(settings: JobSettings, shard_bytes: int) -> int:
 def largest_shard_bytes(settings: JobSettings, node_bytes: int) -> int:
     """Return the largest state per rank, in bytes, whose slots fit into `node_bytes` bytes.
 
-    A share consists of whole chunks, so that each share may be one chunk larger than its part of a shard.
+    A share consists of whole chunks, so it may be one chunk larger than 1/(g - 1) of a shard.
     """
     slots = slots_per_shard(settings) * settings.ranks_per_node
     rounding = 0 if settings.parity_group_size is None else slots * CHUNK_BYTES

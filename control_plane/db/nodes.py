@@ -115,7 +115,7 @@ def of_fleet(session: Session, fleet_name: str | None = None, *, with_ended: boo
 
 @functools.cache
 def _of_fleet(*, of_all: bool, with_ended: bool) -> Select[Node]:
-    """Return a statement with the parameter `of_fleet`. It is kept, because its construction takes time."""
+    """Return a statement with the parameter `of_fleet`. Cached, because its construction takes time."""
     query = select(Node).order_by(Node.created_at, Node.id)
     if not of_all:
         query = query.where(Node.fleet_name == bindparam("of_fleet"))

@@ -352,7 +352,7 @@ class Executor:
         """Write a manifest to S3, but not over the manifest of a server that has taken the job over meanwhile.
 
         A server that stood still may write late. A conditional request writes only if no manifest exists. If another
-        manifest exists, the server reads its ETag, then checks that it still holds the lease, and replaces exactly the
+        manifest exists, the server reads its ETag, then checks that it still holds the lease, and replaces only a
         manifest with this ETag. Blocks: call it in a thread.
         """
         try:

@@ -3,8 +3,8 @@
     ask(node, request) ──▶ HoldSnapshot, ReadSnapshot ──▶ agent
                        ◀── SnapshotHeld, SnapshotBytes ──  answered(node, answer)
 
-A request changes nothing that its repetition would damage. A caller that received no answer therefore asks again with
-another request id.
+An agent may execute the same request twice without harm. A caller that received no answer therefore repeats the request
+with another request id.
 
 Invariant: only the node that received a request may answer it. The desk keeps no answer whose caller has left. All
 methods run on the server's event loop.
@@ -29,7 +29,7 @@ Answer = SnapshotHeld | SnapshotBytes
 
 
 class NoAnswer(Exception):
-    """The agent is not connected to this server, or did not answer in time."""
+    """The agent is not connected to this server, did not answer in time, or sent an answer of the wrong type."""
 
 
 class SnapshotDesk:
@@ -58,7 +58,7 @@ class SnapshotDesk:
         """
         answer = await self._ask(node_id, request)
         if not isinstance(answer, SnapshotHeld):
-            raise NoAnswer(f"{node_id} answered another request")
+            raise NoAnswer(f"the agent of {node_id} sent an answer of the wrong type")
         return answer
 
     async def read(self, node_id: NodeId, request: ReadSnapshot) -> SnapshotBytes:
@@ -77,7 +77,7 @@ class SnapshotDesk:
         async with self._reading:
             answer = await self._ask(node_id, request)
         if not isinstance(answer, SnapshotBytes):
-            raise NoAnswer(f"{node_id} answered another request")
+            raise NoAnswer(f"the agent of {node_id} sent an answer of the wrong type")
         return answer
 
     def release(self, node_id: NodeId, request: ReleaseSnapshot) -> None:

@@ -136,26 +136,27 @@ class _Stopped(Exception):
 
 
 class KnownContents:
-    """Holds the results of a checkpoint's verification that shards with the same shared objects can use."""
+    """Holds results of a checkpoint's verification that later shards with the same shared objects can use."""
 
     def __init__(self, max_idle_bytes: int = IDLE_BYTES) -> None:
         self.max_idle_bytes = max_idle_bytes
-        """Bytes after which an idle connection is closed."""
+        """A connection is closed after this many bytes were read from other objects."""
         self.intact: set[str] = set()
         """Names (SHA-256) of the objects that were read completely and hash to their names."""
         self._digests: dict[bytes, bytes] = {}
 
     def digest_of(self, pieces: Sequence[_Piece]) -> bytes | None:
-        """Return the digest of a chunk with these pieces if it was computed before, else None.
+        """Return the digest of a chunk with these pieces, or None if the chunk must be read.
 
-        The result is never None for equal pieces of intact shared objects in an earlier chunk.
+        The chunk must be read if it has bytes of an object that is not known to be intact, or if no earlier chunk
+        consisted of equal pieces.
         """
         if any(piece.source is not None and piece.source.sha256 not in self.intact for piece in pieces):
             return None
         return self._digests.get(_recipe(pieces))
 
     def store(self, pieces: Sequence[_Piece], digest: bytes) -> None:
-        """Record the digest of a chunk, if all of its bytes are zeros or lie in shared objects."""
+        """Record the digest of a chunk, unless the chunk has bytes of a shard's own object."""
         if all(piece.source is None or piece.source.sha256 for piece in pieces):
             self._digests[_recipe(pieces)] = digest
 
@@ -175,7 +176,7 @@ def verify_shard(
         shard: entry of the manifest, with the expected size and digest.
         is_stopped: function that the verifier calls before each chunk. If the function returns True, the verifier
             aborts the read.
-        known: results of the shards of the same checkpoint that were verified before. The function adds its own.
+        known: results of earlier shards of the same checkpoint. The function adds the results of this shard.
 
     Raises:
         _Stopped: the read was aborted.
@@ -264,7 +265,7 @@ class _Piece:
 
 
 def _recipe(pieces: Sequence[_Piece]) -> bytes:
-    """Return a digest of the places at which the bytes of a chunk lie."""
+    """Return a digest of the objects and positions from which the bytes of a chunk come."""
     named = [
         (piece.end - piece.begin, piece.index, piece.source and (piece.source.sha256, piece.place)) for piece in pieces
     ]

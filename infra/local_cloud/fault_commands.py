@@ -33,7 +33,7 @@ Output = Annotated[str, typer.Option("--output", "-o", help="text or json.")]
 
 
 def open_cluster(state_dir: Path) -> Any:
-    """Return the local cluster with this state directory. Tests replace it."""
+    """Return the local cluster with this state directory. Tests replace this function."""
     from infra.local_cloud.up import LocalCluster
 
     return LocalCluster(state_dir)
@@ -156,7 +156,7 @@ def _sentence(moment: Moment, outcome: Effect | FaultRefused | None) -> str:
 
 
 def pause(seconds: float) -> None:
-    """Wait between two moments of a script. Tests replace it."""
+    """Wait between two steps of a script. Tests replace this function."""
     threading.Event().wait(seconds)
 
 

@@ -94,7 +94,7 @@ def is_tmpfs(path: Path) -> bool:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the free bytes of the file system at this path, as an unprivileged user may use them."""
+    """Return the free bytes that an unprivileged user may use in the file system at this path."""
     stat = os.statvfs(path)
     return stat.f_bavail * stat.f_frsize
 

@@ -1,7 +1,7 @@
 """Both S3 clients behind a proxy that breaks connections and answers with the errors of AWS.
 
-A short fault is repeated until it ends, and the result is complete. A lasting fault ends in a typed error with advice,
-and leaves no object. The servers behind the proxy are moto and SeaweedFS.
+During a short fault, the client repeats its request until it succeeds, and the result is complete. A lasting fault
+ends in a typed error with advice, and leaves no object. The servers behind the proxy are moto and SeaweedFS.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def worker_store(proxy: S3Proxy) -> S3ObjectStore:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Record the pauses before repeated requests, instead of making them."""
+    """Skip the pauses before repeated requests, and record their lengths."""
     made: list[float] = []
     monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=made.append, time=time.time))
     monkeypatch.setattr(bulk, "pause_seconds", made.append)

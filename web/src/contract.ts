@@ -82,7 +82,7 @@ export interface CheckpointConfig {
   S3Uri?: string
   /** Whether to reserve a third memory slot per shard. With a third slot, a snapshot never waits for the upload of an earlier snapshot. false unless given. */
   ThirdSlot?: boolean
-  /** Maximum number of checkpoints that are uploaded at the same time. The default is 1. A due checkpoint then does not wait for the end of an earlier upload. Values above 1 need ThirdSlot, and reserve one more memory slot per shard for each further upload. If all uploads are busy, the newest due checkpoint replaces the one that waits. Cannot change after creation. */
+  /** Maximum number of checkpoints that are uploaded at the same time. The default is 1. With a value above 1, a due checkpoint need not wait for the end of an earlier upload. Such a value needs ThirdSlot, and reserves one more memory slot per shard for each further upload. While the maximum number of uploads runs, the newest due checkpoint replaces the checkpoint that waits. Cannot change after creation. */
   MaxUploadsInFlight?: number
   /** Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. Everstep deletes a checkpoint only after it has verified a later one by reading it back. */
   MaxCount?: number
@@ -443,15 +443,15 @@ export interface Drill {
 
 /** Numbers of nodes between which a job may change while it trains. The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes. A job with the strategy None must keep its number of nodes. */
 export interface ElasticConfig {
-  /** Number of nodes with which the job may start, resume and continue while the fleet has no others. The default is NodeCount: the job waits until it has all nodes. When nodes arrive, the job stops at an agreed step and continues with them. A preemptible job also shrinks to this number for a job of higher priority. */
+  /** Smallest number of nodes with which the job starts, resumes and continues while the fleet has no further nodes. The default is NodeCount: the job waits until it has all nodes. When nodes arrive, the job stops at an agreed step and continues with them. A preemptible job also shrinks to this number for a job of higher priority. */
   MinNodeCount?: number
   /** Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. It returns these nodes at an agreed stop when another job can start with them. */
   MaxNodeCount?: number
-  /** Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes. If the ready nodes do not suffice for MaxNodeCount, a running job waits as long for further nodes before it grows. 60 unless given. */
+  /** Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes. If fewer nodes than MaxNodeCount are ready, a running job also waits this time before it grows with the ready nodes. 60 unless given. */
   PatienceInSeconds?: number
 }
 
-/** Numbers of nodes to change. The value 0 sets a limit to NodeCount. A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop. A job that runs on fewer than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes. */
+/** Changes of the limits of an elastic job. The value 0 sets a limit to NodeCount. A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop. A job that runs on fewer than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes. */
 export interface ElasticConfigUpdate {
   MinNodeCount?: number
   MaxNodeCount?: number
@@ -718,7 +718,7 @@ export interface HoldNodeRequest {
 export interface HoldSnapshotRequest {
   /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
-  /** A snapshot that this operation returned. It is held for longer. By default, a new hold begins with the newest committed step. */
+  /** A snapshot whose hold this request extends. Without this field, the request begins a new hold of the newest committed step. */
   SnapshotId?: string
 }
 
@@ -762,7 +762,7 @@ export interface Incident {
   Evidence: string[]
   Decision: string
   Reason: string
-  /** The most distant source from which any rank was restored. The order is the own node, a peer, parity (shares of several peers), and S3. */
+  /** The most distant source from which any rank was restored. The order is the own node, a peer, parity (shards and shares of several peers), and S3. */
   RestoreSource?: 'local' | 'peer' | 'parity' | 's3'
   FromStep?: number
   ReachedStep?: number
@@ -1189,7 +1189,7 @@ export interface ProjectQuota {
 export interface ProtectionConfig {
   /** Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 2, or 1 for a job of one node or with ParityGroupSize. 2 unless given. */
   Copies?: number
-  /** Nodes that protect each other by parity, for hosts short of memory. The default is no parity. Each node keeps its own shards, and the XOR of parts of the shards of the other nodes in its group. The job survives the loss of any one node per group. Groups of g nodes need g ÷ (g - 1) ÷ 2 of the memory of two copies. The last group also has the nodes that remain. Copies must be 1, and ElasticConfig must not be set. Cannot change after creation. */
+  /** Nodes per group that protects its shards by parity, for hosts short of memory. The default is no parity. Each node keeps its own shards, and the XOR of parts of the shards of the other nodes in its group. The job survives the loss of any one node per group. Groups of g nodes need g ÷ (2 × (g - 1)) of the memory of two copies. The last group also has the remaining nodes, if NodeCount is not a multiple of g. Copies must be 1, and ElasticConfig must not be set. Cannot change after creation. */
   ParityGroupSize?: number
   /** Share of the mean iteration time that snapshots may add, 0.01 meaning 1 %. If snapshots cost more, Everstep takes them less often than every step. The default is 0.01. On a local cluster the default is 1, because all nodes share the cores of one machine and the measured cost is unreliable. */
   MaxSlowdown?: number
@@ -1572,11 +1572,11 @@ export interface TrainingJobPlan {
   ParityGroupSize?: number
   /** A sentence about the numbers of nodes between which the job may change. Absent if the job always has NodeCount nodes. */
   Elasticity?: string
-  /** Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode. Each slot holds the state of one rank. With parity, half of the slots hold shares, of which each has 1 ÷ (ParityGroupSize - 1) of the size. */
+  /** Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode. Each slot holds the state of one rank. With parity, the number is slots per shard × 2 × RanksPerNode. Half of these slots hold shares, each with 1 ÷ (ParityGroupSize - 1) of the size of a state. */
   SlotsPerNode: number
   /** Memory for slots on each node, divided by the state of the node's ranks. */
   MemoryRatio: number
-  /** MemoryRatio of the same job with two copies in the place of parity. Absent without parity. */
+  /** MemoryRatio of the same job with two copies instead of parity. Absent without parity. */
   CopiesMemoryRatio?: number
   /** Memory for slots on the fleet's smallest node. Absent while the fleet has no node. */
   NodeMemoryBytes?: number

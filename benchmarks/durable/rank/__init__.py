@@ -3,5 +3,5 @@
 node.py       one node: the product's `Member` without a control plane
 model.py      the model and its training step, divided among the ranks by FSDP2
 uploading.py  a rank that trains while a checkpoint is stored, by Everstep or by DCP
-loading.py    a rank that restores a step, which this or another number of ranks has made
+loading.py    a rank that restores a step that the same or another number of ranks made
 """

@@ -1,7 +1,7 @@
 """A rank that trains in the first generation, and restores the last step of this generation in later ones.
 
-A line on stdin is a generation, as JSON. The process runs one session for each line, and answers with one line. The
-ranks of a later generation may be more or fewer than those of the first.
+Each line on stdin describes a generation in JSON. For each line, the process runs one session and answers with a line.
+The ranks of a later generation may be more or fewer than those of the first.
 
 Invariant: the model is built before the session begins, and its weights differ from the restored ones.
 """

@@ -4,11 +4,11 @@
                         ▲ unix socket
                       rank with a session
 
-A line on stdin is a command. The answer is one line of JSON on stdout. The harness makes the plans (`benchmarks.durable
-.members`), as the control plane would.
+A line on stdin is a command. The answer is one line of JSON on stdout. The harness makes the plans, as the control
+plane would (`benchmarks.durable.members`).
 
-Invariant: the measured code is the product's own. This program replaces only the control plane and the agent's line to
-it.
+Invariant: the measured code is the product's own. This program replaces only the control plane and the agent's
+connection to it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from worker.storage.s3 import s3_store
 
 BUCKET = "bench"
 STORED = "stored"
-"""File in the node's folder. Each line has a step that the node has uploaded, and the monotonic time of its end."""
+"""File in the node's folder. Each line has an uploaded step, and the monotonic time at which its upload ended."""
 SPARE_BYTES = 64 * 1024**2
 KEY_BYTES = 32
 
@@ -113,7 +113,7 @@ class BenchNode:
                     file.write(f"{shard.step} {time.monotonic()}\n")
 
     async def connected(self) -> dict[str, Any]:
-        """Wait until the rank has connected, and waits for its state."""
+        """Return after the rank has connected and has begun to wait for its state."""
         assert self._ear is not None
         await self._ear.came.wait()
         await asyncio.sleep(SETTLE_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SETTLE_STEPS = 4
-"""Steps at the start of a block of `uploading` that are not counted. The checkpoint is of the last of them."""
+"""Uncounted steps at the start of each block of `rank.uploading`. The checkpoint stores the last of these steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,9 +43,9 @@ from benchmarks.durable.rank.sizes import SETTLE_STEPS, ModelSize
 from benchmarks.traces import whole_rows
 
 WARM_UP_PERIODS = 1
-"""Blocks' worth of steps that Everstep trains before the first block.
+"""Length of the warm-up with Everstep before the first block, in lengths of a block.
 
-Its first snapshots are audited, and its slots are allocated.
+Meanwhile, the session audits its first snapshots, and the agent allocates the slots.
 """
 STORE_SECONDS = 60.0
 """Longest wait after a block for the end of Everstep's upload."""
@@ -108,9 +108,10 @@ class Nothing:
 
 
 class Everstep(Nothing):
-    """A session with the default budget for snapshots. `EverySteps` of the plan makes the last settling step due.
+    """A session with the default budget for snapshots.
 
-    The budget may skip this step. Then the next snapshot is uploaded.
+    `EverySteps` of the plan requests an upload of the last uncounted step of each block. If the budget skips the
+    snapshot of this step, the agents upload the next snapshot.
     """
 
     def __init__(self, training: Training, settings: Settings) -> None:
@@ -155,7 +156,7 @@ class Dcp(Nothing):
     def __init__(self, training: Training, settings: Settings) -> None:
         super().__init__(training, settings)
         model, optimizer = get_state_dict(training.model, training.optimizer)
-        self._state: dict[str, Any] = {"model": model, "optimizer": optimizer}  # these tensors are the live ones
+        self._state: dict[str, Any] = {"model": model, "optimizer": optimizer}  # the live tensors, not copies
         # All four options are set, because the defaults raise assertions on a machine without a GPU.
         self._stager = DefaultStager(
             StagingOptions(
@@ -245,7 +246,7 @@ def run(settings: Settings) -> list[Block]:
     """Train all blocks."""
     training = Training(settings.size, seed=7)
     training.forward_and_backward()
-    training.step()  # creates the state of the optimizer
+    training.step()  # The first step creates the state of the optimizer.
     systems = {name: SYSTEMS[name](training, settings) for name in dict.fromkeys(settings.order)}
     blocks = []
     for name in settings.order:

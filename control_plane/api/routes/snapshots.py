@@ -4,8 +4,9 @@
     ReadSnapshot     a range of one shard, through this server
     ReleaseSnapshot  every agent unpins the slots
 
-Agents hear of commits at different moments, so they first name their newest step. Agents that named an older step then
-hold the newest one, which they have sealed too, because a step is committed only when all ranks hold it.
+Agents receive a commit at different times. Each agent therefore first holds and names its newest committed step. An
+agent that named an older step then holds the newest of the named steps. It has sealed this step, because a commit needs
+all ranks.
 
 Invariant: all shards of a snapshot belong to one committed step of one generation.
 """
@@ -64,8 +65,8 @@ async def hold_snapshot(
     """Keep the newest committed step of a running job in memory, so that ReadSnapshot can read it.
 
     While a job with two slots holds a snapshot, it commits no further steps; training continues. The hold ends at
-    ReleaseSnapshot, when the job stops or starts again, or some time after the last request. A job holds one snapshot
-    at a time.
+    ReleaseSnapshot, when the job stops or starts again, or HoldInSeconds after the last HoldSnapshot or ReadSnapshot. A
+    job holds one snapshot at a time.
 
     Raises ConflictException if the job is not running, has no committed step, holds another snapshot, or no longer
     holds the requested one. Raises ServiceUnavailableException if an agent is not connected to this server.
@@ -125,7 +126,7 @@ async def read_snapshot(
     """Read the bytes from Begin to End, exclusive, of a held shard.
 
     The shard has the format of a checkpoint object in S3. The bytes pass through this server. Each read extends the
-    hold, so it needs the role that may hold a snapshot.
+    hold, so the caller needs the same role as for HoldSnapshot.
 
     Raises ValidationException if the range is empty or too large, or if the job has no such rank. Raises
     ConflictException if the snapshot is no longer held. Raises ServiceUnavailableException if the agent is not
@@ -191,7 +192,7 @@ def _running(services: Services, name: str, caller: Caller) -> tuple[JobRecord, 
     job, nodes = _members(services, name, caller)
     if job.state != JobState.RUNNING:
         raise InUse(
-            f"The training job {job.name!r} is {job.state}: its state is not in memory.",
+            f"The training job {job.name!r} is {job.state}; only a running job has a snapshot to export.",
             hint=f"Export a checkpoint from S3: everstep checkpoints list {job.name}",
         )
     return job, nodes

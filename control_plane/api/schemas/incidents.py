@@ -32,7 +32,7 @@ class Incident(Shape):
     restore_source: Literal["local", "peer", "parity", "s3"] | None
     """The most distant source from which any rank was restored.
 
-    The order is the own node, a peer, parity (shares of several peers), and S3.
+    The order is the own node, a peer, parity (shards and shares of several peers), and S3.
     """
     from_step: int | None
     reached_step: int | None

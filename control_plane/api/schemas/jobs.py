@@ -60,11 +60,11 @@ class ProtectionConfig(Request):
     The default is 2, or 1 for a job of one node or with ParityGroupSize.
     """
     parity_group_size: int | None = Field(default=None, ge=MIN_GROUP_SIZE, le=MAX_GROUP_SIZE)
-    """Nodes that protect each other by parity, for hosts short of memory. The default is no parity.
+    """Nodes per group that protects its shards by parity, for hosts short of memory. The default is no parity.
 
     Each node keeps its own shards, and the XOR of parts of the shards of the other nodes in its group. The job survives
-    the loss of any one node per group. Groups of g nodes need g ÷ (g - 1) ÷ 2 of the memory of two copies. The last
-    group also has the nodes that remain.
+    the loss of any one node per group. Groups of g nodes need g ÷ (2 × (g - 1)) of the memory of two copies. The last
+    group also has the remaining nodes, if NodeCount is not a multiple of g.
 
     Copies must be 1, and ElasticConfig must not be set. Cannot change after creation.
     """
@@ -122,9 +122,9 @@ class CheckpointConfig(Request):
     max_uploads_in_flight: int | None = Field(default=None, ge=1, le=4)
     """Maximum number of checkpoints that are uploaded at the same time. The default is 1.
 
-    A due checkpoint then does not wait for the end of an earlier upload. Values above 1 need ThirdSlot, and reserve one
-    more memory slot per shard for each further upload. If all uploads are busy, the newest due checkpoint replaces the
-    one that waits. Cannot change after creation.
+    With a value above 1, a due checkpoint need not wait for the end of an earlier upload. Such a value needs ThirdSlot,
+    and reserves one more memory slot per shard for each further upload. While the maximum number of uploads runs, the
+    newest due checkpoint replaces the checkpoint that waits. Cannot change after creation.
     """
     max_count: int | None = Field(default=None, ge=1, le=100_000)
     """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all.
@@ -237,7 +237,7 @@ class ElasticConfig(Request):
     """
 
     min_node_count: int | None = Field(default=None, ge=1, le=MAX_NODE_COUNT)
-    """Number of nodes with which the job may start, resume and continue while the fleet has no others.
+    """Smallest number of nodes with which the job starts, resumes and continues while the fleet has no further nodes.
 
     The default is NodeCount: the job waits until it has all nodes. When nodes arrive, the job stops at an agreed step
     and continues with them. A preemptible job also shrinks to this number for a job of higher priority.
@@ -251,7 +251,7 @@ class ElasticConfig(Request):
     patience_in_seconds: int = Field(default=DEFAULT_PATIENCE_SECONDS, ge=0, le=MAX_RUNTIME_SECONDS)
     """Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes.
 
-    If the ready nodes do not suffice for MaxNodeCount, a running job waits as long for further nodes before it grows.
+    If fewer nodes than MaxNodeCount are ready, a running job also waits this time before it grows with the ready nodes.
     """
 
 

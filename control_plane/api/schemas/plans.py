@@ -42,13 +42,13 @@ class TrainingJobPlan(Shape):
     slots_per_node: int
     """Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode.
 
-    Each slot holds the state of one rank. With parity, half of the slots hold shares, of which each has
-    1 ÷ (ParityGroupSize - 1) of the size.
+    Each slot holds the state of one rank. With parity, the number is slots per shard × 2 × RanksPerNode. Half of these
+    slots hold shares, each with 1 ÷ (ParityGroupSize - 1) of the size of a state.
     """
     memory_ratio: float
     """Memory for slots on each node, divided by the state of the node's ranks."""
     copies_memory_ratio: float | None
-    """MemoryRatio of the same job with two copies in the place of parity. Absent without parity."""
+    """MemoryRatio of the same job with two copies instead of parity. Absent without parity."""
     node_memory_bytes: int | None
     """Memory for slots on the fleet's smallest node. Absent while the fleet has no node."""
     largest_shard_bytes: int | None

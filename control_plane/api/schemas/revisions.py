@@ -50,7 +50,7 @@ class CheckpointConfigUpdate(Request):
 
 
 class ElasticConfigUpdate(Request):
-    """Numbers of nodes to change. The value 0 sets a limit to NodeCount.
+    """Changes of the limits of an elastic job. The value 0 sets a limit to NodeCount.
 
     A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop. A job that runs on fewer
     than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes.

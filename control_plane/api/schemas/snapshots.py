@@ -9,16 +9,16 @@ from pydantic import Field, StringConstraints
 from control_plane.api.schemas.common import Request, Shape
 
 SNAPSHOT_ID = r"^[0-9]{1,10}-[0-9]{1,19}-[0-9a-f]{32}$"
-"""Generation, step and a random number."""
+"""Pattern of a snapshot's id: generation, step and a random number."""
 
 
 class HoldSnapshotRequest(Request):
     """A snapshot to hold in memory."""
 
     snapshot_id: Annotated[str | None, StringConstraints(pattern=SNAPSHOT_ID)] = None
-    """A snapshot that this operation returned. It is held for longer.
+    """A snapshot whose hold this request extends.
 
-    By default, a new hold begins with the newest committed step.
+    Without this field, the request begins a new hold of the newest committed step.
     """
 
 

@@ -119,7 +119,8 @@ def training_words(view: JobView) -> str:
 def give_back(view: JobView) -> Decision | None:
     """Decide to return nodes to the fleet at an agreed stop, which `core.job.leaving.leave` carries out.
 
-    The reason is the first job of the queue, or a lower MaxNodeCount. The result is None if the job keeps its nodes.
+    The job returns nodes that the first job of the queue needs, or because a user lowered its MaxNodeCount. The result
+    is None if the job keeps its nodes.
     """
     record, seen = view.record, view.seen
     count = record.member_count - elastic.kept_count(view.spec, record, seen.keep_count)

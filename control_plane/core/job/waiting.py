@@ -72,7 +72,7 @@ def _with_vacancy(view: JobView) -> JobView:
 
 
 def _may_start_smaller(view: JobView) -> bool:
-    """Return whether the job has enough nodes to start, and has waited for the others for its patience."""
+    """Return whether the job has its minimum of nodes, and its patience for the other nodes has ended."""
     smaller_from = elastic.smaller_from(view.spec, view.record)
     is_enough = len(view.seen.assigned) >= max(1, view.spec.least_node_count)
     return is_enough and smaller_from is not None and view.now >= smaller_from

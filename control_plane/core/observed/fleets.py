@@ -187,11 +187,11 @@ class FleetJob:
     priority: int
     created_at: float
     least_node_count: int = 0
-    """Number of nodes with which the job starts and continues without capacity for more. 0 means `node_count`."""
+    """Smallest number of nodes with which the job starts and continues. 0 means `node_count`."""
     most_node_count: int = 0
     """Number of nodes up to which the job grows. 0 means `node_count`."""
     member_count: int = 0
-    """Number of nodes that the newest or the next generation needs. 0 before the first generation."""
+    """Number of nodes of the next generation if it is decided, else of the newest. 0 before the first generation."""
     smaller_from: float | None = None
     """Unix time from which a waiting job starts with `least_node_count` nodes. None if it waits for all nodes."""
     exclusions: tuple[Exclusion, ...] = ()
@@ -225,7 +225,7 @@ class FleetJob:
     """Nodes that the job has given up. The fleet prefers other nodes for this job."""
 
     def needed_count(self, now: float) -> int:
-        """Return the number of nodes without which the job neither starts nor continues at `now` (Unix seconds)."""
+        """Return the number of nodes that the job needs to start or continue at `now` (Unix seconds)."""
         least = self.least_node_count or self.node_count
         if self.state in LAUNCHED_JOBS:
             most = max(self.node_count, self.most_node_count)

@@ -48,7 +48,7 @@ class JobSettings:
     ranks_per_node: int
     copies: int
     parity_group_size: int | None = None
-    """Number of nodes that protect each other's shards by parity. None: copies protect the shards."""
+    """Number of nodes per parity group. None: copies protect the shards."""
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
     checkpoint_strategy: Strategy = Strategy.EVERSTEP
     checkpoint_every_steps: int = 0
@@ -66,14 +66,14 @@ class JobSettings:
     """Whether the job makes a checkpoint when AWS announces the end of a node that no other node can replace."""
     third_slot: bool = False
     checkpoint_max_uploads: int = 1
-    """Maximum number of checkpoints that nodes upload at the same time. Each has a slot per shard."""
+    """Maximum number of checkpoints that nodes upload at the same time. Each upload occupies one slot per shard."""
     max_runtime_seconds: int | None = None
     max_pending_seconds: int | None = None
     max_cost_usd: float | None = None
     max_attempts: int = 3
     """Number of equal failures at the same step after which the job fails."""
     min_node_count: int | None = None
-    """Number of nodes with which the job may start and continue without other nodes. None means `node_count`."""
+    """Smallest number of nodes with which the job may start and continue. None means `node_count`."""
     max_node_count: int | None = None
     """Number of nodes up to which the job grows while the fleet has free nodes. None means `node_count`."""
     patience_seconds: int = DEFAULT_PATIENCE_SECONDS
@@ -338,7 +338,7 @@ class Memo:
     missing_count: int = 0
     """Number of nodes by which the newest plan is smaller than the specification's NodeCount."""
     reduced_count: int = 0
-    """Number of nodes with which the next generation starts, if it is smaller than the newest one or than NodeCount.
+    """Number of nodes of the next generation, if it is smaller than that of the newest generation or than NodeCount.
 
     Set because no other node was available, or because the job returned nodes. 0 if the next generation needs as many
     nodes as the newest generation.

@@ -638,7 +638,10 @@ class Simulation:
             assert places(plan) == places(job.newest_plan), "a surviving group changed without a reason"
 
     def check_stripes(self, job: SimulatedJob, plan: GenerationPlan, group_size: int) -> None:
-        """Check that the ranks with one LOCAL_RANK on the nodes of a group form a stripe, and that stripes stay."""
+        """Check that the ranks with one LOCAL_RANK on the nodes of a group form a stripe.
+
+        The stripes of the newest plan must remain while any member has a share.
+        """
         owners = {rank: node.node_id for node in plan.nodes for rank in node.ranks}
         for rank in plan.ranks:
             assert rank.rank in rank.stripe

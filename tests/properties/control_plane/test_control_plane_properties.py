@@ -87,7 +87,7 @@ CAPACITY = st.tuples(st.just("capacity"), st.sampled_from([3, 4, 5, 6, 7, 20]), 
 REVISION = st.tuples(
     st.just("revise"), st.integers(0, 1), st.tuples(st.integers(0, 2), st.integers(0, 2), st.sampled_from([0, 30]))
 )
-"""A change of a job's MinNodeCount (NodeCount minus n), MaxNodeCount (NodeCount plus n) and patience."""
+"""A change of a job's ElasticConfig: NodeCount - MinNodeCount, MaxNodeCount - NodeCount, and the patience."""
 
 
 @pytest.mark.timeout(400)  # 30 examples, each with up to a few hundred passes
@@ -102,7 +102,7 @@ def test_whatever_happens_to_elastic_jobs(
     come_to_rest(simulation)
     for job in simulation.jobs:
         is_whole = job.record.state in ENDED_JOBS or job.record.member_count >= job.spec.node_count
-        assert is_whole, "a job stays small although capacity is there"
+        assert is_whole, "a job stays small although nodes are free"
 
 
 PARITY = st.sampled_from([(2, 3), (3, 2), (4, 3)])
@@ -126,7 +126,7 @@ def test_whatever_happens_to_jobs_with_parity(
 def test_one_lost_node_of_a_parity_group_costs_no_committed_step(
     steps: int, domains: Domains, ranks_per_node: tuple[int, int], parity: tuple[int, int], data: st.DataObject
 ) -> None:
-    """A node is lost, and after the next commit another node of the same group."""
+    """One node is lost. After the next commit, another node of the same group is lost."""
     simulation = fresh(domains=domains, ranks_per_node=ranks_per_node, parity=parity)
     job = simulation.jobs[data.draw(st.integers(0, 1))]
     for losses in (1, 2):
@@ -223,7 +223,7 @@ def test_a_job_that_returns_nodes_loses_no_step(steps: int, ranks_per_node: tupl
         simulation.step()
     simulation.ask(first, "resume")
     until(lambda: second.plan is not None and second.plan.generation > generation)
-    assert len(second.plan.nodes) == second.spec.node_count, "it returns only what the other job needs"
+    assert len(second.plan.nodes) == second.spec.node_count, "the job returns only the nodes that the other job needs"
     assert second.plan.base_step == second.record.max_boundary
     until(lambda: first.record.state is JobState.RUNNING)
 

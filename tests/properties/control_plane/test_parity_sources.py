@@ -1,7 +1,7 @@
-"""The choice of the base for jobs with parity, whatever shards and shares the remaining nodes have.
+"""The choice of the base step for jobs with parity, for any shards and shares on the remaining nodes.
 
-Each slot is drawn by itself: missing (late, lost or emptied by a restarted agent), or of another capture of the step
-(stale). A reference computes by brute force which shards exist or follow from the others.
+Each slot is drawn independently: intact, missing (late, lost or emptied by a restarted agent), or of another capture of
+the step (stale). A reference computes by brute force which shards exist or follow from the others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def node(rank: int) -> NodeId:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the nodes have of one step. A capture is the number of a rank's attempt to make the step."""
+    """The shards and shares of one step on all nodes. A capture is the number of a rank's attempt to make the step."""
 
     shards: dict[int, int]
     """The capture of each rank's shard. Ranks without a shard are missing."""
@@ -45,7 +45,7 @@ class Memory:
 
 
 def memories() -> st.SearchStrategy[Memory]:
-    """Return a strategy for the memory of one step, in which most slots are as they should be."""
+    """Return a strategy for the memory of one step, in which most slots are intact."""
     is_there = st.sampled_from([True, True, True, True, False])
     capture = st.sampled_from([0] * 9 + [1])
     return st.builds(

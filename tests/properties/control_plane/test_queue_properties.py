@@ -211,7 +211,7 @@ def test_elastic_jobs_share_the_nodes_that_no_other_job_needs(fleet: tuple[list[
     assert sum(found.counts.values()) <= max(capacity, at_first), "jobs receive nodes that the group cannot have"
     if any(job.run not in found.limited for job in found.waiting):  # a job that stands aside counts, too
         grown = [job for job in admitted if found.counts[job.run] > job.claim_count(NOW)]
-        assert not grown, "a job grows beyond its NodeCount while another one waits"
+        assert not grown, "a job grows beyond its NodeCount while another job waits"
     elif not found.waiting:
         for job in admitted:
             is_full = found.counts[job.run] >= (job.most_node_count if job.state in LAUNCHED_JOBS else job.node_count)

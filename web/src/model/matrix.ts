@@ -10,7 +10,7 @@ export interface Row {
   held: number
   /** Holders that should count: Copies, or with parity all nodes of the group. */
   wanted: number
-  /** It has fewer copies than it should, is behind the others, or says that something is wrong. */
+  /** The shard has fewer holders than wanted, is behind the newest committed step, or reports a problem. */
   needsLook: boolean
   cells: Map<string, Cell>
 }

@@ -50,7 +50,7 @@ class Clock:
 class PromptServer(Server):
     """The product's server without uvicorn's pauses, which would add 0.15 s to each test.
 
-    uvicorn looks every 0.1 s whether it must stop, and then waits 0.1 s for its connections.
+    uvicorn checks every 0.1 s whether it must stop, and then waits 0.1 s for its connections.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:

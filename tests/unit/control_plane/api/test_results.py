@@ -108,8 +108,8 @@ class Job:
     ) -> CheckpointManifest:
         """Store a complete checkpoint of two ranks. Its objects match the manifest.
 
-        If `frozen` is not empty, each rank has a frozen tensor with this content; with `is_replicated`, a trainable
-        tensor in a replicated object.
+        If `frozen` is not empty, each rank has a frozen tensor with this content. With `is_replicated`, the tensor
+        is trainable and lies in a replicated object.
         """
         folder = f"checkpoints/run={self.run}/gen={generation}/step={step}"
         shards, shared = [], []
@@ -213,8 +213,8 @@ def tiny_shard(
     """Return the slot header and the object of a shard with two tensors.
 
     The slot has a gap between the tensors and another gap before the index. If `frozen` is not empty, a third tensor
-    with this content lies between the two, and its data in a shared object,
-    whose SHA-256 is `named` or that of its content.
+    with this content lies between the two. Its data is in a shared object. The shard names this object by `named`, or
+    by its SHA-256 if `named` is empty.
     """
     own = [("w", "uint8", (3,), bytes((rank, step % 256, generation))), ("b", "uint8", (65,), b"x" * 65)]
     tensors, groups = own, []

@@ -203,7 +203,8 @@ def test_more_memory_is_held_against_what_the_nodes_have(service, client, job):
             )
             nodes.note_hello(session, facts, initial_state="spare", now=START)
     with refused(
-        "ValidationException", match="6 slots of 100 bytes need 600 bytes of host memory per node; 500 are there"
+        "ValidationException",
+        match="6 slots of 100 bytes need 600 bytes of host memory per node; the smallest node has 500",
     ):
         client.update_training_job(**GPT, CheckpointConfig={"ThirdSlot": True})
     client.update_training_job(**GPT, Protection={"Copies": 1})

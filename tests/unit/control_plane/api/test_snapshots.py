@@ -212,9 +212,9 @@ def test_a_snapshot_of_an_earlier_launch_is_lost(client, job, agents) -> None:
 
 def test_a_job_that_does_not_train_has_nothing_in_memory(service, client, fleet, source) -> None:
     Job(service, client, source).launch(1)
-    with refused("ConflictException", match="its state is not in memory"):
+    with refused("ConflictException", match="only a running job has a snapshot"):
         client.hold_snapshot(TrainingJobName="gpt")
-    with refused("ConflictException", match="its state is not in memory"):
+    with refused("ConflictException", match="only a running job has a snapshot"):
         client.read_snapshot(TrainingJobName="gpt", SnapshotId="1-7-" + "0" * 32, Rank=0, Begin=0, End=5)
 
 

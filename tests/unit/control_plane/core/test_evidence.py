@@ -375,7 +375,7 @@ def test_of_two_that_blame_each_other_one_is_left_and_not_the_partner_of_one_tha
 
 @pytest.mark.parametrize("place", [0, 1, 3])
 def test_of_a_parity_group_whose_members_all_report_each_other_the_silent_one_is_given_up(place: int) -> None:
-    """The node at `place` is cut off from the others. The node 0 is the coordinator, which hears of all nodes."""
+    """The node at `place` is cut off from the others. Node 0 is the coordinator, to which all others report."""
     ids = [NodeId(f"i-{number}") for number in range(4)]
     cut = ids[place]
 

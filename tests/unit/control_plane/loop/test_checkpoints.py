@@ -296,7 +296,7 @@ async def test_a_server_replaces_another_manifest_only_while_it_holds_the_job(
                 with world.database.write() as session:
                     assert Leaser("another", 1.0, world.monotonic).claim(session, "job", run, at_once=True)
             put(at, body, etag=etag)
-        elif etag or not is_taken:  # The server has taken the job back, and now must not write in this test.
+        elif etag or not is_taken:  # After the loss of the job, later attempts without an ETag fail in this test.
             put(at, body, etag=etag)
         else:
             raise CloudUnavailable("no answer")

@@ -57,7 +57,7 @@ async def test_an_answer_of_another_kind_is_no_answer() -> None:
     agents.desk.answered(NODE, SnapshotBytes(request_id="a"))
     agents.desk.answered(NODE, SnapshotHeld(request_id="b"))
     for asked in (held, read):
-        with pytest.raises(NoAnswer, match="answered another request"):
+        with pytest.raises(NoAnswer, match="sent an answer of the wrong type"):
             await asked
 
 
