@@ -84,7 +84,7 @@ def smaller_from(spec: JobSettings, record: JobRecord) -> float | None:
         record: the record of a job in any state.
 
     Returns:
-        Unix seconds. None if the job has one size, does not wait, or is paused by a person.
+        Unix seconds. None if the job needs all NodeCount nodes, does not wait, or is paused by a person.
     """
     since = record.vacant_since
     if record.state not in (JobState.QUEUED, JobState.ALLOCATING) or since is None:
@@ -198,8 +198,8 @@ def kept_count(spec: JobSettings, record: JobRecord, wanted: int | None) -> int:
         wanted: the number of nodes that the fleet's queue leaves to the job, or None.
 
     Returns:
-        At most the present number of nodes, and at least the job's minimum. If the job must not stop now, the result is
-        the present number.
+        At most the present number of nodes. At least the job's minimum, unless the present number is already smaller.
+        If the job must not stop now, the result is the present number.
     """
     if not is_settled(record) or record.suspicion is not None:
         return record.member_count

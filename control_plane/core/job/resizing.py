@@ -119,7 +119,7 @@ def training_words(view: JobView) -> str:
 def give_back(view: JobView) -> Decision | None:
     """Decide to return nodes to the fleet at an agreed stop, which `core.job.leaving.leave` carries out.
 
-    The job returns nodes that the first job of the queue needs, or because a user lowered its MaxNodeCount. The result
+    The reason is that the first job of the queue needs the nodes, or that a user lowered MaxNodeCount. The result
     is None if the job keeps its nodes.
     """
     record, seen = view.record, view.seen
