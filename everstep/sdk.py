@@ -151,7 +151,7 @@ _SESSION_LOCK: Final = threading.Lock()
 
 @functools.cache
 def shared_session() -> botocore.session.Session:
-    """Return one session for all clients, because a new session takes longer than a client. Call under the lock.
+    """Return one session for all clients, because a session takes longer to create than a client. Call under the lock.
 
     Its loader searches the package's model first, because ~/.aws/models may contain an older version.
     """

@@ -28,7 +28,7 @@ from everstep.protocol.slot_values import pretrained_of
 READS_AHEAD: Final = 3
 """Number of pieces that `Checkpoint.stream` reads ahead of its caller.
 
-With the chunks of `ChunkCache`, an export needs at most 64 MiB beside its largest tensor.
+These pieces and the chunks of `ChunkCache` use at most 64 MiB. An export also needs memory for its largest tensor.
 """
 READS_AT_ONCE: Final = 4
 """Number of chunks of 4 MiB that a checkpoint reads at the same time."""

@@ -3,8 +3,8 @@
     with held(service, "gpt") as checkpoint:
         export_safetensors(checkpoint, "exported")
 
-The nodes keep one committed step while the `with` block runs. The control plane passes on ranges of its shards, which
-have the format of checkpoint objects. The reader verifies every chunk by its digest.
+The nodes keep one committed step while the `with` block runs. The control plane forwards byte ranges of this step's
+shards, in the format of checkpoint objects. The reader verifies every chunk by its digest.
 
 Invariant: all bytes belong to one committed step. The hold ends with the block, also after an error.
 """
@@ -26,7 +26,10 @@ from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard
 
 RENEWALS_PER_HOLD: Final = 4
-"""Renewals of a hold within the time after which it would end. Nodes that are not read need them."""
+"""Number of renewals within the time after which a hold ends on a node.
+
+A read extends the hold only on the node that it reads from. The other nodes need the renewals.
+"""
 
 
 @contextmanager
@@ -42,7 +45,7 @@ def held(service: Any, name: str, *, monotonic: Callable[[], float] = time.monot
         The open checkpoint. Its manifest names the step.
 
     Raises:
-        StoreFailure: the job's state cannot be held or read. The message names the reason.
+        StoreFailure: the nodes could not hold or return the job's state. The message names the reason.
         CheckpointError: a shard is damaged.
     """
     with _failures(name):
@@ -55,7 +58,7 @@ def held(service: Any, name: str, *, monotonic: Callable[[], float] = time.monot
         ) as checkpoint:
             yield checkpoint
     finally:
-        with suppress(ClientError, BotoCoreError):  # The hold ends by itself.
+        with suppress(ClientError, BotoCoreError):  # Without this request, the hold ends later.
             service.release_snapshot(TrainingJobName=name, SnapshotId=snapshot.snapshot_id)
 
 
@@ -103,7 +106,7 @@ class _Snapshot:
         return _HeldObject(self, key, self._sizes[key])
 
     def read(self, rank: str, begin: int, end: int) -> bytearray:
-        """Return a range of a shard, with as many requests as it needs."""
+        """Return a range of a shard. A range above the limit of one request needs several requests."""
         data = bytearray()
         while begin < end:
             self._renew_if_due()
@@ -114,7 +117,7 @@ class _Snapshot:
                 )
                 found = answer["Body"].read()
             if len(found) != stop - begin:
-                raise StoreFailure(f"rank {rank} of {self._name}: {len(found)} of {stop - begin} bytes arrived")
+                raise StoreFailure(f"rank {rank} of {self._name}: {len(found)} of {stop - begin} bytes received")
             data += found
             begin = stop
         return data
@@ -146,7 +149,7 @@ class _HeldObject(StoredObject):
 
 @contextmanager
 def _failures(name: str) -> Generator[None]:
-    """Convert errors of the service into `StoreFailure`, with the service's words."""
+    """Convert errors of the service into `StoreFailure`, with the service's message."""
     try:
         yield
     except ClientError as error:

@@ -2,7 +2,7 @@
 
     payload range ─▶ chunks of 4 MiB ─▶ one ranged read each ─▶ digest compared with the header ─▶ bytes
 
-Tensors that several shards share lie in objects of their own. A chunk with such tensors needs one ranged read per
+Tensors that several shards share are stored in separate objects. A chunk with such tensors needs one ranged read per
 object.
 
 The header of the object holds the digest of each chunk of the payload (`everstep.protocol.safetensors`), and the
@@ -33,7 +33,8 @@ from everstep.protocol.slot import DIGEST_BYTES, SlotIndex, chunk_bytes, chunk_r
 CACHED_CHUNKS: Final = 7
 """Number of chunks in the cache of a checkpoint.
 
-They use 28 MiB if a shard has at most 128 GiB. The cache exists because small tensors share a chunk, in each rank.
+The cached chunks use 28 MiB if no shard exceeds 128 GiB. In each rank's shard, many small tensors share one chunk. The
+cache avoids a new read of this chunk for each tensor.
 """
 
 

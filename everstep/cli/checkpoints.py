@@ -137,7 +137,7 @@ def export(
     if is_memory and not (step is None and generation is None):
         raise typer.BadParameter("--from memory exports the newest committed step; leave out STEP and --generation")
     if not is_memory and step is None:
-        raise typer.BadParameter(f"name a step: everstep checkpoints list {name}")
+        raise typer.BadParameter(f"STEP is missing; list the steps: everstep checkpoints list {name}")
     uri = "" if is_memory or step is None else _manifest_of(service, name, step, generation)
     columns = (*Progress.get_default_columns()[:-1], DownloadColumn(), TimeRemainingColumn())
     with (

@@ -116,8 +116,8 @@ def submit(
     parity_group_size: Annotated[
         int | None,
         typer.Option(
-            help="Nodes that protect each other by parity, which needs less memory than copies; by default none. The "
-            "job survives one lost node per group."
+            help="Nodes per parity group; by default, copies are kept instead. The job survives one lost node per "
+            "group, with less memory than two copies."
         ),
     ] = None,
     max_slowdown: Annotated[
@@ -219,7 +219,9 @@ def submit(
     ] = False,
     max_uploads_in_flight: Annotated[
         int | None,
-        typer.Option(help="Checkpoints to upload at the same time; above 1, each needs a slot and --third-slot."),
+        typer.Option(
+            help="Checkpoints to upload at the same time; by default 1. Higher values need --third-slot and memory."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Upload the code, show the plan, and start nothing.")

@@ -150,7 +150,10 @@ def _data_source(where: str) -> Request:
 
 
 def named(request: Request) -> Request:
-    """Return the request with a job name: its own, or one made of the script's name, the time and a random suffix."""
+    """Return the request with a job name.
+
+    If the request has no name, its name consists of the script's name, the time and a random suffix.
+    """
     if request.get("TrainingJobName"):
         return request
     stem = (

@@ -294,11 +294,12 @@ class UploadedShard(Message, frozen=True):
     frozen: tuple[SharedObject, ...] = ()
     """S3 objects with the shard's unchanging tensors, which other shards share. All of them are complete in S3."""
     replicated: tuple[SharedObject, ...] = ()
-    """S3 objects with tensors that other ranks hold at this step, too. All of them are complete in S3."""
+    """S3 objects with tensors that several ranks hold at this step. All of these objects are complete in S3."""
     lists: bytes = b""
-    """Digest of `frozen` and `replicated` on the connection to the control plane, else empty.
+    """Digest of `frozen` and `replicated` in a message to the control plane; otherwise empty.
 
-    Both lists are empty there if the connection has carried them before (`everstep.protocol.shared_lists`).
+    If the last report on the connection contained the same lists, this message contains only their digest
+    (`everstep.protocol.shared_lists`).
     """
 
 
@@ -496,7 +497,7 @@ class MemberReport(Message, frozen=True):
     round: RoundStatus | None = None
     """The state of the commit rounds; None unless this node's agent is the coordinator."""
     uploads: tuple[UploadedShard, ...] = ()
-    """Shards whose upload to S3 is complete: of each rank, one more step than it uploads at the same time."""
+    """The newest complete uploads to S3: `CheckpointPlan.max_uploads` + 1 for each rank of this node."""
     running_uploads: tuple[RunningUpload, ...] = ()
     """The uploads of shards to S3 that this node has begun and not ended, in rank order."""
     faults: tuple[NodeFault, ...] = ()
@@ -796,7 +797,7 @@ class HoldSnapshot(Message, frozen=True):
     """Command to keep the snapshots of this node's ranks at one step in memory, for an export.
 
     The agent answers with `SnapshotHeld`. It keeps the slots for `HOLD_SECONDS` after the last request of this hold.
-    One hold exists at a time. A later request of the same hold replaces the step.
+    A node has at most one hold. A request with the same `hold_id` and another step replaces the step of the hold.
     """
 
     run: RunId
@@ -804,9 +805,9 @@ class HoldSnapshot(Message, frozen=True):
     request_id: str
     hold_id: str
     step: Step
-    """The step to keep; -1 for the newest committed step that the node has heard of."""
+    """The step to keep; -1 for the newest step whose commit this node has received."""
     is_renewal: bool = False
-    """True if the node must already hold this step. A node that holds nothing then refuses."""
+    """True if the request renews a hold. A node without a hold then refuses."""
 
 
 class HeldShard(Message, frozen=True):

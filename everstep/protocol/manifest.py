@@ -96,7 +96,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """The complete set of shards of one step."""
 
     version: int
-    """1, or 2 for a manifest with frozen objects, or 3 for a manifest with replicated objects."""
+    """Format version: 3 with replicated objects, 2 with frozen objects only, 1 without shared objects."""
     job: JobName
     run: RunId
     generation: Generation
@@ -141,7 +141,7 @@ def replicated_key(shard_key: str, sha256: str) -> str:
 
 
 def _shard_key(shard_key: str) -> re.Match[str]:
-    """Return the parts of a shard's key. Raise MalformedMessage if the key has another form than Everstep's."""
+    """Return the parts of a shard's key. Raise MalformedMessage if the key does not have the form of a shard's key."""
     found = _SHARD_KEY.fullmatch(shard_key)
     if found is None:
         raise MalformedMessage(f"{shard_key} is not the key of a shard, so its shared objects cannot be found")
@@ -192,7 +192,7 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
     if manifest.version != manifest_version(manifest.frozen, manifest.replicated):
         raise MalformedMessage(
             "a checkpoint manifest must have version 3 if it names replicated objects, 2 if it names frozen objects "
-            "only, and else 1"
+            "only, and otherwise 1"
         )
     for named in ([each.sha256 for each in manifest.frozen], [each.sha256 for each in manifest.replicated]):
         if named != sorted(set(named)):

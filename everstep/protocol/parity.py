@@ -10,7 +10,8 @@ payload names the shards.
     0            share bytes    row after row, each as long as a chunk; the last row may be shorter
     share bytes  index_bytes    msgpack: the list of `Contribution`, in the order of the ranks
 
-Invariant: a share names each other member of its stripe exactly once, and all shards that it names have its content.
+Invariant: a share names each other member of its stripe exactly once. All shards that it names have the share's origin
+generation and step.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.slot import CHUNK_BYTES, MAX_CHUNKS
 
 SHARE_BIT = 1 << 31
-"""Marks the owner in the header of a slot that contains a share. No rank has a number as high as this."""
+"""Marks the owner in the header of a slot that contains a share. Every rank number is smaller."""
 MAX_SHARD_BYTES = MAX_CHUNKS * CHUNK_BYTES
 """Maximum payload of a shard with parity. All members of a stripe therefore have chunks of `CHUNK_BYTES`."""
 
@@ -36,7 +37,7 @@ class Contribution(Message, frozen=True):
     rank: Rank
     payload_bytes: int
     digest: bytes
-    """Digest of the whole shard, of which the share contains every chunk that belongs to its holder."""
+    """Digest of the whole shard. The share contains only those chunks of the shard that are assigned to its holder."""
     layout_hash: bytes
     index_offset: int
     """Start of the index within the shard's payload. A rebuilt slot needs this field for its header."""
@@ -113,7 +114,7 @@ def unpack_contributions(index: bytes | memoryview) -> tuple[Contribution, ...]:
     try:
         return _decoder.decode(index)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedMessage(f"the index of a share: {error}") from error
+        raise MalformedMessage(f"the index of a share is malformed: {error}") from error
 
 
 _decoder = msgspec.msgpack.Decoder(tuple[Contribution, ...])

@@ -292,7 +292,7 @@ class PartStored(Message, frozen=True):
 
 
 class LoadShard(Message, frozen=True):
-    """The request of a shard's owner that another node reads parts of the shard from S3.
+    """A shard owner's request to another node to read parts of the shard from S3.
 
     The answer is `ReadyToLoad` once the node has loaded its own shards, or `ShardRefused`.
     """
@@ -315,13 +315,16 @@ class ReadyToLoad(Message, frozen=True):
 
 
 class ObjectHeader(Message, frozen=True):
-    """The next bytes of the object's header, at most `HEADER_PIECE_BYTES`. The helper need not read them from S3."""
+    """The next bytes of the object's header, at most `HEADER_PIECE_BYTES`.
+
+    The owner sends the header, so that the helper does not read it from S3.
+    """
 
     data: bytes
 
 
 class OfferTensors(Message, frozen=True):
-    """The request of a shard's owner that the coordinator's agent divides equal tensors among the ranks that hold them.
+    """A shard owner's request to the coordinator's agent to divide equal tensors among the ranks that hold them.
 
     The first message of a division session. The answer is `TensorsDivided`.
     """
@@ -333,7 +336,7 @@ class OfferTensors(Message, frozen=True):
     sizes: tuple[int, ...]
     """Size of each offered item in bytes."""
     frozen_count: int = 0
-    """Number of the first items that are frozen objects."""
+    """Number of offered items that are frozen objects. They precede all other items."""
 
 
 class TensorsDivided(Message, frozen=True):
@@ -342,7 +345,7 @@ class TensorsDivided(Message, frozen=True):
     objects: tuple[int, ...] = ()
     """For each offered item, the number of the object that holds it; -1 if the owner's own object holds it.
 
-    Empty if the division took place without the offer.
+    Empty if the coordinator's agent divided the step's tensors without this offer.
     """
     writes: tuple[int, ...] = ()
     """Numbers of the objects that the owner writes."""

@@ -51,7 +51,7 @@ class SlotRecord(Message, frozen=True, omit_defaults=True):
     contributions: tuple[Contribution, ...] = ()
     """The shards that a share contains, in the order of their ranks; empty for a shard.
 
-    Also empty if the index of the share is damaged. Such a share rebuilds nothing.
+    Also empty if the index of the share is damaged. Such a share cannot rebuild a shard.
     """
 
 
@@ -217,7 +217,7 @@ class CheckpointPlan(Message, frozen=True):
     prefix: ObjectReference
     third_slot: bool = False
     max_uploads: int = 1
-    """Maximum number of steps that agents upload at the same time; above 1 only with `third_slot`."""
+    """Maximum number of steps that agents upload at the same time. Values above 1 require `third_slot`."""
     stored_step: Step = FIRST_STEP
     """Step of the newest complete checkpoint in the history that this generation continues; 0 if there is none."""
     interval_seconds: float = 0.0

@@ -1,10 +1,10 @@
 """Sends the lists of shared objects in an agent's reports once per connection, and names them by digest afterwards.
 
     first report     UploadedShard(frozen, replicated, lists=digest)
-    later reports    UploadedShard(lists=digest)                        for as long as an upload has these lists
+    later reports    UploadedShard(lists=digest)                        while an upload in each report has these lists
 
 An agent repeats its uploads in every report, and ranks with equal tensors have equal lists of objects. The lists of a
-node with eight ranks can have several hundred kilobytes.
+node with eight ranks can take several hundred kilobytes.
 
 Invariant: both ends of a connection begin without lists, and remember exactly the lists of the last report. A restart
 of either end opens a new connection, whose first report contains all lists. No list is therefore ever lost.
@@ -65,7 +65,7 @@ class SharedLists:
             The report with all lists.
 
         Raises:
-            MalformedMessage: the report names lists that the connection has not carried, or lists with another digest.
+            MalformedMessage: the report names lists that the last report did not contain, or a digest is wrong.
         """
         known = dict(self._known)
 
@@ -75,7 +75,9 @@ class SharedLists:
             if upload.frozen or upload.replicated:
                 known[upload.lists] = upload.frozen, upload.replicated
                 if _digest(known[upload.lists]) != upload.lists:
-                    raise MalformedMessage(f"rank {upload.rank} has lists of shared objects with another digest")
+                    raise MalformedMessage(
+                        f"the lists of shared objects of rank {upload.rank} do not match their digest"
+                    )
             if upload.lists not in known:
                 raise MalformedMessage(f"rank {upload.rank} names lists of shared objects that were not sent")
             frozen, replicated = used[upload.lists] = known[upload.lists]

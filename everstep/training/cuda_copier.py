@@ -66,7 +66,7 @@ class CopySizes:
     gather_bytes: int = 8 * 1024 * 1024
     """Size of each stream's gather buffer in device memory."""
     ring_bytes: int = NODE_RING_BYTES
-    """Pinned memory for copies to unregistered pages."""
+    """Size of the pinned memory that copies to unregistered pages pass through."""
     mark_count: int = 64
     """Largest number of events that mark the progress of one copy."""
     registered_bytes: int = 256 * 1024 * 1024

@@ -230,9 +230,9 @@ class EarlierTensors:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """Numbers of the logical tensors and of the empty state tensors that the mapped shards name.
+        """Counts of the logical tensors and of the empty state tensors that the mapped shards name.
 
-        Both only grow. While they are equal, an adapter finds the same targets.
+        Both counts only grow. An adapter finds the same targets until one of the counts changes.
         """
         return len(self._held), sum(map(len, self._empty.values()))
 

@@ -118,7 +118,7 @@ def make_copier(devices: set[int], environment: Environment) -> Copier:
 
     Args:
         devices: numbers of the GPUs that hold tensors of the state; empty if the state is in host memory.
-        environment: the rank's environment, which says how many ranks share the node.
+        environment: the rank's environment, which contains the number of ranks on the node.
 
     Returns:
         A copier that has started its thread.

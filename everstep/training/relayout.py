@@ -1,11 +1,11 @@
-"""Loads a step that another number of ranks or another kind of training made (a relayout).
+"""Loads a step that was captured with another number of ranks or another kind of training (a relayout).
 
     earlier shards ──▶ boxes of logical tensors ──▶ common elements ──▶ the tensors of this rank's layout
                   └──▶ values of earlier rank (rank mod W): groups, schedulers, objects, data, generators
 
 A rank maps whole shards until they cover the tensors of its own layout.
 
-Invariant: every logical tensor has the same elements before and after the load. `read_earlier` makes all checks that
+Invariant: every logical tensor has the same elements before and after the load. `read_earlier` performs all checks that
 can reject the step, and writes nothing.
 """
 

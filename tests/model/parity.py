@@ -7,9 +7,9 @@
     worker.core.parity                          how a share is accumulated, and the slot that it uses
     control_plane.core.rebuilding.rebuilds      what survivors can rebuild
 
-Each node has one rank. A rank captures and seals a step at once, because `tests.model.step_protocol` explores captures.
-This model explores contributions: chunks that arrive twice, lines that break, agents that restart between two chunks,
-offers of outdated steps, headers and shares that memory damages, and losses at every moment, also during a restore.
+Each node has one rank. A rank captures and seals a step in one event, as `tests.model.step_protocol` explores captures.
+This model explores contributions. Chunks arrive twice, connections break, and agents restart between two chunks.
+Members offer outdated steps, memory damages headers and shares, and nodes are lost at every moment, also in a restore.
 
 A share is the XOR of one part of each shard of the group's other members. Its bytes are symbolic here: the set of the
 shards that it contains an odd number of times. A second application of a chunk removes the shard from the set, exactly

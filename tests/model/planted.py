@@ -127,12 +127,12 @@ def overwrite_pinned(slots: Sequence[SlotView], keep: Collection[Content]) -> in
 
 
 def upload_always(step: Step, *, begun: Step, uploading: Collection[Step], max_uploads: int) -> bool:
-    """Begin every marked upload, however many run."""
+    """Begin every marked upload, even if `max_uploads` uploads run already."""
     return step > begun
 
 
 class MarksAlways(Coordinator):
-    """The coordinator marks a due checkpoint, however many uploads run."""
+    """The coordinator marks a due checkpoint, even if `max_uploads` uploads run already."""
 
     __slots__ = ()
 

@@ -5,9 +5,9 @@
     everstep.training.step_rules.decide         what a rank does after a step
     control_plane.core.recovery.choose          the step from which a generation starts, and the slots to keep for it
 
-All other events may occur at any later moment: a report or an announcement is received, a copier finishes, a stream
-progresses, an agent or the coordinator restarts, a holder is dropped, nodes die, promise or load. The next failure may
-occur in the middle of each of these.
+An event may occur at any moment after it has become possible: a report or an announcement is received, a copier
+finishes, a stream progresses, an agent or the coordinator restarts, a holder is dropped, nodes die, promise or load.
+Another failure may occur before the effects of these events are complete.
 
 A node may own several ranks. Their shards have the same holders, and their agent reports and receives for all ranks
 together. With `every_steps`, owners upload committed steps. An upload pins the owner's slot, may fail, and ends with
@@ -437,9 +437,9 @@ class Model:
                 yield ("help", rank, seat, step), pinned._replace(helping=world.helping | {(rank, seat, int(step))})
 
     def _unhelped(self, world: World, rank: int, holder: int, step: int = NONE) -> World:
-        """Return the state after a holder has stopped helping: its replica is not pinned any more.
+        """Return the state after a holder has stopped helping with the upload of a step and has unpinned its replica.
 
-        Without a step, all pins of the holder end, and so do the owner's uploads if the holder is the owner.
+        If `step` is NONE, the holder unpins all slots. If this holder is the owner, its uploads end, too.
         """
         seat, pair = self.holders[rank][holder], _unpinned(world.slots[rank][holder], step)
         ended = {each for each in world.helping if each[:2] == (rank, seat) and step in (NONE, each[2])}
@@ -1262,7 +1262,7 @@ def _promised(pair: Pair) -> Pair:
 
 
 def _unpinned(pair: Pair, step: int = NONE) -> Pair:
-    """Return a shard's slots without the pin of a step; without a step, without all pins."""
+    """Return a shard's slots after the slot of `step` is unpinned. If `step` is NONE, all slots are unpinned."""
     return tuple(
         replace(view, is_pinned=False)
         if view.is_pinned and (step == NONE or (view.content is not None and view.content.step == step))

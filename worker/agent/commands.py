@@ -80,7 +80,7 @@ class Commands:
         Args:
             agent_id: random name of this agent process; confirmations for another process are ignored.
             lifecycle: executes Prepare, Load and Start.
-            departure: executes Release: begins the departure, and finishes it after the uploads.
+            departure: executes Release. It begins the departure, and finishes it after the uploads.
             supervisor: halts ranks, and kills them for drills.
             inspection: samples stacks and runs commands beside ranks.
             snapshots: holds and reads snapshots for exports.

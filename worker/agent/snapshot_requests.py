@@ -42,7 +42,7 @@ class SnapshotRequests:
                 member.held.release(request.hold_id)
             return
         if member is None or self._count >= MAX_REQUESTS:
-            self._answer(_refusal(request, _ENDED if member is None else "too many requests at a time"))
+            self._answer(_refusal(request, _ENDED if member is None else "too many requests on the node"))
             return
         self._count += 1
         self._running.begin(self._run(request, member), name="a request for a snapshot")

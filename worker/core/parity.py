@@ -1,14 +1,14 @@
 """Parity in memory: which chunks a share contains, and when a share is complete (docs/adr/0035-parity-in-memory.md).
 
 The ranks with one LOCAL_RANK on the nodes of a group form a *stripe*. Each member's share is the XOR of one part of the
-shard of every other member, so that any one lost shard follows from the other members' shards and shares.
+shard of every other member. Any one lost shard can be rebuilt from the other members' shards and shares.
 
     g = 4        A            B            C            D
     row 0   b2⊕c1⊕d0     c2⊕d1⊕a0     d2⊕a1⊕b0     a2⊕b1⊕c0      b2: chunk 2 of B's shard
     row 1   b5⊕c4⊕d3     c5⊕d4⊕a3     d5⊕a4⊕b3     a5⊕b4⊕c3
 
-Invariant: a share is sealed only if it contains exactly one contribution of every other member of its stripe, all of
-one content.
+Invariant: a share is sealed only if it contains exactly one contribution of every other member of its stripe. All
+contributions have the same origin generation and step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from everstep.protocol.slot import CHUNK_BYTES, SlotState
 from worker.core.slots import Content, SlotView, being_written, writable
 
 CONTRIBUTION_BYTES = 320
-"""Room in a share's slot for the name of one contribution. A packed `Contribution` is smaller (tested)."""
+"""Bytes that a share's slot reserves for each packed `Contribution`. A test checks that none is larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Stripe:
             payload_bytes: size of each contributor's shard, by the contributor's rank.
 
         Returns:
-            The end of the longest contribution.
+            The number of bytes up to the end of the longest contribution.
         """
         ends = [0]
         for rank, size in payload_bytes.items():
@@ -97,13 +97,13 @@ class Stripe:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A lost shard, and the chunks of survivors from which it follows."""
+    """A lost shard, and the rules that select the survivors' chunks for its rebuild."""
 
     stripe: Stripe
     lost: Contribution
 
     def wanted(self, rank: Rank, payload_bytes: int, *, is_share: bool) -> frozenset[int]:
-        """Select the chunks of a survivor's shard or share from which chunks of the lost shard follow.
+        """Select the chunks of a survivor's shard or share that the rebuild of the lost shard needs.
 
         Args:
             rank: the survivor.
@@ -130,7 +130,7 @@ class Missing:
             is_share: True for the survivor's share, False for its shard.
 
         Returns:
-            The index of the lost shard's chunk. It may be behind the end of the lost shard.
+            The index of the lost shard's chunk. It may be beyond the end of the lost shard.
         """
         holder = rank if is_share else self.stripe.holder_of(rank, chunk)
         return self.stripe.chunk_of(self.lost.rank, holder, chunk if is_share else self.stripe.row_of(chunk))
@@ -149,9 +149,9 @@ class Missing:
 class Share:
     """State of a share between its grant and its seal, kept by the holder's agent.
 
-    The agent changes the bytes of the slot only for a chunk that `accepts` admits, and records the chunk with `apply`
-    in the same call. A restarted agent does not know which chunks a slot contains. It empties the slot, and every
-    member contributes again.
+    The agent changes the bytes of the slot only for a chunk for which `accepts` returns True. In the same call, it
+    records the chunk with `apply`. A restarted agent does not know which chunks a slot contains. It empties the slot,
+    and every member contributes again.
     """
 
     contributors: frozenset[Rank]
@@ -203,8 +203,9 @@ class Share:
     def is_progressing(self, connected: Collection[Rank], progressed: Collection[Rank]) -> bool:
         """Return whether a member whose contribution is complete should continue to wait for this share.
 
-        A missing member that is connected and has not begun may still capture the step. A member that has begun must
-        progress. Otherwise the waiting member drops this holder after the holder deadline, like any silent holder.
+        A missing member that is connected and has not begun may still capture the step. A missing member that has
+        begun must have progressed since the last call. Otherwise the waiting member receives no progress message, and
+        drops this holder after the holder deadline.
 
         Args:
             connected: members with an open session.
@@ -234,7 +235,7 @@ def place(
 ) -> int | None:
     """Return the slot in which a holder accumulates its share of `content`, or None if the holder must refuse.
 
-    All members of a group contribute to one slot. A member that has not heard of the newest proposal may offer an older
+    All members of a group contribute to one slot. A member that has not received the newest proposal may offer an older
     step. Such an offer must not displace the share of a newer step, which other members have contributed to.
 
     Args:

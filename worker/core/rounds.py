@@ -77,9 +77,10 @@ class Shard:
     held: frozenset[tuple[NodeId, Step]] = frozenset()
     """Pairs (peer, step): the peer has acknowledged the step, and the acknowledgement was not revoked since."""
     has_parity: bool = False
-    """True if the peers combine the shard with others. A peer acknowledges a step when its share of it is sealed.
+    """True if the peers combine this shard with other shards into shares.
 
-    Such a peer receives only sealed steps, because a chunk that was combined cannot be taken back.
+    A peer then acknowledges a step when its share of that step is sealed. The owner sends such a peer only sealed
+    steps, because a combined chunk cannot be removed from a share.
     """
 
     @classmethod
@@ -593,7 +594,8 @@ class Coordinator:
         ended before it had uploaded its checkpoint.
         """
         if len(self.uploads_in_flight) >= self.max_uploads:
-            # The step stays due. The first commit after the end of an upload replaces it.
+            # The checkpoint stays due. The first step that is committed after an upload has ended becomes the
+            # checkpoint.
             return self.persist
         if self.persist < self.wanted <= committed:
             return committed
@@ -677,8 +679,8 @@ class Coordinator:
                 return replace(self, proposed=self.final, newest=max(self.newest, self.final), persist=persist)
             return self
         if is_full:
-            # The uploaded steps and the committed step occupy all slots of a rank. The next capture must wait for an
-            # upload. This occurs with two slots only.
+            # Running uploads and the committed step occupy all slots of a rank. The next capture must wait until an
+            # upload ends. This occurs with two slots only.
             return self
         # No rank captures the base. An agent reports the boundary NONE for a rank that has not restored its state yet.
         soonest = max(self.highest_boundary + self.lead.steps, self.newest + 1, self.base + 1)
@@ -697,7 +699,8 @@ class Coordinator:
         `distance` is ignored, because `snapshots` already decides how often ranks capture their state.
         """
         is_wanted = self.wanted > self.persist
-        # An agent pins the slot of a marked step before it reports the commit.
+        # An agent reports the commit of a marked step only after it has pinned the step's slot. Until all agents have
+        # reported the commit, `uploads_in_flight` may lack this step.
         is_marking = self.persist != NONE and any(each.committed < self.persist for each in self.ranks)
         is_busy = is_marking or len(self.uploads_in_flight) >= self.max_uploads
         if self.snapshots is Snapshots.NEVER or is_busy or not (is_wanted or self.every_steps):

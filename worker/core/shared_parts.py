@@ -72,7 +72,7 @@ class SharedParts:
         """Return the state before the first part.
 
         Each helper already has its first parts: an equal share of the object, at most `MAX_WINDOW` parts. Otherwise
-        the owner and the first helper to answer would divide a small object between them.
+        the owner and the first helper to answer would transfer all parts of a small object.
 
         Args:
             part_count: number of the last part, because numbers begin with 1.
@@ -209,7 +209,7 @@ def load_helpers(plan: GenerationPlan, rank: Rank, owner: NodeId) -> list[NodeId
         owner: node that loads the shard.
 
     Returns:
-        At most `MAX_LOAD_HELPERS` nodes, the first ones first.
+        At most `MAX_LOAD_HELPERS` nodes, in order of preference.
     """
     others = [node for node in plan.nodes if node.node_id != owner]
     if not others:
@@ -227,8 +227,8 @@ def load_helpers(plan: GenerationPlan, rank: Rank, owner: NodeId) -> list[NodeId
 def home_of(plan: GenerationPlan, rank: Rank) -> NodeId:
     """Return the node that loads an earlier rank's shard from S3 for all nodes of a relayout.
 
-    The shards are divided evenly among the nodes. Ranks divide the state in order, so the home probably needs the shard
-    itself.
+    The shards are divided evenly among the nodes, in the order of ranks. Ranks divide the state in the same order, so
+    the ranks of the home probably need the shard, too.
 
     Args:
         plan: a plan with a relayout.

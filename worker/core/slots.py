@@ -150,8 +150,8 @@ def may_upload(step: Step, *, begun: Step, uploading: Collection[Step], max_uplo
 def slots_per_shard(*, has_third_slot: bool, max_uploads: int) -> int:
     """Return the number of slots of each shard on each of its nodes.
 
-    With two slots, no step is captured while one of them is uploaded. Otherwise, each upload has a slot besides the
-    committed step and the step that is being captured.
+    With a third slot, each upload has a slot besides the committed step and the step that is being captured. With two
+    slots, no step is captured while one slot is uploaded and the other slot contains the committed step.
     """
     return 2 + max_uploads if has_third_slot else 2
 

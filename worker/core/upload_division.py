@@ -7,8 +7,9 @@ assigns equal tensors to writers:
     rank 1 holds  a b c y   ─▶  object 1 = b c  written by rank 1
                                 x and y stay in the objects of their ranks
 
-Invariant: only tensors with equal digests and sizes share an object, and every rank that uses an object holds all
-tensors of the object, in the same order. Digests decide alone; no layout or kind of parallelism is assumed.
+Invariant: only tensors with equal digests and sizes share an object. Every rank that uses an object holds all its
+tensors, in the same order. The division depends only on digests and sizes, not on the layout or the kind of
+parallelism.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from dataclasses import dataclass
 from everstep.protocol.ids import Rank
 
 LEAST_BYTES = 1024 * 1024
-"""Minimum mean size of the objects that hold equal tensors. Fewer bytes stay in the objects of all ranks.
+"""Minimum mean size of the objects that hold equal tensors.
 
-For so few bytes, the requests for a separate object would take longer than the transfer of the bytes.
+If equal tensors have fewer bytes in total, each rank stores them in its own object. The requests for a separate object
+would then take longer than the transfer of the bytes.
 """
 MAX_WRITERS = 64
 """Maximum number of ranks that divide the same tensors. More writers would make the lists in manifests long."""
@@ -67,7 +69,7 @@ def divide(
         max_writers: as `MAX_WRITERS`.
 
     Returns:
-        The division of each rank. It depends on nothing but the arguments.
+        The division of each rank. Equal arguments give equal divisions.
     """
     holders: defaultdict[Item, list[Rank]] = defaultdict(list)
     for rank, items in sorted(offers.items()):
@@ -106,9 +108,9 @@ def divide(
 def _classes(
     offers: Mapping[Rank, Sequence[Item]], equal: Mapping[Item, tuple[Rank, ...]]
 ) -> dict[tuple[Rank, ...], list[Item]]:
-    """Return the tensors that the same ranks hold, in the order of the payload, by these ranks.
+    """Group equal tensors by the exact set of ranks that hold them, in the order of the payload.
 
-    Tensors in another order on another rank cannot share an object, because an object has one order.
+    A group is omitted if its ranks hold the tensors in different orders, because an object has one order.
     """
     found: defaultdict[tuple[Rank, ...], dict[Rank, list[Item]]] = defaultdict(dict)
     for rank, items in offers.items():
@@ -124,7 +126,7 @@ def _classes(
 
 
 def _numbers(items: Sequence[Item], object_of: Mapping[Item, int]) -> list[int]:
-    """Return the object of each item. An item that a rank offers twice is in an object once."""
+    """Return the object of each item. If a rank offers an item twice, the object contains the item once."""
     seen: set[Item] = set()
     numbers: list[int] = []
     for item in items:

@@ -54,7 +54,7 @@ StreamKey = tuple[Rank, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalLimits:
-    """Sizes at which a journal completes chunks, frees disk space, and stops to read."""
+    """Sizes at which a journal completes chunks, frees disk space, and stops reading."""
 
     chunk_bytes: int = 256 * 1024
     """Size at which a chunk is complete."""
@@ -98,7 +98,7 @@ class LogJournal:
         node_id: this node's id.
         streams: the file of each output stream of a rank; it need not exist yet.
         now: returns Unix time in seconds.
-        limits: sizes at which the journal completes chunks and stops to read.
+        limits: sizes at which the journal completes chunks and stops reading.
     """
 
     def __init__(

@@ -117,7 +117,7 @@ class BaseLoading:
 
     @property
     def restored_from(self) -> tuple[SourceKind, ...]:
-        """Kind of source from which each local rank's base was loaded: its own node, a peer, or S3.
+        """Kind of source from which each local rank's base was loaded: its own node, a peer, parity, or S3.
 
         The order is that of the ranks. A rank without a base is omitted.
         """
@@ -126,8 +126,8 @@ class BaseLoading:
     async def _load_rank(self, rank: RankPlan, sources: Sequence[ShardSource] | None = None) -> None:
         """Load the base of one rank into a slot of this node, and verify it.
 
-        The load tries the plan's sources in order: this node, other nodes, S3. If `sources` is given, it replaces this
-        list.
+        The load tries the plan's sources in order: this node, another node's copy, shares of parity, S3. If `sources`
+        is given, it replaces this list.
         """
         shard = self._shards[rank.rank]
         sources = rank.sources if sources is None else sources
@@ -176,7 +176,7 @@ class BaseLoading:
         try:
             await self._load_peer(rank, source, is_followed=False)
         except (PeerError, NoRoom, ProtocolError, TimeoutError) as error:
-            log.info("earlier rank %d is read from S3, because %s did not send it: %s", rank, home, error)
+            log.info("the shard of earlier rank %d is read from S3, because %s did not send it: %s", rank, home, error)
             return False
         return True
 

@@ -76,8 +76,7 @@ class CheckpointUploads:
         self.uploaded: list[UploadedShard] = []
         """Facts about the newest finished uploads, for the node's reports.
 
-        A shard has one more entry than uploads that can run at the same time, because other ranks can still upload each
-        of these steps.
+        The list has `max_uploads` + 1 entries per shard, because other ranks can still be uploading these steps.
         """
         self._plan = plan
         self._shards = shards
@@ -94,7 +93,7 @@ class CheckpointUploads:
         self._shared = defaultdict[Rank, SharedTensors](SharedTensors)
         self._max_uploads = plan.checkpoint.max_uploads
         self._divisions: dict[tuple[Rank, Step], Division | None] = {}
-        """The part of each local rank in the division of a step that the rank uploads."""
+        """For each local rank and each step that it uploads: the rank's part of the step's division."""
         self._background = Background()
         self._cleaned = asyncio.Event()
         self._progress: dict[tuple[Rank, Step], UploadProgress] = {}
@@ -172,8 +171,8 @@ class CheckpointUploads:
     def _upload_if_due(self, shard: OwnedShard) -> None:
         """Upload the step that the coordinator marked, in the background.
 
-        The slot is pinned immediately, before it can be granted again. If as many uploads run as may run, the shard
-        uploads the newest marked step after the end of one of them.
+        The slot is pinned immediately, before it can be granted again. If `max_uploads` uploads of the shard
+        run already, the shard uploads the newest marked step when one of them ends.
         """
         step, is_kept = self._persist, self._persist in (self._contents.committed, self._plan.base_step)
         is_due = may_upload(step, begun=shard.uploaded, uploading=shard.pinned, max_uploads=self._max_uploads)

@@ -104,7 +104,8 @@ class EarlierShards:
     async def supply(self, rank: Rank) -> None:
         """Load an earlier shard that another node requests, if this node loads the shard for all nodes.
 
-        The other node reads S3 itself if this node cannot load the shard, or if its own ranks have loaded already.
+        If this node cannot load the shard, or if all ranks of this node have loaded already, the method loads nothing.
+        The other node then reads S3 itself.
         """
         if self._relayout is None or not 0 <= rank < self._relayout.world_size:
             return

@@ -63,7 +63,7 @@ class HeldSnapshots:
         Args:
             shards: shards of this node's ranks; filled when the generation opens.
             store: this node's slots.
-            contents: names the newest committed step that this node has heard of.
+            contents: names the newest step whose commit this node has received.
             grant_if_due: called for each shard whose slot is free again.
         """
         self._shards = shards
@@ -114,7 +114,10 @@ class HeldSnapshots:
             )
 
     async def _begin(self, hold_id: str, step: Step) -> str:
-        """Pin the slots of a step in place of those that the hold keeps now. Return the reason of a failure, or ""."""
+        """Pin the slots of a step, and unpin the slots of the hold's earlier step.
+
+        Return the reason of a failure, or "".
+        """
         if step == NONE:
             return "no step is committed yet"
         slots: dict[Rank, Slot] = {}
@@ -161,7 +164,7 @@ class HeldSnapshots:
         if not 0 <= begin < end <= content.bytes or end - begin > MAX_SNAPSHOT_READ_BYTES:
             return SnapshotBytes(
                 request_id=wanted.request_id,
-                refusal=f"bytes {begin} to {end} of {content.bytes} cannot be read at once",
+                refusal=f"bytes {begin} to {end} of {content.bytes} cannot be read in one request",
             )
         self._renew(hold)
 

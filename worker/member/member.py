@@ -3,13 +3,13 @@
     Prepare ─▶ (agent: promise) ─▶ Member.open ─▶ BaseLoading.load ─▶ Member.begin_rounds ─▶ replicas, uploads
             ─▶ Member.close
 
-The member consists of `BaseLoading`, `EarlierShards`, `RankLines`, `CheckpointUploads`, `PeerSessions` and
-`MemberStatus`, each in its own module.
+Its main parts are `BaseLoading`, `EarlierShards`, `RankLines`, `Shares`, `CheckpointUploads`, `UploadDivision`,
+`HeldSnapshots`, `PeerSessions` and `MemberStatus`, each in its own module.
 
 Invariant: the `Member` owns everything that a generation starts on this node: sessions, senders, uploads and rank
 connections. All of these have ended when `close` returns. Only slots outlive the member.
 
-The module has more than 500 lines. `Member` creates and ends every part of a generation in one order.
+The module has more than 500 lines, because `Member` creates and ends every part of a generation in one order.
 """
 
 from __future__ import annotations

@@ -54,7 +54,10 @@ MAX_HELPED_PARTS = 4
 Each part occupies memory, and a thread of the agent's only thread pool.
 """
 MAX_REQUESTED_PARTS = 16 * MAX_WINDOW
-"""Maximum number of requested parts of one owner. A helper notices later than the owner that a part has arrived."""
+"""Maximum number of parts that one owner may have requested and that the helper has not recorded as sent.
+
+The limit exceeds `MAX_WINDOW`, because the owner may request the next part before the helper records the last one.
+"""
 POLL_SECONDS = 0.1
 """Seconds between two checks for cancellation and late helpers, while a load waits for helpers."""
 RETRY_SECONDS = 0.1
@@ -63,7 +66,7 @@ TRANSFER = 1
 
 
 class SharedLoads:
-    """Asks other nodes for help with the loads of this node's shards. Implements `LoadShareOf`."""
+    """Asks other nodes for help with the load of one shard of this node. Implements `LoadShareOf`."""
 
     def __init__(self, rank: Rank, peers: Sequence[NodeId], dialler: Callable[[NodeId], Dialler]) -> None:
         """Create the object; `of` creates the helpers of one attempt.
@@ -115,16 +118,16 @@ class LoadHelpers:
         self._is_closed = False
         self._check: Callable[[], None] = lambda: None
         self._news: dict[NodeId, asyncio.Event] = {peer: asyncio.Event() for peer in peers}
-        """Set on the event loop when a chunk of the helper has landed."""
+        """By helper: set on the event loop when a chunk from this helper has arrived."""
         self._changed = threading.Condition()
         """Guards the attributes below, which the load's threads and the event loop share."""
         self._state = SharedParts.begin(parts.count)
         self._landed: set[int] = set()
-        """Chunks of helpers that match their digests."""
+        """Chunks that helpers have sent and that match their digests."""
         self._claimed_at: dict[int, float] = {}
-        """Monotonic time at which the owner took each of its parts that it has not read yet."""
+        """By part: monotonic time at which the owner claimed the part; only parts that the owner is still reading."""
         self._own_seconds = 0.0
-        """Longest time in which the owner read a part, in seconds."""
+        """Longest time that the owner needed to read one part, in seconds."""
 
     # -- calls of the load's threads
 
@@ -224,7 +227,7 @@ class LoadHelpers:
             await finish(self._let_go(peer, incoming, streams))
 
     async def _let_go(self, peer: NodeId, incoming: IncomingShard, streams: Streams) -> None:
-        """Return the helper's parts to the owner, after no thread can write the helper's bytes any more."""
+        """Stop all threads that can write the helper's bytes, then return the helper's parts to the owner."""
         incoming.shut()
         await streams.close()
         await incoming.close()
@@ -247,7 +250,7 @@ class LoadHelpers:
         if isinstance(answer, ShardRefused):
             raise PeerLost(answer.reason)
         if not isinstance(answer, ReadyToLoad):
-            raise MalformedMessage(f"{type(answer).__name__} received, expected the helper's readiness")
+            raise MalformedMessage(f"{type(answer).__name__} received, expected ReadyToLoad")
         for begin in range(0, len(header), HEADER_PIECE_BYTES):
             await session.send(ObjectHeader(data=header[begin : begin + HEADER_PIECE_BYTES]))
 
@@ -271,7 +274,7 @@ class LoadHelpers:
         message = await session.receive()
         if isinstance(message, ShardRefused):
             raise PeerLost(message.reason)
-        raise MalformedMessage(f"{type(message).__name__} received, expected chunks")
+        raise MalformedMessage(f"{type(message).__name__} received, expected only chunks on the stream")
 
 
 async def _dial(dialler: Dialler) -> Session:
@@ -355,7 +358,7 @@ class LoadHelper:
 
 
 async def _silent(session: Session) -> None:
-    """Wait until the owner ends the session. It sends nothing before it has heard that the helper is ready."""
+    """Wait until the owner ends the session. The owner sends no message before it has received `ReadyToLoad`."""
     message = await session.receive()
     raise MalformedMessage(f"{type(message).__name__} received before this node was ready to help")
 
@@ -377,7 +380,7 @@ async def _received(session: Session, wanted: LoadShard) -> ShardParts:
 
 
 class _Reading:
-    """The parts that one owner has requested. Each part holds room in memory until its chunks are sent."""
+    """The parts that one owner has requested. A part that is read occupies memory until its chunks are sent."""
 
     def __init__(
         self, objects: ObjectStore, parts: ShardParts, buffers: _Buffers, queue: _PartQueue, room: asyncio.Semaphore
@@ -400,11 +403,11 @@ class _Reading:
             if not isinstance(wanted, ShardWanted) or wanted.transfer != TRANSFER:
                 raise MalformedMessage(f"{type(wanted).__name__} received, expected a request for a part")
             if len(wanted.chunks) != 1 or not are_within(wanted.chunks, chunk_count(self._parts.plan.payload_bytes)):
-                raise MalformedMessage(f"chunks {wanted.chunks} requested, which are no part of the shard")
+                raise MalformedMessage(f"chunks {wanted.chunks} requested, which do not form a part of the shard")
             ((first, count),) = wanted.chunks
             number = self._parts.part_of(first)
             if range(first, first + count) != self._parts.chunks(number) or number in self._tasks:
-                raise MalformedMessage(f"chunks {wanted.chunks} requested, which are no part, or are requested twice")
+                raise MalformedMessage(f"chunks {wanted.chunks} requested twice, or without forming a part")
             if len(self._tasks) >= MAX_REQUESTED_PARTS:
                 raise MalformedMessage(f"more than {MAX_REQUESTED_PARTS} parts requested at a time")
             self._tasks[number] = asyncio.create_task(self._serve(session, number))
@@ -434,7 +437,7 @@ class _Reading:
                 await session.send(ShardRefused(transfer=TRANSFER, reason=str(error)))
             session.close()
         except Exception:
-            log.exception("part %d of another node's load failed", number)
+            log.exception("part %d of another node's shard could not be read or sent", number)
             session.close()
         finally:
             for chunk in chunks:

@@ -7,7 +7,7 @@ The agreement saves bytes and is never required. A rank without an answer upload
 misses an object of another rank writes this object itself (`worker.storage.checkpoints`).
 
 Invariant: the coordinator's agent divides each step at most once while it runs. All ranks of a step therefore receive
-parts of the same division, however often they ask.
+parts of the same division, even if they ask several times.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class UploadDivision:
         """
         offer = await session.receive()
         if not isinstance(offer, OfferTensors) or offer.owner_rank not in self._plan.node(session.peer).ranks:
-            raise MalformedMessage(f"{type(offer).__name__} where a rank of {session.peer} should offer tensors")
+            raise MalformedMessage(f"{type(offer).__name__} received, expected the offer of a rank of {session.peer}")
         items = _items_of(offer)
         if not items:
             self._offer(offer.step, offer.owner_rank, ())
@@ -126,7 +126,7 @@ class UploadDivision:
             await session.send(TensorsDivided(objects=division.objects, writes=tuple(sorted(division.writes))))
 
     async def close(self) -> None:
-        """End all waiting for offers."""
+        """Stop waiting for offers."""
         await self._background.close()
 
     async def _ask(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
@@ -147,16 +147,16 @@ class UploadDivision:
         finally:
             session.close()
         if not isinstance(answer, TensorsDivided):
-            raise MalformedMessage(f"{type(answer).__name__} where tensors should be divided")
+            raise MalformedMessage(f"{type(answer).__name__} received, expected TensorsDivided")
         if not answer.objects:
             return None
         pairs = zip(items, answer.objects, strict=False)
         if len(answer.objects) != len(items) or any(item.is_frozen and number == OWN for item, number in pairs):
-            raise MalformedMessage("the division of another offer")
+            raise MalformedMessage("the received division does not match the offered tensors")
         return Division(answer.objects, frozenset(answer.writes))
 
     def _offer(self, step: Step, rank: Rank, items: Items) -> None:
-        """Record an offer, unless the rank has offered before. The division ignores offers that come after it."""
+        """Record an offer, unless the rank has offered before. The division ignores later offers."""
         gathering = self._gatherings.get(step)
         if gathering is None:
             gathering = self._gatherings[step] = _Gathering()
@@ -171,7 +171,7 @@ class UploadDivision:
         """Record an offer, and return the rank's part of the division when all ranks have offered."""
         self._offer(step, rank, items)
         gathering = self._gatherings.get(step)
-        if gathering is None:  # The step is older than the kept ones.
+        if gathering is None:  # The step is older than the `KEPT_STEPS` newest steps.
             return None
         await gathering.settled.wait()
         return gathering.divisions.get(rank) if gathering.offers.get(rank) == items else None

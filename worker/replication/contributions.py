@@ -75,7 +75,7 @@ class Contributions:
         self._refused.discard(rank)
 
     def progress(self, rank: Rank) -> None:
-        """Record that `rank` makes progress, or that it delays its contribution itself. Thread-safe."""
+        """Record that `rank` progresses, or that it reports a delay on its own node. Thread-safe."""
         self._progress[rank] = self._progress.get(rank, 0) + 1
 
     async def take(
@@ -103,7 +103,7 @@ class Contributions:
             The digest of the member's shard.
 
         Raises:
-            ShardRejected: the share was given up, or the shard is too large; the session can continue.
+            ShardRejected: the share was abandoned, or the shard is too large; the session can continue.
             NoRoom: this node lacks memory for the share, or it must keep every slot; the session can continue.
             PeerLost: the connection broke.
             MalformedMessage: the member's messages contradict each other; the connection must be closed.
@@ -169,7 +169,7 @@ class Contributions:
 
         await first_of(receive(), wait())
         if not accumulation.is_sealed:
-            raise ShardRejected(f"the share of step {begin.step} was given up for another content")
+            raise ShardRejected(f"the share of step {begin.step} was abandoned before it was sealed")
         return digest
 
     async def _say_preparing(self, session: Session, accumulation: Accumulation) -> None:

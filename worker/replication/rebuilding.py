@@ -56,11 +56,10 @@ async def rebuild_shard(
 
     Raises:
         ShardRejected: a survivor lacks its shard or share, or the rebuilt bytes do not match the lost owner's digest.
-            The error names the survivor.
+            The error names each survivor that can be the cause.
         NoRoom: this node lacks memory for the slot, or `keep` protects every slot.
-        PeerError: a connection broke.
-        ProtocolError: the plan's source is inconsistent, or a survivor violated the protocol.
-        TimeoutError: a survivor did not answer in time.
+        PeerLost: a survivor's connection broke, or the survivor violated the protocol or did not answer in time.
+        MalformedMessage: the plan's source names no survivors.
     """
     rebuild, content = source.rebuild, Content(source.origin_generation, source.step)
     if rebuild is None or len(rebuild.stripe) < 2:

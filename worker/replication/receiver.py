@@ -186,7 +186,7 @@ class ReplicaReceiver:
                     parity.disconnect(rank)
 
     def _parity(self, rank: Rank) -> Contributions | None:
-        """Return the object that receives the data of `rank` for a share of this node; None if the node copies it."""
+        """Return the object that combines the shard of `rank` into a share. None if this node stores a copy instead."""
         parity = self._contributions
         return parity if parity is not None and parity.expects(rank) else None
 

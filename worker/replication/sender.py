@@ -98,7 +98,7 @@ class ReplicaSender:
 
         Args:
             shard: the owned shard to send.
-            peer: node that holds a copy of the shard.
+            peer: node that holds a copy of the shard, or with parity a share of it.
             dialler: opens connections to the holder.
             store: this node's slots.
             pacer: decides when chunks may be sent; shared by all senders of the node.
@@ -344,9 +344,9 @@ class ReplicaSender:
             await self._shard.changed.wait(self._shard.changed.version)
 
     async def _unwanted(self, step: Step) -> None:
-        """Return when the holder must not wait for this contribution any more.
+        """Wait until the holder no longer needs this contribution.
 
-        The step is then neither committed nor proposed. The other members no longer contribute to its share.
+        From then on, the step is neither committed nor proposed, and no member contributes to its share.
         """
         while self._shard.wanted(self._peer) == step:
             await self._shard.changed.wait(self._shard.changed.version)
@@ -354,7 +354,7 @@ class ReplicaSender:
     async def _say_paused(self, session: Session) -> None:
         """Send progress messages to a holder of parity while this node delays its contribution.
 
-        The other members wait for this contribution, and the holder tells them whether it makes progress.
+        The other members wait for this contribution, and the holder reports its progress to them.
         """
         while True:
             await asyncio.sleep(PREPARING_SECONDS)

@@ -543,7 +543,7 @@ class IncomingShard:
             target: the slot that was granted for this content.
             transfer: number of the transfer in `BeginShard`.
             payload_bytes: size of the payload.
-            on_land: called in a stream's thread with each whole chunk, and whether the chunk matches its digest.
+            on_land: called in a stream's thread with each complete chunk's index, and whether the chunk is intact.
         """
         self.transfer = transfer
         self.payload_bytes = payload_bytes
@@ -669,7 +669,7 @@ class IncomingShard:
             self._loop.call_soon_threadsafe(self._look)
 
     def _keep(self, index: int, data: memoryview) -> bool:  # noqa: ARG002
-        """Store a verified chunk. Return whether it is stored; here it already lies in the slot."""
+        """Store a verified chunk, and return whether it is stored. Here, the slot already contains the chunk."""
         return True
 
     def _release(self, data: memoryview) -> None:
@@ -714,7 +714,7 @@ class IncomingShard:
 
 
 class Scratch:
-    """Buffers for chunks that do not arrive in a slot. Threads of streams use them again."""
+    """Buffers for chunks that do not arrive in a slot. Threads of streams reuse these buffers."""
 
     def __init__(self) -> None:
         self._free: list[bytearray] = []
@@ -731,7 +731,7 @@ class Scratch:
         return memoryview(buffer)[: end - start]
 
     def release(self, data: memoryview) -> None:
-        """Take back a buffer that `payload` has returned. Thread-safe."""
+        """Make a buffer from `payload` available for reuse. Thread-safe."""
         buffer = data.obj
         data.release()
         assert isinstance(buffer, bytearray)

@@ -386,7 +386,10 @@ class ListenerLimits:
     session_count: int = MAX_SESSIONS
     """Maximum number of sessions. Further connections are closed unread."""
     unproven_count: int = MAX_UNPROVEN
-    """Maximum number of sessions in their handshake. A further connection evicts one of the address with most."""
+    """Maximum number of sessions in their handshake.
+
+    For a further connection, the listener closes the oldest such session of the address with most of these sessions.
+    """
 
 
 LISTENER_LIMITS: Final = ListenerLimits()

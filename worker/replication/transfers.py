@@ -18,7 +18,7 @@ the end of the shard. For a slot that a rank is still writing, the sender announ
 Invariant: a slot is sealed only after the owner's slot is sealed, and only if every chunk matched the digest that the
 owner announced.
 
-The module has more than 500 lines. The receiver of a whole shard and the receiver of parts check the same messages.
+The module has more than 500 lines, because `receive_shard` and `receive_parts` check the same messages.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ async def announced_digests(
         silence_seconds: as in `receive_shard`.
 
     Returns:
-        The digests of the chunks, in order, and the digest of the shard. They agree.
+        The digests of the chunks, in order, and the digest of the shard, which is computed from them.
 
     Raises:
         MalformedMessage: the sender's messages contradict each other; the connection must be closed.
@@ -411,7 +411,7 @@ async def _next(
 
 
 def _check_digests(begin: BeginShard, message: ShardDigests, known: int) -> int:
-    """Return the number of chunks that the message announces, after `known` chunks."""
+    """Check a message with digests, and return its number of digests. `known` digests were received before."""
     count = chunk_count(begin.payload_bytes)
     named, rest = divmod(len(message.chunk_digests), DIGEST_BYTES)
     if message.first != known or rest or not 0 < named <= count - known:

@@ -1,7 +1,7 @@
 """Combines bytes of shards by XOR, for shares of parity and for shards that are rebuilt from them.
 
-The only module of the agent that imports numpy, whose XOR runs at the speed of a copy. Python's integers take 300 times
-as long (`make bench-parity`).
+No other module of the agent imports numpy. An XOR in numpy runs at the speed of a copy. Python's integers take 300
+times as long (`make bench-parity`).
 
 Invariant: the caller owns the target's bytes. `combine` is not idempotent, so the caller combines each source once.
 """

@@ -1,4 +1,4 @@
-"""The shares of parity on this node: filled by contributions, then sealed.
+"""Accumulates the shares of parity on this node from contributions, and seals them.
 
     contribution of a member ──begin──▶ Accumulation ──take, per verified chunk──▶ slot ──finish, by all──▶ sealed
 
@@ -128,8 +128,8 @@ class Shares:
     ) -> None:
         """Create the object for one generation.
 
-        The `Member` settles the slots that an earlier agent process was filling (`SlotStore.settle_copiers`), because
-        no rank writes into slots of shares.
+        `Member.adopt` empties the slots that an earlier agent process was filling. No rank writes into slots
+        of shares, so these slots are free (`SlotStore.settle_copiers`).
 
         Args:
             store: this node's slots of the run.
@@ -187,7 +187,7 @@ class Shares:
             NoRoom: the node's memory for slots is exhausted.
         """
         member = self.memberships[contributor]
-        if shard_bytes > MAX_SHARD_BYTES:  # The node refuses the first contribution, with this reason.
+        if shard_bytes > MAX_SHARD_BYTES:  # The node later refuses the contribution, and names this limit.
             return
         async with self._locks[member.holder]:
             await self._store.reserve(
@@ -200,7 +200,7 @@ class Shares:
     async def begin(
         self, content: Content, contribution: Contribution, *, shard_bytes: int, committed: Step
     ) -> tuple[Accumulation, bool] | None:
-        """Accept a member's contribution to a share of this node, unless the node `has` it already.
+        """Accept a member's contribution to a share of this node. Call this only if `has` returns False.
 
         Args:
             content: the content that the member offers.
@@ -209,9 +209,9 @@ class Shares:
             committed: the newest committed step that the member has reported.
 
         Returns:
-            The share's accumulation, and whether the offer emptied a share that other members have contributed to. The
-            caller then makes all members contribute again. None if every slot must be kept, or if the offer is
-            outdated.
+            The share's accumulation, and whether the offer emptied a share that other members have contributed to. In
+            this case, the caller must make all members contribute again. The result is None if every slot must be
+            kept, or if the offer is outdated.
 
         Raises:
             NoRoom: the node's memory for slots is exhausted.
@@ -263,7 +263,7 @@ class Shares:
             task.add_done_callback(self._sealing.discard)
 
     async def _seal(self, accumulation: Accumulation) -> None:
-        """Seal a complete share. No session owns this task, because a broken line must not end the seal."""
+        """Seal a complete share. No session owns this task, because a lost connection must not cancel it."""
         stripe, slot, announced = accumulation.stripe, accumulation.slot, accumulation.share.announced
         size = stripe.share_bytes(accumulation.holder, {each.rank: each.payload_bytes for each in announced})
         index = pack_contributions(announced)
@@ -275,7 +275,7 @@ class Shares:
             sealed = await self._store.seal(owner, self._store.shards[owner].index(slot), header)
             accumulation.is_sealed = sealed is not None
         except Exception:
-            log.exception("the share of rank %d of step %d", accumulation.holder, accumulation.content.step)
+            log.exception("share of rank %d at step %d is not sealed", accumulation.holder, accumulation.content.step)
         finally:
             self._give_up(accumulation)
 

@@ -702,7 +702,7 @@ def contributions_of(share: SlotFile) -> tuple[Contribution, ...]:
         with share.payload(begin, begin + share.header.index_bytes) as index:
             return unpack_contributions(index)
     except MalformedMessage as error:
-        log.warning("the share in %s rebuilds nothing: %s", share.path.name, error)
+        log.warning("the share in %s cannot rebuild a shard: %s", share.path.name, error)
         return ()
 
 

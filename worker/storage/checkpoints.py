@@ -97,7 +97,7 @@ def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> Objec
 
 
 def is_abandoned(key: str, plan: GenerationPlan, ranks: Collection[Rank]) -> bool:
-    """Return whether an unfinished upload to S3 has no running agent that continues the upload. Pure.
+    """Return whether an unfinished upload to S3 is abandoned, because no running agent continues it. Pure.
 
     An agent calls this function before its first upload of a generation. At this time, all earlier generations and all
     earlier processes of the agent have ended. Each unfinished upload of the agent's ranks is therefore abandoned.
@@ -204,7 +204,7 @@ async def upload_shard(
 
 
 async def _run(work: Callable[[Callable[[], None]], T]) -> T:
-    """Run `work` in a thread. It receives a function that raises an error if the waiting task was cancelled.
+    """Run `work` in a thread. `work` receives a function that raises an error if the waiting task was cancelled.
 
     Raises StoreRefused if a header of an object exceeds the limit of safetensors.
     """
@@ -223,7 +223,7 @@ async def _run(work: Callable[[Callable[[], None]], T]) -> T:
         result = await in_thread(body)
     except OversizedMessage as error:
         raise StoreRefused(str(error)) from error
-    assert result is not None, "a cancelled thread returned to somebody"
+    assert result is not None, "the thread was cancelled, but its caller was not"
     return result[0]
 
 
@@ -285,7 +285,8 @@ class _Upload:
     ) -> None:
         """Return when S3 has all objects that other ranks write.
 
-        If objects are missing after as much time as this rank needed for its own ones, this rank stores them.
+        This rank waits for as long as it needed for its own objects, but at least `LEAST_PATIENCE_SECONDS`. Then it
+        stores the missing objects itself.
 
         Args:
             needed: the objects that the shard needs and that this rank does not write.

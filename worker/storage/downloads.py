@@ -57,7 +57,7 @@ class LoadShare(Protocol):
         ...
 
     def ended(self, number: int) -> None:
-        """Record that the caller's read of a part has succeeded or failed. Called in the part's thread."""
+        """Record that the caller has read a part, or that the read has failed. Called in the part's thread."""
 
     def next_missing(self, has_failed: Callable[[], bool]) -> int | None:
         """Wait for the helpers, and return a part that no helper has delivered, so that the caller must read it.
@@ -258,7 +258,7 @@ def _fill(
         if found is None:
             raise ObjectMissing(f"s3://{place.bucket}/{place.key} does not exist")
         if found.bytes != size:
-            raise CorruptCheckpoint(f"s3://{place.bucket}/{place.key} has {found.bytes} bytes; the shard says {size}")
+            raise CorruptCheckpoint(f"s3://{place.bucket}/{place.key} has {found.bytes} bytes, not {size}")
     ready = min(reader.ready_bytes, parts.plan.data_bytes)
     if ready:
         with slot.payload(0, parts.plan.payload_bytes) as payload:

@@ -23,7 +23,10 @@ from worker.errors import CorruptCheckpoint
 from worker.storage.object_store import ObjectStore, Span
 
 PART_CHUNKS = 2
-"""Chunks of a part: 8 MiB, which one request reads (`worker.storage.s3.RANGE_BYTES`). Larger chunks are parts alone."""
+"""Number of chunks per part, if chunks have 4 MiB. One request reads a part (`worker.storage.s3.RANGE_BYTES`).
+
+A part of larger chunks has fewer chunks, but at least one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class _Source:
     def within(self, begin: int, end: int, after: int) -> tuple[int, list[Span]]:
         """Return the position in the object, and the spans, of the data between two positions of the payload.
 
-        Data before the position `after` of the object is left out.
+        Data before the position `after` of the object is omitted.
         """
         found: list[Span] = []
         place = 0
@@ -181,7 +184,7 @@ def read_length(prefix: bytes | bytearray, object_bytes: int, name: str) -> int:
     """Return the length of an object's header.
 
     Args:
-        prefix: the first bytes of the object, `safetensors.LENGTH.size` of them.
+        prefix: the first `safetensors.LENGTH.size` bytes of the object.
         object_bytes: size of the object.
         name: URI of the object, for messages.
 

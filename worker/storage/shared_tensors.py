@@ -38,7 +38,10 @@ GROUP_BYTES = 256 * 1024 * 1024
 Smaller objects would need more requests per upload. With larger objects, ranks would share the work less evenly.
 """
 KEPT_OFFERS = 8
-"""Number of the newest steps whose offers an instance remembers, more than uploads of a shard can run."""
+"""Number of the newest steps whose offers an instance keeps.
+
+It exceeds the number of uploads of one shard that can run at the same time.
+"""
 _PIECE_BYTES = 4 * 1024 * 1024
 
 
@@ -58,7 +61,7 @@ class Offer:
     """The tensors of one shard at one step that other ranks may hold, too."""
 
     items: tuple[Item, ...]
-    """First the frozen groups, then tensors in the order of the payload."""
+    """The frozen groups first, then single tensors in the order of the payload."""
     tensors: tuple[tuple[int, ...], ...]
     """Positions of each item's tensors, counted in the order of the payload."""
     frozen: tuple[SharedGroup, ...]
@@ -110,8 +113,8 @@ class SharedTensors:
             check: raises an error if the upload was cancelled.
 
         Returns:
-            The offer, which is the same for each attempt to upload a step. It contains no single tensors if all of them
-            have fewer than `least_bytes`.
+            The offer, which is the same for each attempt to upload a step. It contains only frozen
+            groups if all other tensors together have fewer than `least_bytes`.
 
         Raises:
             OversizedMessage: a header would exceed the limit of safetensors.
@@ -264,7 +267,7 @@ def write_missing(
         objects: object store that receives the objects.
         slot: mapped file of the slot, which is sealed and pinned.
         entries: all tensors of the slot, in order.
-        planned: objects that the shard needs; those that S3 has are skipped.
+        planned: objects that the shard needs. The call skips objects that S3 already has.
         world_size: number of ranks.
         on_begun: called with the name and the size of each object that is sent.
         on_stored: called with the bytes of each part that S3 has stored.

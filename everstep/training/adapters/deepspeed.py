@@ -424,7 +424,7 @@ def _only_optimizer(name: str, saved: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def deepspeed_version() -> str:
-    """Return the version of the installed DeepSpeed. An engine exists."""
+    """Return the version of the installed DeepSpeed. Call this only if an engine exists."""
     import deepspeed  # An engine exists, so DeepSpeed is installed.
 
     return str(deepspeed.__version__)

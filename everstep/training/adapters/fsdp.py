@@ -31,10 +31,10 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Boxes:
-    """Computes the boxes that this rank holds of DTensors.
+    """Computes which box of each DTensor this rank holds.
 
-    Most tensors of a model share a few shapes and placements, so the object computes each pair only once. It must not
-    outlive the call that uses it, because a later process group may give this rank another place.
+    Most tensors of a model share a few shapes and placements. The object computes the box of each such pair only once.
+    Use the object for one call only, because this rank may have another position in a later process group.
     """
 
     def __init__(self) -> None:
@@ -49,8 +49,8 @@ class Boxes:
             local_shape: shape of the stored tensor.
 
         Returns:
-            One box. None if this rank's part is empty, or if the stored tensor does not have the shape of the
-            placement. Examples are a state with its own shape, and two uneven shardings of one dimension.
+            One box. Empty if this rank's part is empty, or if `local_shape` differs from the shape that the placement
+            implies. Examples are a state with its own shape, and two uneven shardings of one dimension.
         """
         shape = tuple(tensor.shape)
         key = (shape, tensor.device_mesh, tensor.placements)

@@ -1,4 +1,4 @@
-"""The parts of a shard together are the shard, whatever its tensors are and wherever they are stored."""
+"""The parts of a shard, read one by one, form exactly the shard, for any tensors and any shared objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a shared upload or load ends, every part is transferred once, whatever the helpers do."""
+"""Every part is transferred exactly once when a shared upload or load ends, even if helpers fail."""
 
 from __future__ import annotations
 

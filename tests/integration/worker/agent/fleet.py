@@ -576,7 +576,7 @@ class Fleet:
         self.timeouts: Timeouts | None = None
         """The timeouts in plans; None: `TIMEOUTS`. A test may change them before a launch."""
         self.lineage: list[GenerationRecord] = []
-        """The generations that have a plan. Plans with parity follow the history that these records describe."""
+        """Records of the generations that have a plan. `make_parity_plan` chooses its base from them."""
 
     @property
     def ranks(self) -> list[ScriptedRank]:

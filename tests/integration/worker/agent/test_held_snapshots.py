@@ -222,7 +222,7 @@ async def test_requests_that_cannot_be_met_are_refused(fleet: Fleet) -> None:
     size = (await hold(fleet)).shards[0].object_bytes
     assert (await hold(fleet, hold_id="b")).refusal == "another export holds a snapshot"
     for begin, end in ((-1, 5), (5, 5), (0, size + 1), (0, MAX_SNAPSHOT_READ_BYTES + 1)):
-        assert "cannot be read at once" in (await read(fleet, begin, end)).refusal
+        assert "cannot be read in one request" in (await read(fleet, begin, end)).refusal
     assert "is not on this node" in (await read(fleet, 0, 5, rank=1)).refusal
     assert "no longer held" in (await read(fleet, 0, 5, hold_id="b")).refusal
     fleet.generation += 1

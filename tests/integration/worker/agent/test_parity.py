@@ -196,7 +196,7 @@ async def test_an_agent_restarts_while_shares_accumulate(group: Fleet) -> None:
 
 
 async def test_steps_are_committed_without_a_member_that_cannot_be_reached(group: Fleet) -> None:
-    """One holder receives nothing from one member. Its share stays incomplete, so all members drop the holder."""
+    """One holder receives nothing from one member. The holder's share stays incomplete, so all members drop it."""
     group.timeouts = structs.replace(harness.TIMEOUTS, holder_deadline_seconds=1.0)
     await group.launch()
     await group.train(2)
@@ -229,7 +229,7 @@ async def test_steps_are_committed_without_a_member_that_cannot_be_reached(group
 
 
 def is_whole_after_steps(fleet: Fleet) -> bool:
-    """Make one step if every rank can capture it. Return whether every member is in every view."""
+    """Run one step if every rank can capture it. Return whether every rank has all its holders in view."""
     if fleet.is_expected():
         for rank in fleet.ranks:
             rank.step()

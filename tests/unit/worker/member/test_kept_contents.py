@@ -1,4 +1,4 @@
-"""Which slots a node keeps when the number of ranks changes, and which shares it keeps with parity.
+"""Tests which slots a node keeps when the number of ranks changes, and which shares it keeps with parity.
 
 In a relayout, rank 2 exists only in the earlier generation.
 """

@@ -1,4 +1,4 @@
-"""Several nodes load one shard from S3 together: every byte is read once, and no failure of a helper costs more."""
+"""Several nodes load one shard from S3 together. Every byte is read once, unless a helper fails."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ReadStore(MemoryObjectStore):
         """How often each byte of each object was read."""
         self.before_range: Callable[[], None] = lambda: None
         self.is_wrong = False
-        """Whether the node receives other bytes than the object has."""
+        """True if the node must receive other bytes than the object contains."""
 
     def open(self, reference: ObjectReference, *, etag: str = "") -> Any:
         return super().open(reference, etag=etag)
@@ -91,7 +91,7 @@ def stored(nodes: Nodes[ReadStore]) -> tuple[str, bytes]:
 
 
 def wait_for_helper(monkeypatch: pytest.MonkeyPatch, nodes: Nodes[ReadStore]) -> None:
-    """Let the owner read its second part only after any helper has begun to read a part."""
+    """Delay the owner's second part until a helper has begun to read a part."""
     begun = threading.Event()
     claim = LoadHelpers.claim
 
@@ -137,7 +137,7 @@ async def test_a_node_that_still_loads_its_own_shards_is_not_waited_for(nodes: N
 async def test_a_helpers_wrong_bytes_never_reach_the_shard(
     nodes: Nodes[ReadStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The helper's own check of the bytes is off, as with a helper that has damaged memory."""
+    """The helper does not check the bytes itself, as if its memory damaged them after the check."""
     monkeypatch.setattr("worker.member.shared_loads.ShardParts._verify", lambda *_: None)
     for store in nodes.stores[1:]:
         store.is_wrong = True

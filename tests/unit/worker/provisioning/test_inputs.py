@@ -159,7 +159,7 @@ def test_an_object_that_changes_between_the_list_and_the_read_is_not_taken(tmp_p
     with pytest.raises(InputRefused, match="has the ETag") as refused:
         fetch(cache_at(tmp_path), store)
     assert refused.value.is_passing
-    assert fetch(cache_at(tmp_path), store), "another look lists what is there now"
+    assert fetch(cache_at(tmp_path), store), "a second fetch uses the current list"
 
 
 def test_bytes_that_do_not_hash_to_their_etag_get_no_name(tmp_path: Path) -> None:

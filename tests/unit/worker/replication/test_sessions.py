@@ -113,7 +113,7 @@ async def test_who_is_cancelled_while_half_a_word_has_come_loses_nothing_of_it(
     lines[0].send(data[:7])
     receiving = asyncio.create_task(there.receive())
     await asyncio.sleep(0)  # let the receiver read the available bytes and wait for more
-    assert select.select([lines[1]], [], [], 0)[0] == [], "the receiver has read them"
+    assert select.select([lines[1]], [], [], 0)[0] == [], "the receiver has read the first bytes"
     receiving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await receiving

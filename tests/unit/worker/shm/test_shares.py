@@ -1,4 +1,4 @@
-"""Shares on tmpfs: threads of several members fill them. Another shard of a member empties them."""
+"""Threads of several members fill shares on tmpfs. A share is emptied if a member offers another shard for it."""
 
 from __future__ import annotations
 

@@ -41,7 +41,10 @@ class Node:
         return cls(store, Rank(rank), SharedTensors(group_bytes=GROUP_BYTES, least_bytes=LEAST_BYTES))
 
     async def seal(self, step: int, bases: dict[str, bytes], *, is_frozen: bool = True) -> tuple[SlotFile, bytes]:
-        """Seal a step with these tensors and with tensors of this rank and step. The given tensors may be frozen."""
+        """Seal a step with the tensors in `bases` and with a tensor that differs for each rank and step.
+
+        With `is_frozen`, the tensors in `bases` and the tensor `head` are declared frozen.
+        """
         own = bytes([self.rank, step]) * 50
         tensors = [("lora", "uint8", (100,), own), *((name, "uint8", (320,), data) for name, data in bases.items())]
         payload, offset, size = payload_of(

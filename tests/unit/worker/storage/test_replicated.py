@@ -145,7 +145,7 @@ async def test_a_rank_is_uploaded_only_when_the_objects_of_the_other_rank_are_th
 
 
 async def test_a_rank_sends_the_objects_of_a_rank_that_stays_away(tmp_path: Path) -> None:
-    """Rank 1 offers its tensors, then its agent dies. Rank 0 writes all objects after its patience has ended."""
+    """Rank 1 offers its tensors, then its agent dies. Rank 0 waits for a limited time, then writes all objects."""
     ranks = await Ranks.of(tmp_path, BASES, BASES)
     held = asyncio.create_task(ranks.agree(1, ranks.look(1).items))
     uploaded = await ranks.send(0)
@@ -200,7 +200,7 @@ async def test_a_rank_with_many_tensors_offers_the_largest_ones(tmp_path: Path) 
 
 
 async def test_a_damaged_replicated_object_is_never_sealed(tmp_path: Path) -> None:
-    """Every seventh byte is flipped in turn, and the object is cut at that byte.
+    """The test flips every seventh byte in turn. It also cuts the object at each of these bytes.
 
     Either the restore refuses the shard, or the sealed payload is unchanged.
     """

@@ -212,7 +212,7 @@ async def test_an_upload_that_is_killed_at_any_object_leaves_nothing_that_harms_
     assert len(objects.frozen) == killed_at
     objects.error = None
     objects.sent_frozen()
-    node.frozen = SharedTensors(group_bytes=GROUP_BYTES, least_bytes=LEAST_BYTES)  # The next agent has no memory.
+    node.frozen = SharedTensors(group_bytes=GROUP_BYTES, least_bytes=LEAST_BYTES)  # A restarted agent has no digests.
     uploaded = await node.send(objects, slot, payload)
     assert len(objects.sent_frozen()) == 2 - killed_at
     assert await restored(objects, uploaded, tmp_path / "other") == payload
