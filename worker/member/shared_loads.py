@@ -198,7 +198,7 @@ class LoadHelpers:
 
     def _give_up(self, peer: NodeId, why: str) -> None:
         """End the work of one helper. Its parts become missing after its stream has ended."""
-        if not self._tasks[peer].done():
+        if not self._tasks[peer].done() and not self._tasks[peer].cancelling():
             log.warning("load of rank %d: %s %s", self._rank, peer, why)
             self._tasks[peer].cancel()
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -26,7 +27,8 @@ from worker.core import shared_parts
 from worker.errors import CorruptCheckpoint, PeerLost, StoreUnavailable
 from worker.member.shared_loads import LoadHelpers
 from worker.replication.streams import Streams
-from worker.storage.object_store import Span
+from worker.storage.object_store import ObjectReader, Span
+from worker.storage.shard_parts import ShardParts
 
 CHUNK_BYTES = 256
 HELPER = NodeId("i-1")
@@ -43,9 +45,15 @@ class ReadStore(MemoryObjectStore):
         self.before_range: Callable[[], None] = lambda: None
         self.is_wrong = False
         """True if the node must receive other bytes than the object contains."""
+        self.is_ready = False
+        """Whether the answer to the first request contains the whole object."""
 
-    def open(self, reference: ObjectReference, *, etag: str = "") -> Any:
-        return super().open(reference, etag=etag)
+    @contextmanager
+    def open(self, reference: ObjectReference, *, etag: str = "") -> Iterator[ObjectReader]:
+        with super().open(reference, etag=etag) as reader:
+            if self.is_ready:
+                cast(Any, reader).ready_bytes = reader.bytes
+            yield reader
 
     def read_range(
         self, reference: ObjectReference, begin: int, target: memoryview, spans: Sequence[Span], **named: Any
@@ -145,6 +153,24 @@ async def test_a_helpers_wrong_bytes_never_reach_the_shard(
     await nodes.load()
     assert is_helped(nodes)
     assert max(reads(nodes).values()) == 2, "the owner reads the helper's parts again"
+
+
+async def test_a_helpers_wrong_bytes_do_not_spoil_bytes_that_the_owner_has_already(
+    nodes: Nodes[ReadStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A helper can overwrite data that the owner's first request has returned. The owner then reads this data again."""
+
+    class Unverified(ShardParts):
+        def _verify(self, number: int, target: memoryview, begin: int) -> None:
+            pass
+
+    monkeypatch.setattr("worker.member.shared_loads.ShardParts", Unverified)
+    nodes.stores[0].is_ready = True
+    for store in nodes.stores[1:]:
+        store.is_wrong = True
+    wait_for_helper(monkeypatch, nodes)
+    await nodes.load()
+    assert is_helped(nodes)
 
 
 async def test_a_helper_whose_s3_fails_is_replaced_by_the_owner(
