@@ -42,11 +42,14 @@ Items = tuple[Item, ...]
 class _Gathering:
     """The offers of one step."""
 
-    offers: dict[Rank, Items] = field(default_factory=dict[Rank, Items])
+    offers: dict[Rank, Items] | None = field(default_factory=dict[Rank, Items])
+    """None once the division has begun, because the offers of many ranks occupy several hundred megabytes."""
+    hashes: dict[Rank, int] = field(default_factory=dict[Rank, int])
+    """Hash of each offer that the division includes. Python computes another hash in each process."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when all ranks have offered."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when `divisions` is valid."""
+    """Set when the division has ended. `divisions` is empty if it failed."""
     divisions: dict[Rank, Division] = field(default_factory=dict[Rank, Division])
 
 
@@ -163,9 +166,10 @@ class UploadDivision:
             for old in sorted(self._gatherings)[:-KEPT_STEPS]:
                 del self._gatherings[old]
             self._background.begin(self._settle(gathering), f"division of step {step}")
-        gathering.offers.setdefault(rank, items)
-        if len(gathering.offers) == self._plan.world_size:
-            gathering.complete.set()
+        if gathering.offers is not None and rank not in gathering.offers:
+            gathering.offers[rank], gathering.hashes[rank] = items, hash(items)
+            if len(gathering.offers) == self._plan.world_size:
+                gathering.complete.set()
 
     async def _divide(self, rank: Rank, step: Step, items: Items) -> Division | None:
         """Record an offer, and return the rank's part of the division when all ranks have offered."""
@@ -174,17 +178,19 @@ class UploadDivision:
         if gathering is None:  # The step is older than the `KEPT_STEPS` newest steps.
             return None
         await gathering.settled.wait()
-        return gathering.divisions.get(rank) if gathering.offers.get(rank) == items else None
+        return gathering.divisions.get(rank) if gathering.hashes.get(rank) == hash(items) else None
 
     async def _settle(self, gathering: _Gathering) -> None:
         try:
-            async with asyncio.timeout(self._gather_seconds):
-                await gathering.complete.wait()
-        except TimeoutError:
-            log.info("%d of %d ranks offered tensors in time", len(gathering.offers), self._plan.world_size)
-        offers = dict(gathering.offers)
-        gathering.divisions = await in_thread(lambda _: divide(offers))
-        gathering.settled.set()
+            try:
+                async with asyncio.timeout(self._gather_seconds):
+                    await gathering.complete.wait()
+            except TimeoutError:
+                log.info("%d of %d ranks offered tensors in time", len(gathering.hashes), self._plan.world_size)
+            offers, gathering.offers = gathering.offers or {}, None
+            gathering.divisions = await in_thread(lambda _: divide(offers))
+        finally:
+            gathering.settled.set()
 
 
 def _items_of(offer: OfferTensors) -> Items:

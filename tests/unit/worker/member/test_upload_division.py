@@ -172,3 +172,17 @@ async def test_the_coordinator_keeps_the_newest_steps_only() -> None:
         assert None not in parts
     assert await pair.divisions[1].agree(Rank(1), Step(1), ITEMS) is None
     await pair.close()
+
+
+async def test_a_division_that_fails_holds_no_upload_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("worker.member.upload_division.divide", fail)
+    problems: asyncio.Queue[object] = asyncio.Queue()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.put_nowait(context.get("exception")))
+    pair = Pair(gather_seconds=0.0)
+    async with asyncio.timeout(30.0):
+        assert await pair.divisions[0].agree(Rank(0), STEP, ITEMS) is None
+        assert isinstance(await problems.get(), RuntimeError)
+    await pair.close()
