@@ -371,7 +371,8 @@ async def _received(session: Session, wanted: LoadShard) -> ShardParts:
             raise MalformedMessage(f"{type(message).__name__} received, expected the rest of an object's header")
         header += message.data
     try:
-        parts = ShardParts(wanted.object, bytes(header), wanted.object_bytes)
+        # A large header takes long to decode, so a thread decodes it.
+        parts = await in_thread(lambda _: ShardParts(wanted.object, bytes(header), wanted.object_bytes))
     except CorruptCheckpoint as error:
         raise MalformedMessage(str(error)) from error
     if parts.plan.payload_digest != wanted.digest:
