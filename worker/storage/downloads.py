@@ -254,6 +254,7 @@ def _fill(
             raise _Cancelled
 
     for place, size in parts.shared.items():
+        check()
         found = objects.head(place)
         if found is None:
             raise ObjectMissing(f"s3://{place.bucket}/{place.key} does not exist")
@@ -272,7 +273,7 @@ def _fill(
                 except CorruptCheckpoint:
                     if share is None or not ready:
                         raise
-                    # A helper may have overwritten the ready bytes with wrong bytes, so only S3 shows the truth.
+                    # A helper may have overwritten the ready bytes with wrong bytes. The second read does not use them.
                     parts.read(objects, number, target, is_cancelled=cancelled.is_set)
         finally:
             if share is not None:
