@@ -142,7 +142,10 @@ class KnownContents:
         self.max_idle_bytes = max_idle_bytes
         """A connection is closed after this many bytes were read from other objects."""
         self.intact: set[str] = set()
-        """Names (SHA-256) of the objects that were read completely and hash to their names."""
+        """Keys of the shared objects that were read completely and hash to their names.
+
+        A frozen object and a replicated object can have the same name, so a name does not suffice.
+        """
         self._digests: dict[bytes, bytes] = {}
 
     def digest_of(self, pieces: Sequence[_Piece]) -> bytes | None:
@@ -151,13 +154,13 @@ class KnownContents:
         The chunk must be read if it has bytes of an object that is not known to be intact, or if no earlier chunk
         consisted of equal pieces.
         """
-        if any(piece.source is not None and piece.source.sha256 not in self.intact for piece in pieces):
+        if any(piece.source is not None and piece.source.key not in self.intact for piece in pieces):
             return None
         return self._digests.get(_recipe(pieces))
 
     def store(self, pieces: Sequence[_Piece], digest: bytes) -> None:
         """Record the digest of a chunk, unless the chunk has bytes of a shard's own object."""
-        if all(piece.source is None or piece.source.sha256 for piece in pieces):
+        if all(piece.source is None or piece.source.key for piece in pieces):
             self._digests[_recipe(pieces)] = digest
 
 
@@ -203,7 +206,7 @@ def verify_shard(
         hashed: list[tuple[str, ObjectReference, Hasher]] = []
         for each in plan.shared:
             place, sha256 = _place_of(each, where), each.group.sha256
-            whole: Hasher | None = None if sha256 in known.intact else hashlib.sha256()
+            whole: Hasher | None = None if place.key in known.intact else hashlib.sha256()
             if (found_bytes := objects.head(place).size_bytes) != each.group.object_bytes:
                 raise CorruptObject(
                     f"{place.key} has {found_bytes:,} bytes; the shard's object says {each.group.object_bytes:,}"
@@ -214,14 +217,14 @@ def verify_shard(
             else:
                 shared.take(each.group.data_begin)
                 shared.close()
-            spans += _spans(each.spans, _Source(shared, sha256))
+            spans += _spans(each.spans, _Source(shared, place.key))
             if whole is not None:
                 hashed.append((sha256, place, whole))
         found = _digest(plan, sorted(spans, key=attrgetter("begin", "end")), known)
     for sha256, place, whole in hashed:
         if whole.hexdigest() != sha256:
             raise CorruptObject(f"{place.key} hashes to {whole.hexdigest()}, which is not its name")
-        known.intact.add(sha256)
+        known.intact.add(place.key)
     if found != shard.payload_digest:
         raise CorruptObject(f"the object's content hashes to {found}; the manifest says {shard.payload_digest}")
     if hasher is not None and (parts := hasher.hexdigest()) != shard.sha256:
@@ -240,8 +243,8 @@ class _Source:
     """An object that holds bytes of a payload."""
 
     reader: _Reader
-    sha256: str = ""
-    """Name of the shared object; empty for the shard's own object."""
+    key: str = ""
+    """Key of the shared object; empty for the shard's own object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +270,7 @@ class _Piece:
 def _recipe(pieces: Sequence[_Piece]) -> bytes:
     """Return a digest of the objects and positions from which the bytes of a chunk come."""
     named = [
-        (piece.end - piece.begin, piece.index, piece.source and (piece.source.sha256, piece.place)) for piece in pieces
+        (piece.end - piece.begin, piece.index, piece.source and (piece.source.key, piece.place)) for piece in pieces
     ]
     return hashlib.sha256(repr(named).encode()).digest()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, nullcontext
 from datetime import timedelta
 
 import msgspec
@@ -287,7 +287,7 @@ def test_a_known_chunk_does_not_hide_that_a_shard_has_other_bytes(service, job):
     known = KnownContents()
     where = [ObjectReference(bucket=BUCKET, key=shard.key) for shard in manifest.shards]
     verify_shard(service.objects, where[0], manifest.shards[0], lambda: False, known)
-    assert known.intact == {manifest.frozen[0].sha256}
+    assert known.intact == {manifest.frozen[0].key}
     verify_shard(service.objects, where[1], manifest.shards[1], lambda: False, known)
     other = bytes(size // 2) + b"x" + bytes(size // 2 - 1)
     header, body = tiny_shard(1, 8, 1, other, named=manifest.frozen[0].sha256)
@@ -297,6 +297,22 @@ def test_a_known_chunk_does_not_hide_that_a_shard_has_other_bytes(service, job):
     )
     with pytest.raises(CorruptObject, match="hashes to"):
         verify_shard(service.objects, where[1], changed, lambda: False, known)
+
+
+def test_a_frozen_object_does_not_hide_a_damaged_replicated_object_of_the_same_name(service, job):
+    size = 24 * 1024 * 1024
+    content = bytes(size)
+    frozen = job.checkpoint(4, frozen=content)
+    replicated = job.checkpoint(8, frozen=content, is_replicated=True)
+    assert frozen.frozen[0].sha256 == replicated.replicated[0].sha256
+    place = ObjectReference(bucket=BUCKET, key=replicated.replicated[0].key)
+    data = service.objects.get(place)
+    service.objects.put(place, data[: size // 2] + b"x" + data[size // 2 + 1 :])
+    known = KnownContents()
+    for manifest, outcome in ((frozen, nullcontext()), (replicated, pytest.raises(CorruptObject, match="hashes to"))):
+        where = ObjectReference(bucket=BUCKET, key=manifest.shards[0].key)
+        with outcome:
+            verify_shard(service.objects, where, manifest.shards[0], lambda: False, known)
 
 
 # Pinning and deletion
