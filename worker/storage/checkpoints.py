@@ -293,13 +293,13 @@ class _Upload:
             own_seconds: seconds that this rank needed for its own objects.
             pause: waits for the given seconds.
         """
-        left = list(needed)
+        left = needed
         for _ in range(1 + math.ceil(max(LEAST_PATIENCE_SECONDS, own_seconds) / POLL_SECONDS)):
             left = await _run(lambda _: missing(self._objects, left))  # noqa: B023 - runs before the next iteration
             if not left:
                 return
             await pause(POLL_SECONDS)
-        log.warning("%d objects that other ranks should write are missing; this node writes them", len(left))
+        log.warning("up to %d objects that other ranks should write are missing; this node writes them", len(left))
         await _run(lambda check: self._write_missing(left, check))
 
     def _write_missing(self, planned: Sequence[Planned], check: Callable[[], None]) -> None:

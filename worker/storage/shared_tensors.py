@@ -234,17 +234,17 @@ def groups_of(planned: Sequence[Planned]) -> SharedGroups:
     )
 
 
-def missing(objects: ObjectStore, planned: Sequence[Planned]) -> list[Planned]:
-    """Return the objects that S3 does not have completely. Blocks: call it in a thread.
+def missing(objects: ObjectStore, planned: Sequence[Planned]) -> Sequence[Planned]:
+    """Return the objects from the first one on that S3 does not have completely. Blocks: call it in a thread.
 
+    Many ranks wait for the same objects. A rank therefore asks S3 about no object behind the first missing one.
     Raises StorageError if a request fails.
     """
-    left: list[Planned] = []
-    for each in planned:
+    for number, each in enumerate(planned):
         found = _head(objects, each.place)
         if found is None or found.bytes != each.group.object_bytes:
-            left.append(each)
-    return left
+            return planned[number:]
+    return ()
 
 
 def write_missing(

@@ -13,6 +13,7 @@ from safetensors.numpy import load
 from everstep.protocol.agent_messages import UploadedShard
 from everstep.protocol.ids import Rank
 from everstep.protocol.plan import ObjectReference
+from everstep.protocol.safetensors import SharedGroup
 from tests.unit.worker.storage.frozen_nodes import BASES, GROUP_BYTES, LEAST_BYTES, Node
 from tests.unit.worker.storage.slots import RUN
 from tests.unit.worker.storage.test_shared_tensors import Recorder, restored
@@ -20,8 +21,9 @@ from worker.core.upload_division import Division, Item, divide
 from worker.errors import CorruptCheckpoint, StoreDenied
 from worker.shm.slot_file import SlotFile
 from worker.storage import checkpoints
+from worker.storage.object_store import StoredObject
 from worker.storage.shard_object import tensors_of
-from worker.storage.shared_tensors import Offer, SharedTensors
+from worker.storage.shared_tensors import Offer, Planned, SharedTensors, missing
 
 FOLDER = f"jobs/job/checkpoints/run={RUN}/gen=4/step=1/replicated/"
 
@@ -142,6 +144,33 @@ async def test_a_rank_is_uploaded_only_when_the_objects_of_the_other_rank_are_th
     await first
     assert len(ranks.sent()) == 2
     ranks.close()
+
+
+def test_a_rank_that_waits_for_many_objects_sends_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = Recorder()
+    places = [ObjectReference(bucket="bucket", key=f"{FOLDER}{number}.safetensors") for number in range(5)]
+    planned = [
+        Planned(
+            SharedGroup(sha256=f"{number}", object_bytes=3, data_begin=1, tensors=(0,)),
+            place,
+            is_frozen=False,
+            is_own=False,
+        )
+        for number, place in enumerate(places)
+    ]
+    asked: list[ObjectReference] = []
+    head = objects.head
+
+    def noted(place: ObjectReference) -> StoredObject | None:
+        asked.append(place)
+        return head(place)
+
+    monkeypatch.setattr(objects, "head", noted)
+    assert missing(objects, planned) == planned
+    for place in (places[0], places[1], places[3]):
+        objects.put_bytes(place, b"abc")
+    assert missing(objects, planned) == planned[2:]
+    assert asked == [places[0], *places[:3]]
 
 
 async def test_a_rank_sends_the_objects_of_a_rank_that_stays_away(tmp_path: Path) -> None:
