@@ -201,6 +201,7 @@ class CheckpointUploads:
                 del self._progress[shard.rank, step]
                 self._uploading.pop((shard.rank, step), None)
                 self._divisions.pop((shard.rank, step), None)
+                self._shared[shard.rank].forget(step)
                 self._on_change()
             self._upload_if_due(shard)
 

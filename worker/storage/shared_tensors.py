@@ -37,11 +37,6 @@ GROUP_BYTES = 256 * 1024 * 1024
 
 Smaller objects would need more requests per upload. With larger objects, ranks would share the work less evenly.
 """
-KEPT_OFFERS = 8
-"""Number of the newest steps whose offers an instance keeps.
-
-It exceeds the number of uploads of one shard that can run at the same time.
-"""
 _PIECE_BYTES = 4 * 1024 * 1024
 
 
@@ -102,7 +97,7 @@ class SharedTensors:
         """Guards the attributes below, which the threads of uploads share."""
         self._seen: dict[tuple[TensorEntry, ...], _Seen] = {}
         self._offers: dict[Step, Offer] = {}
-        """The offers of the newest steps. Later attempts to upload a step use the first offer."""
+        """The offers of running uploads. Later attempts to upload a step use the first offer, until `forget`."""
 
     def look(self, slot: SlotFile, entries: Sequence[TensorEntry], check: Callable[[], None]) -> Offer:
         """Compute the digests of the shard's tensors. Blocks: call it in a thread.
@@ -123,9 +118,14 @@ class SharedTensors:
         with self._lock:
             if step not in self._offers:
                 self._offers[step] = self._offer(slot, entries, check)
-                for old in sorted(self._offers)[:-KEPT_OFFERS]:
-                    del self._offers[old]
             return self._offers[step]
+
+    def forget(self, step: Step) -> None:
+        """Drop the offer of a step whose upload has ended, after its last attempt.
+
+        The call does not wait for `look` of another step, so the event loop may call it.
+        """
+        self._offers.pop(step, None)
 
     def _offer(self, slot: SlotFile, entries: Sequence[TensorEntry], check: Callable[[], None]) -> Offer:
         groups: list[SharedGroup] = []

@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import load
 
 from everstep.protocol.agent_messages import UploadedShard
+from everstep.protocol.ids import Step
 from everstep.protocol.plan import ObjectReference, ShardSource
 from everstep.protocol.slot import SlotState
 from tests.fakes.storage import MemoryObjectStore
@@ -347,5 +348,10 @@ async def test_a_later_upload_of_the_shard_does_not_change_the_offer_of_an_earli
     first = look(earlier)
     assert [item.is_frozen for item in look(later).items] != [item.is_frozen for item in first.items]
     assert look(earlier) == first
+    for step in range(3, 13):
+        look((await nodes[1].seal(step, BASES | {"base0": bytes([step]) * 320}))[0])
+    assert look(earlier) == first, "however many steps are uploaded meanwhile"
+    shared.forget(Step(1))
+    assert look(earlier) != first
     for node in nodes:
         node.store.close()
