@@ -28,10 +28,16 @@ class UploadProgress:
     """Size of the object. Until the first attempt begins, the size of the shard in memory."""
     stored_bytes: int = 0
     """Bytes of the parts that S3 has stored in this attempt, by this node and by helpers."""
+    awaited: str = ""
+    """The shared object that another rank writes and that S3 does not have yet; empty while this node sends."""
 
     def begun(self, name: str, object_bytes: int, now: float) -> UploadProgress:
         """Return the progress at the start of an attempt, which stores the object under a new name."""
-        return replace(self, name=name, object_bytes=object_bytes, stored_bytes=0, moved_at=now)
+        return replace(self, name=name, object_bytes=object_bytes, stored_bytes=0, awaited="", moved_at=now)
+
+    def waiting(self, name: str, now: float) -> UploadProgress:
+        """Return the progress while the upload waits for an object of another rank. A new name is progress."""
+        return self if name == self.awaited else replace(self, awaited=name, moved_at=now)
 
     def stored(self, part_bytes: int, now: float) -> UploadProgress:
         """Return the progress after S3 has stored a part.
@@ -62,6 +68,11 @@ class UploadProgress:
         """
         if now - self.moved_at < STALL_SECONDS:
             return ""
+        if self.awaited:
+            return (
+                f"the upload of step {self.step} of rank {self.rank} has waited {STALL_SECONDS:g} s for "
+                f"{self.awaited}, which another rank writes; check the uploads of the other ranks"
+            )
         where = f" to {self.name}, {self.stored_bytes:,} of {self.object_bytes:,} bytes stored" if self.name else ""
         return (
             f"the upload of step {self.step} of rank {self.rank} makes no progress for {STALL_SECONDS:g} s{where}; "

@@ -254,6 +254,9 @@ class CheckpointUploads:
         def on_stored(part_bytes: int) -> None:
             loop.call_soon_threadsafe(note, lambda progress: progress.stored(part_bytes, loop.time()))
 
+        def on_waiting(name: str) -> None:
+            note(lambda progress: progress.waiting(name, loop.time()))
+
         helpers = UploadHelpers(slot.header, shard.holders_of(slot.header.step), self._dial, on_stored=on_stored)
         return await upload_shard(
             self._objects,
@@ -265,6 +268,7 @@ class CheckpointUploads:
             agree=partial(self._divide, rank, slot.header.step),
             on_begun=on_begun,
             on_stored=on_stored,
+            on_waiting=on_waiting,
             share=helpers if helpers.peers and with_helpers else None,
         )
 

@@ -133,6 +133,7 @@ async def upload_shard(
     agree: Agree | None = None,
     on_begun: Callable[[str, int], None] = lambda _name, _bytes: None,
     on_stored: OnStored = lambda _: None,
+    on_waiting: Callable[[str], None] = lambda _: None,
     share: ShareOf | None = None,
     draw: Callable[[], float] = random.random,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -151,6 +152,7 @@ async def upload_shard(
         agree: divides the offered tensors among the ranks that hold them. None: no other rank is asked.
         on_begun: called with an object's name and size before the object is sent, in a thread.
         on_stored: called in a thread with the size in bytes of each part that S3 has stored.
+        on_waiting: called repeatedly with the name of an object that another rank writes, while S3 lacks the object.
         share: the holders that help with the first attempt; None without helpers. Later attempts use no helpers, so
             that a misbehaving helper cannot fail an upload.
         draw: returns a random number from 0 to 1, for the pauses between attempts.
@@ -183,7 +185,8 @@ async def upload_shard(
             division = None if agree is None else await agree(offer.items)
             planned = await _run(lambda check: shared.plan(slot, upload.entries, upload.where, offer, division, check))
         uploaded = await _run(lambda check: upload.write(planned, share if attempt == 1 else None, check))
-        await upload.await_others([each for each in planned if not each.is_own], clock() - begun, pause)
+        needed = [each for each in planned if not each.is_own]
+        await upload.await_others(needed, clock() - begun, on_waiting, pause)
         return uploaded
 
     clock = asyncio.get_running_loop().time
@@ -281,7 +284,11 @@ class _Upload:
         )
 
     async def await_others(
-        self, needed: Sequence[Planned], own_seconds: float, pause: Callable[[float], Awaitable[None]]
+        self,
+        needed: Sequence[Planned],
+        own_seconds: float,
+        on_waiting: Callable[[str], None],
+        pause: Callable[[float], Awaitable[None]],
     ) -> None:
         """Return when S3 has all objects that other ranks write.
 
@@ -291,6 +298,7 @@ class _Upload:
         Args:
             needed: the objects that the shard needs and that this rank does not write.
             own_seconds: seconds that this rank needed for its own objects.
+            on_waiting: as in `upload_shard`.
             pause: waits for the given seconds.
         """
         left = needed
@@ -298,6 +306,7 @@ class _Upload:
             left = await _run(lambda _: missing(self._objects, left))  # noqa: B023 - runs before the next iteration
             if not left:
                 return
+            on_waiting(f"s3://{left[0].place.bucket}/{left[0].place.key}")
             await pause(POLL_SECONDS)
         log.warning("up to %d objects that other ranks should write are missing; this node writes them", len(left))
         await _run(lambda check: self._write_missing(left, check))

@@ -24,3 +24,14 @@ def test_each_part_and_each_attempt_is_progress() -> None:
         rank=Rank(3), step=Step(7), object_name="s3://bucket/key", stored_bytes=500, object_bytes=1000
     )
     assert stored.begun("s3://bucket/other", 1000, 130.0).stored_bytes == 0
+
+
+def test_an_upload_that_waits_for_another_rank_names_the_awaited_object() -> None:
+    sent = BEGUN.begun("s3://bucket/own", 1000, 10.0).stored(1000, 20.0)
+    waiting = sent.waiting("s3://bucket/a", 30.0)
+    assert waiting.waiting("s3://bucket/a", 80.0).stall(90.0) == (
+        "the upload of step 7 of rank 3 has waited 60 s for s3://bucket/a, which another rank writes; "
+        "check the uploads of the other ranks"
+    )
+    assert waiting.waiting("s3://bucket/b", 80.0).stall(90.0) == ""
+    assert "check the node's connection" in waiting.begun("s3://bucket/a", 10, 90.0).stall(150.0)
