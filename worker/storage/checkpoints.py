@@ -303,7 +303,13 @@ class _Upload:
         """
         left = needed
         for _ in range(1 + math.ceil(max(LEAST_PATIENCE_SECONDS, own_seconds) / POLL_SECONDS)):
-            left = await _run(lambda _: missing(self._objects, left))  # noqa: B023 - runs before the next iteration
+            try:
+                left = await _run(lambda _: missing(self._objects, left))  # noqa: B023 - runs before the next iteration
+            except StorageError as error:
+                if not error.retryable:
+                    raise
+                # An error would make the next attempt send the rank's own object again.
+                log.info("S3 does not say whether it has the objects of other ranks: %s", error)
             if not left:
                 return
             on_waiting(f"s3://{left[0].place.bucket}/{left[0].place.key}")

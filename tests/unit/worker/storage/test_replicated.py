@@ -18,7 +18,7 @@ from tests.unit.worker.storage.frozen_nodes import BASES, GROUP_BYTES, LEAST_BYT
 from tests.unit.worker.storage.slots import RUN
 from tests.unit.worker.storage.test_shared_tensors import Recorder, restored
 from worker.core.upload_division import Division, Item, divide
-from worker.errors import CorruptCheckpoint, StoreDenied
+from worker.errors import CorruptCheckpoint, StoreDenied, StoreUnavailable
 from worker.shm.slot_file import SlotFile
 from worker.storage import checkpoints
 from worker.storage.object_store import StoredObject
@@ -171,6 +171,31 @@ def test_a_rank_that_waits_for_many_objects_sends_one_request_at_a_time(monkeypa
         objects.put_bytes(place, b"abc")
     assert missing(objects, planned) == planned[2:]
     assert asked == [places[0], *places[:3]]
+
+
+async def test_a_rank_that_waits_while_s3_fails_does_not_send_its_own_object_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = await Ranks.of(tmp_path, BASES, BASES)
+    held = asyncio.create_task(ranks.agree(1, ranks.look(1).items))
+    first = asyncio.create_task(ranks.send(0))
+    await ranks.paused.wait()
+    head, failed = ranks.objects.head, asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def fail(_: ObjectReference) -> None:
+        loop.call_soon_threadsafe(failed.set)
+        raise StoreUnavailable("503")
+
+    monkeypatch.setattr(ranks.objects, "head", fail)
+    await failed.wait()
+    monkeypatch.setattr(ranks.objects, "head", head)
+    await held
+    await ranks.send(1)
+    await first
+    own = [key for key in ranks.objects.sent if key.endswith("rank=0.safetensors")]
+    assert len(own) == 1
+    ranks.close()
 
 
 async def test_a_rank_sends_the_objects_of_a_rank_that_stays_away(tmp_path: Path) -> None:
