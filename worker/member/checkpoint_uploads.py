@@ -22,7 +22,7 @@ from everstep.protocol.plan import GenerationPlan, ObjectReference
 from everstep.protocol.rounds import Announcement
 from worker.core.rounds import NONE
 from worker.core.slots import is_superseded, may_upload, retry_pause
-from worker.core.upload_division import Division, Item
+from worker.core.upload_division import MAX_OFFERED, Division, Item
 from worker.core.upload_progress import UploadProgress
 from worker.errors import CorruptCheckpoint, StorageError
 from worker.member.faults import ReportedFaults
@@ -90,7 +90,9 @@ class CheckpointUploads:
         self._on_change = on_change
         self.pause = pause
         self._persist: Step = NONE
-        self._shared = defaultdict[Rank, SharedTensors](SharedTensors)
+        # A single rank shares nothing, so it computes no digests of its tensors.
+        max_offered = MAX_OFFERED if plan.world_size > 1 else 0
+        self._shared = defaultdict[Rank, SharedTensors](partial(SharedTensors, max_offered=max_offered))
         self._max_uploads = plan.checkpoint.max_uploads
         self._divisions: dict[tuple[Rank, Step], Division | None] = {}
         """For each local rank and each step that it uploads: the rank's part of the step's division."""

@@ -250,6 +250,7 @@ async def test_a_rank_with_many_tensors_offers_the_largest_ones(tmp_path: Path) 
     ranks = await Ranks.of(tmp_path, {"base0": bytes(320)})
     offer = ranks.look(0, SharedTensors(least_bytes=1, max_offered=2))
     assert [item.bytes for item in offer.items] == [100, 320]
+    assert ranks.look(0, SharedTensors(least_bytes=1, max_offered=0)).items == ()
     ranks.close()
 
 
