@@ -635,8 +635,9 @@ class IncomingShard:
         with self._lock:
             if self._is_closed or index not in self.missing or index in self._claimed:
                 return None
+            memory = self._target.payload(start, stop)
             self._claimed.add(index)
-            return self._target.payload(start, stop)
+            return memory
 
     def come(self, size: int) -> None:
         """Add to the number of received bytes of claimed chunks. Thread-safe."""
@@ -651,20 +652,23 @@ class IncomingShard:
             data: the result of `claim`; released here.
             is_whole: True if the whole chunk was received.
         """
-        is_good = is_whole and digest(data) == chunk_digest(self.chunk_digests, index) and self._keep(index, data)
-        self._release(data)
-        with self._lock:
-            self._claimed.discard(index)
-            if is_good:
-                self.missing.discard(index)
-                self.landed_count += 1
-            elif is_whole:
-                self.damaged.add(index)
-            is_news = len(self.missing) == len(self.damaged) or self._is_closed
-        if is_whole:
-            self._on_land(index, is_good)
-        if is_news:
-            self._loop.call_soon_threadsafe(self._event.set)
+        is_good = False
+        try:
+            is_good = is_whole and digest(data) == chunk_digest(self.chunk_digests, index) and self._keep(index, data)
+        finally:  # A claim that stays after an error would block `close` for ever.
+            self._release(data)
+            with self._lock:
+                self._claimed.discard(index)
+                if is_good:
+                    self.missing.discard(index)
+                    self.landed_count += 1
+                elif is_whole:
+                    self.damaged.add(index)
+                is_news = len(self.missing) == len(self.damaged) or self._is_closed
+            if is_whole:
+                self._on_land(index, is_good)
+            if is_news:
+                self._loop.call_soon_threadsafe(self._event.set)
         if is_good and self._index is not None:
             self._loop.call_soon_threadsafe(self._look)
 

@@ -21,6 +21,7 @@ from worker.replication.streams import (
     BUFFER_BYTES,
     PROGRESS_SECONDS,
     ChunkQueue,
+    IncomingParts,
     IncomingShard,
     Receiver,
     Streams,
@@ -372,3 +373,19 @@ async def test_what_the_kernel_holds_back_of_a_stream_it_lets_go_soon(count: int
     (most,) = rates()
     assert most > 1e18
     await streams.close()
+
+
+async def test_a_transfer_ends_after_a_chunk_that_could_not_be_combined() -> None:
+    def combine(index: int, data: memoryview) -> bool:
+        raise MemoryError(f"chunk {index} of {data.nbytes} bytes")
+
+    incoming = IncomingParts(combine, transfer=1, payload_bytes=CHUNK_BYTES)
+    incoming.name(digest(bytes(CHUNK_BYTES)), [0])
+    place = incoming.claim(0, CHUNK_BYTES)
+    assert place is not None
+    place[:] = bytes(CHUNK_BYTES)
+    with pytest.raises(MemoryError):
+        incoming.land(0, place, is_whole=True)
+    assert incoming.missing == incoming.damaged == {0}
+    async with asyncio.timeout(10):
+        await incoming.close()
