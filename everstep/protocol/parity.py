@@ -27,8 +27,12 @@ from everstep.protocol.slot import CHUNK_BYTES, MAX_CHUNKS
 
 SHARE_BIT = 1 << 31
 """Marks the owner in the header of a slot that contains a share. Every rank number is smaller."""
-MAX_SHARD_BYTES = MAX_CHUNKS * CHUNK_BYTES
-"""Maximum payload of a shard with parity. All members of a stripe therefore have chunks of `CHUNK_BYTES`."""
+MAX_SHARD_BYTES = (MAX_CHUNKS - 1) * CHUNK_BYTES
+"""Maximum payload of a shard with parity.
+
+All shards and shares of a stripe therefore have chunks of `CHUNK_BYTES`. A share in a stripe of two members is as long
+as the shard and also has an index, for which one chunk is left.
+"""
 
 
 class Contribution(Message, frozen=True):

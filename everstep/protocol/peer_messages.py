@@ -121,9 +121,10 @@ class ReserveShard(Message, frozen=True):
 
 
 class PreparingShard(Message, frozen=True):
-    """Progress message of a holder that is still allocating its slots.
+    """Progress message of a holder that allocates its slots, or with parity waits for other members of the stripe.
 
-    The holder repeats it during the allocation, so that the owner does not count the holder as silent.
+    The holder repeats it meanwhile, so that the owner does not count the holder as silent. With parity, the owner also
+    sends it while its contribution progresses, or while the owner itself delays the contribution.
     """
 
 

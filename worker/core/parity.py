@@ -209,7 +209,8 @@ class Share:
 
         Args:
             connected: members with an open session.
-            progressed: members whose contribution has grown, or that delay it themselves, since the last call.
+            progressed: members that have made progress, or that delay their contribution themselves, since the last
+                call that returned True.
 
         Returns:
             True if every missing contribution may still arrive.

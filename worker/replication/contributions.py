@@ -52,9 +52,8 @@ class Contributions:
         return rank in self.shares.memberships
 
     def slot_owner(self, rank: Rank) -> Rank:
-        """Return the owner of the slots into which the data of `rank` goes: the rank itself, or a share."""
-        member = self.shares.memberships.get(rank)
-        return rank if member is None else share_owner(member.holder)
+        """Return the owner of the slots of the share to which `rank` contributes."""
+        return share_owner(self.shares.memberships[rank].holder)
 
     def siblings(self, rank: Rank) -> frozenset[Rank]:
         """Return the other members that contribute to the same share as `rank`."""
@@ -103,8 +102,9 @@ class Contributions:
             The digest of the member's shard.
 
         Raises:
-            ShardRejected: the share was abandoned, or the shard is too large; the session can continue.
-            NoRoom: this node lacks memory for the share, or it must keep every slot; the session can continue.
+            ShardRejected: the share was abandoned, the shard is too large, or this node must keep every slot; the
+                session can continue.
+            NoRoom: this node lacks memory for the share; the session can continue.
             PeerLost: the connection broke.
             MalformedMessage: the member's messages contradict each other; the connection must be closed.
         """
@@ -139,16 +139,20 @@ class Contributions:
             index_bytes=begin.index_bytes,
         )
         if self.shares.has(content, contribution):
+            self._refused.discard(rank)
             return digest
-        begun = await self.shares.begin(
-            content, contribution, shard_bytes=begin.capacity_bytes, committed=begin.committed
+        accumulation = await self.shares.begin(
+            content,
+            contribution,
+            shard_bytes=begin.capacity_bytes,
+            committed=begin.committed,
+            on_emptied=lambda: on_emptied(self.siblings(rank)),
         )
-        if begun is None:
-            raise NoRoom(needed_bytes=begin.capacity_bytes, available_bytes=0)
+        if accumulation is None:
+            raise ShardRejected(
+                f"each slot of the share holds a step that is newer than step {begin.step} or that must be kept"
+            )
         self._refused.discard(rank)
-        accumulation, is_emptied = begun
-        if is_emptied:
-            on_emptied(self.siblings(rank))
 
         def combine(index: int, data: memoryview) -> bool:
             self.progress(rank)
@@ -161,8 +165,7 @@ class Contributions:
         async def receive() -> None:
             await receive_parts(session, streams, receiver, incoming, wanted, silence_seconds=None)
             self.shares.finish(accumulation, contribution)
-            while not accumulation.is_over:
-                await self._say_preparing(session, accumulation)
+            await self._say_preparing(session, accumulation)
 
         async def wait() -> None:
             await accumulation.decided()
@@ -173,9 +176,14 @@ class Contributions:
         return digest
 
     async def _say_preparing(self, session: Session, accumulation: Accumulation) -> None:
-        """Wait for a moment, then send a progress message if the share is progressing (`Share.is_progressing`)."""
+        """Send progress messages while the share is progressing (`Share.is_progressing`).
+
+        Slow members do not progress all in one interval. Progress therefore counts since the last message.
+        """
         before = dict(self._progress)
-        await asyncio.sleep(PREPARING_SECONDS)
-        progressed = {rank for rank, count in self._progress.items() if count != before.get(rank)}
-        if accumulation.share.is_progressing(self._connected - self._refused, progressed):
-            await session.send(PreparingShard())
+        while not accumulation.is_over:
+            await asyncio.sleep(PREPARING_SECONDS)
+            progressed = {rank for rank, count in self._progress.items() if count != before.get(rank)}
+            if accumulation.share.is_progressing(self._connected - self._refused, progressed):
+                before = dict(self._progress)
+                await session.send(PreparingShard())

@@ -149,6 +149,9 @@ class ReplicaReceiver:
             await owner.streams.run(line, owner.receiver.receive)
         except (PeerError, ProtocolError) as error:
             owner.fail(error)
+        except Exception as error:  # Without the end of the session, its transfer would wait for the lost chunk.
+            owner.fail(PeerLost(f"a stream raised {error!r}"))
+            raise
         finally:
             owner.streams.drop(line)
 
@@ -211,6 +214,7 @@ class ReplicaReceiver:
 
     async def _take(self, session: Session, owner: _Open, rank: Rank) -> None:
         parity = self._parity(rank)
+        slot_owner = rank if parity is None else parity.slot_owner(rank)
         sealed = tuple(
             (record.origin_generation, record.step, record.digest)
             for record in self._store.inventory()
@@ -221,7 +225,7 @@ class ReplicaReceiver:
         )
         taking: asyncio.Task[None] | None = None
         reserving: asyncio.Task[None] | None = None
-        saying = asyncio.create_task(self._in_turn(owner, None, partial(self._say_preparing, session, rank)))
+        saying = asyncio.create_task(self._in_turn(owner, None, partial(self._say_preparing, session, slot_owner)))
         told: asyncio.Queue[ShardDigests | EndShard] = asyncio.Queue()
         number = 0
         try:
@@ -267,17 +271,17 @@ class ReplicaReceiver:
         except Exception as error:
             owner.fail(error)
 
-    async def _say_preparing(self, session: Session, rank: Rank) -> None:
-        """Send progress messages to the owner while this node creates slots for its shard.
+    async def _say_preparing(self, session: Session, slot_owner: Rank) -> None:
+        """Send progress messages to the owner while this node creates slots for its shard, or for its share.
 
         This node sends no other message while it creates slots. Without progress messages, the owner would drop this
         holder from the view.
         """
         while True:
-            if not self._store.is_making(rank):
+            if not self._store.is_making(slot_owner):
                 await self._store.making.wait(self._store.making.version)
             await asyncio.sleep(self.preparing_seconds)
-            if self._store.is_making(rank):
+            if self._store.is_making(slot_owner):
                 await session.send(PreparingShard())
 
     async def _reserve(self, session: Session, rank: Rank, wanted: ReserveShard) -> None:

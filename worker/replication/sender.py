@@ -301,7 +301,7 @@ class ReplicaSender:
         with self._pacer.counted(queue):
             try:
                 if self._shard.has_parity:
-                    await first_of(send(), self._unwanted(step), self._say_paused(session))
+                    await first_of(send(), self._unwanted(step), self._say_sending(session, queue))
                 elif digests.is_decided:
                     await send()
                 else:
@@ -351,14 +351,17 @@ class ReplicaSender:
         while self._shard.wanted(self._peer) == step:
             await self._shard.changed.wait(self._shard.changed.version)
 
-    async def _say_paused(self, session: Session) -> None:
-        """Send progress messages to a holder of parity while this node delays its contribution.
+    async def _say_sending(self, session: Session, queue: ChunkQueue) -> None:
+        """Send progress messages to a holder of parity while this node sends its contribution, or delays it itself.
 
-        The other members wait for this contribution, and the holder reports its progress to them.
+        The other members wait for this contribution, and the holder reports its progress to them. The holder itself
+        notices only whole chunks, which take longer than the holder deadline on a slow link.
         """
+        taken_bytes = 0
         while True:
             await asyncio.sleep(PREPARING_SECONDS)
-            if self._paused_count:
+            if self._paused_count or queue.taken_bytes > taken_bytes:
+                taken_bytes = queue.taken_bytes
                 await session.send(PreparingShard())
 
     def is_slow(self, queue: ChunkQueue) -> bool:

@@ -23,7 +23,7 @@ from everstep.protocol.ids import Rank, Step
 from everstep.protocol.parity import MAX_SHARD_BYTES, Contribution, pack_contributions, share_owner, stripe_of
 from everstep.protocol.slot import ZERO_DIGEST
 from worker.core.parity import Share, Stripe, place
-from worker.core.slots import Content
+from worker.core.slots import EMPTY, Content
 from worker.shm import combining
 from worker.shm.store import Slot, SlotStore, contributions_of
 from worker.tasks import Signal, end
@@ -45,6 +45,8 @@ class Accumulation:
         """True once the slot is sealed, emptied, or granted for another content."""
         self.changed = Signal()
         """Notified when the share is sealed or over."""
+        self._is_sealing = False
+        """True once a call of `finish` has returned True."""
         self._lock = threading.Lock()
 
     def begin(self, contribution: Contribution) -> bool:
@@ -88,11 +90,18 @@ class Accumulation:
             return True
 
     def finish(self, contribution: Contribution) -> bool:
-        """Record that a member has sent its last chunk. Return whether the share contains every contribution."""
+        """Record that a member has sent its last chunk.
+
+        Return True for the first call after which the share contains every contribution. The caller then seals the
+        share. A member that contributes again during the seal must not begin a second seal.
+        """
         chunks = self.stripe.contributed(contribution.rank, self.holder, contribution.payload_bytes)
         with self._lock:
             self.share = self.share.finish(contribution.rank, map(self.stripe.row_of, chunks))
-            return self.share.is_complete and not self.is_over
+            if not self.share.is_complete or self.is_over or self._is_sealing:
+                return False
+            self._is_sealing = True
+            return True
 
     def end(self) -> None:
         """Accept no more chunks. When the call returns, no thread changes the slot any more."""
@@ -198,8 +207,14 @@ class Shares:
             )
 
     async def begin(
-        self, content: Content, contribution: Contribution, *, shard_bytes: int, committed: Step
-    ) -> tuple[Accumulation, bool] | None:
+        self,
+        content: Content,
+        contribution: Contribution,
+        *,
+        shard_bytes: int,
+        committed: Step,
+        on_emptied: Callable[[], None] = lambda: None,
+    ) -> Accumulation | None:
         """Accept a member's contribution to a share of this node. Call this only if `has` returns False.
 
         Args:
@@ -207,11 +222,11 @@ class Shares:
             contribution: the member's shard, as the share's index will name it.
             shard_bytes: the capacity of the member's slot.
             committed: the newest committed step that the member has reported.
+            on_emptied: called when the offer empties a share that other members have contributed to, even if the call
+                then raises an error. The caller makes all members contribute again.
 
         Returns:
-            The share's accumulation, and whether the offer emptied a share that other members have contributed to. In
-            this case, the caller must make all members contribute again. The result is None if every slot must be
-            kept, or if the offer is outdated.
+            The share's accumulation. None if every slot must be kept, or if the offer is outdated.
 
         Raises:
             NoRoom: the node's memory for slots is exhausted.
@@ -227,15 +242,19 @@ class Shares:
                 and found.slot.file.header.capacity_bytes >= capacity
                 and found.begin(contribution)
             ):
-                return found, False
-            stale = self._store.sealed(owner, content)
-            if stale is not None:  # The share names another shard of this member, or belongs to another stripe.
-                stale.file.empty()
+                return found
             slots = self._store.shards.get(owner, [])
             keep = self._keep(owner, committed)
-            chosen = place([slot.view for slot in slots], content, keep) if len(slots) >= self._slot_count else None
+            # The share names another shard of this member, or belongs to another stripe.
+            stale = self._store.sealed(owner, content)
+            views = [EMPTY if slot is stale else slot.view for slot in slots]
+            chosen = place(views, content, keep) if len(slots) >= self._slot_count else None
             if chosen is None and len(slots) >= self._slot_count:
                 return None
+            if stale is not None:
+                stale.file.empty()
+            if stale is not None or found is not None:
+                on_emptied()
             for other in list(self._accumulations.values()):
                 if other is found or (chosen is not None and other.slot is slots[chosen]):
                     self._give_up(other)
@@ -253,7 +272,7 @@ class Shares:
             share = Share(member.stripe.others(member.holder)).begin(contribution)
             made = Accumulation(member.stripe, member.holder, content, self._store.shards[owner][index], share)
             self._accumulations[member.holder, content] = made
-            return made, stale is not None or found is not None
+            return made
 
     def finish(self, accumulation: Accumulation, contribution: Contribution) -> None:
         """Record the end of a contribution. Begin to seal the share if this was the last one."""
@@ -264,6 +283,8 @@ class Shares:
 
     async def _seal(self, accumulation: Accumulation) -> None:
         """Seal a complete share. No session owns this task, because a lost connection must not cancel it."""
+        if accumulation.is_over:  # The slot was granted for another content before this task started.
+            return
         stripe, slot, announced = accumulation.stripe, accumulation.slot, accumulation.share.announced
         size = stripe.share_bytes(accumulation.holder, {each.rank: each.payload_bytes for each in announced})
         index = pack_contributions(announced)

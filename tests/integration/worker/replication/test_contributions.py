@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
+from everstep.protocol.codec import Message
 from everstep.protocol.ids import Rank, Step
 from everstep.protocol.parity import MAX_SHARD_BYTES, Contribution
-from everstep.protocol.peer_messages import BeginShard, EndShard, ShardDigests, ShardRefused, ShardWanted
+from everstep.protocol.peer_messages import (
+    BeginShard,
+    EndShard,
+    PreparingShard,
+    ShardDigests,
+    ShardRefused,
+    ShardSealed,
+    ShardWanted,
+)
 from everstep.protocol.rank_messages import Vote
-from everstep.protocol.slot import payload_chunk_digests, payload_digest
+from everstep.protocol.slot import SlotHeader, payload_chunk_digests, payload_digest
 from tests.integration.worker.replication.pair import GENERATION, HOLDER, LAYOUT, RANK, Pair, content
 from worker.core.parity import Share
 from worker.core.rounds import NONE
+from worker.replication import streams
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.tcp import TcpSession
 from worker.shm.shares import Shares
+from worker.shm.slot_file import SlotFile
 
 pytestmark = pytest.mark.integration
 
@@ -47,7 +60,7 @@ class Stripe(Pair):
         )
         begun = await self.shares.begin(content(step), shard, shard_bytes=self.payload_bytes, committed=NONE)
         assert begun is not None
-        self.shares.finish(begun[0], shard)
+        self.shares.finish(begun, shard)
 
     async def offer(self, data: bytes, *, capacity_bytes: int) -> TcpSession:
         """Offer a shard of rank 2 for step 1 over a real session."""
@@ -136,10 +149,55 @@ async def test_a_member_does_not_wait_for_a_member_whose_shard_is_refused(stripe
     other = await stripe.offer(b"too large", capacity_bytes=MAX_SHARD_BYTES + 1)
     refused = await other.receive()
     assert isinstance(refused, ShardRefused)
-    assert refused.reason.startswith("parity protects shards of at most 137,438,953,472 bytes")
+    assert refused.reason.startswith("parity protects shards of at most 137,434,759,168 bytes")
     stripe.send(deadline_seconds=0.3)
     stripe.hear(-1, 1)
     await stripe.capture(1)
     await stripe.until(lambda: stripe.shard.vote is Vote.ACKED)
     assert stripe.shard.view == frozenset()
     other.close()
+
+
+async def test_a_member_waits_for_a_holder_that_creates_the_slots_of_its_share(
+    stripe: Stripe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_free, create = threading.Event(), SlotFile.create
+
+    def slowly(path: Path, header: SlotHeader, cancelled: threading.Event) -> SlotFile:
+        assert is_free.wait(20)
+        return create(path, header, cancelled)
+
+    stripe.receiver.preparing_seconds = 0.02
+    monkeypatch.setattr(SlotFile, "create", slowly)
+    stripe.send(deadline_seconds=0.2)
+    stripe.shard.reserve(stripe.payload_bytes, LAYOUT)
+    ready = asyncio.create_task(stripe.shard.holders_ready())
+    await asyncio.wait([ready], timeout=1.0)  # one second is several deadlines
+    assert not ready.done()
+    assert stripe.shard.view == {HOLDER}
+    is_free.set()
+    assert await ready
+
+
+async def test_a_chunk_on_a_slow_link_counts_as_progress_of_its_member(
+    stripe: Stripe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_all = streams.send_all
+
+    def slowly(line: socket.socket, header: bytes, data: memoryview, taken: Callable[[int], None]) -> None:
+        for begin in range(0, data.nbytes, 1000):
+            threading.Event().wait(0.1)
+            send_all(line, b"" if begin else header, data[begin : begin + 1000], taken)
+
+    monkeypatch.setattr(streams, "send_all", slowly)
+    stripe.send()
+    stripe.hear(-1, 1)
+    await stripe.capture(1)
+    await stripe.until(lambda: bool(stripe.share(1).announced))
+    other = await stripe.offer(b"complete", capacity_bytes=stripe.payload_bytes)
+    received: list[Message] = []
+    async with asyncio.timeout(20):
+        while not received or not isinstance(received[-1], ShardSealed):
+            received.append(await other.receive())
+    other.close()
+    assert [type(each) for each in received].count(PreparingShard) >= 3

@@ -9,11 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from everstep.protocol.ids import FIRST_STEP, Generation, JobName, Rank, RunId, Step
 from everstep.protocol.parity import Contribution, share_owner
 from everstep.protocol.slot import SlotState, digest, payload_digest
 from worker.core.parity import Stripe
 from worker.core.slots import Content
+from worker.errors import NoRoom
 from worker.shm.shares import Accumulation, Membership, Shares
 from worker.shm.store import SlotStore
 
@@ -45,26 +48,35 @@ class Holder:
     store: SlotStore
     shares: Shares
     kept: set[Content]
+    emptied_count: int = 0
+    """Offers that have emptied a share of other members."""
 
     @classmethod
-    def opened(cls, path: Path, stripe: Stripe = STRIPE) -> Holder:
-        store, kept = SlotStore(path, memory_bytes=1 << 26), set[Content]()
+    def opened(cls, path: Path, stripe: Stripe = STRIPE, *, inline_digest_bytes: int = 1 << 20) -> Holder:
+        store = SlotStore(path, memory_bytes=1 << 26, inline_digest_bytes=inline_digest_bytes)
+        kept = set[Content]()
         store.open_run(JobName("gpt"), RunId("ab" * 16))
         store.settle_copiers(share_owner(Rank(0)))
         shares = Shares(store, {Rank(0): stripe.members}, keep=lambda owner, committed: kept, slot_count=2)
         shares.memberships = dict.fromkeys(shares.memberships, Membership(stripe, Rank(0)))
         return cls(store, shares, kept)
 
-    async def begin(self, rank: int, data: bytes, step: int) -> tuple[Accumulation, bool] | None:
+    async def begin(self, rank: int, data: bytes, step: int, *, shard_bytes: int = LARGEST) -> Accumulation | None:
         return await self.shares.begin(
-            content(step), contribution(rank, data), shard_bytes=LARGEST, committed=FIRST_STEP
+            content(step),
+            contribution(rank, data),
+            shard_bytes=shard_bytes,
+            committed=FIRST_STEP,
+            on_emptied=self._count_emptied,
         )
+
+    def _count_emptied(self) -> None:
+        self.emptied_count += 1
 
     async def fill(self, rank: int, data: bytes, step: int) -> Accumulation:
         """Deliver the missing chunks of a contribution, each twice, over four threads."""
-        begun = await self.begin(rank, data, step)
-        assert begun is not None
-        accumulation, _ = begun
+        accumulation = await self.begin(rank, data, step)
+        assert accumulation is not None
         mine = contribution(rank, data)
 
         def send(chunk: int) -> None:
@@ -151,16 +163,62 @@ async def test_another_shard_of_the_same_step_empties_the_share(tmpfs: Path) -> 
     holder, state = Holder.opened(tmpfs), shards(1)
     early = await holder.fill(1, state[1], 7)
     again = {1: shards(2)[1], 2: state[2]}
-    begun = await holder.begin(1, again[1], 7)
-    assert begun is not None
-    assert begun[1], "the other members must contribute again"
+    assert await holder.begin(1, again[1], 7) is not None
+    assert holder.emptied_count == 1, "the other members must contribute again"
     assert early.is_over
     await holder.protect(again, 7)
     assert holder.share(7) == expected(again)
-    late = await holder.begin(2, shards(3)[2], 7)
-    assert late is not None
-    assert late[1], "a sealed share is emptied too"
+    assert await holder.begin(2, shards(3)[2], 7) is not None
+    assert holder.emptied_count == 2, "a sealed share is emptied too"
     assert holder.steps(1) == []
+
+
+async def test_an_outdated_offer_of_another_shard_leaves_the_sealed_share(tmpfs: Path) -> None:
+    holder = Holder.opened(tmpfs)
+    for step in (6, 7):
+        await holder.protect(shards(step), step)
+    holder.kept.add(content(7))
+    assert await holder.begin(1, shards(8)[1], 6) is None
+    assert holder.emptied_count == 0
+    assert holder.steps(2) == [6, 7]
+
+
+async def test_members_contribute_again_if_the_emptied_share_has_no_room(tmpfs: Path) -> None:
+    holder = Holder.opened(tmpfs)
+    await holder.protect(shards(7), 7)
+    with pytest.raises(NoRoom):
+        await holder.begin(1, shards(8)[1], 7, shard_bytes=1 << 30)
+    assert holder.emptied_count == 1
+    assert holder.steps(2) == []
+
+
+async def test_a_member_that_contributes_again_during_the_seal_begins_no_second_seal(tmpfs: Path) -> None:
+    holder, state = Holder.opened(tmpfs, inline_digest_bytes=0), shards(1)
+    await holder.fill(1, state[1], 7)
+    accumulation = await holder.fill(2, state[2], 7)
+    assert await holder.begin(2, state[2], 7) is accumulation
+    holder.shares.finish(accumulation, contribution(2, state[2]))
+    async with asyncio.timeout(10):
+        assert await accumulation.decided()
+    slot = holder.store.sealed(share_owner(Rank(0)), content(7))
+    assert slot is not None
+    assert await holder.store.verify(slot)
+    assert holder.share(7) == expected(state)
+
+
+async def test_a_complete_share_that_gave_way_to_another_step_is_not_sealed(tmpfs: Path) -> None:
+    holder = Holder.opened(tmpfs)
+    await holder.protect(shards(6), 6)
+    holder.kept.add(content(6))
+    await holder.fill(1, shards(7)[1], 7)
+    abandoned = await holder.fill(2, shards(7)[2], 7)  # The seal begins when the loop runs again.
+    newer = await holder.begin(1, shards(8)[1], 8)
+    assert newer is not None
+    await asyncio.sleep(0.05)
+    assert not abandoned.is_sealed
+    assert newer.slot.is_written_with(content(8))
+    await holder.protect(shards(8), 8)
+    assert holder.share(8) == expected(shards(8))
 
 
 async def test_a_larger_shard_gets_a_larger_share(tmpfs: Path) -> None:

@@ -1,0 +1,102 @@
+"""What a holder of a share reports to a member that waits for the contributions of other members."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from everstep.protocol.codec import Message
+from everstep.protocol.ids import FIRST_STEP, Generation, JobName, Rank, RunId, Step
+from everstep.protocol.parity import Contribution
+from everstep.protocol.peer_messages import BeginShard, EndShard, PreparingShard, ShardDigests
+from everstep.protocol.slot import payload_chunk_digests, payload_digest
+from worker.core.slots import Content
+from worker.replication.contributions import PREPARING_SECONDS, Contributions
+from worker.replication.streams import Receiver, Streams
+from worker.replication.transport import Session
+from worker.shm.shares import Shares
+from worker.shm.store import SlotStore
+from worker.tasks import end
+
+CONTENT = Content(Generation(1), Step(7))
+HOLDER, WAITING, SLOW = Rank(0), Rank(1), (Rank(2), Rank(3))
+SHARD = b"the only chunk of rank 1, which belongs to the share of rank 2"
+LAYOUT = b"l" * 16
+
+
+@dataclass
+class Recorder:
+    """The session to the waiting member."""
+
+    sent: list[Message] = field(default_factory=list)
+
+    async def send(self, *messages: Message) -> None:
+        self.sent += messages
+
+
+def contribution(rank: Rank) -> Contribution:
+    return Contribution(
+        rank=rank,
+        payload_bytes=len(SHARD),
+        digest=payload_digest(SHARD),
+        layout_hash=LAYOUT,
+        index_offset=0,
+        index_bytes=0,
+    )
+
+
+def announced(rank: Rank) -> tuple[BeginShard, Callable[[], Awaitable[ShardDigests | EndShard]]]:
+    """Return the messages with which a member offers its shard."""
+    begin = BeginShard(
+        transfer=1,
+        owner_rank=rank,
+        origin_generation=CONTENT.origin,
+        step=CONTENT.step,
+        payload_bytes=len(SHARD),
+        capacity_bytes=len(SHARD),
+        index_offset=0,
+        index_bytes=0,
+        layout_hash=LAYOUT,
+        committed=FIRST_STEP,
+    )
+    rest: list[ShardDigests | EndShard] = [
+        ShardDigests(transfer=1, first=0, chunk_digests=payload_chunk_digests(SHARD)),
+        EndShard(transfer=1, digest=payload_digest(SHARD)),
+    ]
+
+    async def following() -> ShardDigests | EndShard:
+        return rest.pop(0)
+
+    return begin, following
+
+
+async def test_members_that_progress_in_different_intervals_delay_nobody(tmp_path: Path) -> None:
+    """A chunk over a slow link takes longer than the interval of the holder's progress messages."""
+    store = SlotStore(tmp_path, memory_bytes=1 << 26)
+    store.open_run(JobName("gpt"), RunId("ab" * 16))
+    shares = Shares(store, {HOLDER: (HOLDER, WAITING, *SLOW)}, keep=lambda owner, committed: (), slot_count=2)
+    contributions, session = Contributions(shares), Recorder()
+    for rank in (*SLOW, WAITING):
+        contributions.connect(rank)
+    for rank in SLOW:
+        assert await shares.begin(CONTENT, contribution(rank), shard_bytes=len(SHARD), committed=FIRST_STEP)
+    begin, following = announced(WAITING)
+    waiting = asyncio.create_task(
+        contributions.take(
+            cast(Session, session), Streams(), Receiver(), begin, following, on_emptied=lambda ranks: None
+        )
+    )
+    for number in range(8):
+        await asyncio.sleep(1.5 * PREPARING_SECONDS)
+        contributions.progress(SLOW[number % 2])
+    assert [type(message) for message in session.sent].count(PreparingShard) >= 2
+    silent = len(session.sent)
+    for _ in range(4):
+        await asyncio.sleep(1.5 * PREPARING_SECONDS)
+        contributions.progress(SLOW[0])
+    assert len(session.sent) <= silent + 1, "a silent member is not waited for"
+    await end(waiting)
+    await shares.close()
