@@ -9,6 +9,15 @@ Invariant: the caller owns the target's bytes. `combine` is not idempotent, so t
 from __future__ import annotations
 
 import ctypes
+import importlib
+
+
+def prepare() -> None:
+    """Import numpy, which can take a second. Later calls return at once.
+
+    Callers that combine bytes under a lock call this function before they take the lock.
+    """
+    importlib.import_module("numpy")
 
 
 def combine(target: memoryview, source: memoryview) -> None:

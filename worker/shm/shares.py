@@ -77,6 +77,7 @@ class Accumulation:
         Returns:
             True if the share contains the chunk now. False if the accumulation is over.
         """
+        combining.prepare()  # The agent's loop may wait for the lock, but must not wait for an import.
         row = self.stripe.row_of(chunk)
         begin = row * self.stripe.chunk_bytes
         end = min(begin + self.stripe.chunk_bytes, self.slot.file.header.capacity_bytes)

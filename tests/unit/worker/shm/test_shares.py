@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from everstep.protocol.slot import SlotState, digest, payload_digest
 from worker.core.parity import Stripe
 from worker.core.slots import Content
 from worker.errors import NoRoom
+from worker.shm import combining
 from worker.shm.shares import Accumulation, Membership, Shares
 from worker.shm.store import SlotStore
 
@@ -264,6 +266,26 @@ async def test_a_damaged_index_rebuilds_nothing(tmpfs: Path) -> None:
     assert holder.steps(1) == []
     assert record.digest == slot.file.header.payload_digest != digest(b"")
     assert slot.view.state is SlotState.SEALED
+
+
+async def test_no_call_waits_for_the_import_of_numpy(tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder, state = Holder.opened(tmpfs), shards(7)
+    accumulation = await holder.begin(1, state[1], 7)
+    assert accumulation is not None
+    chunk = min(accumulation.missing(contribution(1, state[1])))
+    is_importing, has_begun = threading.Event(), threading.Event()
+
+    def prepare() -> None:
+        is_importing.set()
+        assert has_begun.wait(10)
+
+    monkeypatch.setattr(combining, "prepare", prepare)
+    data = memoryview(bytearray(state[1][chunk * CHUNK : (chunk + 1) * CHUNK]))
+    taking = asyncio.create_task(asyncio.to_thread(accumulation.take, Rank(1), chunk, data))
+    await asyncio.to_thread(is_importing.wait)
+    assert await holder.begin(2, state[2], 7) is accumulation
+    has_begun.set()
+    assert await taking
 
 
 async def test_close_ends_unsealed_shares(tmpfs: Path) -> None:
