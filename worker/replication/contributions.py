@@ -43,7 +43,10 @@ class Contributions:
         self._connected: set[Rank] = set()
         """Members with an open session."""
         self._refused: set[Rank] = set()
-        """Members whose last offer this node has refused. No other member waits for them."""
+        """Members whose shard is too large, or for whose last offer this node lacked memory.
+
+        No other member waits for them. A member whose offer was refused for another reason will offer a newer step.
+        """
         self._progress: dict[Rank, int] = {}
         """A number per member that changes whenever the member makes progress."""
 
@@ -110,7 +113,7 @@ class Contributions:
         """
         try:
             return await self._take(session, streams, receiver, begin, next_message, on_emptied)
-        except (ShardRejected, NoRoom):
+        except NoRoom:
             self._refused.add(begin.owner_rank)
             raise
 
@@ -126,6 +129,7 @@ class Contributions:
         rank = begin.owner_rank
         chunk_digests, digest = await announced_digests(begin, next_message, silence_seconds=None)
         if max(begin.payload_bytes, begin.capacity_bytes) > MAX_SHARD_BYTES:
+            self._refused.add(rank)
             raise ShardRejected(
                 f"parity protects shards of at most {MAX_SHARD_BYTES:,} bytes, this shard has {begin.capacity_bytes:,}"
             )

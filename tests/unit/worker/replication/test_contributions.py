@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import Task
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
+
+import pytest
 
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import FIRST_STEP, Generation, JobName, Rank, RunId, Step
@@ -16,6 +19,7 @@ from everstep.protocol.slot import payload_chunk_digests, payload_digest
 from worker.core.slots import Content
 from worker.replication.contributions import PREPARING_SECONDS, Contributions
 from worker.replication.streams import Receiver, Streams
+from worker.replication.transfers import ShardRejected
 from worker.replication.transport import Session
 from worker.shm.shares import Shares
 from worker.shm.store import SlotStore
@@ -48,13 +52,13 @@ def contribution(rank: Rank) -> Contribution:
     )
 
 
-def announced(rank: Rank) -> tuple[BeginShard, Callable[[], Awaitable[ShardDigests | EndShard]]]:
+def announced(rank: Rank, step: Step) -> tuple[BeginShard, Callable[[], Awaitable[ShardDigests | EndShard]]]:
     """Return the messages with which a member offers its shard."""
     begin = BeginShard(
         transfer=1,
         owner_rank=rank,
         origin_generation=CONTENT.origin,
-        step=CONTENT.step,
+        step=step,
         payload_bytes=len(SHARD),
         capacity_bytes=len(SHARD),
         index_offset=0,
@@ -73,30 +77,56 @@ def announced(rank: Rank) -> tuple[BeginShard, Callable[[], Awaitable[ShardDiges
     return begin, following
 
 
-async def test_members_that_progress_in_different_intervals_delay_nobody(tmp_path: Path) -> None:
-    """A chunk over a slow link takes longer than the interval of the holder's progress messages."""
-    store = SlotStore(tmp_path, memory_bytes=1 << 26)
+def opened(folder: Path, *, slot_count: int = 2) -> Contributions:
+    """Return the contributions to the share of rank 0. All other members are connected."""
+    store = SlotStore(folder, memory_bytes=1 << 26)
     store.open_run(JobName("gpt"), RunId("ab" * 16))
-    shares = Shares(store, {HOLDER: (HOLDER, WAITING, *SLOW)}, keep=lambda owner, committed: (), slot_count=2)
-    contributions, session = Contributions(shares), Recorder()
-    for rank in (*SLOW, WAITING):
+    shares = Shares(store, {HOLDER: (HOLDER, WAITING, *SLOW)}, keep=lambda owner, committed: (), slot_count=slot_count)
+    contributions = Contributions(shares)
+    for rank in (WAITING, *SLOW):
         contributions.connect(rank)
-    for rank in SLOW:
-        assert await shares.begin(CONTENT, contribution(rank), shard_bytes=len(SHARD), committed=FIRST_STEP)
-    begin, following = announced(WAITING)
-    waiting = asyncio.create_task(
+    return contributions
+
+
+def taking(contributions: Contributions, session: Recorder, rank: Rank, step: Step = CONTENT.step) -> Task[bytes]:
+    """Begin to receive the contribution of a member to the share of a step."""
+    begin, following = announced(rank, step)
+    return asyncio.create_task(
         contributions.take(
             cast(Session, session), Streams(), Receiver(), begin, following, on_emptied=lambda ranks: None
         )
     )
+
+
+async def test_members_that_progress_in_different_intervals_delay_nobody(tmp_path: Path) -> None:
+    """A chunk over a slow link takes longer than the interval of the holder's progress messages."""
+    contributions, session = opened(tmp_path), Recorder()
+    shares = contributions.shares
+    for rank in SLOW:
+        assert await shares.begin(CONTENT, contribution(rank), shard_bytes=len(SHARD), committed=FIRST_STEP)
+    waiting = taking(contributions, session, WAITING)
     for number in range(8):
         await asyncio.sleep(1.5 * PREPARING_SECONDS)
         contributions.progress(SLOW[number % 2])
     assert [type(message) for message in session.sent].count(PreparingShard) >= 2
-    silent = len(session.sent)
+    before = len(session.sent)
     for _ in range(4):
         await asyncio.sleep(1.5 * PREPARING_SECONDS)
         contributions.progress(SLOW[0])
-    assert len(session.sent) <= silent + 1, "a silent member is not waited for"
+    assert len(session.sent) <= before + 1, "a silent member is not waited for"
     await end(waiting)
     await shares.close()
+
+
+async def test_a_member_whose_share_gave_way_is_waited_for_until_it_offers_the_newer_step(tmp_path: Path) -> None:
+    contributions, session = opened(tmp_path, slot_count=1), Recorder()
+    early = taking(contributions, Recorder(), SLOW[0])
+    await asyncio.sleep(PREPARING_SECONDS)
+    assert contributions.shares.accumulation(HOLDER, CONTENT) is not None
+    waiting = taking(contributions, session, WAITING, Step(CONTENT.step + 1))
+    with pytest.raises(ShardRejected, match="abandoned"):
+        await early
+    await asyncio.sleep(3 * PREPARING_SECONDS)
+    assert PreparingShard() in session.sent
+    await end(waiting)
+    await contributions.shares.close()
