@@ -289,11 +289,11 @@ class Shares:
         stripe, slot, announced = accumulation.stripe, accumulation.slot, accumulation.share.announced
         size = stripe.share_bytes(accumulation.holder, {each.rank: each.payload_bytes for each in announced})
         index = pack_contributions(announced)
-        with slot.file.payload(size, size + len(index)) as target:
-            target[:] = index
         header = replace(slot.file.header, payload_bytes=size + len(index), index_offset=size, index_bytes=len(index))
         owner = share_owner(accumulation.holder)
         try:
+            with slot.file.payload(size, size + len(index)) as target:
+                target[:] = index
             sealed = await self._store.seal(owner, self._store.shards[owner].index(slot), header)
             accumulation.is_sealed = sealed is not None
         except Exception:

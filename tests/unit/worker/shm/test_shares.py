@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from everstep.protocol.ids import FIRST_STEP, Generation, JobName, Rank, RunId, Step
 from everstep.protocol.parity import Contribution, share_owner
@@ -286,6 +287,19 @@ async def test_no_call_waits_for_the_import_of_numpy(tmpfs: Path, monkeypatch: p
     assert await holder.begin(2, state[2], 7) is accumulation
     has_begun.set()
     assert await taking
+
+
+async def test_a_share_whose_index_does_not_fit_is_given_up(tmpfs: Path) -> None:
+    holder, state = Holder.opened(tmpfs), shards(7)
+    await holder.fill(1, state[1], 7)
+    named = structs.replace(contribution(2, state[2]), payload_bytes=CHUNK, layout_hash=b"l" * LARGEST)
+    accumulation = await holder.shares.begin(content(7), named, shard_bytes=LARGEST, committed=FIRST_STEP)
+    assert accumulation is not None
+    for chunk in accumulation.missing(named):
+        assert accumulation.take(Rank(2), chunk, memoryview(bytearray(CHUNK)))
+    holder.shares.finish(accumulation, named)
+    async with asyncio.timeout(10):
+        assert not await accumulation.decided()
 
 
 async def test_close_ends_unsealed_shares(tmpfs: Path) -> None:
