@@ -379,7 +379,8 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
 
     Two members that cannot reach each other report each other. The job needs to give up only one of them. With parity,
     one silent member stops the shares of its whole group, so that all members of the group report each other. The
-    messages of the rounds then decide.
+    messages of the rounds then decide. Of the coordinator and another member that receive nothing from each other, the
+    other member is given up: if the coordinator were cut off, more members would receive nothing from it.
 
     Args:
         reports: the reports of the members that are not silent.
@@ -387,16 +388,17 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
 
     Returns:
         The member that most other members report as unreachable. Several members can have equally many such reports.
-        Among them, the order of criteria is: most neighbours in the rounds that receive nothing from the member, most
-        earlier incidents of this kind, highest GROUP_RANK.
+        Among them, the order of criteria is: most neighbours in the rounds that receive nothing from the member, not
+        the coordinator (of more than two members), most earlier incidents of this kind, highest GROUP_RANK.
     """
     complaints = Counter(holder for node in reports for holder in nodes_out_of_view({node: reports[node]}))
     silent = Counter(peer for node, report in reports.items() for peer in {*report.silent_peers} - {node})
     before = {node.node_id: sum(line.what == Cause.NODE_UNREACHABLE for line in node.history) for node in nodes}
     order = {node.node_id: place for place, node in enumerate(nodes)}
+    coordinating = {node for node, report in reports.items() if report.round is not None and len(order) > 2}
     return max(
         (node for node in order if complaints[node]),
-        key=lambda node: (complaints[node], silent[node], before[node], order[node]),
+        key=lambda node: (complaints[node], silent[node], node not in coordinating, before[node], order[node]),
         default=None,
     )
 

@@ -11,7 +11,14 @@ from control_plane.core.evidence import Progress, Standing
 from control_plane.core.observed.jobs import Impairment, Silence
 from control_plane.core.observed.nodes import Cause, Implication, InstanceCondition, NodeObserved, Remedy
 from control_plane.core.timeouts import ladder
-from everstep.protocol.agent_messages import MemberPhase, MemberReport, NodeFault, RankStatus, ShardProtection
+from everstep.protocol.agent_messages import (
+    MemberPhase,
+    MemberReport,
+    NodeFault,
+    RankStatus,
+    RoundStatus,
+    ShardProtection,
+)
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 
 NODE = NodeId("i-1")
@@ -373,14 +380,17 @@ def test_of_two_that_blame_each_other_one_is_left_and_not_the_partner_of_one_tha
     assert evidence.blamed({}, (a, b)) is None
 
 
-@pytest.mark.parametrize("place", [0, 1, 3])
-def test_of_a_parity_group_whose_members_all_report_each_other_the_silent_one_is_given_up(place: int) -> None:
-    """The node at `place` is cut off from the others. Node 0 is the coordinator, to which all others report."""
+@pytest.mark.parametrize(("place", "root"), [(0, 0), (1, 0), (3, 0), (0, 1), (1, 1), (3, 1), (0, 3)])
+def test_of_a_parity_group_whose_members_all_report_each_other_the_silent_one_is_given_up(
+    place: int, root: int
+) -> None:
+    """The node at `place` is cut off from the others. The node at `root` is the coordinator, to which all report."""
     ids = [NodeId(f"i-{number}") for number in range(4)]
-    cut = ids[place]
+    cut, coordinator = ids[place], ids[root]
+    status = RoundStatus(committed=Step(9), proposed=Step(10), boundary=Step(10), committed_at_seconds=0.0)
 
     def report(own: NodeId) -> MemberReport:
-        neighbours = ids if own == ids[0] else ids[:1]
+        neighbours = ids if own == coordinator else [coordinator]
         holders = (own, *(node for node in ids if node != own))
         shard = ShardProtection(rank=Rank(0), holders=holders, in_view=(own,), committed=Step(9), payload_bytes=1)
         silent = tuple(peer for peer in neighbours if peer != own and cut in (own, peer))
@@ -391,6 +401,7 @@ def test_of_a_parity_group_whose_members_all_report_each_other_the_silent_one_is
             phase=MemberPhase.RUNNING,
             protection=(shard,),
             silent_peers=silent,
+            round=status if own == coordinator else None,
         )
 
     observed = [NodeObserved(node_id=node) for node in ids]
