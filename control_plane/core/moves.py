@@ -31,7 +31,7 @@ from control_plane.core.observed.jobs import Departure
 from control_plane.core.observed.nodes import Cause, Implication, InstanceCondition, NodeObserved, Remedy
 from everstep.protocol.agent_messages import MemberReport
 from everstep.protocol.ids import NodeId
-from everstep.protocol.plan import GenerationPlan, Timeouts
+from everstep.protocol.plan import GenerationPlan, RankPlan, Timeouts
 
 UPLOAD_MARGIN = 1.5
 """Expected duration of an upload, as a multiple of the previous upload's duration.
@@ -247,12 +247,19 @@ def in_words(known: Sequence[Departure]) -> str:
 def is_held_elsewhere(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], leaving: Collection[NodeId]
 ) -> bool:
-    """Return whether the remaining nodes hold the last committed step of every shard.
+    """Return whether the remaining nodes hold, or can rebuild, the last committed step of every shard.
 
-    The agents of the shards' owners report the holders.
+    The agents of the shards' owners report the holders. With parity, a shard whose owner leaves can be rebuilt only
+    with the shares of all other members of its stripe.
     """
     in_view = {shard.rank: shard.in_view for report in reports.values() for shard in report.protection}
-    return all(any(holder not in leaving for holder in in_view.get(rank.rank, ())) for rank in plan.ranks)
+
+    def is_held(rank: RankPlan) -> bool:
+        staying = {holder for holder in in_view.get(rank.rank, ()) if holder not in leaving}
+        owner, *peers = rank.holders
+        return owner in staying or staying.issuperset(peers) if rank.stripe else bool(staying)
+
+    return all(map(is_held, plan.ranks))
 
 
 def ends_at(leaving: Sequence[Departure], nodes: Mapping[NodeId, NodeObserved], now: float) -> float | None:

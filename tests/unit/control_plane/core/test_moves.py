@@ -5,9 +5,11 @@ The golden incidents test whole sequences.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from control_plane.core import moves
 from control_plane.core.evidence import Standing, Verdict
@@ -156,27 +158,29 @@ def test_a_node_that_is_not_ready_takes_nobody_s_place() -> None:
     )
 
 
-def test_a_shard_is_held_elsewhere_only_by_the_word_of_its_owner() -> None:
-    def reports(view: dict[int, tuple[int, ...]]) -> dict[NodeId, MemberReport]:
-        return {
-            NODES[rank]: MemberReport(
-                job=JobName("gpt"),
-                run=RunId("r"),
-                generation=Generation(1),
-                phase=MemberPhase.RUNNING,
-                protection=(
-                    ShardProtection(
-                        rank=Rank(rank),
-                        holders=(),
-                        in_view=tuple(NODES[holder] for holder in held),
-                        committed=Step(1),
-                        payload_bytes=1,
-                    ),
+def reports(view: Mapping[int, tuple[int, ...]]) -> dict[NodeId, MemberReport]:
+    """Return the reports of four members, by the holders that each has in view."""
+    return {
+        NODES[rank]: MemberReport(
+            job=JobName("gpt"),
+            run=RunId("r"),
+            generation=Generation(1),
+            phase=MemberPhase.RUNNING,
+            protection=(
+                ShardProtection(
+                    rank=Rank(rank),
+                    holders=(),
+                    in_view=tuple(NODES[holder] for holder in held),
+                    committed=Step(1),
+                    payload_bytes=1,
                 ),
-            )
-            for rank, held in view.items()
-        }
+            ),
+        )
+        for rank, held in view.items()
+    }
 
+
+def test_a_shard_is_held_elsewhere_only_by_the_word_of_its_owner() -> None:
     whole = {0: (0, 1), 1: (1, 0), 2: (2, 3), 3: (3, 2)}
     assert moves.is_held_elsewhere(plan(), reports(whole), [NODES[1]])
     assert not moves.is_held_elsewhere(plan(), reports(whole), [NODES[0], NODES[1]])
@@ -184,6 +188,25 @@ def test_a_shard_is_held_elsewhere_only_by_the_word_of_its_owner() -> None:
     assert not moves.is_held_elsewhere(
         plan(), reports({rank: held for rank, held in whole.items() if rank != 1}), [NODES[1]]
     )
+
+
+def test_a_parity_group_can_rebuild_the_shards_of_one_member_that_all_others_have_in_view() -> None:
+    members = tuple(map(Rank, range(4)))
+    ranks = tuple(
+        RankPlan(
+            rank=rank,
+            holders=(NODES[rank], *(node for node in NODES if node != NODES[rank])),
+            sources=(),
+            stripe=members,
+        )
+        for rank in members
+    )
+    grouped = structs.replace(plan(), ranks=ranks)
+    whole = {rank: (rank, *(other for other in range(4) if other != rank)) for rank in range(4)}
+    assert moves.is_held_elsewhere(grouped, reports(whole), [NODES[1]])
+    assert not moves.is_held_elsewhere(grouped, reports(whole), [NODES[1], NODES[2]]), "two losses need S3"
+    assert not moves.is_held_elsewhere(grouped, reports({**whole, 1: (1, 0, 2)}), [NODES[1]]), "a share is missing"
+    assert moves.is_held_elsewhere(grouped, reports({**whole, 2: (2,)}), [NODES[1]])
 
 
 @pytest.mark.parametrize(
