@@ -9,7 +9,7 @@ Its main parts are `BaseLoading`, `EarlierShards`, `RankLines`, `Shares`, `Check
 Invariant: the `Member` owns everything that a generation starts on this node: sessions, senders, uploads and rank
 connections. All of these have ended when `close` returns. Only slots outlive the member.
 
-The module has more than 500 lines, because `Member` creates and ends every part of a generation in one order.
+The module has more than 500 lines. `Member` creates and ends every part of a generation in one order.
 """
 
 from __future__ import annotations

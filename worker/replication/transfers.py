@@ -18,7 +18,7 @@ the end of the shard. For a slot that a rank is still writing, the sender announ
 Invariant: a slot is sealed only after the owner's slot is sealed, and only if every chunk matched the digest that the
 owner announced.
 
-The module has more than 500 lines, because `receive_shard` and `receive_parts` check the same messages.
+The module has more than 500 lines. `receive_shard` and `receive_parts` check the same messages.
 """
 
 from __future__ import annotations
