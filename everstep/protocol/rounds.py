@@ -54,6 +54,8 @@ class RankRound(Message, frozen=True):
     """Step of the newest announced stop that the rank's agent has received, confirmed or not."""
     pinned_steps: tuple[Step, ...] = ()
     """Steps whose slots must not be reused, because the agent is uploading them, in increasing order."""
+    held_step: Step = Step(-1)
+    """Step whose slot must not be reused, because an export reads it from memory; -1 if there is none."""
     stored_step: Step = Step(-1)
     """The newest step of which the rank's agent has uploaded the shard completely; -1 if there is none."""
     out_of_view: tuple[NodeId, ...] = ()

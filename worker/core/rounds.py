@@ -341,8 +341,8 @@ class Coordinator:
     """The newest step to upload to S3, or `NONE`.
 
     The step is committed, or it is the base of a job that is stopped before its first commit. Exception: if the upload
-    of an older step occupies a slot, the final step is marked as soon as it is proposed. Agents then cancel the older
-    upload.
+    or the export of an older step occupies the last slot, the final step is marked while it is proposed. Agents then
+    end the older upload and the export.
     """
     wanted: Step = NONE
     """The first commit at or above this step is to be uploaded, on a user's request; `NONE` without a request."""
@@ -668,19 +668,21 @@ class Coordinator:
         return self.stop_requested or self.stop_state is StopState.CONFIRMED
 
     def _propose(self) -> Coordinator:
-        if self.is_recovering or self.is_finished or self.proposed != NONE:
+        if self.is_recovering or self.is_finished:
             return self
+        if self.proposed != NONE:
+            # An export can begin to hold a slot after the proposal. The final step then needs this slot.
+            is_short = self.proposed == self.final and self._is_full
+            return replace(self, persist=self.final) if is_short else self
         if self.committed == NONE and self._held_base:
             return replace(self, proposed=self.base, newest=max(self.newest, self.base))
-        is_full = any(len({*each.pinned_steps} - {self.committed}) >= self.slot_count - 1 for each in self.ranks)
         if self.final != NONE:
             if self.final > self.newest or all(each.proposed != self.final for each in self.ranks):
-                persist = self.final if is_full else self.persist
+                persist = self.final if self._is_full else self.persist
                 return replace(self, proposed=self.final, newest=max(self.newest, self.final), persist=persist)
             return self
-        if is_full:
-            # Running uploads and the committed step occupy all slots of a rank. The next capture must wait until an
-            # upload ends. This occurs with two slots only.
+        if self._is_full:
+            # The next capture must wait for the end of an upload or of an export.
             return self
         # No rank captures the base. An agent reports the boundary NONE for a rank that has not restored its state yet.
         soonest = max(self.highest_boundary + self.lead.steps, self.newest + 1, self.base + 1)
@@ -692,6 +694,15 @@ class Coordinator:
             # Prefer a multiple of the interval, so that a checkpoint of this step can be committed.
             step = multiple if multiple - step <= self.cadence else step
         return replace(self, proposed=Step(step), newest=Step(step))
+
+    @property
+    def _is_full(self) -> bool:
+        """True if uploaded steps, a step that an export holds, and the committed step occupy all slots of a rank."""
+        unavailable = self.committed, NONE
+        return any(
+            len({*each.pinned_steps, each.held_step}.difference(unavailable)) >= self.slot_count - 1
+            for each in self.ranks
+        )
 
     def _propose_checkpoint(self, soonest: Step) -> Coordinator:
         """Propose the next step that becomes a checkpoint, if one is due and another upload may begin.

@@ -194,4 +194,4 @@ def _is_progress(now: RankRound, before: RankRound) -> bool:
 
 def _rare(rank: RankRound) -> tuple[object, ...]:
     """Return the fields of a report that change rarely. The coordinator acts immediately when one of them changes."""
-    return rank.standing, rank.echo_step, rank.echo, rank.pinned_steps, rank.stored_step
+    return rank.standing, rank.echo_step, rank.echo, rank.pinned_steps, rank.held_step, rank.stored_step

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,9 @@ from worker.shm.store import Slot, SlotStore, in_thread
 from worker.storage.checkpoints import PIECE_BYTES
 from worker.storage.shard_object import ShardObject
 
+RELEASES = 64
+"""Number of ended holds that a node remembers. A request that is still running must not begin one of them again."""
+
 
 @dataclass(slots=True)
 class _Hold:
@@ -57,6 +61,7 @@ class HeldSnapshots:
         contents: KeptContents,
         *,
         grant_if_due: Callable[[OwnedShard], None],
+        on_change: Callable[[], None],
     ) -> None:
         """Create the object without a hold.
 
@@ -65,14 +70,21 @@ class HeldSnapshots:
             store: this node's slots.
             contents: names the newest step whose commit this node has received.
             grant_if_due: called for each shard whose slot is free again.
+            on_change: called when a hold begins or ends, which the agent reports to the coordinator.
         """
         self._shards = shards
         self._store = store
         self._contents = contents
         self._grant_if_due = grant_if_due
+        self._on_change = on_change
         self.hold_seconds = HOLD_SECONDS
         """Seconds after its last request until a hold ends."""
         self._hold: _Hold | None = None
+        self._released: deque[str] = deque(maxlen=RELEASES)
+        """Ids of the holds that ended last. A release can arrive while its hold still begins."""
+        self._heard: tuple[Step, Step] = NONE, NONE
+        """The proposed step and the step marked for upload in the newest announcement."""
+        self._is_closed = False
         self._turn = asyncio.Lock()
         """Held while a hold begins, so that two requests do not pin slots at the same time."""
 
@@ -120,29 +132,52 @@ class HeldSnapshots:
         """
         if step == NONE:
             return "no step is committed yet"
+        if obstacle := self._obstacle(hold_id, step):
+            return obstacle
         slots: dict[Rank, Slot] = {}
         for rank, shard in self._shards.items():
             slot = shard.slot(step)
             if slot is None:
                 return f"step {step} of rank {rank} is not in memory"
             slots[rank] = slot
-        for slot in slots.values():
-            slot.pins += 1
         objects: dict[Rank, ShardObject] = {}
+        problem = "the request was cancelled"
+        self._pin(slots)
+        try:
+            problem = await self._describe(slots, objects) or self._obstacle(hold_id, step)
+        finally:
+            if problem:
+                self._unpin(slots)
+        if problem:
+            return problem
+        self._end()
+        self._hold = _Hold(hold_id, step, slots, objects)
+        for shard in self._shards.values():
+            shard.exported = step
+        self._on_change()
+        return ""
+
+    def _obstacle(self, hold_id: str, step: Step) -> str:
+        """Return the reason why a hold must not begin now, or "". The reason can appear while the hold begins."""
+        proposed, persist = self._heard
+        if self._is_closed:
+            return "the generation has ended on this node"
+        if hold_id in self._released:
+            return "the hold has ended"
+        if is_superseded(step, proposed=proposed, persist=persist):
+            return f"the job stops, and its final step {proposed} needs the memory"
+        return ""
+
+    async def _describe(self, slots: Mapping[Rank, Slot], objects: dict[Rank, ShardObject]) -> str:
+        """Add the checkpoint object of each slot to `objects`. Return the reason of a failure, or ""."""
         try:
             for rank, slot in slots.items():
                 digests = await self._store.digests(slot)
                 if digests is None:
-                    return f"step {step} of rank {rank} is damaged in memory"
+                    return f"the snapshot of rank {rank} is damaged in memory"
                 objects[rank] = await in_thread(partial(_object_of, slot, digests.known))
         except StorageError as error:
             return str(error)
-        finally:
-            if len(objects) < len(slots):
-                for slot in slots.values():
-                    slot.pins -= 1
-        self._end()
-        self._hold = _Hold(hold_id, step, slots, objects)
         return ""
 
     async def read(self, wanted: ReadSnapshot) -> SnapshotBytes:
@@ -177,22 +212,20 @@ class HeldSnapshots:
         return SnapshotBytes(request_id=wanted.request_id, data=data)
 
     def release(self, hold_id: str) -> None:
-        """End a hold. A hold with another id continues."""
+        """End a hold, also one that still begins. A hold with another id continues."""
+        self._released.append(hold_id)
         if self._hold is not None and self._hold.hold_id == hold_id:
-            ranks = list(self._hold.slots)
             self._end()
-            for rank in ranks:
-                self._grant_if_due(self._shards[rank])
 
     def hear(self, announcement: Announcement) -> None:
         """End a hold whose slots are needed for the final step. The caller then grants slots for this step."""
-        if self._hold is not None and is_superseded(
-            self._hold.step, proposed=announcement.proposed, persist=announcement.persist_step
-        ):
+        self._heard = announcement.proposed, announcement.persist_step
+        if self._hold is not None and self._obstacle(self._hold.hold_id, self._hold.step):
             self._end()
 
     def close(self) -> None:
-        """End the hold, because the generation ends on this node."""
+        """End the hold, because the generation ends on this node. No further hold begins."""
+        self._is_closed = True
         self._end()
 
     def _renew(self, hold: _Hold) -> None:
@@ -206,8 +239,23 @@ class HeldSnapshots:
             return
         if hold.timer is not None:
             hold.timer.cancel()
-        for slot in hold.slots.values():
+        for shard in self._shards.values():
+            shard.exported = NONE
+        self._unpin(hold.slots)
+        self._on_change()
+
+    @staticmethod
+    def _pin(slots: Mapping[Rank, Slot]) -> None:
+        for slot in slots.values():
+            slot.pins += 1
+
+    def _unpin(self, slots: Mapping[Rank, Slot]) -> None:
+        """Unpin slots, and grant them to ranks that wait for a slot."""
+        for slot in slots.values():
             slot.pins -= 1
+        if not self._is_closed:
+            for rank in slots:
+                self._grant_if_due(self._shards[rank])
 
 
 def _object_of(slot: Slot, chunk_digests: bytes, _: threading.Event) -> ShardObject:

@@ -212,7 +212,13 @@ class Member:
         )
         self.upload_helper = UploadHelper(plan, node.store, node.objects, held_ranks=held_ranks)
         self.load_helper = LoadHelper(plan, node.objects, is_loaded=self.base.is_loaded)
-        self.held = HeldSnapshots(self.shards, node.store, self.contents, grant_if_due=self.lines.slots.grant_if_due)
+        self.held = HeldSnapshots(
+            self.shards,
+            node.store,
+            self.contents,
+            grant_if_due=self.lines.slots.grant_if_due,
+            on_change=self.rounds.changed.notify,
+        )
         self.status = MemberStatus(
             plan,
             self.here,

@@ -244,7 +244,7 @@ class RankSlots:
                 shard.refusal = (
                     ""
                     if index is not None
-                    else "no slot is free: one slot is being uploaded, another holds the committed step"
+                    else "no slot is free: one slot is being uploaded or exported, another holds the committed step"
                 )
             except NoRoom as error:
                 index, shard.refusal = None, str(error)

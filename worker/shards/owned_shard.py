@@ -78,6 +78,8 @@ class OwnedShard:
         self.changed = Signal()
         self.pinned: frozenset[Step] = frozenset()
         """Steps that the agent is uploading to S3. The slots of these steps must not be overwritten."""
+        self.exported: Step = NONE
+        """The step that an export reads from memory, or `NONE`. Its slot must not be overwritten."""
         self.uploaded: Step = NONE
         """The newest step whose upload to S3 was started, or `NONE`."""
         self.stored: Step = NONE
@@ -552,6 +554,7 @@ class OwnedShard:
             confirmed_stop=stop if stop_state is StopState.CONFIRMED else NONE,
             heard_stop=stop,
             pinned_steps=tuple(sorted(self.pinned)),
+            held_step=self.exported,
             stored_step=self.stored,
             out_of_view=tuple(sorted(set(self._core.peers) - self._core.view)),
             is_late=self._core.is_late,

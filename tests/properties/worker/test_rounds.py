@@ -28,6 +28,7 @@ REPORTS = st.builds(
     pinned_steps=st.lists(STEPS.filter(lambda step: step >= 0), max_size=2, unique=True).map(
         lambda steps: tuple(sorted(steps))
     ),
+    held_step=STEPS,
     is_late=st.booleans(),
 )
 PEERS = st.sampled_from([NodeId("i-a"), NodeId("i-b"), NodeId("i-c")])

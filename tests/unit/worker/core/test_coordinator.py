@@ -257,6 +257,37 @@ class TestFinalStepDuringAnUpload:
         assert (core.committed, core.proposed, core.persist) == (1, 60, 1)
 
 
+class TestFinalStepDuringAnExport:
+    """An export holds step 1 in one slot, and the committed step 2 is in the other."""
+
+    @staticmethod
+    def standing(proposed: int, vote: Vote = Vote.NONE, held: int = 1) -> tuple[RankRound, ...]:
+        return both(60, 2, proposed, vote, standing=Standing.CLOSING, held_step=Step(held))
+
+    def test_no_step_is_proposed_during_the_export(self) -> None:
+        core = running().report(*both(2, 1, 2, Vote.ACKED, held_step=Step(1)))
+        assert (core.committed, core.proposed) == (2, NONE)
+        assert core.report(*both(2, 2, NONE)).proposed != NONE
+
+    def test_an_export_of_the_committed_step_delays_no_proposal(self) -> None:
+        core = running().report(*both(2, 1, 2, Vote.ACKED, held_step=Step(2)))
+        assert core.proposed > core.committed == 2
+
+    def test_the_final_step_ends_the_export(self) -> None:
+        core = running().report(*both(2, 1, 2, Vote.ACKED, held_step=Step(1)))
+        core = core.report(*self.standing(NONE))
+        assert (core.proposed, core.persist) == (60, 60)
+        core = core.report(*self.standing(60, Vote.ACKED, held=NONE))
+        assert (core.committed, core.is_finished) == (60, True)
+
+    def test_an_export_that_begins_after_the_proposal_of_the_final_step_ends_too(self) -> None:
+        core = running().report(*both(2, 1, 2, Vote.ACKED))
+        core = core.report(*self.standing(core.proposed, held=NONE))
+        assert (core.proposed, core.persist) == (60, NONE)
+        core = core.report(*self.standing(60, held=1))
+        assert (core.proposed, core.persist) == (60, 60)
+
+
 class TestRestart:
     """A coordinator that recovers after a restart."""
 
