@@ -497,7 +497,7 @@ class MemberReport(Message, frozen=True):
     round: RoundStatus | None = None
     """The state of the commit rounds; None unless this node's agent is the coordinator."""
     uploads: tuple[UploadedShard, ...] = ()
-    """The newest complete uploads to S3: `CheckpointPlan.max_uploads` + 1 for each rank of this node."""
+    """Shards whose upload to S3 is complete: of each rank, two more steps than it uploads at a time."""
     running_uploads: tuple[RunningUpload, ...] = ()
     """The uploads of shards to S3 that this node has begun and not ended, in rank order."""
     faults: tuple[NodeFault, ...] = ()

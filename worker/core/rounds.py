@@ -344,6 +344,12 @@ class Coordinator:
     or the export of an older step occupies the last slot, the final step is marked while it is proposed. Agents then
     end the older upload and the export.
     """
+    marked: tuple[Step, ...] = ()
+    """The newest commits that were marked for upload, at most `max_uploads`, in increasing order.
+
+    While an older commit is uploaded, no further commit is marked. Agents report only as many finished uploads
+    (`worker.core.slots.newest_uploads`), and a checkpoint is complete only if all its shards are reported.
+    """
     wanted: Step = NONE
     """The first commit at or above this step is to be uploaded, on a user's request; `NONE` without a request."""
     is_recovering: bool = False
@@ -558,7 +564,10 @@ class Coordinator:
             # A restarted coordinator treats an announced stop as withdrawn. It does not reuse the number of this stop,
             # because pages still contain answers to it.
             known = replace(known, stop=max(each.heard_stop for each in self.ranks), stop_state=StopState.NONE)
-        return replace(known, committed=committed, newest=newest, persist=committed if self.every_steps else NONE)
+        marked = (committed,) if self.every_steps else ()
+        return replace(
+            known, committed=committed, newest=newest, persist=committed if self.every_steps else NONE, marked=marked
+        )
 
     def _decided(self) -> Coordinator:
         """Commit or abandon the proposed step once the ranks' votes permit a decision."""
@@ -577,13 +586,16 @@ class Coordinator:
             return self
         # After an outage, the distance between two commits is unusually long. Limit the cadence's growth.
         cadence = min(self.proposed - self.committed, 2 * self.cadence) if self.committed != NONE else 1
+        persist = self._persist(self.proposed)
+        marked = self.marked if persist == self.persist else (*self.marked, persist)[-self.max_uploads :]
         return replace(
             self,
             committed=self.proposed,
             proposed=NONE,
             lead=self.lead.clean(),
             cadence=max(1, cadence),
-            persist=self._persist(self.proposed),
+            persist=persist,
+            marked=marked,
         )
 
     def _persist(self, committed: Step) -> Step:
@@ -593,13 +605,19 @@ class Coordinator:
         if a multiple of the interval is between the newest checkpoint and the base. In this case, an earlier generation
         ended before it had uploaded its checkpoint.
         """
-        if len(self.uploads_in_flight) >= self.max_uploads:
+        if not self._may_mark:
             # The checkpoint stays due. The first step that is committed after an upload has ended becomes the
             # checkpoint.
             return self.persist
         if self.persist < self.wanted <= committed:
             return committed
         return committed if NONE < self.due_step <= committed else self.persist
+
+    @property
+    def _may_mark(self) -> bool:
+        """True if agents may upload a further commit, and report all commits that they upload."""
+        running = self.uploads_in_flight
+        return len(running) < self.max_uploads and running <= {*self.marked}
 
     def _stopping(self) -> Coordinator:
         """Agree on the step after which all ranks stop.
@@ -713,7 +731,7 @@ class Coordinator:
         # An agent reports the commit of a marked step only after it has pinned the step's slot. Until all agents have
         # reported the commit, `uploads_in_flight` may lack this step.
         is_marking = self.persist != NONE and any(each.committed < self.persist for each in self.ranks)
-        is_busy = is_marking or len(self.uploads_in_flight) >= self.max_uploads
+        is_busy = is_marking or not self._may_mark
         if self.snapshots is Snapshots.NEVER or is_busy or not (is_wanted or self.every_steps):
             return self
         step = soonest if is_wanted else max(soonest, self.due_step)

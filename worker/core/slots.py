@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from everstep.protocol.agent_messages import UploadedShard
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.rank_messages import NONE
 from everstep.protocol.slot import SlotState
@@ -154,6 +155,23 @@ def slots_per_shard(*, has_third_slot: bool, max_uploads: int) -> int:
     slots, no step is captured while one slot is uploaded and the other slot contains the committed step.
     """
     return 2 + max_uploads if has_third_slot else 2
+
+
+def newest_uploads(finished: Sequence[UploadedShard], *, max_uploads: int) -> list[UploadedShard]:
+    """Return the finished uploads that a node still reports: of each rank, two more steps than it uploads at a time.
+
+    Other ranks can still upload the older of these steps. The coordinator marks no further step while a step is
+    uploaded that is older than the `max_uploads` newest marked steps. The final step of a stop is the exception.
+
+    Args:
+        finished: the uploads that the node has reported so far, and the upload that has just ended.
+        max_uploads: maximum number of uploads of a shard at the same time.
+    """
+    steps: dict[Rank, list[Step]] = {}
+    for each in finished:
+        steps.setdefault(each.rank, []).append(each.step)
+    kept = {rank: sorted(found)[-(max_uploads + 2) :] for rank, found in steps.items()}
+    return [each for each in finished if each.step in kept[each.rank]]
 
 
 def retry_pause(failures: int) -> float | None:

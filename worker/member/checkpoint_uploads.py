@@ -21,7 +21,7 @@ from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 from everstep.protocol.rounds import Announcement
 from worker.core.rounds import NONE
-from worker.core.slots import is_superseded, may_upload, retry_pause
+from worker.core.slots import is_superseded, may_upload, newest_uploads, retry_pause
 from worker.core.upload_division import MAX_OFFERED, Division, Item
 from worker.core.upload_progress import UploadProgress
 from worker.errors import CorruptCheckpoint, StorageError
@@ -74,10 +74,7 @@ class CheckpointUploads:
             pause: waits for the given seconds before a failed upload is tried again.
         """
         self.uploaded: list[UploadedShard] = []
-        """Facts about the newest finished uploads, for the node's reports.
-
-        The list has `max_uploads` + 1 entries per shard, because other ranks can still be uploading these steps.
-        """
+        """Facts about the newest finished uploads, for the node's reports (see `newest_uploads`)."""
         self._plan = plan
         self._shards = shards
         self._store = store
@@ -236,8 +233,7 @@ class CheckpointUploads:
             self._on_change()
             return pause
         shard.stored = max(shard.stored, step)
-        kept = (self._max_uploads + 1) * len(self._shards)
-        self.uploaded = [*self.uploaded[-kept + 1 :], uploaded]
+        self.uploaded = newest_uploads([*self.uploaded, uploaded], max_uploads=self._max_uploads)
         self._faults.withdraw("upload_failed", subject)
         return None
 

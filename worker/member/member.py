@@ -449,13 +449,14 @@ class Member:
         These facts are:
 
         - on the coordinator's node: whether the coordinator proposes no further step, and the state of the agreed stop,
-        - the number of uploads in `CheckpointUploads.uploaded`,
+        - the uploads in `CheckpointUploads.uploaded`,
         - for each shard of this node: the facts in `OwnedShard.reported`.
 
         Other progress waits for the next regular report.
         """
         finished = self.server is not None and self.server.ending
-        visible = (finished, len(self.uploads.uploaded), *(shard.reported for shard in self.shards.values()))
+        uploaded = tuple((each.rank, each.step) for each in self.uploads.uploaded)
+        visible = (finished, uploaded, *(shard.reported for shard in self.shards.values()))
         if visible != self._reported:
             self._reported = visible
             self._on_change()

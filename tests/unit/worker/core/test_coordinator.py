@@ -200,6 +200,30 @@ def test_a_due_checkpoint_does_not_wait_for_an_upload_if_two_may_run() -> None:
     assert core.persist == core.committed > 12, "the newest step replaces the steps that were due meanwhile"
 
 
+def test_a_checkpoint_waits_for_an_upload_that_all_later_ones_have_passed() -> None:
+    core = Coordinator.begin(world_size=1, base=Step(0), every_steps=2, slot_count=4, max_uploads=2)
+    slow: tuple[Step, ...] = ()
+    marked: list[Step] = []
+    while core.committed < 20:
+        core = core.report(rank(0, core.proposed, core.committed, core.proposed, Vote.ACKED, pinned_steps=slow))
+        if core.persist not in (NONE, *marked):
+            marked.append(core.persist)
+            slow = (marked[0],)
+    assert marked == [2, 4, 6], "the agents still report the first checkpoint, which a rank uploads slowly"
+    core = core.report(rank(0, core.proposed, core.committed, core.proposed, Vote.ACKED))
+    assert core.persist == core.committed
+
+
+def test_a_restarted_coordinator_waits_for_uploads_that_it_has_not_marked() -> None:
+    core = Coordinator.recover(world_size=1, base=Step(0), every_steps=2, slot_count=4, max_uploads=2)
+    core = core.report(rank(0, 9, 8, 9, Vote.ACKED, pinned_steps=(Step(4),)))
+    assert (core.committed, core.persist) == (9, 9)
+    for _ in range(4):
+        core = core.report(rank(0, core.proposed, core.committed, core.proposed, Vote.ACKED, pinned_steps=(Step(4),)))
+    assert core.persist == 9
+    assert core.report(rank(0, core.proposed, core.committed, core.proposed, Vote.ACKED)).persist > 9
+
+
 def test_a_rank_without_a_free_slot_captures_nothing_whatever_the_number_of_slots() -> None:
     core = begun(slot_count=4, max_uploads=3).report(*both(1, NONE, 1, Vote.ACKED))
     for step in (2, 3, 4):

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everstep.protocol.agent_messages import UploadedShard
 from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.plan import ObjectReference
 from everstep.protocol.slot import SlotState
 from worker.core.slots import (
     EMPTY,
@@ -19,6 +21,7 @@ from worker.core.slots import (
     kept,
     may_upload,
     memory_nodes,
+    newest_uploads,
     slot_bytes_per_node,
     slots_per_shard,
     writable,
@@ -160,3 +163,23 @@ def test_two_uploads_of_a_shard_may_run_newest_first(
 def test_each_upload_has_a_slot_besides_two() -> None:
     counts = [slots_per_shard(has_third_slot=True, max_uploads=count) for count in (1, 2, 4)]
     assert (counts, slots_per_shard(has_third_slot=False, max_uploads=1)) == ([3, 4, 6], 2)
+
+
+def test_a_node_reports_the_newest_steps_of_each_rank_whatever_the_order_of_their_ends() -> None:
+    def uploaded(rank: int, step: int) -> UploadedShard:
+        return UploadedShard(
+            rank=Rank(rank),
+            step=Step(step),
+            origin_generation=Generation(1),
+            object=ObjectReference(bucket="bucket", key=f"{step}/{rank}"),
+            object_bytes=1,
+            etag="",
+            payload_bytes=1,
+            payload_digest=b"",
+            layout_hash=b"",
+        )
+
+    reported: list[UploadedShard] = []
+    for rank, step in ((0, 3), (0, 1), (1, 1), (0, 4), (0, 5), (0, 2)):
+        reported = newest_uploads([*reported, uploaded(rank, step)], max_uploads=2)
+    assert [(each.rank, each.step) for each in reported] == [(0, 3), (1, 1), (0, 4), (0, 5), (0, 2)]
