@@ -5,6 +5,7 @@ Invariant: at most `MAX_REQUESTS` requests run at a time, so that an export neve
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -14,6 +15,9 @@ from worker.tasks import Background
 
 log = logging.getLogger(__name__)
 MAX_REQUESTS = 4
+"""Limit of requests that run at the same time. Further requests wait for their turn."""
+MAX_WAITING = 64
+"""Limit of requests that run or wait. The control plane stops waiting for an answer long before so many wait."""
 _ENDED = "the generation does not run on this node"
 
 
@@ -28,7 +32,9 @@ class SnapshotRequests:
         """
         self._answer = answer
         self._running = Background()
+        self._turns = asyncio.Semaphore(MAX_REQUESTS)
         self._count = 0
+        """Number of requests that run or wait."""
 
     def take(self, request: HoldSnapshot | ReadSnapshot | ReleaseSnapshot, member: Member | None) -> None:
         """Begin to answer a request. Must not block.
@@ -41,7 +47,7 @@ class SnapshotRequests:
             if member is not None:
                 member.held.release(request.hold_id)
             return
-        if member is None or self._count >= MAX_REQUESTS:
+        if member is None or self._count >= MAX_WAITING:
             self._answer(_refusal(request, _ENDED if member is None else "too many requests on the node"))
             return
         self._count += 1
@@ -50,10 +56,11 @@ class SnapshotRequests:
     async def _run(self, request: HoldSnapshot | ReadSnapshot, member: Member) -> None:
         answer = _refusal(request, _ENDED)
         try:
-            if isinstance(request, HoldSnapshot):
-                answer = await member.held.hold(request)
-            else:
-                answer = await member.held.read(request)
+            async with self._turns:
+                if isinstance(request, HoldSnapshot):
+                    answer = await member.held.hold(request)
+                else:
+                    answer = await member.held.read(request)
         except Exception:
             log.exception("a request for a snapshot failed")
             answer = _refusal(request, "the agent failed; its log has the reason")

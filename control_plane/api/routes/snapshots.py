@@ -82,8 +82,7 @@ async def hold_snapshot(
                 f"The snapshot of step {step} of {job.name} is lost: {refusal}.", hint="Start the export again."
             )
     else:
-        nonce, answers = await _begin(services, job, nodes)
-        await asyncio.to_thread(_note, services, job, caller, next(iter(answers.values())).step)
+        nonce, answers = await _begin(services, job, nodes, caller)
     step = next(iter(answers.values())).step
     shards = sorted((shard for answer in answers.values() for shard in answer.shards), key=lambda shard: shard.rank)
     return snapshots_schemas.HoldSnapshotResponse(
@@ -207,9 +206,9 @@ def _require_generation(job: JobRecord, generation: int) -> None:
 
 
 async def _begin(
-    services: Services, job: JobRecord, nodes: Sequence[PlanNode]
+    services: Services, job: JobRecord, nodes: Sequence[PlanNode], caller: Caller
 ) -> tuple[str, Mapping[NodeId, SnapshotHeld]]:
-    """Hold the newest committed step on all nodes. Return the id of the hold and the answers."""
+    """Hold the newest committed step on all nodes, and record an event. Return the id of the hold and the answers."""
     refusal = "no node answered"
     for _ in range(ATTEMPTS):
         nonce = secrets.token_hex(16)
@@ -223,7 +222,9 @@ async def _begin(
             refusal = next((answer.refusal for answer in answers.values() if answer.refusal), "")
             ranks = sorted(shard.rank for answer in answers.values() for shard in answer.shards)
             expected = sorted(rank for node in nodes for rank in node.ranks)
-            is_held = not refusal and ranks == expected and {answer.step for answer in answers.values()} == {newest}
+            if not refusal and ranks == expected and {answer.step for answer in answers.values()} == {newest}:
+                await asyncio.to_thread(_note, services, job, caller, newest)
+                is_held = True
         finally:
             if not is_held:
                 _release(services, job, nodes, nonce)

@@ -8,7 +8,9 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from botocore.exceptions import ClientError
+from sqlalchemy.exc import OperationalError
 
+from control_plane.db import events
 from control_plane.db.tokens import Role
 from everstep.protocol.agent_messages import (
     HeldShard,
@@ -176,6 +178,18 @@ def test_a_hold_that_fails_leaves_nothing_held(client, job, agents) -> None:
     assert "step 7 is not in memory" in str(failed.value)
     client.list_events(TrainingJobName="gpt")
     assert isinstance(agents[0].asked[-1], ReleaseSnapshot)
+
+
+def test_a_hold_whose_event_cannot_be_stored_ends(client, job, agents, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OperationalError("INSERT", {}, Exception("the database is gone"))
+
+    with monkeypatch.context() as patched, pytest.raises(ClientError):
+        patched.setattr(events, "append", refuse)
+        client.hold_snapshot(TrainingJobName="gpt")
+    client.list_events(TrainingJobName="gpt")
+    assert not agents[0].held
+    assert client.hold_snapshot(TrainingJobName="gpt")["Step"] == 7
 
 
 def test_a_node_without_its_agent_makes_the_export_unavailable(service, client, job) -> None:
