@@ -12,8 +12,7 @@ Invariant: all bytes belong to one committed step. The hold ends with the block,
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -28,18 +27,20 @@ from everstep.protocol.manifest import CheckpointManifest, ManifestShard
 RENEWALS_PER_HOLD: Final = 4
 """Number of renewals within the time after which a hold ends on a node.
 
-A read extends the hold only on the node that it reads from. The other nodes need the renewals.
+A read extends the hold only on the node that it reads from. The other nodes need the renewals, and all nodes need them
+while the caller reads nothing.
 """
 
 
 @contextmanager
-def held(service: Any, name: str, *, monotonic: Callable[[], float] = time.monotonic) -> Generator[Checkpoint]:
+def held(service: Any, name: str) -> Generator[Checkpoint]:
     """Hold the newest committed step of a running job, and open it as a checkpoint.
+
+    A thread renews the hold, so that the block may take any time between two reads.
 
     Args:
         service: client of the control plane (`everstep.client()`).
         name: name or run id of a job whose ranks train.
-        monotonic: clock in seconds, for the renewals of the hold.
 
     Yields:
         The open checkpoint. Its manifest names the step.
@@ -50,16 +51,36 @@ def held(service: Any, name: str, *, monotonic: Callable[[], float] = time.monot
     """
     with _failures(name):
         answer = service.hold_snapshot(TrainingJobName=name)
-    snapshot = _Snapshot(service, name, answer, monotonic)
+    snapshot = _Snapshot(service, name, answer)
     try:
         manifest = _manifest(answer)
-        with Checkpoint(
-            manifest, snapshot, {int(shard.rank): shard.key for shard in manifest.shards}, {}
-        ) as checkpoint:
+        with (
+            _renewed(service, name, snapshot.snapshot_id, answer["HoldInSeconds"] / RENEWALS_PER_HOLD),
+            Checkpoint(manifest, snapshot, {int(shard.rank): shard.key for shard in manifest.shards}, {}) as checkpoint,
+        ):
             yield checkpoint
     finally:
         with suppress(ClientError, BotoCoreError):  # Without this request, the hold ends later.
             service.release_snapshot(TrainingJobName=name, SnapshotId=snapshot.snapshot_id)
+
+
+@contextmanager
+def _renewed(service: Any, name: str, snapshot_id: str, seconds: float) -> Generator[None]:
+    """Renew a hold at this interval, in a thread, until the block ends."""
+    has_ended = threading.Event()
+
+    def renew() -> None:
+        while not has_ended.wait(seconds):
+            with suppress(ClientError, BotoCoreError):  # If the hold is lost, the next read raises the reason.
+                service.hold_snapshot(TrainingJobName=name, SnapshotId=snapshot_id)
+
+    thread = threading.Thread(target=renew, name="everstep-renew", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
 
 
 def _manifest(answer: Mapping[str, Any]) -> CheckpointManifest:
@@ -90,16 +111,12 @@ def _manifest(answer: Mapping[str, Any]) -> CheckpointManifest:
 class _Snapshot:
     """The shards that a job holds. Implements `Objects`; keys are rank numbers."""
 
-    def __init__(self, service: Any, name: str, answer: Mapping[str, Any], monotonic: Callable[[], float]) -> None:
+    def __init__(self, service: Any, name: str, answer: Mapping[str, Any]) -> None:
         self.snapshot_id: str = answer["SnapshotId"]
         self._service = service
         self._name = name
         self._sizes = {str(each["Rank"]): int(each["ObjectBytes"]) for each in answer["Shards"]}
         self._read_bytes = int(answer["MaxReadBytes"])
-        self._renew_seconds = answer["HoldInSeconds"] / RENEWALS_PER_HOLD
-        self._monotonic = monotonic
-        self._renewed_at = monotonic()
-        self._lock = threading.Lock()
 
     def open(self, key: str) -> StoredObject:
         """See `Objects.open`."""
@@ -109,7 +126,6 @@ class _Snapshot:
         """Return a range of a shard. A range above the limit of one request needs several requests."""
         data = bytearray()
         while begin < end:
-            self._renew_if_due()
             stop = min(end, begin + self._read_bytes)
             with _failures(self._name):
                 answer = self._service.read_snapshot(
@@ -121,15 +137,6 @@ class _Snapshot:
             data += found
             begin = stop
         return data
-
-    def _renew_if_due(self) -> None:
-        with self._lock:
-            now = self._monotonic()
-            if now - self._renewed_at < self._renew_seconds:
-                return
-            self._renewed_at = now
-        with _failures(self._name):
-            self._service.hold_snapshot(TrainingJobName=self._name, SnapshotId=self.snapshot_id)
 
 
 class _HeldObject(StoredObject):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ from safetensors.numpy import load_file
 
 from everstep.checkpoints.errors import CorruptCheckpoint, StoreFailure
 from everstep.checkpoints.export import export_safetensors
-from everstep.checkpoints.memory import RENEWALS_PER_HOLD, held
-from everstep.protocol import slot
+from everstep.checkpoints.memory import held
 from tests.unit.everstep.checkpoints.stored import Stored, object_of, payload_of
 from tests.unit.everstep.conftest import run as run
 
@@ -31,9 +31,14 @@ class Nodes:
         self.calls: list[str] = []
         self.ranges: list[tuple[int, int]] = []
         self.refusal = ""
+        self.hold_seconds = 120.0
+        self.renewed = threading.Semaphore(0)
+        """Counts the renewals."""
 
     def hold_snapshot(self, TrainingJobName: str, SnapshotId: str = "") -> dict[str, Any]:
         self.calls.append(f"hold {SnapshotId}".strip())
+        if SnapshotId:
+            self.renewed.release()
         self._refuse()
         return {
             "TrainingJobName": "job",
@@ -41,7 +46,7 @@ class Nodes:
             "SnapshotId": "1-7-a",
             "Generation": 1,
             "Step": 7,
-            "HoldInSeconds": 120,
+            "HoldInSeconds": self.hold_seconds,
             "MaxReadBytes": 100,
             "Shards": [
                 {
@@ -79,14 +84,17 @@ def test_a_snapshot_is_exported_in_small_reads_and_released(tmp_path: Path) -> N
     assert nodes.calls == ["hold", "release 1-7-a"]
 
 
-def test_a_hold_is_renewed_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot, "CHUNK_BYTES", 64)
-    nodes, now = Nodes(np.arange(1000, dtype=np.float32)), [0.0]
-    with held(nodes, "gpt", monotonic=lambda: now[0]) as checkpoint:
-        for seconds, count in ((120 / RENEWALS_PER_HOLD - 1, 0), (1, 1), (1, 1), (120 / RENEWALS_PER_HOLD, 2)):
-            now[0] += seconds
-            checkpoint.read(checkpoint.tensors["model/w"])
-            assert nodes.calls == ["hold", *["hold 1-7-a"] * count]
+def test_a_hold_is_renewed_between_reads() -> None:
+    nodes = Nodes()
+    nodes.hold_seconds = 0.01
+    with held(nodes, "gpt") as checkpoint:
+        assert nodes.renewed.acquire(timeout=30)
+        nodes.refusal = "the control plane starts"
+        assert nodes.renewed.acquire(timeout=30)
+        assert nodes.renewed.acquire(timeout=30), "a failed renewal is repeated"
+        nodes.refusal = ""
+        checkpoint.read(checkpoint.tensors["model/w"])
+    assert nodes.calls[-1] == "release 1-7-a"
 
 
 def test_damaged_memory_is_found_and_the_hold_ends() -> None:
