@@ -277,7 +277,11 @@ class CheckpointUploads:
         return self._divisions[rank, step]
 
     async def _end_upload(self, shard: OwnedShard, step: Step) -> None:
-        """Cancel the upload of a step, then grant the shard's slot for the final step."""
+        """Cancel the upload of a step, then grant the shard's slot for the final step.
+
+        If the final step was committed in another slot meanwhile, its upload begins now.
+        """
         if (task := self._uploading.get((shard.rank, step))) is not None:
             await end(task)
+        self._upload_if_due(shard)
         self._grant_if_due(shard)

@@ -40,6 +40,7 @@ from everstep.protocol.agent_messages import (
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.plan import ObjectReference
 from everstep.protocol.rank_messages import read_agent_half
+from everstep.protocol.rounds import Announcement
 from everstep.protocol.slot import (
     HEADER_BYTES,
     SlotIndex,
@@ -667,6 +668,47 @@ async def test_two_checkpoints_are_uploaded_at_the_same_time_and_the_newest_wait
     await member.uploads.idle()
     assert (shard.stored, shard.pinned) == (steps[2], frozenset())
     assert {each.step for each in member.uploads.uploaded} == set(steps)
+
+
+async def test_a_step_is_uploaded_after_the_slow_end_of_a_cancelled_upload(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    upload_shard = worker.member.checkpoint_uploads.upload_shard
+
+    async def slow(*given: Any, **named: Any) -> UploadedShard:
+        if not begun.is_set():
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await may_end.wait()
+        return await upload_shard(*given, **named)
+
+    monkeypatch.setattr(worker.member.checkpoint_uploads, "upload_shard", slow)
+    await fleet.launch()
+    member = fleet.nodes[0].agent.lifecycle.member
+    assert member is not None
+    await fleet.train(3)
+    first = member.contents.committed
+    member.uploads.begin(first)
+    await begun.wait()
+    await fleet.train(first + 1)
+    await until("a commit", lambda: member.contents.committed > first)
+    newest = member.contents.committed
+    final = Step(newest + 1)
+    member.uploads.hear(
+        Announcement(
+            generation=member.plan.generation, term=1, sequence=1, committed=newest, proposed=final, persist_step=final
+        )
+    )
+    await asyncio.sleep(0)
+    assert member.server is not None
+    member.server.core = replace(member.server.core, persist=newest, is_finished=True)
+    member.uploads.begin(newest)
+    assert member.shards[Rank(0)].pinned == {first}
+    may_end.set()
+    await until("the upload", lambda: [each.step for each in member.uploads.uploaded] == [newest])
 
 
 async def test_the_final_step_takes_the_slot_of_an_upload_that_does_not_end(
