@@ -139,7 +139,7 @@ def test_the_command_exports_the_newest_committed_step(run: Any, tmp_path: Path)
     [
         (("7", "--from", "memory"), "leave out STEP"),
         (("--from", "memory", "--generation", "2"), "leave out STEP"),
-        ((), "name a step"),
+        ((), "STEP is missing"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(run: Any, tmp_path: Path, words: Any, why: str) -> None:
