@@ -166,6 +166,9 @@ def newest_uploads(finished: Sequence[UploadedShard], *, max_uploads: int) -> li
     Args:
         finished: the uploads that the node has reported so far, and the upload that has just ended.
         max_uploads: maximum number of uploads of a shard at the same time.
+
+    Returns:
+        A part of `finished`, in the same order.
     """
     steps: dict[Rank, list[Step]] = {}
     for each in finished:

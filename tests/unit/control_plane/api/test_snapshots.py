@@ -184,9 +184,10 @@ def test_a_hold_whose_event_cannot_be_stored_ends(client, job, agents, monkeypat
     def refuse(*_: object) -> None:
         raise OperationalError("INSERT", {}, Exception("the database is gone"))
 
-    with monkeypatch.context() as patched, pytest.raises(ClientError):
+    with monkeypatch.context() as patched:
         patched.setattr(events, "append", refuse)
-        client.hold_snapshot(TrainingJobName="gpt")
+        with pytest.raises(ClientError):
+            client.hold_snapshot(TrainingJobName="gpt")
     client.list_events(TrainingJobName="gpt")
     assert not agents[0].held
     assert client.hold_snapshot(TrainingJobName="gpt")["Step"] == 7
