@@ -7,7 +7,8 @@
 A job that lacks nodes starts or continues on fewer nodes after its patience. A job that trains returns nodes at an
 agreed stop, and grows at an agreed stop by all ready nodes together.
 
-Invariant: pure. A generation has between `least_node_count` and `most_node_count` nodes.
+Invariant: pure. A generation has between `least_node_count` and `most_node_count` nodes. After a user has changed these
+limits, the job keeps its present nodes until an agreed stop.
 """
 
 from __future__ import annotations
@@ -107,19 +108,27 @@ def is_settled(record: JobRecord) -> bool:
     )
 
 
-def next_count(spec: JobSettings, record: JobRecord, *, available_count: int) -> int:
+def next_count(spec: JobSettings, record: JobRecord, *, available_count: int, heard_count: int) -> int:
     """Return the number of members of the next generation.
+
+    If a user lowered MaxNodeCount, the members beyond it also take part, because they may hold the only copies of a
+    shard. The job returns them at an agreed stop (`kept_count`).
 
     Args:
         spec: settings of the job, with its limits of nodes and its patience.
         record: the record of this pass.
-        available_count: number of the job's nodes that can take part.
+        available_count: number of the job's nodes, without excluded ones.
+        heard_count: number of these nodes whose agents are not silent.
 
     Returns:
         At least the number from `needed_count`. A larger number if more nodes are available and the job's limit permits
         them.
     """
-    return max(needed_count(spec, record), min(available_count, spec.most_node_count))
+    return max(
+        needed_count(spec, record),
+        min(heard_count, spec.most_node_count),
+        min(available_count, count_before(spec, record)),
+    )
 
 
 def reduced_count(

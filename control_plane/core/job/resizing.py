@@ -84,9 +84,12 @@ def with_size(view: JobView, plan: GenerationPlan) -> JobView:
         incident = replace(incident, node_count_before=incident.node_count_before or before, node_count_after=count)
     if count < before:
         is_return = before - count <= sum(move.is_returned and not move.is_kept for move in record.moves)
-        words = "it returned nodes" if is_return else f"no node came within {spec.patience_seconds:g} s"
+        is_limit = spec.most_node_count <= count
+        words = f"no node came within {spec.patience_seconds:g} s"
+        if is_return or is_limit:
+            words = "it returned nodes" if is_return else f"MaxNodeCount is {spec.most_node_count}"
         size = f"on {count} of {max(before, spec.node_count)} nodes"
-        if incident is not None and not is_return:
+        if incident is not None and not is_return and not is_limit:
             cause = Cause.SHRUNK if incident.cause.is_failure else incident.cause
             incident = incidents.with_faults(incident, (Fault(cause=cause, evidence=words, at=view.now),))
             incident = replace(incident, decision=f"continue {size}; grow when nodes return")
@@ -120,11 +123,14 @@ def give_back(view: JobView) -> Decision | None:
     """Decide to return nodes to the fleet at an agreed stop, which `core.job.leaving.leave` carries out.
 
     The reason is that the first job of the queue needs the nodes, or that a user lowered MaxNodeCount. The result
-    is None if the job keeps its nodes.
+    is None if the job keeps its nodes. If the last stop did not release a node, because the node held the only copy of
+    a shard, the job waits before the next stop.
     """
     record, seen = view.record, view.seen
     count = record.member_count - elastic.kept_count(view.spec, record, seen.keep_count)
     if count <= 0 or moves.asked(record.moves) or has_asked_to_grow(record) or seen.is_fleet_blind:
+        return None
+    if view.now < record.moves_after:
         return None
     is_for_other = seen.keep_count is not None and seen.keep_count < view.spec.most_node_count
     why = f"for {seen.returns_to}" if is_for_other else f"MaxNodeCount is {view.spec.most_node_count}"

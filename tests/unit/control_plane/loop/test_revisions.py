@@ -115,3 +115,59 @@ async def test_a_lower_maximum_returns_nodes_at_an_agreed_stop_and_a_higher_mini
     for _ in range(20):
         await world.train(1)
     assert len(world.plan().nodes) == 3, "it does not grow again"
+
+
+async def trains_on_four(world: World, **changes: object) -> None:
+    """Train a job of two nodes that has grown to four."""
+    world.submit(nodes=2, max_node_count=4, patience_seconds=0, **changes)  # type: ignore[arg-type]
+    await world.running()
+    for _ in range(60):
+        if len(world.plan().nodes) == 4:
+            break
+        await world.train(1)
+        if world.is_stopped:
+            world.finish()
+            await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
+    assert len(world.plan().nodes) == 4
+    await world.train(5)
+    world.is_stopped = False
+
+
+async def returns(world: World) -> None:
+    """Train until the control plane asks for an agreed stop. Then end the ranks, and wait for the next generation."""
+    generation = world.job().generation
+    for _ in range(60):
+        await world.train(1)
+        if world.is_stopped:
+            break
+    world.finish()
+    await world.until(lambda: world.job().generation > generation and world.job().state == JobState.RUNNING, limit=1000)
+
+
+async def test_a_maximum_that_is_lowered_during_a_recovery_loses_no_step(world: World) -> None:
+    """The nodes beyond the new maximum hold the only copies of two shards, so they take part in the recovery."""
+    await trains_on_four(world)
+    generation = world.job().generation
+    world.kill_rank(world.team()[0])
+    revise(world, max_node_count=2)
+    await world.until(lambda: world.job().generation > generation and world.job().state == JobState.RUNNING)
+    assert (len(world.plan().nodes), world.plan().base_step) == (4, world.incidents()[-1].reached_step)
+    await returns(world)
+    assert len(world.plan().nodes) == 2
+    assert world.plan().base_step == world.incidents()[-1].reached_step
+    await world.until(lambda: sum(node.run_id == world.job().run_id for node in world.nodes().values()) == 2)
+
+
+async def test_a_job_keeps_the_only_copies_and_tries_to_return_their_nodes_later(world: World) -> None:
+    await trains_on_four(world, copies=1)
+    revise(world, max_node_count=2)
+    await returns(world)
+    assert len(world.plan().nodes) == 4, "its last step is not in S3"
+    assert world.plan().base_step == world.incidents()[-1].reached_step
+    assert "stays: without it, only step 0 can be restored" in " ".join(world.events())
+    kept_at = world.now
+    world.is_stopped = False
+    while not world.is_stopped:
+        await world.train(1)
+        assert (world.now - kept_at).total_seconds() < 300
+    assert (world.now - kept_at).total_seconds() > 60, "each stop costs time, so the next one waits"
