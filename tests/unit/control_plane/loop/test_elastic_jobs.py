@@ -307,3 +307,16 @@ async def test_a_job_returns_the_nodes_in_a_recovery_that_comes_first(full: Worl
     assert len(full.plan("low").nodes) == 3
     assert full.plan("low").base_step == 5
     await full.until(lambda: full.job("high").state == JobState.RUNNING)
+
+
+async def test_a_job_whose_training_stands_still_returns_its_nodes_in_the_recovery(full: World) -> None:
+    full.submit("low", nodes=6, min_node_count=3, preemptible=True, patience_seconds=0)
+    await full.running("low")
+    await full.train(5, "low")
+    full.submit("high", nodes=3, priority=5)
+    for agent in full.team("low"):
+        agent.cpu_share = 1.0  # the ranks compute, so no stack proves a hang
+    await full.until(lambda: full.job("low").generation == 2 and full.job("low").state == JobState.RUNNING, limit=2000)
+    assert len(full.plan("low").nodes) == 3
+    assert full.plan("low").base_step == 5
+    await full.until(lambda: full.job("high").state == JobState.RUNNING)
