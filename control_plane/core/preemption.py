@@ -43,7 +43,7 @@ def kept_counts(
         head: the first job of the queue. It does not fit into `free`.
         holding: the jobs that hold nodes.
         counts: number of nodes that each of these jobs holds.
-        free: number of nodes that no job holds.
+        free: number of nodes that no job holds or claims before the head. Negative if these claims lack nodes.
         now: Unix seconds.
 
     Returns:
@@ -76,8 +76,8 @@ def kept_counts(
 
 
 def yields_to(job: FleetJob, other: FleetJob) -> bool:
-    """Return whether a job grows back to its NodeCount only after another job of the queue has started."""
-    return job.is_preemptible and job.priority < other.priority
+    """Return whether a job claims the rest of its NodeCount only after another job of the queue has started."""
+    return (job.is_preemptible or job.state is JobState.ALLOCATING) and job.priority < other.priority
 
 
 def _steps(head: FleetJob, holding: Sequence[FleetJob], now: float) -> list[tuple[FleetJob, int]]:

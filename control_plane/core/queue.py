@@ -15,7 +15,7 @@ the head:
 - **Preemption.** Jobs release nodes for the head (`core.preemption`): elastic jobs return nodes beyond their NodeCount,
   and preemptible jobs of lower priority shrink or pause.
 - **Quotas.** A job that would exceed its project's quota waits outside the queue. Such a job cannot be the head, and no
-  other job releases nodes for it.
+  other job releases nodes for it. While it waits, no job of its project grows beyond its NodeCount.
 - **Pauses.** A job that a person paused also releases its nodes at an agreed stop. It returns to the queue when a
   person resumes it.
 - **Elastic jobs.** An elastic job that has waited for its patience starts with any number of nodes from its minimum on.
@@ -32,7 +32,7 @@ generations already use more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from control_plane.core.observed.fleets import FleetJob
 from control_plane.core.preemption import LEAVING, Reduction, kept_counts, yields_to
@@ -114,16 +114,16 @@ def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
     waiting, giving_way, reductions = queue, dict[RunId, FleetJob](), dict[RunId, Reduction]()
     if queue:
         head, waiting = queue[0], queue[:1]
-        for run, count in kept_counts(head, shares.holding, shares.counts, shares.free, now).items():
-            if count:
-                reductions[run] = Reduction(keep_count=count, head=head)
-            else:
-                giving_way[run] = head
+        kept = kept_counts(head, shares.holding, shares.counts, shares.left_for(head), now)
+        if shares.suffices(head, kept, capacity):
+            giving_way = {run: head for run, count in kept.items() if not count}
+            reductions = {run: Reduction(keep_count=count, head=head) for run, count in kept.items() if count}
         for job in queue[1:]:
             if not shares.is_within_quota(job):
                 limited.append(job)
-            elif job.needed_count(now) <= shares.free and cannot_delay(
-                head.needed_count(now), job.node_count, [_sizes(other, now) for other in shares.holding], capacity
+            elif job.needed_count(now) <= shares.free and all(
+                cannot_delay(count, job.node_count, [_sizes(other, head, now) for other in shares.holding], capacity)
+                for count in _start_counts(head, now)
             ):
                 shares.admit(job)
             else:
@@ -131,7 +131,7 @@ def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
     else:
         shares.raise_to_claims(None)
         if not aside:
-            shares.grow()
+            shares.grow(frozenset(job.project for job in limited))
     return Schedule(
         admitted=frozenset(shares.counts),
         giving_way=giving_way,
@@ -167,10 +167,37 @@ class _Shares:
             if job.state not in LEAVING and (head is None or not yields_to(job, head)):
                 self._raise(job, job.claim_count(self.now))
 
-    def grow(self) -> None:
-        """Raise jobs beyond their NodeCount, as far as nodes are free."""
+    def left_for(self, head: FleetJob) -> int:
+        """Return how many nodes remain for the head of the queue after all claims that come before it.
+
+        A negative result is the number of nodes that these claims still lack.
+        """
+        after = _Shares(self.holding, sum(job.claim_count(self.now) for job in self.holding), self.now)
+        after.raise_to_claims(head)
+        return self.free + sum(self.counts.values()) - sum(after.counts.values())
+
+    def suffices(self, head: FleetJob, kept: Mapping[RunId, int], capacity: int) -> bool:
+        """Return whether the head of the queue starts once jobs have released nodes.
+
+        Args:
+            head: the first job of the queue.
+            kept: the number of nodes that each releasing job keeps.
+            capacity: number of nodes that all jobs together may hold.
+        """
+        staying = [job for job in self.holding if job.state not in LEAVING and kept.get(job.run) != 0]
+        after = _Shares(
+            [replace(job, member_count=kept.get(job.run, job.member_count)) for job in staying], capacity, self.now
+        )
+        after.raise_to_claims(head)
+        return after.is_within_quota(head) and head.needed_count(self.now) <= after.free
+
+    def grow(self, limited: frozenset[str]) -> None:
+        """Raise jobs beyond their NodeCount, as far as nodes are free.
+
+        Jobs of the projects in `limited` do not grow, because other jobs wait for the quotas of these projects.
+        """
         for job in in_order(self.holding):
-            if job.state in LAUNCHED_JOBS - LEAVING:
+            if job.state in LAUNCHED_JOBS - LEAVING and job.project not in limited:
                 self._raise(job, job.most_node_count)
 
     def is_within_quota(self, job: FleetJob) -> bool:
@@ -257,10 +284,18 @@ def _needs_words(job: FleetJob) -> str:
     return f"{job.node_count} nodes" + (f" (or {job.least_node_count} after its patience)" if is_elastic else "")
 
 
-def _sizes(job: FleetJob, now: float) -> range:
-    """Return the numbers of nodes that a job with nodes may hold until it ends."""
-    least, most = sorted((job.needed_count(now), job.node_count))
-    return range(least, most + 1)
+def _sizes(job: FleetJob, head: FleetJob, now: float) -> range:
+    """Return the numbers of nodes that a job with nodes may hold until it ends, if it shrinks for the head too."""
+    counts = [job.needed_count(now), job.node_count]
+    if yields_to(job, head):
+        counts.append(job.least_node_count or job.node_count)
+    return range(min(counts), max(counts) + 1)
+
+
+def _start_counts(head: FleetJob, now: float) -> set[int]:
+    """Return the numbers of nodes with which the head of the queue starts: now, and after its patience."""
+    needed = head.needed_count(now)
+    return {needed, needed if head.smaller_from is None else head.least_node_count or head.node_count}
 
 
 def _stands_aside(job: FleetJob, now: float) -> bool:

@@ -264,34 +264,56 @@ def test_jobs_return_as_few_nodes_as_the_head_needs(fleet: tuple[list[FleetJob],
         released[run] = found.counts[run]
     if released:
         assert head is not None
-        free = capacity - sum(found.counts.values())
-        leaving = sum(found.counts[job.run] for job in jobs if job.state is JobState.PAUSING)
-        gained = free + leaving + sum(released.values())
-        assert gained >= head.needed_count(NOW), "nodes are released although the head still cannot start"
-        spare = gained - head.needed_count(NOW)
-        assert not found.reductions or spare == 0, "a job returns more nodes than the head needs"
-        assert all(spare < released[run] for run in found.giving_way), "a job need not have paused"
+        assert is_next(head, after(jobs, found), capacity), "nodes are released although the head still cannot start"
+        for run in found.reductions:
+            fewer = replace(held[run], member_count=found.reductions[run].keep_count + 1)
+            assert not is_next(head, [fewer if job.run == run else job for job in after(jobs, found)], capacity)
+        for run in found.giving_way:
+            others = [job for job in after(jobs, found) if job.run != run]
+            assert not is_next(head, [*others, held[run]], capacity), "a job need not have paused"
+
+
+def after(jobs: Sequence[FleetJob], found: Schedule) -> list[FleetJob]:
+    """Return the jobs once each job has released its nodes, without jobs that pause and jobs at their quota.
+
+    A release can bring a job below its quota. This job can then be the head of the queue.
+    """
+    absent = {*found.giving_way, *found.limited, *(job.run for job in jobs if job.state is JobState.PAUSING)}
+    remaining = [job for job in jobs if job.run not in absent]
+    kept = {run: each.keep_count for run, each in found.reductions.items()}
+    started = [
+        replace(job, state=JobState.ALLOCATING) if job.state is JobState.QUEUED and job.run in found.admitted else job
+        for job in remaining
+    ]
+    return [replace(job, member_count=kept.get(job.run, job.member_count)) for job in started]
+
+
+def is_next(head: FleetJob, jobs: Sequence[FleetJob], capacity: int) -> bool:
+    """Return whether the head of the queue starts beside these jobs."""
+    return head.run in schedule(jobs, capacity, NOW).admitted
 
 
 @settings(max_examples=300)
 @given(elastic_jobs())
 def test_a_head_that_can_start_by_releases_makes_jobs_release_nodes(fleet: tuple[list[FleetJob], int]) -> None:
-    jobs, capacity = fleet
+    jobs, capacity = [replace(job, quota=None) for job in fleet[0]], fleet[1]
     found = schedule(jobs, capacity, NOW)
     head = head_of(found)
     if head is None or found.reductions or found.giving_way:
         return
-    free = capacity - sum(found.counts.values())
-    leaving = sum(found.counts[job.run] for job in jobs if job.state is JobState.PAUSING)
-    possible = 0
-    for job in jobs:
-        if job.run not in found.admitted or job.state is JobState.QUEUED:
-            continue
-        is_lower = job.priority < head.priority
-        if is_lower and (job.state is JobState.ALLOCATING or (job.is_preemptible and job.is_settled)):
-            possible += found.counts[job.run]
-        elif job.is_settled:
-            possible += max(0, found.counts[job.run] - job.node_count)
-    jumped = sum(found.counts[job.run] for job in jobs if job.state is JobState.QUEUED and job.run in found.admitted)
-    needs = head.needed_count(NOW)
-    assert free + jumped + leaving >= needs or free + leaving + possible < needs
+    ahead = [job for job in after(jobs, found) if job.state in HOLDING_JOBS and (job in jobs or is_before(job, head))]
+    smaller = [each for job in ahead for each in smallest(job, head)]
+    assert is_next(head, [*ahead, head], capacity) or not is_next(head, [*smaller, head], capacity)
+
+
+def is_before(job: FleetJob, head: FleetJob) -> bool:
+    """Return whether a job comes before the head of the queue, by priority and then by age."""
+    return (-job.priority, job.created_at) < (-head.priority, head.created_at)
+
+
+def smallest(job: FleetJob, head: FleetJob) -> list[FleetJob]:
+    """Return a job after it has released all nodes that it can release for the head of the queue. Empty if it pauses."""
+    is_lower = job.priority < head.priority
+    if is_lower and (job.state is JobState.ALLOCATING or (job.is_preemptible and job.is_settled)):
+        return []
+    return [replace(job, member_count=min(job.member_count, job.node_count)) if job.is_settled else job]

@@ -100,3 +100,37 @@ def test_a_job_that_may_grow_does_not_pass_a_head_that_its_growth_would_delay() 
     assert "passes" not in schedule([runs, waiting(6), passes], 7, NOW).counts
     fixed = job("fixed", 1, JobState.QUEUED, created_at=10.0)
     assert "fixed" in schedule([runs, waiting(6), fixed], 7, NOW).counts
+
+
+@pytest.mark.parametrize(("needs", "kept"), [(1, {"grown": 3}), (2, {})])
+def test_no_job_returns_nodes_that_another_claim_takes_before_the_first_job(needs: int, kept: dict[str, int]) -> None:
+    """The small job claims two nodes before the first job of the queue, and the grown job can return three."""
+    small = job("small", 4, least_node_count=2, member_count=2)
+    assert released([GROWN, small, waiting(needs)], 8) == kept
+    after = job("grown", 3, most_node_count=6, member_count=3)
+    assert ("head" in schedule([after, small, waiting(needs)], 8, NOW).counts) == bool(kept)
+
+
+def test_no_job_passes_a_head_that_would_start_after_its_patience() -> None:
+    runs = job("runs", 4, member_count=4)
+    head = waiting(6, least_node_count=3, smaller_from=NOW + 1)
+    passes = job("passes", 1, JobState.QUEUED, created_at=10.0)
+    assert "passes" not in schedule([runs, head, passes], 7, NOW).counts, "three nodes remain for the head"
+    assert "passes" in schedule([runs, waiting(6), passes], 7, NOW).counts
+
+
+def test_no_job_passes_a_head_that_starts_once_another_job_shrinks() -> None:
+    low = job("low", 6, least_node_count=3, member_count=6, is_preemptible=True)
+    passes = job("passes", 2, JobState.QUEUED, created_at=10.0)
+    found = schedule([low, waiting(5, priority=1), passes], 8, NOW)
+    assert released([low, waiting(5, priority=1), passes], 8) == {"low": 3}
+    assert "passes" not in found.counts, "the head needs the two free nodes and the three that the other job returns"
+
+
+def test_no_job_grows_beyond_its_node_count_with_the_quota_that_another_one_waits_for() -> None:
+    grows = job("grows", 3, most_node_count=6, member_count=3, project="p", quota=6)
+    ends = job("ends", 2, member_count=2, project="p", quota=6)
+    waits = waiting(3, project="p", quota=6)
+    assert dict(schedule([grows, ends, waits], 9, NOW).counts) == {"grows": 3, "ends": 2}
+    assert dict(schedule([grows, waits], 9, NOW).counts) == {"grows": 3, "head": 3}
+    assert dict(schedule([grows, ends], 9, NOW).counts) == {"grows": 4, "ends": 2}
