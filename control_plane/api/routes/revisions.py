@@ -85,13 +85,13 @@ def list_training_job_revisions(
 def _around(session: Session, job: JobRecord) -> Surroundings:
     shards = [shard.payload_bytes for shard in protection.of_run(session, job.run_id)]
     memory = [node.memory_bytes for node in nodes.of_fleet(session, job.fleet_name) if node.memory_bytes]
-    fleet = fleets.find(session, job.fleet_name)
+    fleet, quota = fleets.find(session, job.fleet_name), quotas.find(session, job.project)
     limits = elastic.Limits(
         group=fleet.auto_scaling_group_name if fleet is not None else "",
         fleet=job.fleet_name,
         max_size=fleet.max_node_count if fleet is not None else 0,
         project=job.project,
-        quota=job.project_quota,
+        quota=quota.max_node_count if quota is not None else None,
     )
     return Surroundings(
         limits=limits,

@@ -340,3 +340,10 @@ def test_numbers_of_nodes_that_creation_would_refuse_are_refused(client, job, ch
     (error,) = refusal.value.fields
     assert error.field == f"ElasticConfig.{field}"
     assert error.message.startswith(words)
+
+
+def test_a_maximum_beyond_the_quota_of_the_project_is_refused(client, job):
+    client.put_project_quota(Project="default", MaxNodeCount=4)
+    client.update_training_job(**GPT, ElasticConfig={"MaxNodeCount": 4})
+    with refused("ValidationException", match="5 nodes; jobs of the project default may hold 4 nodes of a fleet"):
+        client.update_training_job(**GPT, ElasticConfig={"MaxNodeCount": 5})

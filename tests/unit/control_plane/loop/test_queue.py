@@ -240,9 +240,9 @@ async def test_a_sweep_reads_each_job_of_a_fleet_so_many_times_however_many_wait
     await world.tick()
     read, record_of_row = [], jobs.record_of_row
 
-    def counted(row: Any) -> jobs.JobRecord:
+    def counted(row: Any, **others: Any) -> jobs.JobRecord:
         read.append(row)
-        return record_of_row(row)
+        return record_of_row(row, **others)
 
     monkeypatch.setattr(jobs, "record_of_row", counted)
     await world.runner.job_loop.sweep()
