@@ -209,6 +209,10 @@ async def _read(
         except TimeoutError as error:
             raise _Refusal(SILENT, f"no message arrived for {patience:.0f} s") from error
         report: AgentReport | LogLines | CommandEnded | SnapshotHeld | SnapshotBytes = _decoded(data, _SAID)
+        since_check = (services.now() - checked_at).total_seconds()
+        if not 0 <= since_check < SESSION_CHECK_SECONDS:  # A clock that was set back must not postpone the check.
+            await asyncio.to_thread(_require_session, services, node_id, admission.session_id)
+            checked_at = services.now()
         if isinstance(report, LogLines):
             connection.lines(report)
             continue
@@ -227,9 +231,6 @@ async def _read(
         if is_joining:
             await asyncio.to_thread(_complete_join, services, node_id, admission.session_id)
             is_joining = False
-        if (services.now() - checked_at).total_seconds() >= SESSION_CHECK_SECONDS:
-            await asyncio.to_thread(_require_session, services, node_id, admission.session_id)
-            checked_at = services.now()
         connection.report(report)
 
 

@@ -17,6 +17,7 @@ from everstep.protocol.agent_messages import (
     MAX_SNAPSHOT_READ_BYTES,
     AgentReport,
     AgentWelcome,
+    CommandEnded,
     ControlToAgent,
     Hello,
     MemberPhase,
@@ -207,6 +208,18 @@ async def test_an_administrator_resets_a_session_and_the_node_joins_once_more(cl
         if event["Type"] == "NodeSessionReset"
     ]
     assert "its disk is new" in told[0]["Message"]
+
+
+@pytest.mark.security
+@pytest.mark.parametrize("seconds", [SESSION_CHECK_SECONDS, -3600.0])
+async def test_any_message_ends_a_revoked_session_even_if_the_clock_was_set_back(client, service, token, node, seconds):
+    session = await joined(service, token, node)
+    async with line(service, session) as opened:
+        await join(opened, node)
+        await asyncio.to_thread(client.reset_node_session, NodeId=node)
+        service.clock.advance(seconds)
+        await opened.send(encode(CommandEnded(command_id="c1")))
+        assert (await closed(opened))[0] == 4401
 
 
 BAD_FACTS = [
