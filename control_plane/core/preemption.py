@@ -90,7 +90,7 @@ def _steps(head: FleetJob, holding: Sequence[FleetJob], now: float) -> list[tupl
     preemptible = [job for job in lower if job.is_preemptible and _can_stop(job, now)]
     return [
         *((job, job.node_count) for job in jobs if _can_stop(job, now)),
-        *((job, 0) for job in lower if job.state is JobState.ALLOCATING),
+        *((job, 0) for job in lower if job.state is JobState.ALLOCATING and not job.is_taken_over),
         *((job, _least(job, head, now)) for job in preemptible),
         *((job, 0) for job in preemptible),
     ]

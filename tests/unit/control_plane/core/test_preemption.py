@@ -49,6 +49,7 @@ PAUSES = job("pauses", 4, member_count=4, is_preemptible=True)
         ([PAUSES, SHRINKS, waiting(4, priority=1)], 10, {"shrinks": 2}),
         ([PAUSES, SHRINKS, waiting(8, priority=1)], 10, {"pauses": 0, "shrinks": 2}),
         ([job("gang", 4, JobState.ALLOCATING, least_node_count=1), waiting(2, priority=1)], 4, {"gang": 0}),
+        ([job("gang", 2, JobState.ALLOCATING, is_taken_over=True), GROWN, waiting(5, priority=1)], 8, {}),
         ([PAUSES, waiting(2, priority=1), job("stops", 2, JobState.STOPPING, member_count=2)], 6, {}),
     ],
 )
