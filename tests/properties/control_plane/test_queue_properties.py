@@ -312,7 +312,7 @@ def is_before(job: FleetJob, head: FleetJob) -> bool:
 
 
 def smallest(job: FleetJob, head: FleetJob) -> list[FleetJob]:
-    """Return a job after it has released all nodes that it can release for the head of the queue. Empty if it pauses."""
+    """Return a job after it has released all nodes that it can release for the head. Empty if it pauses."""
     is_lower = job.priority < head.priority
     if is_lower and (job.state is JobState.ALLOCATING or (job.is_preemptible and job.is_settled)):
         return []

@@ -320,3 +320,20 @@ async def test_a_job_whose_training_stands_still_returns_its_nodes_in_the_recove
     assert len(full.plan("low").nodes) == 3
     assert full.plan("low").base_step == 5
     await full.until(lambda: full.job("high").state == JobState.RUNNING)
+
+
+async def test_a_restarted_control_plane_completes_the_return(full: World) -> None:
+    full.submit("low", nodes=6, min_node_count=3, preemptible=True, patience_seconds=0)
+    await full.running("low")
+    await full.train(5, "low")
+    full.submit("high", nodes=3, priority=5)
+    full.is_stopped = False
+    await full.until(lambda: full.is_stopped)
+    full.start_server()
+    full.finish("low")
+    await full.until(lambda: full.job("low").generation == 2)
+    full.start_server()
+    await full.until(lambda: full.job("low").state == JobState.RUNNING)
+    assert len(full.plan("low").nodes) == 3
+    assert full.plan("low").base_step == full.incidents("low")[-1].reached_step
+    await full.until(lambda: full.job("high").state == JobState.RUNNING)
