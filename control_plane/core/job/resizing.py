@@ -160,11 +160,14 @@ def has_asked_to_grow(record: JobRecord) -> bool:
 def with_growth(view: JobView) -> JobView:
     """Record the additional nodes on which a running job can continue.
 
-    Nodes that replace departing nodes do not count.
+    Nodes that replace departing nodes do not count. A requested stop stays stored, even if a user has lowered
+    MaxNodeCount meanwhile.
     """
     record = view.record
+    if has_asked_to_grow(record):
+        return view
     is_small = record.member_count and record.member_count < view.spec.most_node_count
-    if not is_small or (record.moves and (record.growth is None or record.growth.asked_at is None)):
+    if not is_small or record.moves:
         return with_record(view, growth=None) if record.growth is not None else view
     ready = moves.successors(view.plan, view.seen.assigned, view.nodes, view.now, view.policy.timeouts)
     room = view.spec.most_node_count - record.member_count

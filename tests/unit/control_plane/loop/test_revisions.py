@@ -171,3 +171,24 @@ async def test_a_job_keeps_the_only_copies_and_tries_to_return_their_nodes_later
         await world.train(1)
         assert (world.now - kept_at).total_seconds() < 300
     assert (world.now - kept_at).total_seconds() > 60, "each stop costs time, so the next one waits"
+
+
+async def test_a_maximum_that_is_lowered_during_the_stop_for_growth_does_not_end_the_job(world: World) -> None:
+    """Without the stored request, the control plane would treat the stopped ranks as a completed job."""
+    world.submit(nodes=2, max_node_count=4, patience_seconds=0)
+    await world.running()
+    if len(world.plan().nodes) == 4:
+        revise(world, max_node_count=2)
+        await returns(world)
+        revise(world, max_node_count=4)
+    world.is_stopped = False
+    while not world.is_stopped:
+        await world.train(1)
+    count, generation = len(world.plan().nodes), world.job().generation
+    revise(world, max_node_count=count)
+    await world.train(1)
+    world.finish()
+    await world.until(lambda: world.job().state != JobState.RUNNING)
+    assert world.job().state == JobState.PREPARING
+    await world.until(lambda: world.job().generation > generation and world.job().state == JobState.RUNNING)
+    assert len(world.plan().nodes) == count
