@@ -231,9 +231,12 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_sizes: Sequence[r
     """
     reachable = 1  # Bit n is set if some subset of the jobs with nodes holds exactly n nodes.
     for sizes in holding_sizes:
-        without = reachable
-        for count in sizes:
-            reachable |= without << count
+        with_job, more = reachable << sizes[0], len(sizes) - 1
+        while more:  # Each turn halves the rest, so that jobs with many possible sizes cost little time.
+            step = (more + 1) // 2
+            with_job |= with_job << step
+            more -= step
+        reachable |= with_job
     # If the remaining jobs use fewer than `least` nodes, both jobs fit. If the number is in `critical`, only the head
     # fits.
     least = max(0, capacity - head_count - newcomer_count + 1)
