@@ -54,6 +54,7 @@ from everstep.protocol.agent_messages import (
     Release,
     Start,
     StopTraining,
+    TakeCheckpoint,
     TakeStacks,
     UploadedShard,
 )
@@ -504,6 +505,8 @@ class Simulation:
                     self.send(action.node_id, Load(plan=action.plan, key=b""))
                 case Send(_, TakeStacks()):
                     pass  # simulated agents send no stacks, so no hang can be proven
+                case Send(_, TakeCheckpoint()):
+                    self.upload(job)
                 case Send(node_id, Prepare() | Start() | HaltRanks() | StopTraining() as message):
                     assert not isinstance(message, Prepare) or message.generation == job.record.issued_generation
                     self.send(node_id, message)
@@ -537,7 +540,8 @@ class Simulation:
         assert all(agent.generation <= plan.generation for agent in self.agents.values() if agent.run == plan.run)
         nodes = [node.node_id for node in plan.nodes]
         assert len(nodes) == len(set(nodes))
-        assert job.spec.least_node_count <= len(nodes) <= job.spec.most_node_count
+        most = max(job.spec.most_node_count, elastic.count_before(job.spec, observed.record))  # a lowered maximum
+        assert job.spec.least_node_count <= len(nodes) <= most
         assert set(nodes) <= set(observed.assigned)
         owners = {rank: node.node_id for node in plan.nodes for rank in node.ranks}
         assert sorted(owners) == list(range(len(nodes) * job.spec.ranks_per_node))
