@@ -267,7 +267,7 @@ def _schedule(config: CheckpointConfig) -> strategies.Schedule:
 
 
 def _on_notice(config: CheckpointConfig) -> bool:
-    """Return OnNotice. Its default is false for a strategy without checkpoints."""
+    """Return whether AWS's notices make a checkpoint due. The default is false for a strategy without checkpoints."""
     is_default = "on_notice" not in config.model_fields_set
     return config.on_notice and not (is_default and Strategy(config.strategy) is Strategy.NONE)
 

@@ -238,9 +238,9 @@ class _Bounded:
         self._left_before_next = HEADER_BYTES + tarfile.RECORDSIZE
 
     def expect(self, content_bytes: int) -> None:
-        """Raise the limit by the content of the next file and one header.
+        """Permit the reads of the next file's content, one more header, and one record that `tarfile` reads ahead.
 
-        The caller calls this method after each header. `tarfile` reads ahead by at most one record.
+        The caller calls this method after each header.
         """
         padded = -(-content_bytes // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         self._left += padded

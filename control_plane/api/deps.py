@@ -126,9 +126,9 @@ class LogPauses:
     """Seconds between two reads of the object store for a follower of a job's log."""
 
     stored_seconds: float = 2.0
-    """Pause while no line is missing."""
+    """Pause while the follower has received every line up to the newest one."""
     catch_up_seconds: float = 0.3
-    """Pause while a line is missing. Agents store lines within a second."""
+    """Pause while a line before the newest received line is missing. Agents store lines within a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ _KINDS = {
     "dict_type": "map",
     "model_": "structure",
 }
-"""By prefix of pydantic's error type: the contract's name of the type that the field should have."""
+"""Maps the prefix of a pydantic error type to the contract's name for the type that the field should have."""
 
 
 class ApiError(Exception):

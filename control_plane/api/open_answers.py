@@ -27,7 +27,7 @@ class WhileTokenIsGood:
 
     Args:
         app: the inner application. It stores the token's id in the request's state.
-        is_good: returns whether the token with the given id is valid, for the application in the scope. May block.
+        is_good: called with the request's ASGI scope and a token id; returns whether the token is valid. May block.
         poll_seconds: seconds between two checks.
     """
 

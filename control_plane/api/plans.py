@@ -1,7 +1,7 @@
 """Forecasts the course of a training job for a dry run. Pure.
 
-Invariant: the forecast uses the rules of real jobs. Agents reserve slots by the same rule, and the loops use the same
-functions for probabilities and queue positions.
+Invariant: the forecast uses the rules of real jobs. It counts memory slots by the rule by which agents reserve them.
+It computes probabilities and queue positions with the functions that the loops use.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ class Facts:
     jobs: tuple[JobRecord, ...]
     """Jobs that have not ended."""
     shards: Mapping[str, tuple[ShardRecord, ...]]
-    """Shards of these jobs, by run id."""
+    """Shards of the jobs that have not ended, by run id."""
     recoveries: tuple[Recoveries, ...]
-    """Recoveries of these jobs."""
+    """Recoveries of the jobs that have not ended."""
     fleets: tuple[FleetRecord, ...]
     nodes: tuple[NodeRecord, ...]
     """Nodes that have not ended."""

@@ -171,7 +171,7 @@ def _document(app: FastAPI) -> Json:
         operation["security"] = [] if is_open else [{"bearer": []}]
         operation.pop("summary", None)
         for answer in operation["responses"].values():
-            # Describe the other media type here, because FastAPI supports models for JSON only.
+            # FastAPI supports models for JSON only, so describe the event stream here.
             if MEDIA_TYPE in answer.get("content", {}):
                 answer["content"] = {MEDIA_TYPE: answer["content"]["application/json"]}
         operation["parameters"] = [

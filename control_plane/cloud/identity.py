@@ -112,7 +112,8 @@ def principal_in(body: bytes) -> Principal:
         CloudUnavailable: the body is not STS's answer to GetCallerIdentity.
     """
     wrong = CloudUnavailable("what STS answered is not an answer to GetCallerIdentity")
-    if len(body) > MAX_ANSWER_BYTES or b"<!" in body:  # The parser permits no document type, so no entities exist.
+    # Reject document types (`<!DOCTYPE`), because they can define entities that expand to a huge text.
+    if len(body) > MAX_ANSWER_BYTES or b"<!" in body:
         raise wrong
     try:
         root = ElementTree.fromstring(body)

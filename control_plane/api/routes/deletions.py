@@ -1,7 +1,7 @@
 """DeleteTrainingJob: deletes the records of an ended job and, on request, its objects in S3.
 
-Objects are deleted first, in calls of bounded size. The rows follow once no object remains. A repeated call completes
-an interrupted deletion.
+Each call deletes at most `OBJECTS_AT_ONCE` objects. A call that leaves no object to delete also deletes the job's rows
+in the database. A repeated call completes an interrupted deletion.
 
 Invariant: a call deletes only objects of the job's own run or generations, because other jobs may write below the same
 prefix. In the service's bucket, a call searches only the job's own prefix.
