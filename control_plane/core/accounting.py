@@ -164,7 +164,7 @@ def charge(
 
     The job loop calls this function at the start of each pass, with the record that the database holds. The function
     adds the time to the bucket of that record's state. It also adds the time of each node to `node_microseconds`. If
-    the number of nodes changes, the caller must store the returned record.
+    the number of nodes changes, the caller must store the returned record: the next charge uses its number of nodes.
 
     Args:
         record: the record as read at the start of the pass.
@@ -213,7 +213,7 @@ def recharge_first_step(record: JobRecord, stepped_at: float) -> JobRecord:
     """
     since = stepped_at
     if record.unwatched is not None and record.state_since >= record.unwatched[1]:
-        # A period without an active control plane stays UNACCOUNTED, also if the ranks trained meanwhile.
+        # A period without an active control plane stays UNACCOUNTED, even if the ranks trained during the period.
         since = max(since, record.unwatched[1])
     return _moved(record, bucket(record), Bucket.TRAIN, microseconds(accounted_until(record)) - microseconds(since))
 

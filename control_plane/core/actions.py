@@ -221,7 +221,7 @@ class FleetDecision:
     is_blind: bool = False
     """Whether most of the fleet's agents are silent.
 
-    True even if a person has confirmed that these nodes are lost, so that the fleet terminates nodes again.
+    Remains true after a person has confirmed that these nodes are lost, although the fleet then terminates nodes.
     """
     reason: str = ""
     implications: tuple[Implication, ...] = ()

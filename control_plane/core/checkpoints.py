@@ -394,7 +394,7 @@ def _key(plan: GenerationPlan, step: Step) -> ObjectReference:
 
 
 def _is_in_place(plan: GenerationPlan, upload: UploadedShard) -> bool:
-    """Return whether an agent reports an object of a rank of the plan, in the folder of this generation and step.
+    """Return whether an uploaded object belongs to a rank of the plan and is in the folder of its generation and step.
 
     The control plane reads the objects that a manifest names, with its own permissions. A manifest therefore names no
     object outside the folder.

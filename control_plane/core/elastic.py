@@ -70,7 +70,7 @@ def needed_count(spec: JobSettings, record: JobRecord) -> int:
 
 
 def count_before(spec: JobSettings, record: JobRecord) -> int:
-    """Return the last number of nodes that was decided for the job, without regard to its present limits."""
+    """Return the number of nodes that the latest decision about the job's size chose, whatever its present limits."""
     return record.reduced_count or record.member_count or spec.node_count
 
 

@@ -49,7 +49,7 @@ WATCHED_FROM_LEASES = 2 / 3
 A silence counts as evidence only after a whole lease. Until then, the control plane can observe whether steps advance.
 """
 BLIND_FLEET_SIZE = 3
-"""Smallest number of nodes of which a silent majority is no evidence against the nodes.
+"""Smallest fleet in which the silence of most nodes is no evidence against these nodes.
 
 If most nodes become silent at the same time, the control plane is more likely at fault than the nodes.
 """
@@ -232,8 +232,8 @@ def _own_word(
 def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts) -> Verdict:
     """Return the verdict on a node that reports, but does not answer other members.
 
-    The node's replica threads, which receive shards from the owners, do not answer. This is only one class of evidence.
-    It therefore counts after T_max. The verdict is never final, because the node may hold the only copy of its own
+    The node's replica threads, which receive shards from the owners, do not answer. One class of evidence counts only
+    after it has lasted for T_max. The verdict is never final, because the node may hold the only copy of its own
     shards. A job gives up the node only if this loses no committed step.
     """
     lasted = now - impairment.since
@@ -296,9 +296,9 @@ def track_silences(
     """Return the silences to store for the next pass. Verdicts ignore a silence that is shorter than a lease.
 
     A silence begins with the node's last report. If training finishes two steps during a silence, the silence begins
-    again, because these steps prove the node's ranks alive. A node can fail up to a third of a lease after its last
-    report. Tracking therefore starts after this time. If no control plane observed the start of a silence, at most a
-    third of a lease counts.
+    again, because these steps prove the node's ranks alive. The control plane tracks a silence once it has lasted
+    `WATCHED_FROM_LEASES` of a lease. If no control plane observed the start of a longer silence, only this fraction of
+    a lease counts.
 
     Args:
         known: the silences of the previous pass.
@@ -379,8 +379,9 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
 
     Two members that cannot reach each other report each other. The job needs to give up only one of them. With parity,
     one silent member stops the shares of its whole group, so that all members of the group report each other. The
-    messages of the rounds then decide. Of the coordinator and another member that receive nothing from each other, the
-    other member is given up: if the coordinator were cut off, more members would receive nothing from it.
+    messages of the commit rounds, which agents send along a tree, then identify the silent member. If the coordinator
+    and another member receive nothing from each other, the job gives up the other member: if the coordinator were cut
+    off, more members would receive nothing from it.
 
     Args:
         reports: the reports of the members that are not silent.
@@ -388,8 +389,8 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
 
     Returns:
         The member that most other members report as unreachable. Several members can have equally many such reports.
-        Among them, the order of criteria is: most neighbours in the rounds that receive nothing from the member, not
-        the coordinator (of more than two members), most earlier incidents of this kind, highest GROUP_RANK.
+        Among them, the order of criteria is: most neighbours in the tree of agents that receive nothing from the
+        member, not the coordinator (of more than two members), most earlier incidents of this kind, highest GROUP_RANK.
     """
     complaints = Counter(holder for node in reports for holder in nodes_out_of_view({node: reports[node]}))
     silent = Counter(peer for node, report in reports.items() for peer in {*report.silent_peers} - {node})
@@ -469,7 +470,7 @@ def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeI
 
 
 def silent_in_rounds(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId]:
-    """Return the nodes from which a neighbour in the rounds receives nothing."""
+    """Return the nodes from which a neighbour in the tree of agents receives no messages of the commit rounds."""
     return frozenset(peer for node, report in reports.items() for peer in report.silent_peers if peer != node)
 
 

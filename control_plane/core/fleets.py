@@ -530,8 +530,8 @@ class _Table:
     def take_back(self) -> None:
         """Return surplus nodes of running jobs to the spares.
 
-        A job has surplus nodes if the fleet assigned a replacement for a node that the job now keeps. The fleet leaves
-        a node in the job once its agent reports about the job.
+        A job has surplus nodes if the fleet assigned a replacement for a node that the job now keeps. The fleet takes
+        back only nodes whose agents hold no state of the job yet.
         """
         counts = self.counts()
         for job in (job for job in self.jobs.values() if job.state is JobState.RUNNING and not job.is_taken_over):

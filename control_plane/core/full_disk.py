@@ -4,7 +4,8 @@
     a write succeeds, the last failure is `QUIET_SECONDS` old,
     and at least `LEAST_FREE_BYTES` are free, or free space is unknown      usable again
 
-On a nearly full disk, small writes succeed while larger writes fail. The quiet time therefore keeps such a disk full.
+On a nearly full disk, small writes succeed while larger writes fail. Such a disk still counts as full, because its last
+failure is younger than `QUIET_SECONDS`.
 
 Invariant: the disk counts as usable again without a restart or a person's action.
 """

@@ -13,7 +13,7 @@ Stacks prove a hang in these cases:
 
     a rank is stopped by a signal                         SIGSTOP, a debugger: it cannot continue by itself
     every live rank is asleep                             same stacks as in the previous reading, idle CPU and GPU
-    a rank is asleep, others are two steps ahead          the others do not depend on it, and it waits for nothing
+    a rank is asleep, others are two steps ahead          the others train without it, so it does not wait for them
     no rank's stack has changed up to the last limit      covers busy waiting: NCCL uses CPU and GPU
 
 If ranks are in different phases, the longest limit of these phases applies to all ranks, because ranks wait for each

@@ -52,7 +52,8 @@ def load_and_start(view: JobView) -> Decision:
             if is_in_phase(view, node_id, MemberPhase.LOADED)
         )
         return stay(view, f"starts its ranks; {', '.join(waiting)} to come", starts, requeue=LAUNCH_SECONDS)
-    running = with_record(view, impairments=())  # The deadline for the first step starts now.
+    # Drop the impairments tracked during the launch, so that the time limit for the first step starts now.
+    running = with_record(view, impairments=())
     return change_state(running, JobEvent.STARTED, training_words(view))
 
 

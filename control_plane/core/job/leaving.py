@@ -112,8 +112,8 @@ def _awaits_upload(view: JobView, leaving: tuple[Departure, ...], stopped_at: fl
 def _with_partners(view: JobView, leaving: tuple[Departure, ...]) -> JobView:
     """Add a history entry for each remaining node that could not reach a departing node.
 
-    With parity, one unreachable node puts its whole group out of view. The entries are then added only for nodes that
-    are silent in the rounds.
+    With parity, one unreachable node puts its whole group out of view. The function then adds entries only for nodes
+    that send no messages of the commit rounds.
     """
     lost = tuple(move for move in leaving if move.cause is Cause.NODE_UNREACHABLE)
     if not lost:

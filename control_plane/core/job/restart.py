@@ -135,7 +135,7 @@ def _incident_of(
         again = incidents.with_faults(
             again, tuple(replace(fault, at=max(fault.at, before.failed_at)) for fault in found)
         )
-        # A node that leaves as planned has replicated its last step.
+        # A planned departure loses no shard, because the departing node has replicated its last step.
         if view.seen.plan is not None and not again.cause.is_planned:
             again = with_group_loss(again, view.seen.plan)
         return (), replace(again, decision=decision_words(again.cause, again.instance_ids))
@@ -153,7 +153,7 @@ def _incident_of(
     )
     if before is None:
         return (), opened
-    # Training caught up before the new failure, but only this pass observes both.
+    # This pass observes two events: training caught up, which closed the old incident, and then a new failure.
     if before.state is IncidentState.CLOSED:
         return (before,), opened
     return (incidents.moved(before, IncidentEvent.JOB_ENDED, max(opened.failed_at, before.restored_at or 0.0)),), opened

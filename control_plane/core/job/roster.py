@@ -132,7 +132,7 @@ def without_lost(view: JobView) -> JobView:
     """
     record = view.record
     known = {exclusion.node_id for exclusion in record.exclusions}
-    # The job released these nodes, so they do not count as lost.
+    # Nodes that the job released after it tried other nodes do not count as lost.
     given_back = {trial.node_id for trial in record.trials} - set(view.seen.assigned)
     asked = {
         move.node_id for move in moves.asked(record.moves) if not (move.has_left and move.node_id in view.seen.assigned)
@@ -207,11 +207,11 @@ def without_departing(view: JobView) -> JobView:
         if view.seen.plan is not None
         else []
     )
-    # The agreed stop is over. The job gives up these nodes with or without a replacement.
+    # Nodes that AWS will reclaim. After the agreed stop, the job gives them up with or without a replacement.
     announced = [move for move in left if move.is_announced and move.asked_at is not None]
-    # The job continues without these nodes and without replacements.
+    # Nodes that the job returns to the fleet at the agreed stop. The job continues on fewer nodes.
     returned = [move for move in left if move.is_returned and move.asked_at is not None]
-    # The faults of these nodes ended ranks, and would end ranks again.
+    # Nodes that need no replacement before they leave. Faulty nodes ended ranks, and would end ranks again.
     goes = [
         *announced,
         *returned,
