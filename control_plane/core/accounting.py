@@ -169,7 +169,7 @@ def charge(
     Args:
         record: the record as read at the start of the pass.
         now: Unix seconds. If the clock went back, the function charges no time.
-        gap_seconds: the longest time between two passes while a control plane works on the job.
+        gap_seconds: the longest time between two passes of a working control plane.
         node_count: the number of nodes that work for the job from now on, for later charges.
         is_stalled: see `bucket`.
 

@@ -3,8 +3,8 @@
     the same failure MaxAttempts times      was the step ever passed?      no: change first the node, then the state
                                                                                yes, or the node alone holds committed
                                                                                steps: first the state, then the node
-    the node    a spare takes over the failing rank's node: is it a bad node, or a bad script?
-    the state   an older step than the last two attempts restored is used: a bad state, or a bad script?
+    the node    a spare replaces the failing rank's node: is it a bad node, or a bad script?
+    the state   the job restores an older step than in the last two attempts: a bad state, or a bad script?
 
 Each change allows one more attempt, and is tried at most once. A change of node needs a spare. A change of state needs
 an older state other than the script's initial one. If the job still fails after both changes, the script is at fault.

@@ -390,7 +390,8 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
     Returns:
         The member that most other members report as unreachable. Several members can have equally many such reports.
         Among them, the order of criteria is: most neighbours in the tree of agents that receive nothing from the
-        member, not the coordinator (of more than two members), most earlier incidents of this kind, highest GROUP_RANK.
+        member, any member before the coordinator (if the job has more than two members), most earlier incidents of
+        this kind, highest GROUP_RANK.
     """
     complaints = Counter(holder for node in reports for holder in nodes_out_of_view({node: reports[node]}))
     silent = Counter(peer for node, report in reports.items() for peer in {*report.silent_peers} - {node})

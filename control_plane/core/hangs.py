@@ -40,7 +40,7 @@ from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 FACTOR = 5.0
-"""Multiple of a job's longest time without progress from which a rank is suspected to hang.
+"""First limit of a rank's time without progress, as a multiple of the job's longest earlier time without progress.
 
 A healthy step rarely takes this many times the longest earlier step, snapshots and garbage collection included.
 """

@@ -5,8 +5,8 @@
     ReleaseSnapshot  every agent unpins the slots
 
 Agents receive a commit at different times. Each agent therefore first holds and names its newest committed step. An
-agent that named an older step then holds the newest of the named steps. It has sealed this step, because a commit needs
-all ranks.
+agent that named an older step then holds the newest of the named steps. Its slots already contain this step, because a
+commit needs all ranks.
 
 Invariant: all shards of a snapshot belong to one committed step of one generation.
 """
