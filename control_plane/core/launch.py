@@ -311,8 +311,8 @@ def _with_parity(
 def _parity_groups_before(seen: JobObserved, found: recovery.Survey) -> tuple[tuple[int, ...], ...]:
     """Return the parity groups of the newest stored plan, as GROUP_RANKs.
 
-    Empty before the first plan. Also empty if no member has a share, because new groups then lose no share. `found` has
-    the members' inventories.
+    Empty before the first plan. Also empty if no member holds a share (parity data of its group), because new groups
+    then lose no parity. `found` contains the members' inventories.
     """
     slots = (slot for inventory in found.inventories.values() for slot in inventory)
     if seen.plan is None or not any(is_share(slot.owner_rank) for slot in slots):
@@ -338,8 +338,8 @@ def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
 def _coordinator(seen: JobObserved, record: JobRecord, nodes: list[NodeId]) -> NodeId:
     """Return the member that coordinates the new generation.
 
-    The result is the member with GROUP_RANK 0. If the previous coordinator's agent or node was lost, the result is the
-    first other member.
+    The result is the member with GROUP_RANK 0. After an incident with a lost agent or an unreachable node, the function
+    skips the previous coordinator, if the job has another member.
     """
     lost_agent = record.incident is not None and record.incident.cause in (Cause.AGENT_LOST, Cause.NODE_UNREACHABLE)
     before = seen.plan.coordinator if lost_agent and seen.plan is not None else None

@@ -1,10 +1,10 @@
 """The periods in which each node worked for a job, derived from the job's launches. Pure.
 
-    launches     1: a b    2: a c             3: a c
-    released                       queued ──▶
-    a            ├──────────────────┤         ├────▶
-    b            ├────────┤
-    c                     ├─────────┤         ├────▶
+    launches     1: a b    2: a c             3: a c     (generation: its nodes)
+    released                        all nodes
+    periods a    ├──────────────────┤         ├────▶
+            b    ├────────┤
+            c             ├─────────┤         ├────▶
 
 Invariant: two periods of one node never touch. A node that takes part in consecutive launches has one period for all of
 them.

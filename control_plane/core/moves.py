@@ -8,7 +8,7 @@ A departure is the planned loss of one member. A departure is announced if AWS a
        ├ announced   AWS reclaims the instance (`core.notices`)
        ├ requested   a person wants the node for something else (`core.requests`)
        ├ impaired    the node works with a fault that a reboot or other hardware repairs, or its replicas have been
-       │             out of view for T_max
+       │             out of view for T_max (`exclude_seconds`)
        └ lemon       the node had too many incidents: the job gives it up in the recovery from the newest
                          of these incidents
 
@@ -263,9 +263,10 @@ def is_held_elsewhere(
 
 
 def ends_at(leaving: Sequence[Departure], nodes: Mapping[NodeId, NodeObserved], now: float) -> float | None:
-    """Return when the first departing node may end, according to AWS's newest notices.
+    """Return when AWS may end the first of the departing nodes, according to AWS's newest notices.
 
-    An extended terminating hook delays this time. A newer notice can name an earlier time.
+    Everstep delays this time by extending the lifecycle hook that holds a terminating instance. A newer notice can name
+    an earlier time.
     """
     found = [
         notice.ends_at

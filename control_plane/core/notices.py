@@ -26,7 +26,8 @@ In that case, the announcement was outdated, or AWS cancelled the interruption.
 ANNOUNCED = "AWS announced for"
 """First words of the evidence for a node whose end AWS announced.
 
-Everstep recognizes such removals by these words, and does not count them towards its hourly limit.
+Everstep recognizes such removals by these words, and does not count them towards the fleet's hourly limit
+of replacements.
 """
 ENDING = frozenset(
     {NoticeKind.SPOT_INTERRUPTION, NoticeKind.MAINTENANCE, NoticeKind.CAPACITY_BLOCK_END, NoticeKind.TERMINATING}

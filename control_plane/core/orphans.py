@@ -3,8 +3,8 @@
 Agents upload shards to `…run=<run>/gen=<generation>/step=<step>/<upload id>/`, and the control plane writes a manifest
 for the newest generation only. A shard of an earlier generation that no manifest names is therefore an orphan.
 
-Frozen objects (`…run=<run>/frozen/`) belong to no generation. A running upload can rely on any of them, so they are
-orphans only after the end of their run.
+Frozen objects (`…run=<run>/frozen/`) hold parameters that never change, and belong to no generation. A running upload
+can rely on any of them, so they are orphans only after the end of their run.
 
 Invariant: pure. Two kinds of objects are never orphans: objects of the newest generation of a running job, whose upload
 may still run, and objects that a kept checkpoint names.
@@ -23,7 +23,8 @@ PLACE = re.compile(r"gen=(?P<generation>\d+)/step=(?P<step>\d+)/", re.ASCII)
 KEPT_SECONDS = 3_600.0
 """Age in seconds below which an object is never an orphan.
 
-The control plane may decide on a manifest before a new generation starts, and write the manifest afterwards.
+The control plane can decide on a manifest of an old generation, and write it after a new generation has started. Until
+then, no manifest names the objects of this checkpoint.
 """
 
 

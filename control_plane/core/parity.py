@@ -4,7 +4,8 @@
     one lost node         the other members rebuild its shards
     two lost nodes        their shards come from S3
 
-Invariant: a group survives the loss of one member, and only while every member is in the view of every other member.
+Invariant: a group survives the loss of one member, and only while every member responds to every other member (is in
+its view).
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def fatal_losses(groups: Sequence[Sequence[NodeId]], incomplete: Collection[Node
 
     Args:
         groups: the members of each group.
-        incomplete: members that another member does not have in view, or that do not have another member in view. The
+        incomplete: members that do not respond to another member, or that get no response from another member. The
             group of such a member survives no loss.
 
     Returns:

@@ -179,7 +179,8 @@ def recovery_probability(node_count: int, copies: int, lost_count: int) -> float
 def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
     """Return how many sets of `lost` nodes contain none of the groups completely.
 
-    There are `groups` disjoint groups of `size` nodes: Σ (-1)^j C(G, j) C(N - mj, k - mj).
+    The groups are disjoint. The result is Σ (-1)^j C(G, j) C(N - mj, k - mj), with G = `groups`, m = `size`,
+    N = `nodes` and k = `lost` (inclusion-exclusion).
     """
     if not 0 <= lost <= nodes:
         return 0

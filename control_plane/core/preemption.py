@@ -1,9 +1,10 @@
 """Which jobs release nodes so that the first job of the queue can start.
 
-    step 1   an elastic job returns nodes beyond its NodeCount              whatever the priorities are
-    step 2   a job that still waits for its gang returns to the queue       the other steps need a lower priority
-    step 3   a preemptible elastic job continues on fewer nodes             than the first job's
-    step 4   a preemptible job pauses
+    step   job that releases nodes                its priority            the job
+    1      elastic, with more than NodeCount      any                     returns the nodes beyond its NodeCount
+    2      still waits for all of its nodes       lower than first job's  returns to the queue
+    3      preemptible and elastic                lower than first job's  continues on fewer nodes
+    4      preemptible                            lower than first job's  pauses
 
 Jobs release no more nodes than the first job needs. If all of them together do not release enough, no job releases a
 node. A running job releases nodes at an agreed stop, so it loses no step.
@@ -66,7 +67,7 @@ def kept_counts(
             touched = [*(other for other in touched if other is not job), job]
     if gained < missing:
         return {}
-    for job in reversed(touched):  # Undo what the head does not need, the most expensive step first.
+    for job in reversed(touched):  # Undo releases that the head does not need, the most expensive first.
         most = min(counts[job.run], kept[job.run] + gained - missing)
         if kept[job.run] == 0 and most < _least(job, head, now) and most < counts[job.run]:
             continue
@@ -83,7 +84,8 @@ def yields_to(job: FleetJob, other: FleetJob) -> bool:
 def _steps(head: FleetJob, holding: Sequence[FleetJob], now: float) -> list[tuple[FleetJob, int]]:
     """Return the possible releases, the cheapest first: a job, and the number of nodes that it keeps.
 
-    Within a step, jobs of the lowest priority come first, then the youngest jobs.
+    The steps are those of the module's docstring. Within a step, jobs of the lowest priority come first, then the
+    youngest jobs.
     """
     jobs = sorted(holding, key=lambda job: (job.priority, -job.created_at, job.run))
     lower = [job for job in jobs if job.priority < head.priority]

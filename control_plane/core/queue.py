@@ -18,9 +18,9 @@ the head:
   other job releases nodes for it. While it waits, no job of its project grows beyond its NodeCount.
 - **Pauses.** A job that a person paused also releases its nodes at an agreed stop. It returns to the queue when a
   person resumes it.
-- **Elastic jobs.** An elastic job that has waited for its patience starts with any number of nodes from its minimum on.
-  It claims the rest of its NodeCount before jobs behind it start. While no job waits in the queue, it may also hold
-  nodes beyond its NodeCount.
+- **Elastic jobs.** An elastic job that has waited for `patience_seconds` starts with any number of nodes from its
+  minimum on. It claims the rest of its NodeCount before jobs behind it start. While no job waits in the queue, it may
+  also hold nodes beyond its NodeCount.
 - **Patience.** An incomplete gang that receives no node for `GANG_PATIENCE_SECONDS` releases its nodes. The job then
   stands aside: for a while, it neither holds nodes nor delays other jobs. This time grows with each attempt.
 
@@ -282,7 +282,7 @@ def in_words(plan: Schedule, run: RunId) -> str:
 
 
 def _needs_words(job: FleetJob) -> str:
-    """Return the number of nodes that a queued job needs, and the number that suffices after its patience."""
+    """Return the number of nodes that a queued job needs, and the number that suffices after `patience_seconds`."""
     is_elastic = 0 < job.least_node_count < job.node_count
     return f"{job.node_count} nodes" + (f" (or {job.least_node_count} after its patience)" if is_elastic else "")
 

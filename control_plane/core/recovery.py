@@ -10,9 +10,9 @@ history that leads to it: its own steps, and each ancestor's steps up to the bra
 The base is the step that a new generation restores. If another number of ranks or another job made the base, the
 restore is a relayout: ranks must divide the state anew.
 
-Invariant: a base and all its sources are on the path of the newest started generation. Generations with one number of
-ranks made all of them. Origin generation, step and digest together identify the content of a slot. The rules are in
-docs/design.md#restore. The model `tests/model/step_protocol.py` contains them as `lineage`, `on_path` and `common`.
+Invariant: a base and all its sources are on the path of the newest started generation. The generations that made them
+have the same number of ranks. Origin generation, step and digest together identify the content of a slot. The rules are
+in docs/design.md#restore. The model `tests/model/step_protocol.py` contains them as `lineage`, `on_path` and `common`.
 """
 
 from __future__ import annotations

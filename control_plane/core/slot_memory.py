@@ -14,7 +14,7 @@ from control_plane.core.observed.jobs import JobSettings
 from everstep.protocol.slot import CHUNK_BYTES
 
 COPIES_TO_COMPARE = 2
-"""Number of copies with whose memory a plan compares the memory of parity."""
+"""For a job with parity, a plan also shows the memory that this number of copies would need."""
 
 
 def slots_per_shard(settings: JobSettings) -> int:

@@ -155,7 +155,7 @@ class IncidentEvent(StrEnum):
     """The events that change the state of an incident.
 
     NODES_THERE: All nodes of the new generation have promised.
-    TRAINING_AGAIN: Every rank has completed a step after the base step.
+    TRAINING_AGAIN: All ranks have restored the base step, and one rank has completed a later step.
     CAUGHT_UP: Training has reached the newest step before the failure.
     FAILED_AGAIN: Another failure occurred before the incident closed.
     JOB_ENDED: The job ended.

@@ -3,7 +3,7 @@
 A strategy is a choice of existing settings. `STRATEGIES` has one row per strategy:
 
     strategy     ranks capture       next checkpoint                  training during an upload   restores from
-    Everstep     as many as cheap    the job's own settings           continues                   memory, then S3
+    Everstep     steps at low cost   the job's own settings           continues                   memory, then S3
     None         no step             never                            -                           the start
     Strawman     checkpoints only    3 h after the last one           waits                       S3
     HighFreq     checkpoints only    at once after the last one       waits                       S3
@@ -179,9 +179,10 @@ def _needs_checkpoints(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def newest_storable(strategy: Strategy, *, committed: int, boundary: int) -> int:
-    """Return the step for which a checkpoint makes a request for another checkpoint unnecessary.
+    """Return the step from which on an existing checkpoint makes a request for another one unnecessary.
 
-    This is the newest committed step. For a strategy that commits only checkpoints, it is the newest finished step.
+    Training has no newer state to store. The result is the newest committed step. For a strategy that commits only
+    checkpoints, the result is the newest finished step.
 
     Args:
         strategy: the strategy that the job was created with.

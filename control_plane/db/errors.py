@@ -8,7 +8,7 @@
     ├── Conflict            the row's state does not allow the change
     └── SchemaMismatch      the database's schema is not the one that this version needs
 
-Callers must treat these errors. Other exceptions, such as SQLAlchemy's error for a lost connection, are unexpected.
+Callers must handle these errors. Other exceptions, such as SQLAlchemy's error for a lost connection, are unexpected.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def append(session: Session, event: NewEvent) -> None:
 def append_for_job(
     session: Session,
     job: JobRecord | Job,
-    type: str,  # the name of the event's field
+    type: str,  # shadows the builtin, to have the name of the event's field
     message: str,
     at: datetime,
     *,

@@ -144,7 +144,7 @@ def _base_after(session: Session, run_id: str, before: int, upto: int) -> int | 
     """Return the lowest step that any generation from `before` + 1 to `upto` restored.
 
     The training of these generations repeats all steps after the result. Only started generations count, and `upto`
-    itself. None if the range is empty.
+    itself. None if no generation in the range counts.
     """
     is_later = (
         (Generation.number > before)

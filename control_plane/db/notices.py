@@ -108,9 +108,9 @@ def replace_polled(
 
 
 def hold(session: Session, node_id: str, ends_at: datetime) -> bool:
-    """Store a new expiry time of an instance's terminating hook.
+    """Store a new expiry time of the lifecycle hook that holds a terminating instance.
 
-    Return False if the instance has no notice of a terminating hook.
+    Return False if the instance has no notice of such a hook.
     """
     held = update(Notice).where(Notice.node_id == node_id, Notice.source == NoticeSource.GROUP)
     return changed_rows(session.execute(held.values(ends_at=ends_at))) > 0

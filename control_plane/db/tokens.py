@@ -166,7 +166,7 @@ def page(
 def get(session: Session, token_id: str) -> TokenRecord:
     """Return a user or join token, valid or not.
 
-    Raises NotFound if no token has this id, or if it belongs to a session token.
+    Raises NotFound if no token has this id, or if the id belongs to a session token.
     """
     row = session.get(Token, token_id)
     if row is None or row.kind == TokenKind.SESSION:

@@ -105,7 +105,7 @@ class AgentConnection:
             self._registry.commands.ended(self.node_id, ended)
 
     def snapshot_answered(self, answer: SnapshotHeld | SnapshotBytes) -> None:
-        """Accept the answer to a request of an export.
+        """Accept the agent's answer to a request for a snapshot, which an export sent.
 
         The websocket route calls this method with each decoded message.
         """

@@ -75,7 +75,7 @@ class OrphanKeeper:
             except CloudError as error:
                 log.warning("run %s: could not delete orphaned shards; the next pass retries: %s", run.run_id, error)
             except ProtocolError as error:
-                # Another attempt would fail in the same way, and count towards `RUNS_AT_ONCE`.
+                # Mark the run as examined. Another attempt would fail in the same way, and use up `RUNS_AT_ONCE`.
                 self._examined[run.run_id] = examined
                 log.error("run %s: orphaned shards stay, because a stored manifest is invalid: %s", run.run_id, error)
             except NotFound:

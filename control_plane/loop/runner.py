@@ -8,6 +8,7 @@ A pass handles one job or one fleet: claim its lease, observe, decide, act, and 
     retention    deletes rows that are older than their limit, once a minute
     verifier     verifies checkpoints at a user's request
     keeper       deletes checkpoints
+    orphans      deletes uploaded shards that no checkpoint can contain
     uploads      deletes uploads of sources that no client completed, once an hour
     notices      reads AWS events from the queue, if one is configured
 
@@ -144,7 +145,10 @@ class Runner:
             await self.job_loop.close()
 
     async def sweep_repeatedly(self, stop: asyncio.Event, sweep: Callable[[], Awaitable[None]]) -> None:
-        """Repeat a sweep until `stop` is set: after a change, at the next verdict, or after `SWEEP_SECONDS`."""
+        """Repeat a sweep until `stop` is set.
+
+        The next sweep follows a change, the first agent whose silence exceeds its lease, or `SWEEP_SECONDS`.
+        """
         seen = 0
         while not stop.is_set():
             begun = self._context.monotonic()

@@ -1,6 +1,6 @@
-"""Passes the requests of exports from memory to agents, and returns the agents' answers.
+"""Sends agents the requests for snapshots that clients export from memory, and returns the answers.
 
-    ask(node, request) ──▶ HoldSnapshot, ReadSnapshot ──▶ agent
+    hold, read         ──▶ HoldSnapshot, ReadSnapshot ──▶ agent
                        ◀── SnapshotHeld, SnapshotBytes ──  answered(node, answer)
 
 An agent may execute the same request twice without harm. A caller that received no answer therefore repeats the request

@@ -159,7 +159,7 @@ class KnownContents:
         return self._digests.get(_recipe(pieces))
 
     def store(self, pieces: Sequence[_Piece], digest: bytes) -> None:
-        """Record the digest of a chunk, unless the chunk has bytes of a shard's own object."""
+        """Record the digest of a chunk, unless it has bytes of a shard's own object, which no other shard shares."""
         if all(piece.source is None or piece.source.key for piece in pieces):
             self._digests[_recipe(pieces)] = digest
 

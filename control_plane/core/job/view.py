@@ -268,7 +268,7 @@ def durable_step(view: JobView) -> Step:
 
 
 def durable_words(view: JobView) -> str:
-    """Return a clause for the job's reason about the newest checkpoint."""
+    """Return a clause about the newest checkpoint, for the job's reason text."""
     newest = durable_step(view)
     return f"the newest checkpoint is step {newest}" if newest > 0 else "there is no checkpoint"
 
@@ -308,6 +308,6 @@ def last_progress_at(view: JobView) -> float:
 
 
 def waiting_words(view: JobView, missing: int) -> str:
-    """Return a clause for the job's reason: the missing nodes, and why the fleet lacks them."""
+    """Return a clause about the missing nodes and why the fleet lacks them, for the job's reason text."""
     words = f"waits for {missing} node{'s' if missing != 1 else ''}"
     return f"{words}: {view.seen.waiting_words}" if view.seen.waiting_words else words

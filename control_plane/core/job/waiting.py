@@ -1,7 +1,8 @@
 """QUEUED and ALLOCATING: a job waits for its turn, then for all of its nodes.
 
-A job receives all of its nodes together. If the nodes do not arrive, an elastic job starts with fewer nodes after its
-patience. Any other job stands aside (waits outside the queue for a while), or tries the next fleet of its user's list.
+A job receives all of its nodes together. If the nodes do not arrive within `patience_seconds`, an elastic job starts
+with fewer nodes. Any other job stands aside (waits outside the queue for a while), or tries the next fleet of its
+user's list.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def wait_for_nodes(view: JobView) -> Decision:
     if record.state is JobState.QUEUED:
         if not view.seen.is_admitted:
             return stay(view, _queue_words(view))
-        # The fleet assigns all nodes of the job together, after it has removed the job's previous nodes.
+        # These nodes are from an earlier generation. The fleet assigns new nodes, all together, only after it has
+        # removed the earlier nodes.
         if view.seen.assigned:
             return stay(view, "admitted; waits until its former nodes have returned to the fleet")
         return change_state(view, JobEvent.ADMITTED, _gang_words(view, spec.node_count))
@@ -72,7 +74,7 @@ def _with_vacancy(view: JobView) -> JobView:
 
 
 def _may_start_smaller(view: JobView) -> bool:
-    """Return whether the job has its minimum of nodes, and its patience for the other nodes has ended."""
+    """Return whether the job has its minimum of nodes, and has waited `patience_seconds` for the other nodes."""
     smaller_from = elastic.smaller_from(view.spec, view.record)
     is_enough = len(view.seen.assigned) >= max(1, view.spec.least_node_count)
     return is_enough and smaller_from is not None and view.now >= smaller_from

@@ -93,7 +93,7 @@ class GroupObserved:
     launch_failure: str = ""
     """AWS's reason for the newest failed launch. Empty if a later launch succeeded."""
     hook_seconds: float = 60.0
-    """Timeout of the terminating hooks in seconds."""
+    """Timeout, in seconds, of the lifecycle hooks that hold terminating instances."""
     failed_at: float | None = None
     """Time of the newest failed launch, in Unix seconds. None while launches succeed."""
     failing_since: float | None = None
@@ -250,7 +250,7 @@ class FleetObserved:
     vacancies: Vacancies = ()
     """The vacancies of the group, as the previous pass stored them."""
     replaced: tuple[float, ...] = ()
-    """Unix times of the replacements that Everstep itself decided in the last hour, or longer."""
+    """Unix times of the replacements that Everstep itself decided, for at least the last hour."""
     failed_join_count: int = 0
     """Number of instances that ended because their agents did not connect in time.
 

@@ -27,7 +27,7 @@ class FailureRecord:
     """
     last_lines: str = ""
     words: str = ""
-    """A sentence about the first rank's end, with advice, for example after a lack of memory.
+    """A sentence about how the first failed rank ended, with advice, for example to use less memory.
 
     Empty if only exit class and code are known.
     """

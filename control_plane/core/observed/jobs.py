@@ -66,7 +66,7 @@ class JobSettings:
     """Whether the job makes a checkpoint when AWS announces the end of a node that no other node can replace."""
     third_slot: bool = False
     checkpoint_max_uploads: int = 1
-    """Maximum number of checkpoints that nodes upload at the same time. Each upload occupies one slot per shard."""
+    """Maximum number of checkpoints that nodes upload at once. Each upload occupies one memory slot per shard."""
     max_runtime_seconds: int | None = None
     max_pending_seconds: int | None = None
     max_cost_usd: float | None = None
@@ -139,7 +139,7 @@ class Exclusion:
     node_id: NodeId
     evidence: str
     may_terminate: bool
-    """Whether AWS's report or the live agent's own fault permits termination.
+    """Whether AWS's report, or a fault that the node's live agent reports, permits termination.
 
     The fleet holds a node that is only unreachable, and never terminates it.
     """
@@ -148,7 +148,7 @@ class Exclusion:
 
     @property
     def is_to(self) -> Remedy:
-        """The action of the fleet for the node. REPLACE and REBOOT only if `may_terminate`."""
+        """The action of the fleet for the node. It is REPLACE or REBOOT only if `may_terminate` is true."""
         if self.may_terminate:
             return self.remedy or Remedy.REPLACE
         if self.remedy is Remedy.RELEASE or self.remedy is Remedy.RETIRE:
@@ -171,9 +171,10 @@ class Impairment:
     since: float
     boundary: Step
     stepped_at: float
-    """Time at which training had last advanced by two steps.
+    """Unix time at which the control plane last updated `boundary`.
 
-    Equal to `since` until training has advanced by two steps.
+    The control plane updates `boundary` each time training has advanced by two more steps. Before the first update,
+    this time equals `since`.
     """
 
 
@@ -255,7 +256,7 @@ class Pace:
 
     world_size: int = 0
     longest: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The longest such time in seconds, by phase."""
+    """The longest time without progress in seconds, by phase of the ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,10 +339,10 @@ class Memo:
     missing_count: int = 0
     """Number of nodes by which the newest plan is smaller than the specification's NodeCount."""
     reduced_count: int = 0
-    """Number of nodes of the next generation, if it is smaller than that of the newest generation or than NodeCount.
+    """Number of nodes of the next generation, if the job continues on fewer nodes than before. 0 otherwise.
 
-    Set because no other node was available, or because the job returned nodes. 0 if the next generation needs as many
-    nodes as the newest generation.
+    Before, the job had `member_count` nodes, or NodeCount if `member_count` is 0. It continues on fewer nodes because
+    no other node was available, or because it returned nodes.
     """
     vacant_since: float | None = None
     """Unix seconds since which the next generation lacks a member, or the job waits for its first nodes.

@@ -154,7 +154,7 @@ class NodeObserved:
     has_reported: bool = False
     """Whether the connected agent has sent this control plane a report."""
     is_warm: bool = False
-    """Whether the node has a process ready that has done the ranks' imports."""
+    """Whether a process on the node has already imported the ranks' modules, so that a rank can start faster."""
     sources: frozenset[str] = frozenset()
     """SHA-256 of the source archives that the node holds."""
     member: MemberReport | None = None
