@@ -111,10 +111,10 @@ def parent_of(seen: JobObserved) -> Generation:
 def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
     """Return the newest committed step that the record or a node's report shows, or -1.
 
-    Three kinds of reports count. A node that has promised reports the committed step from its ranks' shared pages. A
-    node with live ranks reports the committed step of each shard. The coordinator's node reports the newest step that
-    it committed. Old reports count too, because the committed step never decreases within a generation. Commits of
-    abandoned generations are ignored.
+    Three kinds of reports count. A node that has promised reports the committed step from the memory page that each
+    rank shares with its agent. A node with live ranks reports the committed step of each shard. The coordinator's node
+    reports the newest step that it committed. Old reports count too, because the committed step never decreases within
+    a generation. Commits of abandoned generations are ignored.
     """
     members = [node.member for node in seen.nodes.values() if node.member is not None and node.member.run == spec.run]
     on_pages = [(commit.generation, commit.step) for member in members for commit in member.commits]

@@ -114,7 +114,7 @@ def parity_groups(
 
 
 def groups_of(holders: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the groups from which a stored plan's holders follow.
+    """Return the placement groups that produce the holders in a stored plan.
 
     Args:
         holders: for each GROUP_RANK, the GROUP_RANKs of its shard's holders, the owner first.
@@ -213,7 +213,7 @@ def _cut(order: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _spread(domains: Sequence[str], copies: int) -> list[int]:
-    """Return the GROUP_RANKs in an order in which the nodes of each later group have different domains, if possible.
+    """Return the GROUP_RANKs in an order from which `_cut` forms groups with different domains, if possible.
 
     The function always picks a node of the domain with the most remaining nodes.
     """

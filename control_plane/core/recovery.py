@@ -133,9 +133,9 @@ def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Genera
     """Return the newest committed step that the control plane or a node has recorded.
 
     The control plane's own record can be too old, because agents report commits only once a second, and only while the
-    control plane runs. A node that has promised reports the committed step C from its ranks' shared pages. Ranks
-    snapshot a step after C only once their agents have received C. Therefore every survivor of that generation reports
-    C.
+    control plane runs. A node that has promised reports the committed step C from the memory page that each rank
+    shares with its agent. Ranks snapshot a step after C only once their agents have received C. Therefore every
+    surviving node of the generation reports C.
 
     Args:
         path: the path of the newest started generation.

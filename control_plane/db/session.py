@@ -47,7 +47,7 @@ lock of a write transaction.
 WRITER_LOCK = 0x45560001
 """Number of the PostgreSQL advisory lock that each write transaction holds.
 
-No other lock of the database may use it.
+No other lock of the database may use this number.
 """
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 POSTGRESQL: Final[dict[str, str | int]] = {

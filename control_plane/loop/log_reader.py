@@ -227,7 +227,7 @@ class LogReader:
     def tail(self, wanted: LogFilter) -> Cursor:
         """Return the cursor at the log's current end.
 
-        A gap (lost lines at the end of a node's log) counts if no node can still upload these lines.
+        The cursor is also past each gap (lost lines at the end of a node's log) that no node can still fill.
         """
         number = wanted.generation or max(self._facts, default=0)
         return self._end_of(number) if number in self._facts else Cursor(number)

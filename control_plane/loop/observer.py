@@ -132,7 +132,7 @@ class Hearing:
     def beat(self) -> None:
         """Record that the event loop runs.
 
-        After a standstill of the process, silence counts only from one lease later.
+        If the process stood still, silence counts only from one lease after the standstill.
 
         The server's event loop calls this method several times per lease, even while the passes are busy. A busy server
         still receives messages, so silence counts.

@@ -3,7 +3,7 @@
 A shard is intact if its object exists, has Everstep's header, and has a payload with the manifest's digest. The payload
 consists of the bytes that a restore reads from the object and from shared objects. A shared object is intact if it
 hashes to its name. The verifier reads each intact shared object once per checkpoint, however many shards need it. Only
-chunks that mix its bytes with bytes of a shard's own object are read again for each shard.
+chunks that contain bytes of both a shared object and a shard's own object are read again for each shard.
 
 The loop reads one checkpoint at a time, as a stream in a thread. Requests are rows of the database, so a restarted
 server starts the verification again. If two servers verify the same checkpoint, both store the same verdict.
@@ -44,7 +44,10 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 ZEROS = bytes(1024 * 1024)
 IDLE_BYTES = 64 * 1024 * 1024
-"""Bytes that may be read from other objects while a connection is idle. S3 ends connections that are idle too long."""
+"""Bytes that may be read from other objects while the connection to one object stays open and idle.
+
+S3 itself ends connections that are idle for too long.
+"""
 
 
 class Verifier:

@@ -54,7 +54,7 @@ class JobView:
     implications: tuple[Implication, ...] = ()
     """Entries that this pass adds to the histories of nodes, because the incident involves these nodes."""
     events: tuple[EventDraft, ...] = ()
-    """Events of this pass. A change of the job's state adds its event later."""
+    """Events that this pass stores. If the pass changes the job's state, `change_state` adds an event about it."""
 
     @property
     def plan(self) -> GenerationPlan:

@@ -154,7 +154,7 @@ class NodeObserved:
     has_reported: bool = False
     """Whether the connected agent has sent this control plane a report."""
     is_warm: bool = False
-    """Whether a process on the node has already imported the ranks' modules, so that a rank can start faster."""
+    """Whether the node can start a rank without importing the rank's modules first (`AgentReport.is_warm`)."""
     sources: frozenset[str] = frozenset()
     """SHA-256 of the source archives that the node holds."""
     member: MemberReport | None = None
