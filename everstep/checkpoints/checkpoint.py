@@ -222,7 +222,8 @@ def open_checkpoint(uri: str) -> Checkpoint:
     if found is not None and found[0] != folder:
         raise CorruptCheckpoint(f"{uri} is the manifest of another checkpoint: {folder}")
     inside_base = f"{base}/" if base else ""
-    # A copy of the checkpoint's folder alone has the frozen objects inside.
+    # Frozen objects hold tensors that training does not change, and are in the folder of the run. A copy of only the
+    # checkpoint's folder must contain them in a subfolder.
     run_folder = f"{base}/".removesuffix(folder.partition("/")[2])
     shared_keys = {each.sha256: f"{run_folder}frozen/{each.sha256}.safetensors" for each in manifest.frozen}
     shared_keys |= {each.sha256: f"{inside_base}replicated/{each.sha256}.safetensors" for each in manifest.replicated}

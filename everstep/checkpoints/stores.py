@@ -24,7 +24,7 @@ from everstep import bulk
 from everstep.checkpoints.errors import StoreFailure
 
 PART_BYTES: Final = 16 * 1024 * 1024
-"""Minimum size of an upload's parts to S3, in bytes. Parts in flight occupy memory."""
+"""Minimum size of an upload's parts to S3, in bytes. Larger parts need more memory while they are sent."""
 CONNECTIONS: Final = 8
 """Connections to S3. Source: Amazon S3 User Guide: one parallel request per 85 to 95 MB/s of bandwidth."""
 

@@ -4,7 +4,7 @@
     global_step<N>/mp_rank_00_model_states.pt               counters, for ZeRO 1 and 2
     global_step<N>/zero_pp_rank_0_mp_rank_00_model_states.pt    the same, for ZeRO 3
     global_step<N>/zero/optimizer_state.pt                  counters of the optimizer
-    global_step<N>/zero/<parameter>/fp32.pt                 the weight in fp32, from any training
+    global_step<N>/zero/<parameter>/fp32.pt                 the weight, converted to fp32 if necessary
     global_step<N>/zero/<parameter>/<entry>.pt              a state of the optimizer, such as exp_avg
 
 DeepSpeed can load the export into ZeRO 1, 2 and 3 and into any number of ranks. The layout contains neither options of

@@ -63,7 +63,7 @@ def events(
         return streams[0]
 
     def has_spoken() -> bool:
-        return streams[0].last_event_id is not None  # The service begins every stream with the reader's position.
+        return streams[0].last_event_id is not None  # The service sends an id first, so an id proves that it responds.
 
     yield from kept_up(connect, is_over=lambda: False, has_spoken=has_spoken, pause=pause, monotonic=monotonic)
 

@@ -68,7 +68,7 @@ def _seen(incident: Json) -> str | None:
 
 
 def _sources(incident: Json) -> str:
-    """Return the restore source of each range of ranks as text."""
+    """Return, as text, the source from which each range of ranks restored its state."""
     told: list[str] = []
     for run in incident["RankSources"]:
         first, last = run["FirstRank"], run["LastRank"]

@@ -47,7 +47,7 @@ def _add(waiter: str, settings: Json) -> None:
 
 
 def _show_looks(service: Any, progress: Progress) -> None:
-    """Print each description that a waiter polls. botocore's waiters report nothing before their end."""
+    """Print the job's state after each poll of a waiter, because botocore's waiters report nothing before their end."""
 
     def show(http_response: Any, parsed: Json, **_: Any) -> None:
         if http_response.status_code < 300:
