@@ -144,10 +144,10 @@ class MemoryEnd(Message, frozen=True):
     total_bytes: int | None = None
     """Limit of the memory that `used_bytes` counts, in bytes."""
     words: str = ""
-    """The first line of the rank's last exception.
+    """The line of the rank's stderr that shows the rank's last exception.
 
-    With evidence from the kernel, the line names the DataLoader worker that the kernel killed, and is empty if the
-    kernel killed the rank itself.
+    If the kernel killed a DataLoader worker of the rank, this line names the worker. Empty if the kernel killed the
+    rank itself.
     """
 
 
@@ -462,7 +462,7 @@ class PageCommit(Message, frozen=True):
 
     The agent writes a commit to the pages before it acts on it, and the pages outlive the agent process. After a
     restore from an older step, the pages may still show commits of steps that training then abandoned. The control
-    plane therefore counts only commits from which the newest started generation continued.
+    plane therefore ignores commits that are not part of the history of the newest started generation.
     """
 
     generation: Generation
@@ -480,7 +480,7 @@ class MemberReport(Message, frozen=True):
     inventory: tuple[SlotRecord, ...] = ()
     """The complete shards in the node's memory when the agent promised the generation. Sent only while PROMISED."""
     ended: EndedRanks | None = None
-    """The last state of the ranks that this node ran for the run before.
+    """The last state of the ranks that this node ran in the run's newest earlier generation.
 
     Sent only while PROMISED. None if no rank of the run has run on this node.
     """
@@ -621,8 +621,8 @@ class AgentWelcome(Message, frozen=True):
 class Prepare(Message, frozen=True):
     """Command to promise this generation.
 
-    The agent ends the ranks, closes the connections of older generations, and lists the sealed slots. The control plane
-    repeats the command until the report shows the generation.
+    The agent ends the ranks, closes the connections of older generations, and lists the sealed slots (the complete
+    shards in its memory). The control plane repeats the command until the report shows the generation.
     """
 
     job: JobName

@@ -233,10 +233,10 @@ class ShardRefused(Message, frozen=True, omit_defaults=True):
 
 
 class HolderInventory(Message, frozen=True):
-    """The steps of this shard that the holder has completely and verified.
+    """The steps for which the holder has a complete and verified copy of this shard.
 
-    It is the holder's first message in a replica session. The owner no longer counts earlier acknowledgements of the
-    holder for other steps.
+    The holder sends it first in a replica session. From then on, the owner ignores acknowledgements that the holder
+    sent earlier for other steps.
     """
 
     owner_rank: Rank

@@ -102,7 +102,7 @@ class PlanNode(Message, frozen=True):
     ranks: tuple[Rank, ...]
     """Consecutive ranks of this node. A rank's index in this tuple is its LOCAL_RANK."""
     keep: tuple[SlotReference, ...] = ()
-    """Shards in the node's memory that it must not overwrite until the restored step is committed again.
+    """Shards in the node's memory that it must not overwrite before the generation's first commit.
 
     The node may overwrite all other slots of the run.
     """

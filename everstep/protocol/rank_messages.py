@@ -8,6 +8,8 @@ The page has `RANK_WORD_BYTES` bytes on tmpfs, little endian, in two halves with
 two alternating positions. If the sequence number is odd, the body is at the offsets below. If it is even, the body is
 512 bytes further. A writer first fills the unused position and then publishes it by storing the next sequence number.
 
+In the table, the base is the step that the rank restores, and the copier is the rank's thread that copies its state.
+
     offset  size  field          written by   meaning
     0       8     sequence       agent        number of writes of this half
     8       8     generation     agent

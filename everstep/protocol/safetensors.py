@@ -48,7 +48,10 @@ LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100_000_000
 """Limit of a header in the safetensors library, in bytes."""
 MAX_EXTRA_GAPS = 4
-"""Maximum total size of gaps in a payload besides the gap after each tensor, in units of the alignment."""
+"""Number of gaps that a payload may have in addition to one gap per tensor.
+
+Each gap counts as `ALIGNMENT` bytes. The limit prevents a damaged header from naming a huge payload of zeros.
+"""
 _FORMAT = "everstep-2"
 _FORMAT_WITH_FROZEN = "everstep-3"
 _FORMAT_WITH_REPLICATED = "everstep-4"

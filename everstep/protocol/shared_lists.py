@@ -26,7 +26,11 @@ _Lists = tuple[tuple[SharedObject, ...], tuple[SharedObject, ...]]
 
 
 class SharedLists:
-    """One end of a connection. The sender calls `shorten` only, the receiver `complete` only."""
+    """The lists of shared objects that the last report on a connection contained, as one end remembers them.
+
+    Each end of the connection has its own object. The sender calls `shorten`, which replaces lists of the last report
+    by their digest. The receiver calls `complete`, which puts these lists back.
+    """
 
     def __init__(self) -> None:
         self._known: dict[bytes, _Lists] = {}
