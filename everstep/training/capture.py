@@ -46,7 +46,7 @@ class StateTensor:
     Torch counts changes only in the wrapper's version.
     """
     is_frozen: bool = False
-    """As `TensorEntry.is_frozen`."""
+    """True if the script declares that training does not change the tensor (see `TensorEntry.is_frozen`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,8 @@ as the corresponding range of the slot, with zeros between tensors. One copy the
 non-contiguous tensor is gathered too, in parts if it is large.
 
 A background task registers slots with the driver, piece by piece. Copies to registered pages are as fast as copies to
-pinned pages. Copies to unregistered pages pass through a ring of pinned buffers, and the guard waits for these copies.
+pinned pages. Copies to unregistered pages pass through a ring of pinned buffers, and the guard
+(`everstep.training.guard`) waits for these copies.
 
 Invariant: apart from copies through the ring, the training thread waits for the device in two cases only. One is an
 audited snapshot. The other is a host that would run more than one boundary ahead of the device. Sources stay alive
@@ -286,7 +287,7 @@ class _Run:
     complete_count: int
     """Number of tensors at the start of the list of copies that are complete after this run."""
     before_bytes: int = 0
-    """Bytes of the tensor before this run; 0 unless the tensor is copied in several runs."""
+    """Bytes of the tensor that precede this run; 0 unless the tensor is copied in several runs."""
 
     @property
     def begin(self) -> int:
@@ -663,7 +664,7 @@ def _rows(target: torch.Tensor, source: torch.Tensor, limit: int) -> Iterator[tu
 
 
 def gather_now(memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Gather tensors with zeros in the gaps.
+    """Copy tensors into one buffer, with zeros in the gaps between them.
 
     Contiguous tensors are copied in one call, as bytes, because torch fuses only tensors of one dtype.
 

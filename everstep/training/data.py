@@ -393,8 +393,8 @@ class _MapLoader:
         is_first, self._has_begun = not self._has_begun, True
         if not self._sampler.is_resuming:
             if is_first and epoch > 0 and self._loader.persistent_workers:
-                # An undisturbed run keeps its workers from epoch to epoch, so it draws no base seed at the start of
-                # this epoch.
+                # This process has just been resumed, so `iter` starts workers and draws a base seed for them. An
+                # undisturbed run keeps its workers and draws none here. The walk must not depend on this draw.
                 self._sampler.hold()
             return iter(self._loader)
         # `iter` draws a base seed. The undisturbed run already drew this seed at the start of the epoch, so restore the
@@ -532,8 +532,8 @@ class Walk:
 
     Other code may draw from the same generators. The walk draws from the shared generators while it is the only user.
     If other code has drawn from a generator since the walk's last draw, the walk records the state that it finds
-    (`Fork`). From the next item on, the walk draws from a stream of its own, derived from the state after that draw. It
-    then no longer uses the shared generator.
+    (`Fork`) and draws one more item from this state. From the next item on, the walk draws from a stream of its own,
+    derived from the state after that item. It then no longer uses the shared generator.
 
     Args:
         items: the sampler or iterable, read from its beginning.

@@ -175,7 +175,8 @@ class HeldTensor:
 class EarlierTensors:
     """All logical tensors of which the mapped shards contain pieces.
 
-    One of the shards also supplies this rank's values, such as data positions. Its own tensors are available by name.
+    One of the shards also supplies this rank's values, such as data positions. `own` returns this shard's tensors by
+    their names in the slot.
     """
 
     def __init__(self) -> None:
@@ -281,7 +282,7 @@ class Target:
     parts: tuple[TensorPart, ...]
     """Boxes that fill the tensor.
 
-    If boxes of several names fill the same elements, their content is equal, and either one suffices.
+    If boxes of several names fill the same elements, their content is equal, and any one of them suffices.
     """
     is_padded: bool = False
     """True if elements without a box are padding and become zeros."""

@@ -1,6 +1,6 @@
 """Computes idle spans: the recurring parts of an iteration in which training does not use the network.
 
-Pure. The input are recorded times of network use.
+Pure. The input consists of recorded times of network use.
 
 Invariant: the result contains spans only if most iterations have the same number of spans.
 """
@@ -29,8 +29,8 @@ Interval = tuple[float, float]
 def idle_spans(busy: Sequence[Interval], boundaries: Sequence[float]) -> tuple[IdleSpan, ...]:
     """Return the time spans of a typical iteration in which training does not use the network.
 
-    The result uses medians. GEMINI (section 5.4) uses averages, but one delayed iteration would shift the averages of
-    all later spans and inflate their deviations.
+    The result uses medians. The paper GEMINI (Wang et al., SOSP '23, section 5.4) uses averages. However, one delayed
+    iteration would shift the averages of all later spans and inflate their deviations.
 
     Args:
         busy: intervals in which the network was in use, in any order. They may overlap.

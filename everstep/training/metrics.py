@@ -189,7 +189,7 @@ class MetricRing:
 
     def flush(self) -> None:
         """Send waiting records, oldest first, at most as many as the agent accepts per second."""
-        # The training thread may add records meanwhile.
+        # Take only the records that are waiting now, because the training thread may add more meanwhile.
         pieces, left, too_large_count = divide([self._records.popleft() for _ in range(len(self._records))])
         self._records.extendleft(reversed(left))
         known_count, self._told_count = self._told_count, self._dropped_count

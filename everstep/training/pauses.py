@@ -5,8 +5,8 @@ therefore misses a running operation. While the main thread runs Python code, it
 such a moment misses no operation that began before the moment.
 
 Invariant: a callback of `await_pause` runs at most once, in the main thread, between two instructions of its Python
-code. The callback may never run, so callers must also make their check at another moment, such as the guard. This
-module handles threads only.
+code. The callback may never run, so callers must also make their check at another moment, for example when the
+training thread reaches the guard (`everstep.training.guard`). This module handles threads only.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The profiler records again only when the duration of iterations changes. Torch's
 DDP and FSDP, which hooks and patched calls miss. Recording only ranges, without operators, costs microseconds per
 iteration.
 
-Invariant: an error in profiling ends only the profile; training continues. If the script starts a profiler, this
-profiler ends its recording.
+Invariant: an error in profiling ends only the profile; training continues. If the script starts its own profiler,
+Everstep's recording ends without a result.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WARM_UP_ITERATIONS = 8
 In the first iterations torch compiles, allocates memory and rebuilds buckets, and Everstep audits the state.
 """
 PROFILED_ITERATIONS = 20
-"""Iterations per profile, as in GEMINI."""
+"""Iterations per profile, as in the paper GEMINI (Wang et al., SOSP '23)."""
 WATCHED_ITERATIONS = 64
 """Iterations between two comparisons of the iteration time with the profiled time."""
 DRIFT_RATIO = 0.1

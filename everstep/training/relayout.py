@@ -3,7 +3,7 @@
     earlier shards ──▶ boxes of logical tensors ──▶ common elements ──▶ the tensors of this rank's layout
                   └──▶ values of earlier rank (rank mod W): groups, schedulers, objects, data, generators
 
-A rank maps whole shards until they cover the tensors of its own layout.
+W is the number of earlier ranks. A rank maps whole shards until they cover the tensors of its own layout.
 
 Invariant: every logical tensor has the same elements before and after the load. `read_earlier` performs all checks that
 can reject the step, and writes nothing.

@@ -175,7 +175,8 @@ class TrainingSession:
         )
         self._ring = MetricRing(link.generation, link.send)
         self._logged = DeviceNumbers(self._ring)
-        # The training thread and the copier both write the page. A signal handler may interrupt such a write.
+        # The training thread and the copier both write the page. The lock is reentrant, because a signal handler may
+        # interrupt such a write and write the page itself.
         self._half_lock = threading.RLock()
         self._said = _Half()
         self._half = RankHalf(generation=link.generation)
@@ -458,7 +459,7 @@ class TrainingSession:
                 self._nudge()
                 self._final_round()
             elif self._snapshotter.settled != self._boundary:
-                # The end of this process makes the failure visible to the other ranks.
+                # Only log the reason here. The other ranks notice the failure when this process ends.
                 self._say_departure()
         self._publish(phase=Phase.CLOSE, limit=0, standing=Standing.CLOSED)
         self._nudge()
@@ -483,7 +484,7 @@ class TrainingSession:
     def _failure(self) -> str:
         error = sys.exc_info()[1]
         while isinstance(error, ENDS) and error is not self._handled:
-            error = error.__context__  # Python also closes this generator when an error ends the script's loop.
+            error = error.__context__  # The error in the script's loop for which Python closed the generator.
         is_end = error is None or error is self._handled or (isinstance(error, SystemExit) and error.code in (None, 0))
         return "" if is_end else f"close() was called while {type(error).__name__} is being dealt with"
 

@@ -67,10 +67,10 @@ ASK_AGAIN_BOUNDARIES = 100
 The state may have become small enough for the node's memory.
 """
 COLD_BYTES = 8 * 1024 * 1024
-"""Limit of the bytes copied right after a step up to which the copier's thread computes the digests.
+"""Limit, in bytes, for the part of a snapshot that is copied right after the step.
 
-Above this limit, the thread computes them only if the tensors that it copies later are at least as large. Training
-waits for the copier, so longer digest work would block training.
+Up to this limit, the copier's thread may compute the digests. Above the limit, it computes them only if it copies at
+least as many bytes later, in the background. Otherwise training would wait for the digests.
 """
 
 Told = TypeVar("Told", Capturing, Captured)
@@ -121,10 +121,10 @@ class _Capture:
 class _Verdict:
     """Decides once whether the copy of a snapshot is consistent, and reports the result.
 
-    For snapshots without an audit. Safe from any thread. The copy is consistent if no tensor changed while it was
-    copied. Torch raises a tensor's version only when an operation ends. The decision is therefore made at a moment when
-    the training thread executes no torch
-    operation: at a pause after the copy, or at the guard. The result is reported after the copy has ended.
+    Only snapshots without an audit have a verdict. All methods are safe from any thread. The copy is consistent if no
+    tensor changed while it was copied. Torch raises a tensor's version only when an operation ends. The decision is
+    therefore made at a moment when the training thread executes no torch operation: at a pause after the copy, or at
+    the guard. The result is reported after the copy has ended.
 
     Args:
         moved: returns the names of tensors whose version or address changed since the step ended.

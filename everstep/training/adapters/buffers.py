@@ -130,7 +130,7 @@ class Buffers:
     def transient_parts(self) -> dict[str, tuple[TensorPart, ...]]:
         """Return an empty list of boxes for each buffer that is not persistent, by the buffer's name.
 
-        `state_dict` leaves these buffers out.
+        Without boxes, a buffer is not part of any logical tensor. `state_dict` leaves out these buffers, too.
         """
         return {f"model/{name}": () for name, owner, key in self._places if key in owner._non_persistent_buffers_set}
 

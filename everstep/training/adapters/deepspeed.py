@@ -184,7 +184,7 @@ class DeepSpeedAdapter:
             ]
             if (
                 state.tensor.dim() == 0
-            ):  # A scalar belongs to all parameters of the master weight, such as the count of steps.
+            ):  # A scalar, such as the count of steps, belongs to all parameters of the master weight.
                 parts = [whole(name, ()) for name in dict.fromkeys(part.name for part in parts)]
             elif state.tensor.numel() != sizes[master]:
                 parts = []  # The state does not have one element per element of the master weight.
@@ -245,7 +245,7 @@ class DeepSpeedAdapter:
         """
         prefix = self._optimizer.prefix
         owners = {part.name: earlier.entries(prefix + part.name.removeprefix("model/")) for part in parts}
-        # This partition contains only padding and so belongs to no parameter. Use the counters of any parameter.
+        # A partition with only padding belongs to no parameter, so use the counters of any parameter.
         known = owners if parts else dict(earlier.entries_below(prefix))
         found: list[Target] = []
         if not any(known.values()):

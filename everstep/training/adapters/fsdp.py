@@ -26,7 +26,7 @@ REFUSED_OPTIMIZERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    # not to_local(), which returns a view with autograd history
+    # Read the attribute, because to_local() returns a view with autograd history.
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 

@@ -109,7 +109,8 @@ class PlainAdapter:
         for named in self._optimizers:
             live = list(chain.from_iterable(map(itemgetter("params"), named.optimizer.param_groups)))
             where = f"optimizer/{named.name}" if named.name else "optimizer"
-            # After add_param_group: a restarted script has not added the group yet when it restores.
+            # The script called `add_param_group` after `init`. A restarted script has not called it yet when it
+            # restores.
             if len(live) != len(named.members):
                 known = f"the optimizer has {len(live)} parameters, but init() saw {len(named.members)}"
                 raise CannotResume(
@@ -117,7 +118,7 @@ class PlainAdapter:
                     f"{known}; add all parameters before init(), and set requires_grad=False on those that are "
                     "frozen at first",
                 )
-            # For example after resize_token_embeddings, or when the script replaced a group's parameters.
+            # The script replaced parameters after `init`, for example with `resize_token_embeddings`.
             if not all(map(operator.is_, live, map(itemgetter(1), named.members))):
                 other = next(
                     name for (name, parameter), held in zip(named.members, live, strict=True) if held is not parameter
@@ -192,7 +193,8 @@ class PlainAdapter:
             named.load(tensors, values["optimizers"][named.name])
         self._buffers.load(tensors, values["buffers"])
         gradients = list(zip(self._parameters.items(), values["gradients"], strict=True))
-        # Most scripts clear restored gradients without reading them. Untouched memory of zeros costs nothing.
+        # Most scripts clear restored gradients without reading them. The arena's memory is zero without a write, so
+        # gradients that nobody reads cost nothing.
         made = (
             local
             for (_, parameter), state in gradients
@@ -278,8 +280,8 @@ class PlainAdapter:
             gradients = [parameter.grad for _, parameter in named.members]
             used = self._used.get(named.name, repeat(None))
             self._keep_place(named.name, not all(map(_is_used, gradients, used)))
-        # No hook reports when the script uses the gradient of a parameter without an optimizer, for example in a
-        # clipping norm.
+        # Keep all gradients of parameters without an optimizer. The script may still use them, for example in a
+        # clipping norm, and no hook reports this use.
         self._keep_place(None, any(parameter.grad is not None for parameter in self._ownerless))
         self._used.clear()
 
@@ -374,7 +376,7 @@ class PlainAdapter:
         def clear_and_mark(set_to_none: bool = True) -> None:
             clear(set_to_none)
             if named.name in self._used:
-                # Record a zeroed gradient as a tensor. A restored None would make optimizers skip the parameter.
+                # Mark the gradients again, so that zeroing them does not count as a change after the step.
                 mark()
 
         named.optimizer.register_step_post_hook(mark)
