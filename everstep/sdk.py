@@ -178,7 +178,7 @@ def _add_conveniences(base_classes: list[type], **_: Any) -> None:
 
 
 class Conveniences:
-    """Methods of the client in addition to the API's operations. Mixed into botocore's client class."""
+    """Methods of the client in addition to the API's operations. botocore's client class inherits them."""
 
     def upload_source(
         self, *, Directory: str | os.PathLike[str] | None = None, Body: bytes | BinaryIO | None = None

@@ -25,7 +25,7 @@ from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard
 
 RENEWALS_PER_HOLD: Final = 4
-"""Number of renewals within the time after which a hold ends on a node.
+"""Number of renewals of a hold within its time limit. A node that receives no request for this time ends the hold.
 
 A read extends the hold only on the node that it reads from. The other nodes need the renewals, and all nodes need them
 while the caller reads nothing.

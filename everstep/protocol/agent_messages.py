@@ -288,9 +288,9 @@ class UploadedShard(Message, frozen=True):
     The control plane expects about the same duration for the next upload.
     """
     sha256: str = ""
-    """Same value as `ManifestShard.sha256`."""
+    """SHA-256 over the digests of the object's parts, hexadecimal, as in `ManifestShard.sha256`."""
     part_bytes: int = 0
-    """Same value as `ManifestShard.part_bytes`."""
+    """Size of the parts that `sha256` covers, as in `ManifestShard.part_bytes`."""
     frozen: tuple[SharedObject, ...] = ()
     """S3 objects with the shard's unchanging tensors, which other shards share. All of them are complete in S3."""
     replicated: tuple[SharedObject, ...] = ()

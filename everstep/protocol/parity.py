@@ -1,4 +1,4 @@
-"""Names of the shards that a share of parity contains (docs/adr/0035-parity-in-memory.md).
+"""Defines shares of parity, and how a share names its shards (docs/adr/0035-parity-in-memory.md).
 
 The ranks with one LOCAL_RANK on the nodes of a group form a *stripe*. The members of a stripe are in the order of their
 ranks. Each member keeps its own shard and one *share*: the XOR of one part of the shard of every other member.
@@ -79,7 +79,7 @@ class Rebuild(Message, frozen=True):
 
 
 def share_owner(holder: Rank) -> Rank:
-    """Return the owner that slots of the share of `holder` have in headers, inventories and requests."""
+    """Return the number by which headers, inventories and requests name the owner of the share of `holder`."""
     return Rank(holder | SHARE_BIT)
 
 

@@ -1,4 +1,4 @@
-"""Describes which elements of logical tensors a stored tensor contains (parts). Pure.
+"""Defines parts, which describe the elements of logical tensors that a stored tensor contains. Pure.
 
 A logical tensor is a whole parameter, master weight or optimizer state tensor, independent of the number of ranks that
 hold it. A tensor of a slot holds boxes of logical tensors:

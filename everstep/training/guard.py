@@ -1,4 +1,4 @@
-"""Delays an optimizer step while the copy of the last step still runs (the guard).
+"""Implements the guard, which delays an optimizer step while the copy of the last step still runs.
 
 The training thread waits at the guard before its next change of the state. The guard also rejects copies of tensors
 that changed during the copy. *Deferred* tensors are those that the copier copies after the boundary. The session

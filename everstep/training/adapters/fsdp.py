@@ -135,7 +135,7 @@ class FSDPAdapter(PlainAdapter):
     def rewrap(self, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         if not isinstance(parameter, DTensor):
             return local
-        # Not from_local(): it would copy tensors that CPUOffloadPolicy keeps in host memory to the mesh's device.
+        # from_local() would copy tensors that CPUOffloadPolicy keeps in host memory to the mesh's device.
         spec = parameter._spec.shallow_copy_with_tensor_meta(
             TensorMeta(parameter.shape, parameter.stride(), local.dtype)
         )
