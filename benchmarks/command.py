@@ -70,7 +70,7 @@ class Begun:
 
         Args:
             page: the benchmark's page.
-            found: the results without the facts that all runs have.
+            found: the benchmark's own results. This method adds the machine, the duration and the option `--quick`.
         """
         measured: BenchmarkRun = page.run(machine=self.machine, is_quick=self.is_quick, seconds=self.seconds, **found)
         write(page, measured, self.results, self.document)
@@ -94,7 +94,7 @@ def run(
 
     Args:
         page: the benchmark's page.
-        measure: returns the results without the facts that all runs have; raises BenchmarkFailed.
+        measure: returns the benchmark's own results, for `Begun.write`; raises BenchmarkFailed.
         argv: the command line's arguments; None: the arguments of this process.
         parts: names of the parts that `--only` selects.
         options: adds the benchmark's own options.

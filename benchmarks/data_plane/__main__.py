@@ -92,9 +92,9 @@ def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool)
 
     def everstep(state_mib: int) -> Repeats:
         # Two ranks in three launches give 100 snapshots, enough for a p99. A small state gets more snapshots in the
-        # same time, because its worst value varies. Two of three steps with short spans have no snapshot, so a small
-        # state gets 250 such steps. In addition to `local_restores`, each restore from a peer includes a restore from
-        # the rank's own node.
+        # same time, because its worst value varies. Two of three steps with short spans have no snapshot. A small state
+        # gets 250 steps without a snapshot in this way. In addition to `local_restores`, each restore from a peer
+        # includes a restore from the rank's own node.
         spaced, tight = (18, 8) if state_mib >= LARGE_STATE_MIB else (48, 64)
         full = repeats(state_mib, spaced=spaced, tight=tight, local_restores=2, others=4)
         return repeats(state_mib, spaced=8, tight=10, local_restores=2, others=2) if is_quick else full

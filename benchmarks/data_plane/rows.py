@@ -37,8 +37,9 @@ KNOWN_FLOORS = {"memcpy": 60.0, "one_way": 230.0, "both_ways": 460.0}
 
 The machine ran torch 2.13.0 and two ranks on 2 cores, with one loopback.
 """
-# lm-resiliency's commit: the system copies the state, then one gloo thread sends and receives it, one after the
-# other. Memory of DCP async in a thread: the staged copy, and two files of the adapter on tmpfs.
+# A commit of lm-resiliency takes one copy and two transfers, because one gloo thread first sends the state and then
+# receives the other rank's state. DCP async in a thread needs three times the state's memory: the staged copy, and two
+# files of the adapter on tmpfs.
 KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
     ("lm-resiliency", "blocked"): (117, 120, ("memcpy",)),
     ("lm-resiliency", "commit"): (
@@ -108,7 +109,10 @@ class LaunchFloor:
 
 
 def moved_together(parts: Sequence[LaunchFloor]) -> float:
-    """Return the relative difference between the lowest and the highest sum of these floors in a launch.
+    """Return how much the sum of some floors differs between launches.
+
+    The function adds up the floors' medians for each launch. The result is the relative difference between the lowest
+    and the highest of these sums.
 
     Args:
         parts: floors to add up, with the same number of launches.

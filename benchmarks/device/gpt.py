@@ -50,8 +50,8 @@ def measure(home: Path, sizes: Sizes, *, device: str, say: Callable[[str], None]
         say: receives progress messages.
 
     Returns:
-        Input of `rows.of_gpt`: the measurements until the end or a failure, and the failure's message if the job
-            failed.
+        The measurements until the end or a failure, in the form that `rows.of_gpt` reads. If the job failed, they
+            include the failure's message.
 
     Raises:
         BenchmarkFailed: nothing was measured; the message has the reason and the path of the log.

@@ -100,7 +100,7 @@ def run_part(part: str, sizes: Sizes, home: Path, *, device: str, memory: Path =
         memory: folder on tmpfs.
 
     Returns:
-        Input of `rows`.
+        The measurements, in the form that `rows.of_part` reads.
 
     Raises:
         BenchmarkFailed: the part failed, or `memory` is too small. The message has the last output and the log's path.

@@ -87,7 +87,10 @@ class Members:
         self._all(["open", *(base64.b64encode(data).decode() for data in (encode(plan), archive()))])
 
     def load(self) -> float:
-        """Load the generation's base, and begin the rounds. Return the monotonic time at which the load began."""
+        """Load the step that the generation restores, and begin the rounds of the step protocol.
+
+        Return the monotonic time at which the load began.
+        """
         self._all(["connected"])
         begun = time.monotonic()
         self._all(["load"])

@@ -162,7 +162,10 @@ def load(task: Operation) -> Outcome:
 
 
 def copy(task: Operation) -> Outcome:
-    """Write the model as one safetensors object in S3, from S3."""
+    """Copy the model from S3 to one safetensors object in S3.
+
+    Everstep exports its checkpoint. boto3 copies the bytes of such an object.
+    """
     from safetensors.torch import load_file
 
     from everstep.checkpoints.checkpoint import open_checkpoint

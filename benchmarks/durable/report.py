@@ -37,7 +37,7 @@ GOALS = {
     ("export", "dcp"): ("export of files, time ÷ that of DCP's consolidation", 1.0),
     ("export", "zero_to_fp32"): ("export of files, time ÷ that of zero_to_fp32", 1.0),
 }
-"""The row of each comparison, and its limit."""
+"""Text and limit of each comparison's row, by operation and compared system."""
 SYSTEM_NAMES = {
     ("load", OWN): "DCP's load with Everstep's reader",
     ("load", "dcp"): "boto3's download of DCP's directory, then DCP's load",

@@ -115,7 +115,7 @@ def capped(url: str, bytes_per_second: float, *, is_download: bool = False) -> I
 
 
 class _Line:
-    """One end of a session in memory. Implements `Session`."""
+    """A `Session` between two nodes of this process. It passes messages through queues in memory."""
 
     def __init__(
         self, peer: NodeId, inbox: asyncio.Queue[Message | None], outbox: asyncio.Queue[Message | None]

@@ -31,7 +31,7 @@ def measure(begun: Begun) -> dict[str, Any]:
     if (reason := obstacle()) is not None:
         raise BenchmarkFailed(reason)
     sizes = QUICK if begun.is_quick else Sizes()
-    # Two slots for each of two shards, and a reserve.
+    # A node needs memory for two slots of each of two shards, and for a reserve.
     node_memory_bytes = (2 * RANKS + 1) * (sizes.state_mib + 16) * MIB
     options = ClusterOptions(nodes=RANKS, spares=0, node_memory_bytes=node_memory_bytes, has_namespaces=True)
     observed = []

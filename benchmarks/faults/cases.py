@@ -109,7 +109,7 @@ class Case:
     """
 
 
-# -- processes
+# The following functions stop processes.
 
 
 @contextmanager
@@ -169,7 +169,7 @@ def _is_arriving(node: str, rank: int) -> bool:
     return False
 
 
-# -- connections
+# The following functions disturb connections.
 
 
 @contextmanager
@@ -222,7 +222,7 @@ def resets(place: Place) -> Iterator[Struck]:
         raise BenchmarkFailed("no connection was reset. Use a kernel with INET_DIAG_DESTROY.")
 
 
-# -- memory
+# The following functions fill memory.
 
 
 @contextmanager
@@ -250,8 +250,8 @@ def _filled(place: Place, nodes: Sequence[str], left_mib: int) -> Iterator[Struc
     taken = place.node_memory_bytes // MIB - left_mib
     did = f"{taken} of {place.node_memory_bytes // MIB} MiB are taken on {' and '.join(nodes)} before the job begins"
     deadline = time.monotonic() + STRIKE_SECONDS
-    # Wait until the agents have deleted the earlier job's slots. If they deleted them later, the freed memory would
-    # hold slots again.
+    # Wait until the agents have deleted the earlier job's slots. If they deleted the slots after the memory is filled,
+    # the next job could create its slots in the freed memory.
     while any(path for node in nodes for path in memory_directory(node).glob("*/rank-*.slot-*")):
         if time.monotonic() > deadline:
             raise BenchmarkFailed(f"{' or '.join(nodes)} still has slots of a job that has ended")

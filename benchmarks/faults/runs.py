@@ -122,7 +122,7 @@ def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
             running.wait_steps(SETTLE_STEPS)
             heard = len(running.told) - 1  # keep only reports since the fault took effect
             during = running.wait_steps(sizes.steps)
-            told, told_at = running.told[heard:], None  # no step precedes this fault
+            told, told_at = running.told[heard:], None  # the API never reported Protected before this fault
         healed_at = running.wait_whole()
         running.wait_steps(AUDITED_STEPS)
         before, after = running.wait_steps(sizes.steps), running.wait_steps(sizes.steps)

@@ -57,7 +57,7 @@ class BlockingRow:
     None if an earlier row has the first snapshot, because both replacements are measured in one launch.
     """
     audited_blocked: Summary | None
-    """Seconds for which each later audited snapshot blocked a rank."""
+    """Seconds for which each audited snapshot after the launch's first snapshot blocked a rank."""
     blocked: Summary
     """Seconds for which each snapshot without an audit blocked a rank, over all ranks."""
     mean_blocked: float

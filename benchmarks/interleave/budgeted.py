@@ -5,9 +5,11 @@ The product's budget, `worker.member.traffic.Traffic` with its `Budget`, determi
     node 0:  Traffic ──distance, pacing──▶ proposed steps ──file──▶ every node: snapshot at the boundary of that step
 
 The budget receives the run's measurements: the times of boundaries, and whether a snapshot was being sent. This
-benchmark copies no state, so snapshots never block the rank. The budget also receives the profiled iterations without
-snapshots, because a job that saves every step would see as many only after 800 steps. In the product, a round lets all
-nodes agree on a step. Here, node 0 writes the step to a file one iteration ahead.
+benchmark copies no state, so snapshots never block the rank. The budget also receives the profiled iterations, which
+have no snapshots. In a job that saves every step, it would receive as many iterations without a snapshot only after 800
+steps.
+
+In the product, a round lets all nodes agree on a step. Here, node 0 writes the step to a file one iteration ahead.
 """
 
 from __future__ import annotations

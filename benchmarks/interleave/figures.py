@@ -143,6 +143,6 @@ def interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     Whole pairs are resampled, so that drift of the machine affects both values of a pair.
 
     Args:
-        pairs: (with, without) checkpoints: seconds of the same iteration of the same round.
+        pairs: (seconds with checkpoints, seconds without checkpoints) of the same iteration of the same round.
     """
     return bootstrap_interval(lambda samples: slowdown(samples[0]), pairs)

@@ -81,7 +81,7 @@ class Node:
         self.transfers = 0
         self.acknowledged: dict[int, asyncio.Future[None]] = {}
 
-    # -- the other nodes
+    # The methods below exchange chunks with the other nodes.
 
     def listen(self) -> socket.socket:
         """Accept connections from every node that sends its copies to this node. Each connection has its own thread."""
@@ -183,7 +183,7 @@ class Node:
             rates.append(PROBE_BYTES / (now() - begun))
         self.link = Link(max(rates), ALPHA_SECONDS)
 
-    # -- schemes
+    # The methods below send snapshots as the schemes require.
 
     def learn(self, profile: Profile) -> None:
         self.profile = profile
@@ -238,7 +238,7 @@ class Node:
             mu=MU_RATIO,
         )
 
-    # -- the rank
+    # The methods below start the node's rank and handle its messages.
 
     async def attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         def tell(**message: Any) -> None:

@@ -12,18 +12,18 @@ from benchmarks.interleave.schemes import Case, Scheme
 
 
 class Line:
-    """The rank's end of the connection to its agent."""
+    """A rank's connection to its agent. The rank sends JSON messages and waits for the agent's answers."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
         self._reader = line.makefile("r")
 
     def send(self, **message: Any) -> None:
-        """Send one message to the process at the other end."""
+        """Send one message to the agent."""
         self._line.sendall(json.dumps(message).encode() + b"\n")
 
     def wait_for(self, **wanted: Any) -> None:
-        """Read messages until a message contains all these values. Return this message."""
+        """Read messages until a message contains all these values."""
         for text in self._reader:
             message = json.loads(text)
             if all(message.get(key) == value for key, value in wanted.items()):

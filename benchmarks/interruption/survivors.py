@@ -1,4 +1,4 @@
-"""Exact end times of processes, from the kernel's pidfds."""
+"""Measures the exact end times of processes with pidfds, through which the kernel reports the end of a process."""
 
 from __future__ import annotations
 

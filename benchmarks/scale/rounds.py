@@ -161,7 +161,7 @@ class Fleet:
         )
         theirs, ours = TcpSession(lines[1], opened, self.ids[number]), CountedSession(lines[0], opened, peer)
         for session in (theirs, ours):
-            session.read_ahead()  # the state of a session after its handshake
+            session.read_ahead()  # a session calls this after its handshake, which these sessions do not have
         _agent.set(above)
         self.tasks.append(asyncio.create_task(self._serve(above, theirs)))
         _agent.set(number)

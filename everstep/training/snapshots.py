@@ -524,7 +524,8 @@ class Snapshotter:
 
         def copied(error: BaseException | None) -> None:  # The copier's thread calls this.
             if chunks is not None and error is None:
-                chunks.all()  # Digest before `on_copying(NONE)` reports on the page that the slot is no longer in use.
+                # Compute the digests first: `on_copying(NONE)` reports on the page that the slot is no longer in use.
+                chunks.all()
             self._on_copying(NONE)
             if is_audited:
                 if is_streamed and error is None:
@@ -532,7 +533,8 @@ class Snapshotter:
                 return
             verdict.end_copy(error)
             if error is None and not (has_pauses and self._await_pause(lambda: self._copier.do_later(verdict.look))):
-                self._link.let_go()  # The guard decides later. Send the boundary report now.
+                # The guard checks for changes later. Send the queued boundary report without waiting for the check.
+                self._link.let_go()
 
         def reached(changed: Sequence[str], error: BaseException | None) -> None:
             if is_audited:
@@ -542,7 +544,8 @@ class Snapshotter:
 
         def progress(complete_count: int, piece_bytes: int) -> None:
             if is_large:
-                # For a short copy, the report is sent with `Captured`, so the agent wakes up only once.
+                # Send the queued boundary report now. After a short copy, the report is sent with `Captured`, so that
+                # the agent wakes up only once.
                 self._link.let_go()
             if complete_count == len(sources.positions):
                 return
@@ -564,8 +567,9 @@ class Snapshotter:
     def _has_pauses(self, sources: Sources) -> bool:
         """Return whether a check at a pause of the main thread finds every change of these tensors.
 
-        False if a tensor has a wrapper. Torch raises a wrapper's version only when the Python code of its class has
-        returned, and this code contains pauses.
+        A pause is a moment when the thread executes no torch operation. False if a tensor has a wrapper, that is, a
+        subclass of `Tensor` around it. Python code of this class may change the tensor and pause before torch raises
+        the wrapper's version, so a check at such a pause would miss the change.
         """
         return is_main_thread() and not sources.has_wrappers
 

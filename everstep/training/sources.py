@@ -1,12 +1,11 @@
-"""Tracks the live tensors of a plan (sources): their current memory and their changes.
+"""Tracks the sources of a snapshot, which are the live tensors in its plan: their current memory and their changes.
 
-The copier copies from the sources, and the guard checks them. Most boundaries find the same tensors as the boundary
-before.
+The copier copies from the sources, and the guard checks whether they have changed. Usually, the tensors are the same as
+at the previous boundary. A boundary then checks thousands of tensors with a few calls, so it is short.
 
 An alias is a tensor that shares the live tensor's memory at the newest boundary.
 
-Invariant: an alias keeps this memory alive and in place, even if the script gives the live tensor other memory. A few
-calls check thousands of tensors, which keeps boundaries short.
+Invariant: an alias keeps this memory alive and in place, even if the script gives the live tensor other memory.
 """
 
 from __future__ import annotations

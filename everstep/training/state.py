@@ -192,9 +192,10 @@ class RankState:
         return Observed([one for state in of_adapters for one in state.lists], fresh, values)
 
     def parts(self, tensors: Sequence[StateTensor]) -> dict[str, tuple[TensorPart, ...]]:
-        """Return the boxes of logical tensors that tensors of a slot hold, by name.
+        """Return, by the name of a slot's tensor, the boxes that the tensor holds.
 
-        Tensors that are whole logical tensors are missing. Called when a slot's layout changes.
+        A box is a rectangular piece of a logical tensor, which several ranks may hold in parts. The result omits
+        tensors that hold a whole logical tensor. Called when a slot's layout changes.
         """
         return {name: parts for adapter in self.adapters for name, parts in adapter.parts(tensors).items()}
 

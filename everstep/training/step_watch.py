@@ -79,11 +79,13 @@ class StepWatch:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._unrelated: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         """Optimizers that updated no parameter of this session at the last check, each with its number of parameters.
+
+        An optimizer is checked again only if this number has changed.
         """
         self._updated_outside_graphs = uncompiled(self._updated_by, NOT_COMPILED)
         """`_updated_by`, wrapped so that compiled code calls it outside the graph.
 
-        torch.compile cannot trace addresses.
+        The method compares the addresses of tensors, which torch.compile cannot trace.
         """
         _open(self)
 

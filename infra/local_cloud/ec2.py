@@ -247,7 +247,7 @@ class Ec2:
         return self._lives.get(instance_id)
 
     def in_order_of_launch(self) -> list[str]:
-        """Return the ids of all instances that are not forgotten, oldest first."""
+        """Return the ids of all instances that EC2 still describes, oldest first."""
         return list(self._lives)
 
     def owner(self, backend: EC2Backend) -> Owner:

@@ -41,9 +41,8 @@ class InstanceRunner:
     """Starts and ends process trees so that they match the instances that should run.
 
     Args:
-        nodes_directory: parent of the directories of the instances. A directory and its logs remain after the
-            instance's
-            end.
+        nodes_directory: parent of the directories of the instances. A directory and its logs remain after the end of
+            the instance.
         environment: common environment variables of all instances.
         metadata: serves the metadata of each instance. None: instances have no metadata.
         network: network with a namespace per instance. None: instances share this machine's loopback.

@@ -195,7 +195,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nvml_file(directory: Path) -> Path:
-    """Return the path of an instance's NVML stub file, which EVERSTEP_NVML_STUB contains."""
+    """Return the path of an instance's NVML stub file. The variable EVERSTEP_NVML_STUB of its agent has this value."""
     return directory / "nvml.json"
 
 

@@ -75,7 +75,7 @@ class Hit:
 
     job: str
     instances: tuple[str, ...]
-    """One instance for a node or a rank. All holders for a shard."""
+    """The instance of the selected node or rank, or all holders of the selected shard."""
     rank: int | None
     """The selected rank, or the owner of the selected shard. None if the role names a node."""
 
@@ -113,7 +113,7 @@ def check(fault: AnyFault) -> None:
 
 
 def training_job(described: Mapping[str, Any], protection: Mapping[str, Any]) -> TrainingJob:
-    """Extract the facts about a job that roles refer to from two answers of the API.
+    """Return the facts about a job that `resolve` needs, from two answers of the API.
 
     `described` is the answer of DescribeTrainingJob, and `protection` that of DescribeProtection.
     """

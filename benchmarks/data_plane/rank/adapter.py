@@ -10,8 +10,8 @@ import torch
 class Adapter(Protocol):
     """One rank of one compared system.
 
-    The constructor's arguments are the state, the meeting, and a folder on tmpfs that both ranks can read. The training
-    thread calls the adapter. It calls only the operations that `System.metrics` names.
+    The constructor's arguments are the state, the `Meeting` that synchronizes both ranks, and a folder on tmpfs that
+    both ranks can read. The training thread calls only the operations that the system's `System.metrics` need.
     """
 
     gives_back_own_state: bool

@@ -175,8 +175,8 @@ class Rank:
         for _ in range(SETTLE_STEPS):
             found = self.steps(1, span_seconds)
             if least(sum(found.has_snapshot)):  # a step without a snapshot is never committed
-                # The length of a step has changed. Pacing still uses the profile of the old length, which delays the
-                # commit.
+                # Wait long for the commit: these steps have another duration than the steps before. Until Everstep has
+                # profiled the new duration, it sends snapshots at the times that suited the old duration.
                 self._watch.wait(found.numbers[-1], COMMIT_PATIENCE_SECONDS)
             if least(self._watch.committed) >= found.numbers[-1]:
                 return found.numbers[-1]

@@ -72,7 +72,8 @@ def measure(
     Returns:
         This rank's samples.
     """
-    adapter = make(state, meeting)  # the baseline includes the memory of the system's imports and helper processes
+    # Create the adapter before memory is measured, so that the system's imports and helper processes do not count.
+    adapter = make(state, meeting)
     samples = Samples(
         state_bytes=state.nbytes, private_before_bytes=private_bytes(*own_tree()), tmpfs_before_bytes=tmpfs_bytes()
     )

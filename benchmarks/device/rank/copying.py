@@ -95,7 +95,7 @@ def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
         folder: folder on tmpfs for two slots.
 
     Returns:
-        Input of `rows.of_capture`.
+        The measurements, in the form that `rows.of_capture` reads.
     """
     state = State(hardware.device, size)
     slot, registration = Slot(folder / "slot-0", state), Registration()
@@ -153,7 +153,7 @@ def restore(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
         folder: folder on tmpfs for a slot.
 
     Returns:
-        Input of `rows.of_restore`.
+        The measurements, in the form that `rows.of_restore` reads.
     """
     state = State(hardware.device, size)
     slot = Slot(folder / "slot-0", state)

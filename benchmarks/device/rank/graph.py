@@ -80,7 +80,7 @@ def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[
         folder: folder on tmpfs for slots.
 
     Returns:
-        Input of `rows.of_graph`.
+        The measurements, in the form that `rows.of_graph` reads.
     """
     gate, registration = threading.Event(), Registration()
     state = State(hardware.device, size)

@@ -38,7 +38,7 @@ class Registration:
         self._changed = threading.Condition()
 
     def add(self, size: int, seconds: float, *, is_taken: bool) -> None:
-        """Record one registered piece of memory."""
+        """Record that the driver has registered a piece of memory, or has refused it if `is_taken` is False."""
         with self._changed:
             if is_taken:
                 self.pieces.append((size, seconds))
@@ -48,7 +48,7 @@ class Registration:
 
     @property
     def registered_bytes(self) -> int:
-        """Total bytes of the recorded pieces."""
+        """Total bytes of all registered pieces."""
         return sum(size for size, _ in self.pieces)
 
     def wait(self, size: int) -> None:
@@ -200,7 +200,8 @@ class Cuda:
                 said += [f"{each.filename}:{each.lineno}" for each in caught if SYNCHRONIZING in str(each.message)]
 
     def graph(self, step: Callable[[], object], during: Callable[[], object], *, warm_up: int) -> Callable[[], object]:
-        # A side stream, as torch's documentation recommends: backward keeps a reference to the stream of the warm-up.
+        # Warm up on a side stream, as torch's documentation recommends, because backward keeps a reference to the
+        # stream of the warm-up.
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

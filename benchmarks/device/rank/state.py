@@ -31,7 +31,7 @@ SMALL = (16, 64, 256, 1024, 4096)
 """Element counts of small parameters such as norms, biases and gates."""
 SMALL_COUNT = 1000
 BYTES_A_PARAMETER = 12
-"""Bytes per parameter: fp32 and Adam's two moments."""
+"""Bytes of state per parameter: its value and Adam's two moments, in fp32."""
 SHARE_OF_SMALL = 0.05
 """Largest share of the state's bytes that small parameters may have. It limits their number in a small state."""
 
@@ -166,7 +166,7 @@ class Slot:
         """Restore the live state from the slot, as a session does.
 
         Returns:
-            (seconds until the call returned, seconds of these for the mapping).
+            (seconds of the whole restore, seconds of its first part, which maps the slot).
         """
         environment = self.state.environment
         named = Welcome(generation=Generation(1), word_path="", base_step=Step(1), base_slot_path=str(self.path))

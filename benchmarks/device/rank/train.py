@@ -7,9 +7,9 @@ number of steps with a tiny state, because a holder must be another node of the 
             ─▶ steps with snapshots, each cloned at its boundary             compared with the holder's bytes
 
 A block without snapshots makes no call to the session. A block starts after the previous block has finished on the
-device and on the holder. The first step of each block is not counted, for two reasons. The host is not ahead of the
-device yet, and Everstep proposes no snapshot for an unexpected step. No step reads a number from the device. torch's
-warnings show whether any call waited.
+device and on the holder. The first step of each block is not counted, for two reasons. The host has not yet queued work
+ahead of the device, and Everstep proposes no snapshot for an unexpected step. No step reads a number from the device,
+because the host would then wait. torch's warnings show whether any call waited nevertheless.
 
 Rank 0 announces each step to rank 1 over gloo without waiting for rank 1.
 """

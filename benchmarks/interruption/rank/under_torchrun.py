@@ -44,7 +44,7 @@ def state() -> dict[str, object]:
 
 
 def save(step: int) -> None:
-    """Save a checkpoint, update the link `newest`, and remove the checkpoint before the previous one."""
+    """Save a checkpoint, write its step to the file `newest`, and remove all but the last two checkpoints."""
     home = folder / f"step-{step}"
     if kind == "zero3":
         model.save_checkpoint(str(folder), tag=home.name)
