@@ -68,7 +68,8 @@ def of_everstep(launches: Sequence[EverstepLaunch]) -> Measured:
             _add_rank(found, rank)
         size = launch.ranks[0]["state_bytes"]
         for each in launch.restored:
-            # The rank restores from its own node's memory, whatever the agent did before.
+            # Every restore counts here: the rank reads from its own node's memory, even if the agent has fetched the
+            # state from a peer before.
             found.add("restore_local", [per_gib(each.rank_seconds, size)])
             found.verify("restore_local", each.verified)
             whole = per_gib(each.agent_seconds + each.rank_seconds, size)

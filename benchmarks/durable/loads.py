@@ -43,7 +43,7 @@ LAYOUTS = (SAME, MOVED, Layout(world_size=3), Layout(world_size=6))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """One load."""
+    """The measurements of one load."""
 
     layout: Layout
     seconds: float

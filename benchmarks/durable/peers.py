@@ -35,9 +35,9 @@ class Operation:
     """The task of one process."""
 
     name: str
-    """`prepare`, `load`, `copy` or `export`."""
+    """The operation: `prepare`, `load`, `copy` or `export`."""
     system: str
-    """`everstep`, `boto3`, `dcp` or `zero_to_fp32`."""
+    """The system that runs the operation: `everstep`, `boto3`, `dcp` or `zero_to_fp32`."""
     url: str
     """URL of the S3 server. Its credentials are in the environment."""
     folder: str

@@ -57,7 +57,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample(Figure):
-    """One transfer of one client."""
+    """The measurements of one transfer by one client."""
 
     server: str
     client: str
@@ -67,7 +67,7 @@ class Sample(Figure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Outcome):
-    """One load or export of one system."""
+    """The measurements of one load or export by one system."""
 
     name: str
     system: str

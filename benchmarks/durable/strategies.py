@@ -40,7 +40,7 @@ SCRIPT = Path(__file__).parent / "rank" / "strategy_job.py"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyJob:
-    """One job with one killed rank."""
+    """The measurements of one job in which one rank was killed."""
 
     strategy: str
     steps: int

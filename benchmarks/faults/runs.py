@@ -51,7 +51,7 @@ class Running:
     job: BenchJob
     trace: Path
     word: str = ""
-    """The API's last protection state."""
+    """The protection state that the API reported last."""
     told: list[tuple[float, str, str]] = field(default_factory=list)
     """Time, protection state and reason of each API answer that differs from the answer before."""
 

@@ -54,7 +54,8 @@ class BlockingRow:
     first_blocked: float | None
     """Seconds for which the launch's first snapshot blocked the slowest rank.
 
-    None if an earlier row has the first snapshot, because both replacements are measured in one launch.
+    One launch measures both replacements of forward and backward. None in the second row, because the first snapshot
+    belongs to the first row.
     """
     audited_blocked: Summary | None
     """Seconds for which each audited snapshot after the launch's first snapshot blocked a rank."""

@@ -25,7 +25,7 @@ class Scheme(StrEnum):
     - NONE: no checkpoints.
     - BLOCKING: all bytes at the start of the iteration, while training waits.
     - SINGLE: one partition of the snapshot per idle span of the network.
-    - UNPIPELINED: many partitions through one receive buffer. The holder copies each partition out before the next one.
+    - UNPIPELINED: many partitions through one receive buffer. The holder empties it before each further partition.
     - UNIFORM: all bytes at a constant rate over 0.8 of the iteration.
     - EVERSTEP: chunks in idle spans, which the holder receives in place.
     """
@@ -65,7 +65,7 @@ class Case:
     name: str
     nodes: int = 4
     copies: int = 2
-    """Number of copies m, including the owner's."""
+    """Number of copies of a snapshot, including the owner's: m in GEMINI's paper."""
     state_kib: int = 1536
     """KiB of state on one node: the size of one copy."""
     schemes: tuple[Scheme, ...] = (Scheme.NONE, Scheme.BLOCKING, Scheme.UNIFORM, Scheme.EVERSTEP)

@@ -38,7 +38,7 @@ BLOCKS = 2
 
 
 class Race:
-    """All measurements of one run."""
+    """Runs all measurements of one benchmark run, and collects their results."""
 
     def __init__(self, bench: Bench, *, per_block: int, parts: Sequence[str]) -> None:
         self.interruptions: list[Interruption] = []

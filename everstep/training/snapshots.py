@@ -609,7 +609,7 @@ class Snapshotter:
         return CapturePlan.make(tensors, self._state.parts(tensors))
 
     def _request(self, observed: Observed) -> None:
-        """Plan this state and request slots of its size."""
+        """Make a plan for this state, and request slots of the size that the plan needs."""
         self._plan = self._plan_for(observed)
         self._tensors = None
         capacity_bytes = self._plan.capacity_bytes(observed.values)

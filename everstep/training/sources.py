@@ -111,7 +111,8 @@ def _is_equal(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
 def _is_equal_there(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
     """Return whether tensor and copy are equal, comparing on the tensor's device piece by piece.
 
-    This reads the copy from allocated pages. Copying the tensor to the host would first have to allocate pages.
+    The comparison moves the copy, because moving the tensor to the host would first have to allocate host memory. Only
+    if the device has no memory for a piece, the comparison runs on the host.
     """
     try:
         pieces = zip(torch.split(tensor, COMPARED_BYTES), torch.split(copy, COMPARED_BYTES), strict=True)

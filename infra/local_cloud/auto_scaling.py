@@ -96,7 +96,7 @@ class _Record:
     protected_at_desired: int | None = None
     """Desired capacity for which the activity `ALL_PROTECTED` is already recorded.
 
-    The field prevents one such activity per pass.
+    Without this field, every pass would record the same activity again.
     """
     failing_since: tuple[float, str] | None = None
     """Time of the first failed launch of the present series, as monotonic seconds and as a timestamp.

@@ -376,7 +376,7 @@ class LocalAws:
 
 
 def _free_port(address: str) -> int:
-    """Return a free port of an address. No other network uses this address."""
+    """Return a free port of an address. The port stays free, because only this network uses the address."""
     with socket.create_server((address, 0)) as taken:
         port: int = taken.getsockname()[1]
         return port

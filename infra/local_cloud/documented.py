@@ -22,7 +22,10 @@ _CODE: Final = re.compile(r"<code>([^<]+)</code>")
 
 @lru_cache(maxsize=256)
 def _names(documentation: str) -> frozenset[str]:
-    """Return the filter names in an operation's documentation. A result with a final colon is a prefix of names."""
+    """Return the filter names in an operation's documentation.
+
+    An entry that ends with a colon, such as `tag:`, stands for all names with this prefix.
+    """
     entries = {html.unescape(name) + (":" if key else "") for name, key in _ENTRY.findall(documentation)}
     aliases = {html.unescape(name) for names in _ALIASES.findall(documentation) for name in _CODE.findall(names)}
     return frozenset(name.partition("<")[0] for name in entries | aliases)
@@ -46,6 +49,6 @@ def filter_names(operation: OperationModel) -> frozenset[str]:
 
 
 def is_documented(name: str, names: frozenset[str]) -> bool:
-    """Return whether a filter name is in the result of `filter_names`."""
+    """Return whether the result of `filter_names` has a filter name or the prefix of this name."""
     prefix, colon, _ = name.partition(":")
     return name in names or (bool(colon) and prefix + colon in names)

@@ -224,7 +224,8 @@ class LmResiliency(Nobody):
     """Protects the model with lm-resiliency's manager, used as in `systems.lm_resiliency`."""
 
     def __init__(self, model: Ddp) -> None:
-        # Last in the path, so that only this package is imported from lm-resiliency's environment.
+        # Append lm-resiliency's environment at the end of the path, so that packages which Everstep's environment has,
+        # too, are imported from Everstep's environment.
         sys.path.append(os.environ["BENCH_LM_RESILIENCY"])
         from lm_resiliency.checkpointing import InMemoryCheckpointManager, InMemoryCkptConfig
 

@@ -4,6 +4,8 @@
               ─▶ a fresh slot without pages: registration ─▶ capture; after each kind every byte is compared
     restore   floor, restore, restore, floor, … each into a reset state; every byte is compared
 
+The bounce ring consists of pinned buffers. The product copies through it if a slot is not registered with the driver.
+
 Invariant: the state changes completely between two captures, so earlier content of the slot cannot speed a capture up.
 """
 

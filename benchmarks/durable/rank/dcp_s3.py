@@ -1,4 +1,4 @@
-"""A storage writer for `torch.distributed.checkpoint` that sends each file to S3 as one object, with boto3's manager.
+"""A storage writer for `torch.distributed.checkpoint` that sends each file to S3 as one object, with boto3.
 
 DCP writes one file per rank and the metadata. This environment has no storage writer for S3.
 """
