@@ -45,9 +45,10 @@ from worker.storage.s3 import s3_store
 
 TMPFS = Path("/dev/shm")
 PAGES_BYTES = 64 * 1024 * 1024
-"""Bytes of the tmpfs that the contents of slots must not use.
+"""Bytes of the tmpfs that are reserved for other data than the contents of slots.
 
-They are for slot headers, for the memory page that each rank shares with the agent, and for rounding to huge pages.
+This data is the slots' headers and the memory page that each rank shares with the agent. In addition, the kernel rounds
+files up to huge pages.
 """
 
 

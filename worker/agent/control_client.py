@@ -45,7 +45,7 @@ OPEN_SECONDS = 5.0
 """Seconds after which an unfinished connection attempt ends and the client tries the next server.
 
 Once a server has accepted a connection, the limit is the length of the lease. A server that takes over the fleet waits
-for its agents during a grace period. This limit lets a disconnected agent reach that server within this period.
+for its agents during a grace period. With this short limit, a disconnected agent reaches that server within the period.
 """
 MAX_LINES_WAITING = 64
 """Maximum number of messages with log lines that wait to be sent. A further message replaces the oldest message."""

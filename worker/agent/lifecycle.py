@@ -71,7 +71,7 @@ class Remains:
 
 
 class Lifecycle:
-    """This node's part in the newest promised generation, from the promise to the exits of its ranks."""
+    """Leads this node through the newest promised generation, from the promise to the exits of its ranks."""
 
     def __init__(
         self,

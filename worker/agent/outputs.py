@@ -15,7 +15,7 @@ from worker.tasks import end
 
 
 class EndedOutputs:
-    """The background uploads of ended generations. The agent owns the object."""
+    """Uploads the log lines and outputs of ended generations in the background. The agent owns the object."""
 
     def __init__(self, objects: ObjectStore, rank_outputs: RankOutputs) -> None:
         """Create the object without uploads.

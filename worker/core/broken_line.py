@@ -22,9 +22,9 @@ from everstep.protocol.ids import Step
 CUTS = 3
 """Number of interrupted transfers after which the owner reports the connection.
 
-A restart of the holder's agent interrupts one transfer, and another transfer may break for an unrelated reason. If
-every connection breaks at once, three breaks take a few tenths of a second. The owner drops a silent holder only after
-`holder_deadline`, so it reports the connection long before.
+A restart of the holder's agent interrupts one transfer, and another transfer may break for an unrelated reason. A third
+break therefore shows a faulty connection. If every new connection breaks immediately, three breaks take a few tenths of
+a second, much less than `holder_deadline`.
 """
 
 

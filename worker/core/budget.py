@@ -20,17 +20,18 @@ from dataclasses import dataclass, replace
 from worker.core.averages import trimmed_error, trimmed_mean
 
 KEPT_QUIET, KEPT = 192, 48
-"""Number of recent quiet iterations, and of recent snapshots, whose measurements are stored.
+"""Number of recent iterations without any part of a snapshot, and of recent snapshots, whose measurements are stored.
 
 The list of snapshots is shorter. Snapshots may be far apart, and a change of their cost must become visible soon.
 """
 ENOUGH, LEAST = 32, 8
-"""Minimum numbers of samples for a decision about the interval.
+"""Minimum numbers of measurements for a decision about the interval between two snapshots.
 
-`ENOUGH` divided by the interval is the minimum number of loaded iterations. `LEAST` is the minimum number of snapshots.
+`LEAST` is the minimum number of snapshots. At an interval of n iterations, the decision also needs `ENOUGH` / n
+iterations in which a part of a snapshot was captured or sent.
 """
 ENOUGH_QUIET = 16
-"""Minimum number of quiet iterations for a comparison with loaded iterations.
+"""Minimum number of iterations without any part of a snapshot ("quiet"), with which the other iterations are compared.
 
 With fewer quiet iterations, the estimated cost is the time for which the snapshots blocked the rank.
 """
@@ -41,10 +42,10 @@ BEYOND_DOUBT = 2.0
 LIKELY = 1.0
 """Number of standard errors that are added to the measured cost when a new interval is computed."""
 REST_EVERY = 48
-"""Number of loaded iterations in a row after which one proposal is delayed by an iteration.
+"""Number of iterations in a row with a part of a snapshot, after which one proposal is delayed.
 
-The delay creates a quiet iteration for the comparison. A job that otherwise commits every step then commits 98 % of its
-steps.
+The delay creates a quiet iteration (without a snapshot) for the comparison. A job that otherwise commits every step
+then commits 98 % of its steps.
 """
 MAX_INTERVAL = 1000
 
@@ -56,7 +57,7 @@ class Load:
     iterations: int
     """Number of iterations in which a part of the snapshot was captured or sent."""
     seconds: float
-    """Total duration of the iterations that the snapshot loaded."""
+    """Total duration of these iterations, in seconds."""
     blocked_seconds: float
     """Seconds of these iterations for which the snapshot blocked the rank."""
 
@@ -83,9 +84,12 @@ class Budget:
     newest: Load | None = None
     """The newest snapshot; its data may still be in transfer."""
     iterations_per_snapshot: float = 1.0
-    """Mean number of iterations that one snapshot loads, smoothed."""
+    """Smoothed mean number of iterations in which parts of one snapshot are captured or sent."""
     since_rest: int = 0
-    """Number of loaded iterations since the last quiet iteration. From `REST_EVERY` on, a rest is due."""
+    """Number of iterations since the last one without any part of a snapshot.
+
+    From `REST_EVERY` on, the next proposal is delayed (see `distance`).
+    """
 
     def iteration(self, seconds: float, *, blocked_seconds: float, is_loaded: bool, has_begun: bool) -> Budget:
         """Add one iteration.

@@ -40,7 +40,7 @@ The rest of the iteration remains for computing digests and for the messages tha
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Time model of one chunk on a network link: f(s) = alpha + s/B (section 5.3)."""
+    """Time model of a network link: a chunk of s bytes takes f(s) = alpha + s/B seconds (GEMINI, section 5.3)."""
 
     bandwidth_bytes_per_second: float
     alpha_seconds: float = 0.0

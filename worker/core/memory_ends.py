@@ -7,7 +7,7 @@
     the rank's last exception reports a lack of memory              yes        exception
 
 The first three kinds of evidence count only for a process that ended by SIGKILL without a request of the agent: the
-rank, or a DataLoader worker whose end is the rank's last exception. The node's counter covers every process of the
+rank, or a DataLoader worker whose end caused the rank's last exception. The node's counter covers every process of the
 machine, so the kernel may have killed another process.
 
 Invariant: a value that was not measured is None, never estimated.

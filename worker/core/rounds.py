@@ -1,6 +1,6 @@
 """The rounds of the step protocol (docs/design.md#rounds) as two pure state machines.
 
-One machine is an owner's shard, the other is the coordinator of a generation.
+One machine describes one shard on its owner's node, the other describes the coordinator of a generation.
 
     Coordinator ──(C, w)──▶ Shard ──wanted──▶ holders ──acknowledge──▶ Shard ──vote──▶ Coordinator
 
@@ -12,7 +12,7 @@ reports the expiry of timeouts, for example "this holder is dropped" or "the fin
 Invariant: within a generation, C never decreases. A step is proposed a second time only after every rank has reported
 that it has dropped the first proposal.
 
-The module has more than 500 lines. A change of the protocol changes both machines.
+The module has more than 500 lines, because a change of the protocol changes both machines.
 """
 
 from __future__ import annotations
@@ -434,7 +434,10 @@ class Coordinator:
         return replace(self, ranks=tuple(newest[rank] for rank in sorted(newest))).advance()
 
     def keep_distance(self, distance: int) -> Coordinator:
-        """Set the minimum distance of later proposals. A step that is already proposed is not affected."""
+        """Set the minimum number of steps from a commit to the next proposal.
+
+        A step that is already proposed is not affected.
+        """
         return replace(self, distance=distance)
 
     def request_checkpoint(self, step: Step) -> Coordinator:

@@ -56,10 +56,10 @@ class Strays:
     """Shards and shares that this node owns or holds under the plan. All others in its slots are strays."""
     base: Step = NONE
     doubled: Mapping[tuple[Rank, Content], frozenset[Rank]] = field(default_factory=lambda: MappingProxyType({}))
-    """Contents that the plan requires the shard's owner to keep, by (rank, content).
+    """Contents that the plan requires the shard's owner to keep. The key is (rank, content).
 
-    The value is the set of the owner's ranks whose base (the step from which the generation starts) no other node holds
-    yet.
+    The value contains ranks on the owner's node: those whose base (the step from which the generation starts) no other
+    node has yet.
     """
     needed: frozenset[Step] = frozenset()
     """Steps before the base to which the job would return if one more node were lost (`_needed`)."""

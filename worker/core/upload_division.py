@@ -37,7 +37,7 @@ OWN = -1
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One offered tensor, or one frozen object, which can hold several tensors."""
+    """One offered tensor, or one frozen object: an object in S3 with tensors that training does not change."""
 
     digest: bytes
     """Digest of name, type, shape and content."""
@@ -60,8 +60,8 @@ def divide(
 ) -> dict[Rank, Division]:
     """Assign each set of equal items to one of the ranks that hold them.
 
-    Each frozen object has exactly one writer. Tensors that the same ranks hold are divided into objects of about the
-    same size, largest tensors first. No tensor is divided.
+    Each frozen object (with tensors that training does not change) has exactly one writer. Tensors that the same ranks
+    hold are divided into objects of about the same size, largest tensors first. No tensor is divided.
 
     Args:
         offers: the items of each rank, in the order of the rank's payload.

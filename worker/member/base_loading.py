@@ -168,7 +168,10 @@ class BaseLoading:
         return slot.file
 
     async def _load_from_home(self, rank: Rank, sources: Sequence[ShardSource]) -> bool:
-        """Load an earlier shard that only S3 holds from its home (`home_of`). Return False if that fails."""
+        """Load a shard of the previous layout from its home: the node that reads it from S3 for all nodes (`home_of`).
+
+        Return False if that fails, or if this node is the home or the shard is also in the memory of some node.
+        """
         home = home_of(self._plan, rank)
         if home == self._here.node_id or any(source.kind != "s3" for source in sources):
             return False

@@ -92,7 +92,10 @@ class CheckpointUploads:
         self._shared = defaultdict[Rank, SharedTensors](partial(SharedTensors, max_offered=max_offered))
         self._max_uploads = plan.checkpoint.max_uploads
         self._divisions: dict[tuple[Rank, Step], Division | None] = {}
-        """For each local rank and each step that it uploads: the rank's part of the step's division."""
+        """Which shared tensors each local rank writes, per step that the rank uploads (`worker.core.upload_division`).
+
+        The value is None if the ranks could not agree.
+        """
         self._background = Background()
         self._cleaned = asyncio.Event()
         self._progress: dict[tuple[Rank, Step], UploadProgress] = {}
@@ -271,7 +274,7 @@ class CheckpointUploads:
         )
 
     async def _divide(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
-        """Return the rank's part of a step's division. Later attempts receive the result of the first one."""
+        """Return which shared tensors of a step the rank writes. Later attempts receive the first result."""
         if (rank, step) not in self._divisions:
             self._divisions[rank, step] = await self._agree(rank, step, items)
         return self._divisions[rank, step]

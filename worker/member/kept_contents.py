@@ -36,7 +36,7 @@ class KeptContents:
         """Return the content that a rank is restored from.
 
         Return None if the generation restores no state, if the number of ranks has changed (a relayout), or for a rank
-        of the previous layout. A share has the base of its holder's rank.
+        of the previous layout. For a share of parity, the result is the base of the rank that holds the share.
         """
         rank = holder_of(rank)
         sources = self._plan.ranks[rank].sources if rank < self._plan.world_size else ()

@@ -101,7 +101,7 @@ class Node:
 
 
 class Member:
-    """A node's part in one generation.
+    """Loads shards, serves ranks and takes part in the rounds, for one generation on one node.
 
     The agent owns the member. It first calls `open` and `base.load`, or `adopt` if a restarted agent finds running
     ranks.
@@ -261,7 +261,7 @@ class Member:
     def adopt(self) -> None:
         """Take over the running generation from an earlier agent process on this node, with its slots and pages."""
         for rank in self._node.store.shards:
-            # the earlier agent process received transfers into this slot, and they ended with it
+            # The transfers into these slots ended with the earlier agent process, which received them.
             if rank not in self.here.ranks:
                 self._node.store.settle_copiers(rank)
         self._node.listener.admit(self.sessions.credentials, self.serve)

@@ -55,7 +55,7 @@ NO_LAYOUT = "the rank's slots are not ready yet"
 
 
 class RankSlots:
-    """The slots of this node's ranks in one generation. `RankLines` owns the object."""
+    """Creates, grants and seals the slots of this node's ranks in one generation. `RankLines` owns the object."""
 
     def __init__(
         self,

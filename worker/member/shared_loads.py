@@ -118,14 +118,14 @@ class LoadHelpers:
         self._is_closed = False
         self._check: Callable[[], None] = lambda: None
         self._news: dict[NodeId, asyncio.Event] = {peer: asyncio.Event() for peer in peers}
-        """By helper: set on the event loop when a chunk from this helper has arrived."""
+        """One event per helper, set on the event loop when a chunk from the helper has arrived."""
         self._changed = threading.Condition()
         """Guards the attributes below, which the load's threads and the event loop share."""
         self._state = SharedParts.begin(parts.count)
         self._landed: set[int] = set()
         """Chunks that helpers have sent and that match their digests."""
         self._claimed_at: dict[int, float] = {}
-        """By part: monotonic time at which the owner claimed the part; only parts that the owner is still reading."""
+        """Monotonic time at which the owner claimed each part that it is still reading, by part number."""
         self._own_seconds = 0.0
         """Longest time that the owner needed to read one part, in seconds."""
 
@@ -312,7 +312,7 @@ class LoadHelper:
         }
         """The objects that the plan names, by rank and payload digest."""
         self._room = asyncio.Semaphore(MAX_HELPED_PARTS)
-        """Limits the parts in memory, of all sessions together."""
+        """Limits the number of parts in memory, for all sessions together."""
 
     async def serve(self, session: Session, streams: Streams) -> None:
         """Read the parts that an owner requests, and send them, until the connection ends.

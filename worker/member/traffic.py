@@ -98,7 +98,7 @@ class Traffic:
         self._trying: _Try | None = None
         """The last iteration whose snapshot was measured.
 
-        At the next capture it enters the trial and becomes None here.
+        At the next capture, this iteration is added to the trial, and the attribute becomes None.
         """
         self._passed_at: float | None = None
         self._has_captured = False

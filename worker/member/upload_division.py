@@ -45,7 +45,7 @@ class _Gathering:
     offers: dict[Rank, Items] | None = field(default_factory=dict[Rank, Items])
     """None once the division has begun, because the offers of many ranks occupy several hundred megabytes."""
     hashes: dict[Rank, int] = field(default_factory=dict[Rank, int])
-    """Hash of each offer that the division includes. Python computes another hash in each process."""
+    """Hash of each offer that the division includes. A rank that later offers other tensors receives no division."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when all ranks have offered."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -85,8 +85,8 @@ class UploadDivision:
         Args:
             rank: the rank that uploads.
             step: the step that the rank uploads.
-            items: the offered items, frozen objects first. A rank that offers nothing does not wait for the other
-                ranks.
+            items: the offered items: frozen objects (with tensors that training does not change), then tensors. A rank
+                that offers nothing does not wait for the other ranks.
 
         Returns:
             The part of the rank. None if the rank offers nothing, or the ranks could not agree in time.

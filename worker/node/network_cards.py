@@ -1,4 +1,4 @@
-"""Finds this node's network cards in the same network, which shard streams use together.
+"""Finds all of this node's network cards in the agent's network. The streams that send shards use them together.
 
 An address alone does not select a card. The kernel routes by destination, so the first of several cards in one network
 sends all packets. EC2 drops packets whose source address belongs to another card. Connections are therefore also bound

@@ -125,7 +125,7 @@ _installed = msgspec.json.Decoder(_Installed)
 
 
 class PackageLayers:
-    """The layers of one node, owned by the agent.
+    """Installs and stores the package layers of one node. The agent owns the object.
 
     Args:
         state: state directory of the agent; the layers are below it.

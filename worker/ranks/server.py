@@ -47,7 +47,7 @@ class RankEvents(Protocol):
 
 
 class RankLine:
-    """The agent's end of the connection to one rank."""
+    """Sends the agent's messages to one rank. `RankServer` creates one object per connection of a rank."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer

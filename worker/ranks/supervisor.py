@@ -1,4 +1,4 @@
-"""The agent's interface to its ranks through the shim: starts and stops ranks, observes exits and proves ends.
+"""The agent's interface to its ranks through the shim: starts and stops ranks, and reports and proves their ends.
 
 A new agent process adopts the ranks that an earlier process started. Exits are stored on disk, so repeated calls of
 `next_exit` return the same exit, even after a restart of the agent. A rank that could not be started counts as exited.
@@ -7,7 +7,7 @@ When the shim dies, its ranks are killed by (pid, start ticks), recorded as kill
 Invariant: a rank counts as ended only when its process has been reaped, or when no process with its pid and start ticks
 exists.
 
-The module has more than 500 lines. Exits, the shim's death and the proof of an end all use the same record of a rank.
+The module has more than 500 lines, because all of its parts read and change the same records of ranks.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ PREPARING_SECONDS = 0.1
 
 
 class Contributions:
-    """The receiving side of all contributions to this node's shares. The `ReplicaReceiver` owns the object."""
+    """Receives the shards that other members contribute to this node's shares. `ReplicaReceiver` owns the object."""
 
     def __init__(self, shares: Shares) -> None:
         """Create the object for one generation.

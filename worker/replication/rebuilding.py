@@ -143,7 +143,7 @@ async def _receive(
 
 
 class Rebuilding:
-    """The slot of a shard that is being rebuilt. Threads of streams call `take`."""
+    """Combines the chunks of survivors in the slot of a shard that is rebuilt. Threads of streams call `take`."""
 
     def __init__(self, file: SlotFile, rebuild: Rebuild) -> None:
         """Create the object for a granted slot, whose bytes are undefined.
@@ -155,7 +155,7 @@ class Rebuilding:
         self._file = file
         self._missing = Missing(Stripe(rebuild.stripe), rebuild.lost)
         self._begun: set[int] = set()
-        """Chunks of the lost shard whose bytes are defined."""
+        """Chunks of the lost shard into which a survivor's chunk was written. All other chunks have undefined bytes."""
         self._lock = threading.Lock()
 
     def wanted(self, rank: Rank, owner: Rank, payload_bytes: int) -> frozenset[int]:

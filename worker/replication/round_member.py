@@ -35,10 +35,9 @@ See docs/design.md#the-tree-of-agents.
 PROGRESS_SECONDS = 0.25
 """Seconds for which a report waits if it only names finished steps.
 
-The coordinator needs such a report only with the next vote.
-
-Usually the next vote is sent sooner, and its message includes the boundaries. The wait is also limited to
-`PROGRESS_RATIO` of the deadline, so that the connection never seems silent.
+The coordinator needs such a report only with the next vote, whose message also names the finished steps. The vote is
+usually sent before this time has passed. The wait is also limited to `PROGRESS_RATIO` of the deadline, so that the
+connection never seems silent.
 """
 PROGRESS_RATIO = 1 / 12
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5)
@@ -47,7 +46,10 @@ Send = Callable[[Sequence[NodeReport]], Awaitable[None]]
 
 
 class RoundMember:
-    """A node's position in the tree of agents, with its connections. The node's `Member` owns it."""
+    """Reports this node's state to its parent in the tree of agents, and relays messages of its parent and children.
+
+    The node's `Member` owns the object.
+    """
 
     def __init__(
         self,

@@ -8,8 +8,8 @@ A stream's thread sends, receives and digests without the interpreter lock.
 
 Invariant: after `close`, `cut` or a cancelled `run` has returned, no thread reads or writes the caller's memory.
 
-The module has more than 500 lines. Sending and receiving threads share the queue of chunks and the rule that ends a
-thread before memory is released.
+The module has more than 500 lines, because sending and receiving threads follow one rule: a thread ends before the
+memory that it uses is released.
 """
 
 from __future__ import annotations
@@ -524,9 +524,9 @@ def send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callab
 
 
 class IncomingShard:
-    """The receiving side of one transfer: the missing chunks, and the threads that write them.
+    """Tracks one incoming transfer: which chunks are missing, and which chunks threads are writing.
 
-    Threads claim a chunk before they write it. The owner of the object waits for the chunks and closes the object.
+    A thread claims a chunk before it writes the chunk. The object's owner waits for the chunks and closes the object.
     """
 
     def __init__(
@@ -743,7 +743,7 @@ class Scratch:
 
 
 class IncomingParts(IncomingShard):
-    """The receiving side of a transfer whose chunks are combined with other bytes.
+    """Tracks an incoming transfer whose chunks are combined with other bytes (XOR), instead of stored in a slot.
 
     A chunk arrives in a buffer, because an XOR with unverified bytes could not be undone.
     """

@@ -6,7 +6,7 @@ returns its raw socket for use in a thread (`streams`).
 Invariant: a peer can send only the handshake until it has proved that it holds the generation's key. The length of
 every frame is checked before its body is read.
 
-The module has more than 500 lines. Both ends of the handshake and the session after it share limits and framing.
+The module has more than 500 lines, because both ends of the handshake and the session share limits and framing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ CANCELLED_SECONDS = 0.05
 
 
 class TcpSession:
-    """A `Session` on a connected socket."""
+    """Implements `Session` on a connected TCP socket."""
 
     def __init__(self, line: socket.socket, opened: Open, peer: NodeId) -> None:
         self.line = line

@@ -8,8 +8,8 @@ properties. The page is memory that the agent shares with the rank.
 Invariant: the agent writes the committed step, the proposed step and the vote to the page before it sends them. A task
 that waits on `changed` sees the state that woke the task.
 
-The module has more than 500 lines. Each event must leave shard, slots and page consistent, so the events cannot be
-divided.
+The module has more than 500 lines, because one class handles all events: each must leave shard, slots and page
+consistent.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from worker.tasks import Signal
 TROUBLE_COUNT = 3
 """Number of abandoned steps in a row after which the agent reports the shard's protection as degraded.
 
-Single abandoned steps are normal: for example, the layout of a rank's tensors changes, or a snapshot differs from them
-in the rank's check (an audit).
+Single abandoned steps are normal. For example, the layout of a rank's tensors changes, or an audit of the rank finds
+that a snapshot differs from its tensors.
 """
 
 
 class OwnedShard:
-    """The shard of one rank, on the rank's node. The node's `Member` owns the object."""
+    """Keeps the state, slots and page of one rank's shard consistent, on the rank's node. `Member` owns the object."""
 
     def __init__(
         self,

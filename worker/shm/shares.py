@@ -154,15 +154,15 @@ class Shares:
             for contributor in stripe
             if contributor != holder
         }
-        """By contributor: the stripe, and the rank of this node that holds the share."""
+        """For each rank that contributes to a share of this node: the stripe, and the rank that holds the share."""
         self._store = store
         self._keep = keep
         self._slot_count = slot_count
         self._accumulations: dict[tuple[Rank, Content], Accumulation] = {}
         self._capacities: defaultdict[Rank, int] = defaultdict(int)
-        """By holder: the largest shard that a contributor has announced, in bytes."""
+        """For each rank of this node, the largest shard that a contributor to its share has announced, in bytes."""
         self._locks: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By holder: held while a slot of the share is chosen, granted or created."""
+        """For each rank of this node, the lock for choosing, granting and creating a slot of the rank's share."""
         self._sealing: set[asyncio.Task[None]] = set()
 
     def inventory(self, contributor: Rank) -> tuple[tuple[Content, bytes], ...]:

@@ -1,8 +1,9 @@
 """Mounts a tmpfs for the node's slots, independent of the size of /dev/shm, with huge pages if possible.
 
 Huge pages are allocated ten times as fast as normal pages. A rank that maps a slot then needs 1/500 of the page table
-entries. Invariant: without the permission to mount, or if the kernel refuses, the agent uses the folder without a
-mount. The mount outlives the agent, like the slots in it, and ends with the instance.
+entries. The mount outlives the agent, like the slots in it, and ends with the instance.
+
+Invariant: without the permission to mount, or if the kernel refuses, the agent uses the folder without a mount.
 """
 
 from __future__ import annotations

@@ -273,7 +273,8 @@ def _fill(
                 except CorruptCheckpoint:
                     if share is None or not ready:
                         raise
-                    # A helper may have overwritten the ready bytes with wrong bytes. The second read does not use them.
+                    # A helper may have overwritten bytes that `reader` had written into the slot. The second read reads
+                    # all bytes of the part again.
                     parts.read(objects, number, target, is_cancelled=cancelled.is_set)
         finally:
             if share is not None:

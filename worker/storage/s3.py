@@ -330,8 +330,8 @@ class _S3Reader:
     def _read_side_by_side(self, target: memoryview, spans: Sequence[Span]) -> None:
         range_bytes = self._store.range_bytes
         head = self._open.end - self._position
-        # A large read requests all its ranges anew. The open response would transfer the rest of the object and delay
-        # the ranges.
+        # A large read does not use the response to `open`, which would transfer the rest of the object and delay the
+        # ranges. It requests all ranges anew.
         if head > range_bytes:
             head = 0
         with bulk.side_by_side("s3-get", CONNECTIONS) as (begin, errors):

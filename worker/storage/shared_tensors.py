@@ -65,7 +65,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A shared object that the shard needs."""
+    """An object in S3 that several shards share and that this shard needs."""
 
     group: SharedGroup
     place: ObjectReference

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _MAX_PASSES = 16
-"""Maximum number of passes over a growing process tree before the tree is killed.
+"""Maximum number of passes that `kill_tree` makes over a growing process tree to stop it, before it kills the tree.
 
-The caller checks for remaining processes.
+The caller of `kill_tree` checks whether processes remain.
 """
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15

@@ -7,7 +7,7 @@ reports them. The only exception is an end of a rank whose write the disk refuse
 Invariant: a rank passes its gate and runs only after its record is written. A record without an end describes a process
 that is not reaped yet, or whose end is not on disk yet.
 
-The module has more than 500 lines. Starting, reaping and reporting run in one loop over the same records.
+The module has more than 500 lines, because starting, reaping and reporting run in one loop over the same records.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Shim:
     _fences: dict[RunId, Generation] = field(default_factory=dict)
     """Highest generation of each run whose ranks were stopped.
 
-    The shim refuses to start ranks of it or of earlier ones.
+    The shim refuses to start ranks of this generation and of earlier generations.
     """
     _waiting: list[_Pending] = field(default_factory=list)
     """Requested ranks that wait until the template can fork them."""
@@ -667,8 +667,8 @@ def _open_stream(path: str, start: StartRank) -> int:
 def _write_down(start: StartRank) -> int:
     """Write a warm rank's start message to an in-memory file, and return the file.
 
-    Only the rank's fork reads the file. The template does not read it, because later ranks inherit the template's
-    memory.
+    Only the rank's fork reads the file. The message contains secrets, so the template must not read it: all later ranks
+    inherit the template's memory.
     """
     file = os.memfd_create("start")
     with os.fdopen(os.dup(file), "wb") as written:
