@@ -12,7 +12,7 @@ reports the expiry of timeouts, for example "this holder is dropped" or "the fin
 Invariant: within a generation, C never decreases. A step is proposed a second time only after every rank has reported
 that it has dropped the first proposal.
 
-The module has more than 500 lines, because a change of the protocol changes both machines.
+The module has more than 500 lines. A change of the protocol changes both machines.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ When the shim dies, its ranks are killed by (pid, start ticks), recorded as kill
 Invariant: a rank counts as ended only when its process has been reaped, or when no process with its pid and start ticks
 exists.
 
-The module has more than 500 lines, because all of its parts read and change the same records of ranks.
+The module has more than 500 lines. All of its parts read and change the same records of ranks.
 """
 
 from __future__ import annotations

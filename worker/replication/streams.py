@@ -8,7 +8,7 @@ A stream's thread sends, receives and digests without the interpreter lock.
 
 Invariant: after `close`, `cut` or a cancelled `run` has returned, no thread reads or writes the caller's memory.
 
-The module has more than 500 lines, because sending and receiving threads follow one rule: a thread ends before the
+The module has more than 500 lines. Sending and receiving threads follow one rule: a thread ends before the
 memory that it uses is released.
 """
 

@@ -6,7 +6,7 @@ returns its raw socket for use in a thread (`streams`).
 Invariant: a peer can send only the handshake until it has proved that it holds the generation's key. The length of
 every frame is checked before its body is read.
 
-The module has more than 500 lines, because both ends of the handshake and the session share limits and framing.
+The module has more than 500 lines. Both ends of the handshake and the session share limits and framing.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ properties. The page is memory that the agent shares with the rank.
 Invariant: the agent writes the committed step, the proposed step and the vote to the page before it sends them. A task
 that waits on `changed` sees the state that woke the task.
 
-The module has more than 500 lines, because one class handles all events: each must leave shard, slots and page
+The module has more than 500 lines. One class handles all events: each must leave shard, slots and page
 consistent.
 """
 

@@ -8,7 +8,7 @@
 Invariant: before `grant` returns a slot, it cancels and joins every reader of the slot. No task therefore reads or
 digests the old content of a granted slot.
 
-The module has more than 500 lines, because grants, readers and digests of a slot share its state. In separate modules,
+The module has more than 500 lines. Grants, readers and digests of a slot share its state. In separate modules,
 a reader could see a slot that was already granted to a writer.
 """
 

@@ -7,7 +7,7 @@ reports them. The only exception is an end of a rank whose write the disk refuse
 Invariant: a rank passes its gate and runs only after its record is written. A record without an end describes a process
 that is not reaped yet, or whose end is not on disk yet.
 
-The module has more than 500 lines, because starting, reaping and reporting run in one loop over the same records.
+The module has more than 500 lines. Starting, reaping and reporting run in one loop over the same records.
 """
 
 from __future__ import annotations
