@@ -3,8 +3,8 @@
     Release ─▶ Departure.begin ─▶ outputs uploaded or stalled ─▶ Departure.finish ─▶ release
     Prepare of another run ─▶ Departure.make_way ─────────────────────────────────▶ release
 
-Invariant: the node reports the run until the release, so that the control plane assigns no other job to the node
-before. After a release, no file, process or promise of the run remains on this node.
+Invariant: until the release, the node reports the run, so that the control plane assigns no other job to the node.
+After a release, no file, process or promise of the run remains on this node.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class AgentSettings:
     exposure: str = ""
     """Sentence that names what a job's code can reach on this node beyond its own job; empty if such code is confined.
 
-    The agent determines it when it starts.
+    The agent sets the field when it starts.
     """
     metadata_endpoint: str | None = None
     """URL of the instance's metadata service. None if the service is disabled or the machine is not an EC2 instance."""

@@ -193,11 +193,11 @@ def opening(windows: Sequence[IdleSpan], after_seconds: float, cost_seconds: flo
 
     Args:
         windows: the usable parts of the idle spans, in order of time.
-        after_seconds: earliest time, after the boundary.
+        after_seconds: earliest time, in seconds after the start of the iteration.
         cost_seconds: time for which the chunk occupies the link.
 
     Returns:
-        Seconds after the boundary, at least `after_seconds`.
+        Seconds after the start of the iteration, at least `after_seconds`.
     """
     longest = max((window.seconds for window in windows), default=0.0)
     for window in windows:

@@ -77,7 +77,10 @@ class OwnMetrics:
         )
 
     def replicated(self, seconds: float) -> OwnMetrics:
-        """Add one snapshot. `seconds` is the time from the end of its step until all holders in view verified it."""
+        """Add one snapshot.
+
+        `seconds` is the time from the end of its step until every holder that was not dropped had verified it.
+        """
         return replace(self, replica_count=self.replica_count + 1, replicate_seconds=self.replicate_seconds + seconds)
 
     def due(self, now: float, replica_bytes: int, usage: NodeUsage) -> tuple[dict[str, float], OwnMetrics]:

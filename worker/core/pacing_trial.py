@@ -67,7 +67,7 @@ class Tries:
 
     @property
     def kept_seconds(self) -> float:
-        """Seconds per captured step: the median iteration, times one plus the mean number of lost steps."""
+        """Seconds per captured step: the median iteration time, multiplied by 1 plus the mean number of lost steps."""
         return statistics.median(self.seconds) * (1 + statistics.fmean(self.lost))
 
     @property
@@ -121,7 +121,7 @@ class PacingTrial:
 def is_tried_paced(step: Step) -> bool:
     """Return whether the trial paces the snapshot of `step`.
 
-    Of each two consecutive groups of `RUN_STEPS` steps, one group is paced. Which of them it is, is pseudo-random. The
+    Of each two consecutive groups of `RUN_STEPS` steps, one group is paced, selected pseudo-randomly. The
     pattern therefore does not coincide with work that a script does every n steps.
     """
     pair, place = divmod(step // RUN_STEPS, 2)

@@ -27,7 +27,7 @@ CONTRIBUTION_BYTES = 320
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """The layout of the shares of one stripe. All members cut their shards into chunks of one size."""
+    """The layout of the parity shares of one stripe. All members cut their shards into chunks of one size."""
 
     members: tuple[Rank, ...]
     """At least two ranks, in ascending order."""
@@ -147,7 +147,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """State of a share between its grant and its seal, kept by the holder's agent.
+    """State of a parity share while other ranks contribute to it, kept by the holder's agent.
 
     The agent changes the bytes of the slot only for a chunk for which `accepts` returns True. In the same call, it
     records the chunk with `apply`. A restarted agent does not know which chunks a slot contains. It empties the slot,

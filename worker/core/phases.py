@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from everstep.protocol.rank_messages import Phase, RankHalf
 
 FIRST_STEP = "first_step"
-"""Name of the phase TRAIN until the rank has finished its first step after a start.
+"""Name under which the phase TRAIN is recorded until the rank has finished its first step after a start.
 
 The job compiles kernels and fills caches in this time, so its duration is recorded separately.
 """

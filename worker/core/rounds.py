@@ -68,7 +68,7 @@ class Shard:
     reason: str = ""
     is_late: bool = False
     sealed: frozenset[Step] = frozenset()
-    """Steps whose state is sealed in the owner's own slots: steps of this generation, and the base."""
+    """Steps whose state is sealed in the owner's slots: the restored step (`base`), and steps of this generation."""
     capturing: Step = NONE
     """The proposed step while its rank still captures it; `NONE` otherwise.
 
@@ -169,7 +169,10 @@ class Shard:
         return replace(self, sealed=self.sealed - {step}, held=held)
 
     def abandon(self, step: Step, reason: str, *, late: bool = False) -> Shard:
-        """Record that the rank does not capture `step`. The base is never captured, so it cannot be abandoned."""
+        """Record that the rank does not capture `step`.
+
+        The restored step (`base`) is never captured, so it cannot be abandoned.
+        """
         if step != self.proposed or self.vote is not Vote.NONE or step == self.base or step in self.sealed:
             return self
         return replace(self, capturing=NONE, vote=Vote.ABANDON, reason=_cut(reason), is_late=late)
@@ -320,7 +323,7 @@ class Coordinator:
     No node has a slot of the base in the new layout, so the base is neither proposed nor uploaded.
     """
     snapshots: Snapshots = Snapshots.EVERY_STEP
-    """Selects which steps the coordinator proposes. The base is always proposed, except if `is_relayout`."""
+    """Selects which steps are proposed. The restored step (`base`) is always proposed, except if `is_relayout`."""
     is_blocking: bool = False
     """Whether ranks wait for the upload of each checkpoint."""
     max_uploads: int = 1
@@ -471,7 +474,7 @@ class Coordinator:
 
     @property
     def highest_boundary(self) -> Step:
-        """The highest boundary that any rank has reported.
+        """The highest finished step (boundary) that any rank has reported.
 
         Before the first report, it is the step from which the generation started (the base).
         """

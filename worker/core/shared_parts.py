@@ -225,7 +225,7 @@ def load_helpers(plan: GenerationPlan, rank: Rank, owner: NodeId) -> list[NodeId
 
 
 def home_of(plan: GenerationPlan, rank: Rank) -> NodeId:
-    """Return the node that loads an earlier rank's shard from S3 for all nodes of a relayout.
+    """Return the node that loads an earlier rank's shard from S3 for all nodes, after the number of ranks has changed.
 
     The shards are divided evenly among the nodes, in the order of ranks. Ranks divide the state in the same order, so
     the ranks of the home probably need the shard, too.

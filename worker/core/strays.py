@@ -64,9 +64,9 @@ class Strays:
     needed: frozenset[Step] = frozenset()
     """Steps before the base to which the job would return if one more node were lost (`_needed`)."""
     is_loaded: bool = False
-    """True once every node has verified its ranks' base.
+    """True once every node has verified the state that its ranks restore (their base).
 
-    Until then, a node may have to fetch the base from a stray on this node.
+    Until then, a node may have to fetch this state from a stray on this node.
     """
     committed: Step = NONE
     """The newest committed step of the generation that the coordinator has announced to this node; set by `heard`."""
@@ -155,7 +155,7 @@ def strayed(plan: GenerationPlan) -> frozenset[Rank]:
 
 
 def _alone(plan: GenerationPlan) -> frozenset[Rank]:
-    """Return the ranks of whose base only the owner's node has a copy."""
+    """Return the ranks whose base (the state to restore) is only on the owner's node."""
     # The first holder of a shard is its owner, who has loaded the base.
     owners = {rank.rank: rank.holders[0] for rank in plan.ranks}
     elsewhere = {

@@ -47,7 +47,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """The part of one rank in a division."""
+    """The objects that `divide` has assigned to one rank: those that hold its tensors, and those that it writes."""
 
     objects: tuple[int, ...]
     """For each offered item, the number of the object that holds it, or `OWN`."""

@@ -29,14 +29,17 @@ class UploadProgress:
     stored_bytes: int = 0
     """Bytes of the parts that S3 has stored in this attempt, by this node and by helpers."""
     awaited: str = ""
-    """The shared object that another rank writes and that S3 does not have yet; empty while this node sends."""
+    """The object of another rank for which this upload waits, because S3 lacks it; empty while this node sends."""
 
     def begun(self, name: str, object_bytes: int, now: float) -> UploadProgress:
         """Return the progress at the start of an attempt, which stores the object under a new name."""
         return replace(self, name=name, object_bytes=object_bytes, stored_bytes=0, awaited="", moved_at=now)
 
     def waiting(self, name: str, now: float) -> UploadProgress:
-        """Return the progress while the upload waits for an object of another rank. A new name is progress."""
+        """Return the progress while the upload waits for an object of another rank.
+
+        The beginning of a wait for a different object counts as progress.
+        """
         return self if name == self.awaited else replace(self, awaited=name, moved_at=now)
 
     def stored(self, part_bytes: int, now: float) -> UploadProgress:

@@ -90,7 +90,7 @@ class BaseLoading:
         """Set once this node has loaded its own shards. From then on, it helps other nodes with their loads from S3."""
 
     async def load(self) -> None:
-        """Fetch and verify the base of all local ranks concurrently.
+        """Fetch and verify the state that the local ranks restore (their base), for all ranks concurrently.
 
         A shard that contradicts the plan ends the load immediately, because all ranks then need an older step. If a
         source is only unreachable, the other ranks finish their loads, because the next attempt can use their shards.
@@ -117,14 +117,14 @@ class BaseLoading:
 
     @property
     def restored_from(self) -> tuple[SourceKind, ...]:
-        """Kind of source from which each local rank's base was loaded: its own node, a peer, parity, or S3.
+        """Kind of source from which each local rank's state was restored: its own node, a peer, parity, or S3.
 
-        The order is that of the ranks. A rank without a base is omitted.
+        The order is that of the ranks. A rank that restored no state is omitted.
         """
         return tuple(self._restored_from[rank] for rank in self._here.ranks if rank in self._restored_from)
 
     async def _load_rank(self, rank: RankPlan, sources: Sequence[ShardSource] | None = None) -> None:
-        """Load the base of one rank into a slot of this node, and verify it.
+        """Load the state that one rank restores (its base) into a slot of this node, and verify it.
 
         The load tries the plan's sources in order: this node, another node's copy, shares of parity, S3. If `sources`
         is given, it replaces this list.
@@ -242,7 +242,7 @@ class BaseLoading:
         )
 
     async def regain(self, shard: OwnedShard) -> None:
-        """Fetch the base of a shard if this node lost its copy while the agent restarted.
+        """Fetch the base of a shard (the state to restore) if this node lost its copy while the agent restarted.
 
         The shard's rank cannot vote without its base. The method repeats failed attempts until the base is on this node
         or a step is committed.

@@ -65,7 +65,7 @@ class CheckpointUploads:
             shards: shards of this node's ranks.
             store: this node's slots, which are verified before an upload.
             objects: the object store (S3).
-            contents: knows the newest committed step. Only this step or the base may be uploaded.
+            contents: knows the newest committed step. Only this step or the restored step may be uploaded.
             faults: receives a fault per failed upload; a later success of the shard removes the fault.
             dial: opens a session of kind upload to another member.
             agree: divides tensors of a local rank among the ranks that hold them (see `UploadDivision.agree`).

@@ -60,7 +60,7 @@ class KeptContents:
             committed: a committed step that another node has reported; `NONE` if no node has.
 
         Returns:
-            The committed content. Before the first commit, the base and the contents that the plan names.
+            The committed content. Before the first commit, the content to restore and the contents that the plan names.
         """
         step, base = max(self.committed, committed), self.base(rank)
         if self.is_loading_earlier:

@@ -48,7 +48,7 @@ class Measurements:
         self._passed: tuple[Step, float] = (NONE, 0.0)
         """The newest proposed step that this node's first rank has passed, and the monotonic time of its boundary.
 
-        The value is (NONE, 0.0) once every holder in view has verified the step.
+        The value is (NONE, 0.0) once every holder that was not dropped has verified the step.
         """
 
     def record(self, shard: OwnedShard, message: Boundary, seconds: float | None) -> None:

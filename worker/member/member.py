@@ -368,7 +368,7 @@ class Member:
             self._begin(sender.run, f"replicas of rank {shard.rank} to {peer}")
 
     async def _supply_regained(self, shard: OwnedShard) -> None:
-        """Fetch the lost base of a shard, then start the shard's senders.
+        """Fetch the lost base of a shard (the state to restore), then start the shard's senders.
 
         A holder lists its steps when a session begins, and the owner counts only the listed steps that it also holds. A
         session that began before the fetch would therefore not count the base, even if the holder has it.

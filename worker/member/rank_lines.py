@@ -100,7 +100,7 @@ class RankLines:
             now: returns Unix time in seconds.
             usage: returns the use of the node's devices.
             sent_bytes: returns the bytes sent to holders of this node's shards so far.
-            on_snapshot: called for every snapshot with the seconds from its boundary to the end of its capture.
+            on_snapshot: called for every snapshot with the seconds from the end of its step to the end of its capture.
             earlier_layout: returns the base's layout if the base was captured by another number of ranks; otherwise
                 None.
             fetch_earlier: loads a shard of the previous layout; None if the generation has no relayout.
@@ -138,7 +138,7 @@ class RankLines:
         Until then, the agent sends these ranks only the progress of the state that they copy (their base).
         """
         self._early: dict[Rank, SlotsRequest] = {}
-        """Slot requests that ranks sent while this node still loaded the base or, after a relayout, earlier shards.
+        """Slot requests that ranks sent while this node still loaded the state to restore.
 
         The agent creates these slots after the load, because the load first needs memory for its own slots. A new
         capture must not overwrite a slot that the load needs.
@@ -198,7 +198,7 @@ class RankLines:
         return True
 
     def arrived(self, rank: Rank, file: SlotFile, header: SlotHeader, verified_bytes: int) -> None:
-        """Record how much of a rank's base has arrived (see `OwnedShard.arrive`), and inform the rank."""
+        """Record how much of the state that a rank restores has arrived (`OwnedShard.arrive`), and inform the rank."""
         shard = self._shards[rank]
         was_told = shard.arriving is not None
         shard.arrive(file, header, verified_bytes)

@@ -79,7 +79,7 @@ class RankSlots:
             keep: returns the contents of a shard that no slot may overwrite.
             slot_count: maximum number of slots per shard on this node.
             send: sends a message to a rank, if the rank is connected.
-            on_snapshot: called for every snapshot with the seconds from its boundary to the end of its capture.
+            on_snapshot: called for every snapshot with the seconds from the end of its step to the end of its capture.
             faults: receives a fault if the node's memory is too small for the slots.
             background: runs the creation and the digests of slots as tasks.
         """
@@ -103,7 +103,7 @@ class RankSlots:
         self._refused: dict[Rank, str] = {}
         """Reason why a rank's last slot request was permanently refused."""
         self._unmet: dict[Rank, SlotsRequest] = {}
-        """Requests that wait until other files on this node free memory. Each proposed step repeats them."""
+        """Requests that wait for memory that other files on this node occupy. Each proposed step repeats them."""
         self._unprepared: dict[Rank, Step] = {}
         """The last step, per rank, that was proposed before the rank's slots were ready.
 
@@ -162,7 +162,7 @@ class RankSlots:
             figures = self._figures(shard.rank, requested, request, error)
             self._refused[shard.rank] = shard.refusal = figures
             self._send(shard.rank, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
-            # A job with a committed step or a base continues without new snapshots. Any other job would run
+            # A job with a committed or restored step continues without new snapshots. Any other job would run
             # unprotected, so this is a fault.
             if shard.foundation == NONE and self._plan.relayout is None:
                 self._faults.report("protection_does_not_fit", figures, is_permanent=True)

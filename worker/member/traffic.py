@@ -143,7 +143,7 @@ class Traffic:
 
         Args:
             rank: the rank of this node that sent the message.
-            message: the rank's message about the boundary that it passed.
+            message: the rank's message about the step that it finished.
             half: the part of the shared page that the rank writes.
             is_sending: True if a holder of any shard of the job may still lack data.
 

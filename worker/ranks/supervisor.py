@@ -89,7 +89,7 @@ _NOT_STARTED = 127
 _LISTEN_SECONDS = 20.0
 """Seconds to wait for a new shim. A shim usually listens after 0.1 s (measured)."""
 GONE_SECONDS = 15.0
-"""Value of `Supervisor.gone_seconds` until the control plane sends its own value."""
+"""Seconds after which killed processes that still exist count as a failure, unless the control plane sets the time."""
 _RECHECK_SECONDS = 0.05
 """Seconds between two checks of killed processes. The kernel sends no event when such a process ends."""
 _MEMORY_SAMPLE_SECONDS = 1.0

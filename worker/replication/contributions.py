@@ -1,4 +1,4 @@
-"""Receives the contributions of other members to this node's shares (docs/adr/0035-parity-in-memory.md).
+"""Receives the shards that other ranks contribute to this node's parity shares (docs/adr/0035-parity-in-memory.md).
 
     member                                   holder
     BeginShard, ShardDigests, EndShard ───▶  begins the contribution, and chooses the chunks of its share

@@ -61,8 +61,7 @@ class RoundServer:
         Args:
             generation: the generation of these rounds.
             core: a new coordinator, or a recovering coordinator after a restart of this agent.
-            final_round_seconds: maximum time for which ranks at the final boundary wait for the commit of the final
-                step.
+            final_round_seconds: maximum time for which ranks that have finished the final step wait for its commit.
             now: returns Unix time, for timestamps that users see.
             clock: returns monotonic time in seconds.
             schedule: decides when a checkpoint is due by time; None for no such checkpoints.

@@ -2,8 +2,8 @@
 
 All senders of a node share one pacer, because they share the node's network link.
 
-Invariant: pacing delays chunks, but never drops them. If training stops or reports no boundaries, chunks are sent
-without delay.
+Invariant: pacing delays chunks, but never drops them. If training stops or reports no finished steps, chunks are
+sent without delay.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Unpaced:
 
 
 class SpanPacer:
-    """Pacer that sends chunks in the profiled idle spans of an iteration, relative to the last boundary.
+    """Pacer that sends chunks in the profiled idle spans of an iteration, relative to the end of the last step.
 
     The pacer sends each chunk at its *opening*: the next time at which the chunk fits completely into the rest of an
     idle span.

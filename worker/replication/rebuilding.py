@@ -1,4 +1,4 @@
-"""Rebuilds a lost shard from the shards and shares of the other members of its stripe.
+"""Rebuilds a lost shard from the shards and parity shares of the other ranks in its group (stripe).
 
     each survivor: its share, and the chunks of its shard in the other survivors' shares ──▶ XOR, chunk by chunk
     ──▶ a slot of this node ──▶ sealed only if it matches the lost owner's digest
@@ -161,7 +161,7 @@ class Rebuilding:
     def wanted(self, rank: Rank, owner: Rank, payload_bytes: int) -> frozenset[int]:
         """Return the chunks of a survivor's shard or share that the rebuild needs.
 
-        `owner` is the owner of this shard or share of the survivor `rank`. Its payload has `payload_bytes`.
+        `owner` owns this shard or share, which the survivor `rank` holds and which has `payload_bytes`.
         """
         return self._missing.wanted(rank, payload_bytes, is_share=owner != rank)
 

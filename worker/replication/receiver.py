@@ -194,7 +194,7 @@ class ReplicaReceiver:
         return parity if parity is not None and parity.expects(rank) else None
 
     def _cut(self, ranks: Collection[Rank]) -> None:
-        """End the sessions of some members, which must contribute to a share again."""
+        """End the sessions of the ranks that must contribute to a parity share again."""
         for owner in self.open_sessions:
             if owner.rank in ranks and owner.receiver is not None:
                 owner.fail(PeerLost("another shard of the same step was offered, so this node has emptied its share"))

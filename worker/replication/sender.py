@@ -344,7 +344,7 @@ class ReplicaSender:
             await self._shard.changed.wait(self._shard.changed.version)
 
     async def _unwanted(self, step: Step) -> None:
-        """Wait until the holder no longer needs this contribution.
+        """Wait until the holder no longer needs this shard for its parity share.
 
         From then on, the step is neither committed nor proposed, and no member contributes to its share.
         """
@@ -352,7 +352,7 @@ class ReplicaSender:
             await self._shard.changed.wait(self._shard.changed.version)
 
     async def _say_sending(self, session: Session, queue: ChunkQueue) -> None:
-        """Send progress messages to a holder of parity while this node sends its contribution, or delays it itself.
+        """Send progress messages to the holder of a parity share while this node sends or delays its contribution.
 
         The other members wait for this contribution, and the holder reports its progress to them. The holder itself
         notices only whole chunks, which take longer than the holder deadline on a slow link.

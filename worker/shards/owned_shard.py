@@ -170,7 +170,7 @@ class OwnedShard:
 
     @property
     def sealed(self) -> frozenset[Step]:
-        """Steps whose state is sealed in this node's slots: steps of this generation, and the base."""
+        """Steps whose state is sealed in this node's slots: the restored step (base), and steps of this generation."""
         return self._core.sealed
 
     @property
@@ -202,7 +202,7 @@ class OwnedShard:
         return self._core.held
 
     def holders_of(self, step: Step) -> tuple[NodeId, ...]:
-        """Return the peers in view that hold a copy of `step`. With parity, no peer does."""
+        """Return the peers in view that hold a copy of `step`. Empty with parity, because peers then hold no copies."""
         if self.has_parity:
             return ()
         return tuple(peer for peer in self._core.peers if peer in self._core.view and (peer, step) in self._core.held)
@@ -229,7 +229,7 @@ class OwnedShard:
 
     @property
     def late_holders(self) -> tuple[NodeId, ...]:
-        """Holders in view that have not created their slots yet."""
+        """Holders that count at present (in view) and have not created their slots yet."""
         return tuple(sorted(self.unready & self._core.view))
 
     @property
@@ -321,7 +321,7 @@ class OwnedShard:
         self.granted_slot = half.slot
 
     def begin_load(self) -> None:
-        """Show on the page that a fetch of the base begins, for the first time or again.
+        """Show on the rank's page that a fetch of the base (the state to restore) begins, for the first time or again.
 
         The caller calls this method before it writes any byte of the base. A rank that has copied parts of an earlier
         fetch must copy them again.
@@ -330,7 +330,7 @@ class OwnedShard:
         self.page.write(replace(self.page.agent, load=self.page.agent.load + 1, verified=0))
 
     def arrive(self, file: SlotFile, header: SlotHeader, verified_bytes: int) -> None:
-        """Record how much of the base has arrived: its index, and the first bytes of its payload.
+        """Record how much of the base (the state to restore) has arrived: the index, and the payload's first bytes.
 
         Args:
             file: the slot file that receives the base.
@@ -369,7 +369,7 @@ class OwnedShard:
             self.changed.notify()
 
     async def holders_ready(self) -> bool:
-        """Wait until all holders in view have created their slots, and return True.
+        """Wait until all holders that count at present (in view) have created their slots, and return True.
 
         Return False if the rank requests slots of another size or layout during the wait.
         """

@@ -1,4 +1,4 @@
-"""Accumulates the shares of parity on this node from contributions, and seals them.
+"""Builds this node's parity shares from the shards that other ranks contribute, and seals the shares.
 
     contribution of a member ──begin──▶ Accumulation ──take, per verified chunk──▶ slot ──finish, by all──▶ sealed
 
@@ -7,7 +7,7 @@ verification and fetches therefore treat a share like a shard (docs/adr/0035-par
 
 Invariant: the bytes of a WRITING share are the XOR of exactly the chunks that its `Share` records. Both change under
 one lock, because the threads of several streams deliver chunks of one row. A row that contains no chunk has undefined
-bytes: its first chunk is copied, so that no pass has to clear the slot.
+bytes: its first chunk is copied instead of combined, so that the slot need not be cleared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Accumulation:
-    """One share while contributions arrive. `Shares` creates it; threads of streams call `take`."""
+    """One parity share while other ranks contribute to it. `Shares` creates it; threads of streams call `take`."""
 
     def __init__(self, stripe: Stripe, holder: Rank, content: Content, slot: Slot, share: Share) -> None:
         self.stripe = stripe
@@ -119,14 +119,14 @@ class Accumulation:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A stripe that this node belongs to, and this node's member of the stripe."""
+    """A stripe (ranks that protect each other's shards by parity), and the rank of this node that belongs to it."""
 
     stripe: Stripe
     holder: Rank
 
 
 class Shares:
-    """The shares that this node holds in one generation. The agent's loop calls every method."""
+    """The parity shares that this node holds in one generation. The agent's loop calls every method."""
 
     def __init__(
         self,

@@ -230,7 +230,7 @@ class SlotStore:
         return str(path)
 
     def page_path(self, rank: Rank) -> Path:
-        """Return the path of the rank's page."""
+        """Return the path of the memory page that the rank shares with the agent."""
         return self.root / str(self.run) / f"rank-{rank}.word"
 
     def ended_ranks(self) -> EndedRanks | None:
@@ -441,7 +441,7 @@ class SlotStore:
             self._creating_bytes -= header.capacity_bytes
 
     def _make_room(self, needed_bytes: int) -> None:
-        """Remove slots of strays until a new slot fits, the oldest content first.
+        """Remove slots of strays (shards that the plan places elsewhere) until a new slot fits, oldest content first.
 
         Only the slots that `Strays.makes_way` permits are removed. If all of them together are too small, none is
         removed.
@@ -463,7 +463,7 @@ class SlotStore:
         return not slot.is_used and self.strays.makes_way(rank, slot.file.content)
 
     def _forget_if_empty(self, rank: Rank) -> None:
-        """Remove the entry of a stray from `shards` once none of its slots has content."""
+        """Remove the shard from `shards` if the plan places it on other nodes and none of its slots has content."""
         if rank not in self.strays.placed and all(slot.view.state is SlotState.EMPTY for slot in self.shards[rank]):
             del self.shards[rank]
 
@@ -670,7 +670,7 @@ class SlotStore:
         self.strays = strays
 
     async def empty_all_but(self, keep: Mapping[Rank, Collection[Content]]) -> None:
-        """Empty all slots whose content is not in `keep`. If such a slot belongs to a stray, remove its file.
+        """Empty all slots whose content is not in `keep`. Remove their files if the plan places the shard elsewhere.
 
         Called once per load, with the contents that the plan protects.
         """
@@ -685,7 +685,7 @@ class SlotStore:
             self._forget_if_empty(rank)
 
     def drop_strays(self) -> None:
-        """Remove the strays that no node needs any more (`Strays.is_over`) and that no task reads.
+        """Remove shards that the plan places elsewhere, if no node needs them (`Strays.is_over`) or reads them here.
 
         Further calls change nothing. Called at every announcement.
         """

@@ -5,7 +5,7 @@
 
 A *frozen object* is shared by all checkpoints and ranks of a run. A group is a sequence of tensors with about
 `GROUP_BYTES`, which one object stores. The script's declaration can be wrong, for example for averaged weights. A group
-whose content has changed since the last upload is not frozen.
+whose content has changed since the last upload is therefore not treated as frozen.
 
 A *replicated object* is shared by several ranks at one step. `worker.core.upload_division` assigns equal tensors to
 objects, and each object to a writer. An object is sent only if S3 does not have it.
