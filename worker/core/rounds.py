@@ -381,9 +381,8 @@ class Coordinator:
     ) -> Coordinator:
         """Return the coordinator of a new generation, without a committed step (docs/design.md#rounds).
 
-        The first proposed step is the one from which the generation starts (the base).
-
-        After a change of the number of ranks (a relayout), it is a step of the new generation.
+        The coordinator first proposes the restored step (the base). After a change of the number of ranks (a relayout),
+        it first proposes a step of the new generation instead.
         """
         core = cls(
             world_size=world_size,
@@ -607,9 +606,9 @@ class Coordinator:
     def _persist(self, committed: Step) -> Step:
         """Return the step to upload after `committed` was committed.
 
-        If the interval in steps is set, the first commit at or past its next multiple is uploaded. The base is uploaded
-        if a multiple of the interval is between the newest checkpoint and the base. In this case, an earlier generation
-        ended before it had uploaded its checkpoint.
+        If an interval in steps is set, the first commit at or after the interval's next multiple is uploaded. The
+        restored step (base) is uploaded if such a multiple is between the newest checkpoint and this step. In this
+        case, an earlier generation ended before it had uploaded its checkpoint.
         """
         if not self._may_mark:
             # The checkpoint stays due. The first step that is committed after an upload has ended becomes the
@@ -680,7 +679,7 @@ class Coordinator:
 
     @property
     def _held_base(self) -> Step:
-        """The base, if nodes hold slots of it that the present ranks can use; 0 after a relayout.
+        """The restored step (base), if slots contain it in the present layout; 0 after a relayout.
 
         A relayout is a change of the number of ranks, which changes how the state is divided into shards.
         """

@@ -75,7 +75,7 @@ class SharedParts:
         the owner and the first helper to answer would transfer all parts of a small object.
 
         Args:
-            part_count: number of the last part, because numbers begin with 1.
+            part_count: number of parts, and therefore number of the last part, because numbers begin with 1.
             helpers: nodes that can begin at once. Other helpers receive their first parts from `assign`.
             now: monotonic time in seconds.
 

@@ -416,7 +416,7 @@ class Supervisor:
         self._send(StopRanks(run=run, generation=generation))
 
     def kill_rank(self, run: RunId, generation: Generation, rank: Rank) -> None:
-        """Kill one rank's process for a drill, as a real fault would. The call has no effect if the rank has ended.
+        """Kill one rank's process to simulate a fault (a drill). The call has no effect if the rank has ended.
 
         Args:
             run: the rank's run.
@@ -448,7 +448,7 @@ class Supervisor:
                 await self._until_ended(None)
 
     async def prove_gone(self, run: RunId | None) -> None:
-        """Return when no process of this run's ranks and no descendant exists.
+        """Return when no process of this run's ranks exists, and no descendant of such a process.
 
         This method kills no living rank, so the caller must stop the ranks first.
 

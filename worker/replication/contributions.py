@@ -1,4 +1,4 @@
-"""Receives the shards that other ranks contribute to this node's parity shares (docs/adr/0035-parity-in-memory.md).
+"""Receives the parts of other ranks' shards for this node's parity shares (docs/adr/0035-parity-in-memory.md).
 
     member                                   holder
     BeginShard, ShardDigests, EndShard ───▶  begins the contribution, and chooses the chunks of its share
@@ -31,7 +31,7 @@ PREPARING_SECONDS = 0.1
 
 
 class Contributions:
-    """Receives the shards that other members contribute to this node's shares. `ReplicaReceiver` owns the object."""
+    """Receives the parts of other ranks' shards for this node's parity shares. `ReplicaReceiver` owns the object."""
 
     def __init__(self, shares: Shares) -> None:
         """Create the object for one generation.

@@ -98,7 +98,7 @@ class ReplicaSender:
 
         Args:
             shard: the owned shard to send.
-            peer: node that holds a copy of the shard, or with parity a share of it.
+            peer: node that holds a copy of the shard or, with parity, a share with a part of the shard.
             dialler: opens connections to the holder.
             store: this node's slots.
             pacer: decides when chunks may be sent; shared by all senders of the node.

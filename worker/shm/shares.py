@@ -1,4 +1,4 @@
-"""Builds this node's parity shares from the shards that other ranks contribute, and seals the shares.
+"""Builds this node's parity shares from parts of other ranks' shards, and seals the shares.
 
     contribution of a member ──begin──▶ Accumulation ──take, per verified chunk──▶ slot ──finish, by all──▶ sealed
 

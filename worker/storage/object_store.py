@@ -48,7 +48,7 @@ class Share(Helpers, Protocol):
         Args:
             upload_id: the store's id of the upload.
             part_bytes: size of all parts but the last.
-            part_count: the number of the last part, because numbers begin with 1.
+            part_count: number of parts, and therefore number of the last part, because numbers begin with 1.
         """
 
     def end(self) -> None:
