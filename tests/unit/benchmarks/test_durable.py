@@ -186,7 +186,7 @@ BLOCKS_FOR = "time that a checkpoint blocks training, Everstep ÷ DCP's `async_s
 
 
 def with_own(change: Callable[[UploadBlock], UploadBlock]) -> Run:
-    """Return the run with changed blocks of Everstep."""
+    """Return the run, with `change` applied to each upload block of Everstep."""
     return replace(RUN, uploads=[change(each) if each.system == EVERSTEP else each for each in BLOCKS])
 
 

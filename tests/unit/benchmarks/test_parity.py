@@ -67,7 +67,9 @@ def shared_memory() -> Iterator[Path]:
 
 @pytest.mark.parametrize(("has_parity", "memory"), [(False, 4.0), (True, 3.0)])
 async def test_a_group_is_measured(shared_memory: Path, has_parity: bool, memory: float) -> None:
-    """A shard of four chunks has shares of two rows."""
+    """With parity, a member stores a share of two chunks beside its shard of four chunks, instead of a copy of four
+    chunks.
+    """
     found = await group.measure(shared_memory, has_parity=has_parity, state_bytes=4 * CHUNK_BYTES, steps=2)
     assert found.is_equal
     assert found.memory_ratio == pytest.approx(memory, rel=0.001)

@@ -34,7 +34,7 @@ OTHERS = {"configure", "doctor", "local", "server", "agent", "wait"}
 ENDLESS = {"jobs wait"}
 """Commands that return only when the job ends, which never happens in these tests.
 
-`jobs wait` prints its lines with `line_of`, like `jobs top`.
+The tests of `jobs top` cover `jobs wait` too, because both print their lines with `line_of`.
 """
 VALUES = {"STEP": "1", "LIMIT": "1"}
 OPTIONS = {

@@ -153,7 +153,7 @@ def test_whatever_goes_wrong_beside_a_copy_training_waits_for_no_thread_that_is_
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when a copier's thread has finished its work and waits for more."""
+    """Return an event that is set as soon as a copier's thread waits for work."""
     event = threading.Event()
 
     class Queue(queue.SimpleQueue[Any]):
@@ -167,7 +167,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 @pytest.fixture
 def placed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[int]]]:
-    """Pairs (thread, cores) of all calls that place a thread on cores."""
+    """Return a list that receives a pair (thread, cores) for each call that places a thread on cores."""
     asked: list[tuple[int, set[int]]] = []
     place: Callable[[int, Iterable[int]], None] = os.sched_setaffinity
 

@@ -185,9 +185,9 @@ def test_half_summed_gradients_are_no_state(micro_steps: int, changes: dict[str,
 
 
 def test_a_state_that_has_no_element_per_element_of_the_master_has_no_box() -> None:
-    """An optimizer state has another number of elements than its parameters. The adapter gives it no position in them.
+    """An optimizer state gets no box (position in its parameters) if its number of elements differs from theirs.
 
-    Such a position (a box) would not fit the state, and the slot could not be read.
+    Such a box would not fit the state, and the slot could not be read.
     """
     made = make()
     adapter = deepspeed.DeepSpeedAdapter("", made)

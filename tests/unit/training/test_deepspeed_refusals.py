@@ -86,9 +86,9 @@ def test_what_is_not_known_is_refused_by_name(changes: dict[str, Any], name: str
 
 
 class Powers:
-    """State that DeepSpeed's CPU Adam keeps in C++: 32-bit powers of its betas.
+    """A fake of DeepSpeed's CPU Adam that keeps 32-bit powers of its betas, as the real one does in C++.
 
-    The powers are multiplied while steps are consecutive and recomputed otherwise.
+    It multiplies the powers while steps are consecutive, and recomputes them otherwise.
     """
 
     def __init__(self) -> None:

@@ -90,7 +90,7 @@ def test_a_compiled_step_that_must_be_one_graph_is_refused_at_its_first_call_wit
 ) -> None:
     """A compiled Adafactor step with `fullgraph` is refused at its first call.
 
-    Torch itself breaks the graph of most of its other optimizers.
+    The test uses Adafactor, because torch itself breaks the graph in the step of most of its other optimizers.
     """
     monkeypatch.setattr(step_watch, "_watches", ())  # remove the checks of sessions that other tests left open
     torch._dynamo.reset()

@@ -83,7 +83,7 @@ class Late(CopyTicket):
 
 
 class Behind(CpuCopier):
-    """A copier of a device. Training may run on during one copy, but not during two."""
+    """A copier of a device. Each copy ends only when the next copy starts, so training runs on during one copy."""
 
     is_prompt = False
 

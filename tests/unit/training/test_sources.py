@@ -76,7 +76,8 @@ def test_bytes_are_compared_and_nothing_else(dtype: torch.dtype, transposed: boo
 
 
 class OnDevice(torch.Tensor):
-    """A tensor whose class, like the device of another tensor, forbids to compare its memory directly."""
+    """A tensor that only torch can compare, like a tensor of a device, because its class forbids direct memory access.
+    """
 
 
 @pytest.mark.parametrize("has_room", [True, False])

@@ -1,7 +1,8 @@
-"""A snapshot that contains a change of the next step ("torn") is never reported as captured. This holds for every order
-of training's events, the copy's and the version checks'. Each test splits an in-place operation into two
-events: the memory write, and torch's version increment. It also splits the copy into two halves. All interleavings of
-the two event rows run on the real `Snapshotter`, `Guard` and `Sources`.
+"""A snapshot that contains a change of the next step ("torn") is never reported as captured.
+
+This holds for every order of the events of training, of the copy and of the version checks. Each test splits an
+in-place operation into two events: the memory write, and torch's version increment. It also splits the copy into two
+halves. All interleavings of these two rows of events run on the real `Snapshotter`, `Guard` and `Sources`.
 """
 
 from __future__ import annotations

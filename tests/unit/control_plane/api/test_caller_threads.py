@@ -36,7 +36,7 @@ class Held:
 
 
 def has_free_thread(service: Service) -> bool:
-    """Run a function in the only thread that the loops have. Raise TimeoutError if the thread is busy for 10 s."""
+    """Return True if the loops' only thread runs a function within 10 s. Otherwise, raise TimeoutError."""
     return asyncio.run_coroutine_threadsafe(asyncio.to_thread(lambda: True), service.loop).result(10)
 
 

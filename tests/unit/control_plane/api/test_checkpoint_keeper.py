@@ -280,7 +280,10 @@ def test_frozen_objects_stay_while_a_checkpoint_or_a_running_upload_can_need_the
 
 
 def test_a_deletion_leaves_frozen_objects_of_other_runs(service, client, make):
-    """A server without the check of reported keys stored a manifest of keys that an agent chose."""
+    """A deletion keeps the frozen objects of another run, even if a stored manifest of this run names them.
+
+    A server that did not check reported keys may have stored such a manifest, because an agent chooses the keys.
+    """
     job = make()
     manifest = job.checkpoint(10, frozen=b"before")
     folder = f"jobs/gpt/run={job.run}/checkpoints/run=victim/frozen"

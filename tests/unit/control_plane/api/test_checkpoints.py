@@ -245,7 +245,7 @@ def test_a_cloud_that_does_not_answer_is_no_verdict(service, client, job, verifi
     ids=["intact", "data", "header", "cut", "missing"],
 )
 def test_shared_objects_are_verified_with_each_shard(service, client, job, idle_bytes, damage, said, is_replicated):
-    """With 0 idle bytes, the connections to the objects are closed between tensors."""
+    """If `idle_bytes` is 0, the verifier closes its connections to the objects between two tensors."""
     verifier = Verifier(service.database, service.objects, service.clock, idle_bytes=idle_bytes)
     manifest = job.checkpoint(8, frozen=b"frozen" * 40, is_replicated=is_replicated)
     place = ObjectReference(bucket=BUCKET, key=manifest.shared[0].key)
@@ -262,7 +262,10 @@ def test_shared_objects_are_verified_with_each_shard(service, client, job, idle_
 
 
 def test_a_verification_reads_a_shared_object_once(service, client, job, verifier, monkeypatch):
-    """The object has 24 MiB. Each shard mixes its beginning and its end with the shard's own bytes in one chunk."""
+    """The object has 24 MiB. Only the chunks with its beginning and its end are read again for the second shard.
+
+    These two chunks also contain bytes of the shard.
+    """
     size = 24 * 1024 * 1024
     manifest = job.checkpoint(8, frozen=bytes(range(256)) * (size // 256))
     read = Counter()
@@ -281,7 +284,10 @@ def test_a_verification_reads_a_shared_object_once(service, client, job, verifie
 
 
 def test_a_known_chunk_does_not_hide_that_a_shard_has_other_bytes(service, job):
-    """Rank 1 names the shared object of rank 0, but its digest is of other bytes."""
+    """Rank 1's shard refers to the frozen object of rank 0, but its digest belongs to other bytes.
+
+    The verification must fail, although the chunks of the frozen object are already known to be intact.
+    """
     size = 24 * 1024 * 1024
     manifest = job.checkpoint(8, frozen=bytes(size))
     known = KnownContents()

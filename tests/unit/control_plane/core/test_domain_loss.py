@@ -55,7 +55,8 @@ def test_against_enumeration(seed: int) -> None:
 def test_who_is_gone_is_not_lost_again(seed: int) -> None:
     """If some nodes are already lost, the recovery probability describes further losses among the remaining nodes.
 
-    It equals an enumeration of all cases. A shard whose holders are partly lost has only the remaining ones, or none.
+    The test compares the probability with an enumeration of all further losses. A shard may already have lost some or
+    all of its holders.
     """
     rng = random.Random(seed)
     count = rng.randint(2, 10)

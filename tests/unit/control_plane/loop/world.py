@@ -279,7 +279,11 @@ class Agent:
         return max(max(self.boundary.values(), default=-1) - (not self.has_ended_well), -1)
 
     def in_view(self, rank: RankPlan) -> tuple[NodeId, ...]:
-        """Return the holders of a rank's shard that count. With parity, one silent member stops all shares."""
+        """Return the nodes that count as holders of a rank's shard: the reachable ones.
+
+        Only this node counts if it is cut off itself. With parity, only this node counts if any other holder is
+        unreachable.
+        """
         served = tuple(holder for holder in rank.holders if self.world.serves(holder))
         if self.node_id not in served or (rank.stripe and served != rank.holders):
             return (self.node_id,)
@@ -860,7 +864,7 @@ class World:
         team = self.team(name)
         members = {agent.node_id: agent for agent in team if self.serves(agent.node_id)}
         for _ in range(steps):
-            seal_shares(plan, plan.base_step, members)  # the new generation commits its base first
+            seal_shares(plan, plan.base_step, members)  # # a new generation first commits the step from which it starts
             for agent in team:
                 for rank in agent.boundary:
                     agent.boundary[rank] += 1

@@ -1,4 +1,4 @@
-"""A running job's snapshot is read like a checkpoint: verified, renewed while it is read, and released."""
+"""A running job's snapshot is read like a checkpoint: the reader verifies it, renews its hold, and releases it."""
 
 from __future__ import annotations
 

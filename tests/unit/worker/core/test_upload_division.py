@@ -38,7 +38,10 @@ def test_equal_tensors_are_divided_evenly() -> None:
 
 
 def test_large_tensors_do_not_fall_on_one_writer() -> None:
-    """The embedding and its two moments are as large as the rest together."""
+    """The embedding and its two moments have 300 bytes each, and all other tensors together have 300 bytes.
+
+    Each of the four ranks writes 300 bytes.
+    """
     offers = ranks(*[[item(0, 300), item(1, 300), item(2, 300), *(item(name, 10) for name in range(3, 33))]] * 4)
     divisions = divide(offers, least_bytes=1)
     sizes = [sum(each.bytes for each in items) for items in contents(offers, divisions)[Rank(0)].values()]
@@ -59,7 +62,7 @@ def test_a_rank_with_more_bytes_of_its_own_writes_less() -> None:
 
 
 def test_only_ranks_that_hold_a_tensor_share_its_object() -> None:
-    """Two shards of a sharded model, each on two ranks, and one tensor that all ranks hold."""
+    """A sharded model has two shards, each on two ranks, and one tensor that all four ranks hold."""
     offers = ranks([item(0), item(1)], [item(0), item(2)], [item(0), item(1)], [item(0), item(2)])
     divisions = divide(offers, least_bytes=1)
     numbers = [division.objects for division in divisions.values()]

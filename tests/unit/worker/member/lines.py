@@ -18,7 +18,7 @@ Serve = Callable[[Session, Streams], Coroutine[object, object, None]]
 
 
 class Line:
-    """One end of a session. Implements `Session`."""
+    """One end of a session between two nodes. It passes messages through queues, and implements `Session`."""
 
     def __init__(
         self,

@@ -371,7 +371,7 @@ async def test_shards_of_different_sizes_are_counted_as_they_are(tmp_path: Path)
 
 
 async def test_a_refusal_with_parity_counts_the_shares(tmp_path: Path) -> None:
-    """A share of a small shard is as large as the shard."""
+    """The memory that a refusal states includes the shares. A share of a small shard is as large as the shard."""
     plan = rank_plan(ranks_per_node=1)
     stripe = tuple(map(Rank, range(4)))
     place = Place(

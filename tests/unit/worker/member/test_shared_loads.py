@@ -46,7 +46,7 @@ class ReadStore(MemoryObjectStore):
         self.is_wrong = False
         """True if the node must receive other bytes than the object contains."""
         self.is_ready = False
-        """Whether the answer to the first request contains the whole object."""
+        """True if the answer to the node's first request contains the whole object."""
 
     @contextmanager
     def open(self, reference: ObjectReference, *, etag: str = "") -> Iterator[ObjectReader]:
@@ -158,7 +158,10 @@ async def test_a_helpers_wrong_bytes_never_reach_the_shard(
 async def test_a_helpers_wrong_bytes_do_not_spoil_bytes_that_the_owner_has_already(
     nodes: Nodes[ReadStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A helper can overwrite data that the owner's first request has returned. The owner then reads this data again."""
+    """The owner's first request returns the whole object, and a helper overwrites a part of it with wrong bytes.
+
+    The owner then reads this part again.
+    """
 
     class Unverified(ShardParts):
         def _verify(self, number: int, target: memoryview, begin: int) -> None:

@@ -22,7 +22,7 @@ ITEMS = (Item(b"f" * DIGEST_BYTES, 5, is_frozen=True), *(Item(bytes([n]) * DIGES
 
 
 class Line:
-    """One end of a connection in memory."""
+    """One end of a connection between two nodes. Each message arrives at the other end at once."""
 
     def __init__(self, peer: NodeId) -> None:
         self.peer = peer

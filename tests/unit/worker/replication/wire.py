@@ -24,7 +24,7 @@ class Wire:
         self.pacer = NodePacer(lambda: self.now)
 
     def wait(self, seconds: float) -> None:
-        """Advance the clock while this node runs, so that transfers in progress count many times a second."""
+        """Advance the clock in small steps, and count the link's use after each step, as a running node does."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + STANDSTILL_SECONDS / 2)

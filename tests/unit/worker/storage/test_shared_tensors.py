@@ -137,10 +137,13 @@ async def test_a_frozen_object_has_its_digest_as_name_and_is_a_safetensors_file(
 
 
 async def test_ranks_with_equal_frozen_tensors_send_each_object_once_and_share_the_work(tmp_path: Path) -> None:
-    """The second rank begins where the first rank ends, as if both had sent at the same time."""
+    """Two ranks send the same frozen objects at the same time, and begin with different objects.
+
+    To simulate this, the test stops rank 0 after its first object. Rank 1 then sends the remaining object.
+    """
     objects, nodes = Recorder(), [Node.of(tmp_path / str(rank), rank) for rank in range(2)]
     slots = [await node.seal(1, BASES) for node in nodes]
-    # Only the first object of each rank can be sent when both begin at the same time.
+    # # Stop rank 0 after its first object, because rank 1 would already have sent the second one.
     objects.error, objects.error_at = StoreDenied("stop"), 1
     with pytest.raises(StoreDenied):
         await nodes[0].send(objects, *slots[0])
@@ -294,7 +297,7 @@ async def test_a_frozen_object_that_was_deleted_is_stored_again(tmp_path: Path) 
 
 
 async def test_a_role_that_may_not_list_the_bucket_can_upload(tmp_path: Path) -> None:
-    """S3 then answers 403 to a request for a missing object."""
+    """A role that may not list the bucket can upload, although S3 answers 403, not 404, for a missing object."""
     objects, node = Recorder(), Node.of(tmp_path / "node")
     objects.is_listing_denied = True
     await node.upload(objects, 1)
