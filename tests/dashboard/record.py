@@ -186,7 +186,7 @@ def frozen_control_plane(stage: Stage) -> Iterator[None]:
     )
     stage.strike("terminate", victim)
     stage.end(away, *down)
-    stage.strikes.reverse()  # in order of their start
+    stage.strikes.reverse()  # list the faults in the order in which they started
     stage.recovered()
     yield
 

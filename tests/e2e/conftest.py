@@ -73,7 +73,7 @@ def workplace(
     global _newest_state_dir
     faulthandler.enable(sys.__stderr__)
     before = signal.signal(signal.SIGTERM, _give_up)
-    # Not pytest's directory, because another run may clear it before this run ends.
+    # The directory is not inside pytest's directory, which another run may clear before this run ends.
     directory = Path(tempfile.mkdtemp(prefix="everstep-e2e-"))
     _newest_state_dir = directory / "cluster"
     options = ClusterOptions(

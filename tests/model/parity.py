@@ -821,7 +821,7 @@ class Model:
         """Check that no loss that parity must survive destroys the newest commit: at most one node per group.
 
         Raises:
-            Violation: the remaining nodes do not have, and cannot rebuild, any common step at least as new.
+            Violation: the remaining nodes neither have nor can rebuild a common step that is at least as new.
         """
         if not world.best:
             return

@@ -303,8 +303,8 @@ def _second_loss(rules: Rules) -> Driver[World]:
     def pair(*contents: Content) -> tuple[SlotView, ...]:
         return tuple(SlotView(SlotState.SEALED, content) for content in contents)
 
-    # Rank 0's owner counts without node 1 and has sealed the next step alone. Of rank 1's shard, both nodes have the
-    # next step.
+    # Rank 0's owner no longer counts node 1 as a holder, and only the owner has sealed the next step. Both nodes have
+    # the next step of rank 1's shard.
     laid = world._replace(
         slots=((pair(mine, newer), pair(other, mine)), (pair(mine, newer), pair(mine, newer))),
         dropped=world.dropped | {(0, 1)},

@@ -190,7 +190,7 @@ def test_zero_with_the_optimizer_in_host_memory(scenarios: Scenarios, tmp_path: 
     check(scenarios, tmp_path, "zero", 2, stage=stage, offload=True)
 
 
-# one resume in the middle of an epoch of four batches, and one at its end
+# The run resumes once in the middle of an epoch of four batches, and once at its end.
 @pytest.mark.parametrize("first", [3, 4])
 @pytest.mark.parametrize(
     ("kind", "workers", "persistent"),

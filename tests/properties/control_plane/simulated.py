@@ -642,7 +642,7 @@ class Simulation:
             assert places(plan) == places(job.newest_plan), "a surviving group changed without a reason"
 
     def check_stripes(self, job: SimulatedJob, plan: GenerationPlan, group_size: int) -> None:
-        """Check that the ranks with one LOCAL_RANK on the nodes of a group form a stripe.
+        """Check that the ranks with the same LOCAL_RANK on the nodes of a group form a stripe.
 
         The stripes of the newest plan must remain while any member has a share.
         """
@@ -770,7 +770,7 @@ class Simulation:
             team = self.running(job)
             members = {agent.node_id: agent for agent in team if self.serves(agent.node_id)}
             if plan is not None and team:
-                seal_shares(plan, plan.base_step, members)  # the new generation commits its base first
+                seal_shares(plan, plan.base_step, members)  # a new generation first commits its start step
             for agent in team:
                 assert plan is not None
                 agent.stamp = agent.stamp or partial(self.stamped, agent.node_id)

@@ -59,9 +59,10 @@ SIZES = st.tuples(st.integers(1, 8), st.integers(0, 4)).map(lambda pair: range(p
 def test_whichever_of_the_others_end_or_change_their_size(
     head: int, newcomer: int, holding: list[range], capacity: int
 ) -> None:
-    """`cannot_delay` equals its definition.
+    """The result of `cannot_delay` equals its definition.
 
-    If the newcomer starts now, the head of the queue starts no later than without it, whichever other jobs end.
+    By this definition, the head of the queue starts no later with the newcomer than without it, whichever other jobs
+    end.
     """
     left = {
         sum(counts)

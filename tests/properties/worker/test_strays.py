@@ -88,7 +88,7 @@ class Node:
 
 
 class DropsAtFirstRequest(Strays):
-    """A planted bug: as soon as a new shard needs a slot, every stray is dropped that uses the memory for it."""
+    """A planted bug: a node drops a stray as soon as a new shard needs the stray's memory."""
 
     __slots__ = ()
 
@@ -258,7 +258,7 @@ def relaunches(draw: st.DrawFn, *, losses: int) -> Relaunch:
         names, copies, {node: f"d{each}" for node, each in zip(names, labels, strict=True)}
     ).holders
     partners = [[labels[names.index(holder)] for holder in holders[names[place]][1:]] for place in lost]
-    # A new node in the failure domain of the lost node's partner usually makes the placement change the group.
+    # A new node usually changes its group if it is in the failure domain of another holder of the lost node's shard.
     spares = [draw(st.sampled_from(each)) for each in partners]
     ranks_per_node = draw(st.integers(1, 2))
     replica_count = count * (copies - 1) * ranks_per_node

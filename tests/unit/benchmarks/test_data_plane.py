@@ -191,7 +191,7 @@ def test_floors_are_those_around_and_in_every_launch() -> None:
 
     found = floors_of([[once(1.0), once(2.0, 3.0)], [once(9.0)], [once(4.0), once(5.0)]], GIB)["memcpy"]
     assert [(launch.median, launch.count) for launch in found.launches] == [(2000.0, 3), (9000.0, 1), (4500.0, 2)]
-    # # `moved_together` compares the lowest sum (2000) with the highest (9000), whatever the order of the launches
+    # `moved_together` compares the lowest sum (2000) with the highest (9000), whatever the order of the launches
     assert moved_together([found]) == pytest.approx(3.5)
     alone = floors_of([[once(1.0), once(2.0), once(4.0)]], GIB)["memcpy"]
     assert [launch.median for launch in alone.launches] == [1000.0, 3000.0]

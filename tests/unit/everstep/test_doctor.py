@@ -176,7 +176,7 @@ def test_permissions_come_from_dry_runs_and_simulations_alone() -> None:
     results = [
         {"EvalActionName": "ec2:DescribeInstanceTopology", "EvalDecision": "allowed"},
         {"EvalActionName": "autoscaling:DescribePolicies", "EvalDecision": "implicitDeny"},
-        # # A policy may allow this action for one bucket only, so an implicit denial without a bucket proves nothing.
+        # A policy may allow this action for one bucket only, so an implicit denial without a bucket proves nothing.
         {"EvalActionName": "s3:PutObject", "EvalDecision": "implicitDeny"},
         {"EvalActionName": "s3:GetObject", "EvalDecision": "explicitDeny"},
     ]

@@ -82,7 +82,7 @@ def check_restored(fleet: Fleet, step: int) -> None:
 
 @pytest.mark.parametrize("per_node", [1, 2])
 async def test_a_lost_node_is_rebuilt_and_the_job_continues(group: Fleet, per_node: int) -> None:
-    """With two ranks per node, the ranks with one LOCAL_RANK form a stripe."""
+    """With two ranks per node, the ranks with the same LOCAL_RANK form a stripe."""
     group.per_node = per_node
     await group.launch()
     await group.train(3)
@@ -137,7 +137,7 @@ async def test_a_second_loss_before_the_commit_of_the_base_needs_s3(group: Fleet
 
 @pytest.mark.parametrize("is_read", [True, False])
 async def test_a_damaged_share_is_refused_by_its_name(group: Fleet, is_read: bool) -> None:
-    """The byte changes before or after the holder has computed the digests of its share."""
+    """One byte of a share changes, before or after the holder has computed the share's digests."""
     await group.launch()
     await group.train(2)
     holder, lost = group.nodes[2], group.nodes[1]

@@ -54,7 +54,9 @@ class Stripe(Pair):
         return Share(frozenset()) if found is None else found.share
 
     async def contribute(self, step: int, digest: bytes = b"d" * 16) -> None:
-        """Add the contribution of rank 2, whose only chunk belongs to the share of rank 0."""
+        """Add the contribution of rank 2. It has no chunk for this share, because rank 2's chunk belongs to another
+        share.
+        """
         shard = Contribution(
             rank=THIRD, payload_bytes=100, digest=digest, layout_hash=LAYOUT, index_offset=0, index_bytes=0
         )

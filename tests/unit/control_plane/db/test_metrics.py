@@ -206,7 +206,7 @@ def test_a_fall_back_beyond_what_is_fine_doubles_nothing(log: Log, lease: Lease)
     again = [point for point in points if point.last_step > 10_003]
     assert sum(point.count for point in again) == 9_997
     assert all(point.last == point.last_step + 0.5 for point in again)
-    # # The steps after 10,003 are trained again. The older points were thinned out, so one of them may cover steps on
+    # The steps after 10,003 are trained again. The older points were thinned out, so one of them may cover steps on
     # both sides of 10,003. Only such a point is lost, with at most 64 steps.
     assert 10_003 - 64 <= sum(point.count for point in points) - 9_997 <= 10_003
     assert all(before.last_step < after.step for before, after in pairwise(points))

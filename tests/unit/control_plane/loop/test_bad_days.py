@@ -242,7 +242,7 @@ async def test_unreachable_nodes_that_are_heard_again_while_they_are_waited_for_
     world.cut.clear()
     for agent in pair:
         agent.is_deaf = False
-        # # For six ticks, the agent answers no message, as if it still read many slots before it sends its promise.
+        # For six ticks, the agent answers no message, as if it still read many slots before it sends its promise.
         agent.handle = lambda message: None  # type: ignore[method-assign]
     for _ in range(6):
         await world.tick()
@@ -1175,7 +1175,7 @@ async def test_an_instance_that_never_joins_is_replaced_so_that_the_job_can_star
         for _ in range(int(JOIN_SECONDS // 10)):
             await world.tick(10.0)
         await world.until(lambda: world.nodes()[dead].state == NodeState.GONE)
-        for _ in range(int(JOIN_SECONDS // 10)):  # # the job stands aside, because it did not get all its nodes
+        for _ in range(int(JOIN_SECONDS // 10)):  # the job stands aside, because it did not get all its nodes
             await world.tick(10.0)
         assert any(
             "joining → draining: its agent has not connected within 900 s" in message for message in world.events()

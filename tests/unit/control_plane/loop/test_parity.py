@@ -58,7 +58,7 @@ async def test_protection_is_degraded_until_every_member_is_in_every_view(world:
     await world.train(10)
     await world.train(1)
     assert described(world) == ("Protected", "", [1.0, 0.6, 0.0])
-    world.cut.add(world.team()[1].node_id)  # # cut the node off from its peers only, not from the control plane
+    world.cut.add(world.team()[1].node_id)  # cut the node off from its peers only, not from the control plane
     for _ in range(5):
         await world.train(1)
     state, reason, odds = described(world)

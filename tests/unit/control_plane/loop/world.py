@@ -864,7 +864,7 @@ class World:
         team = self.team(name)
         members = {agent.node_id: agent for agent in team if self.serves(agent.node_id)}
         for _ in range(steps):
-            seal_shares(plan, plan.base_step, members)  # # a new generation first commits the step from which it starts
+            seal_shares(plan, plan.base_step, members)  # a new generation first commits its start step
             for agent in team:
                 for rank in agent.boundary:
                     agent.boundary[rank] += 1

@@ -143,7 +143,7 @@ async def test_ranks_with_equal_frozen_tensors_send_each_object_once_and_share_t
     """
     objects, nodes = Recorder(), [Node.of(tmp_path / str(rank), rank) for rank in range(2)]
     slots = [await node.seal(1, BASES) for node in nodes]
-    # # Stop rank 0 after its first object, because rank 1 would already have sent the second one.
+    # Stop rank 0 after its first object, because rank 1 would already have sent the second one.
     objects.error, objects.error_at = StoreDenied("stop"), 1
     with pytest.raises(StoreDenied):
         await nodes[0].send(objects, *slots[0])
