@@ -50,7 +50,7 @@ Without a minimum, the jobs would end too early on a fast machine. On a busy mac
 this time anyway.
 """
 SHARES: Final = (("early", 0.4, 0), ("long", 1.0, 0), ("urgent", 0.6, 10))
-"""Each job's name, the part of the day that its steps take at least, and its priority.
+"""Each job's name, the minimum part of the day that its steps take, and its priority.
 
 The third job begins when the first has ended, so that two jobs train until the end of the day.
 """

@@ -106,7 +106,10 @@ def test_an_export_to_s3_has_the_files_of_an_export_to_a_folder(
 async def test_boto3_and_safetensors_alone_read_two_checkpoints_that_share_frozen_objects(
     s3: Any, service: dict[str, str], tmp_path: Path
 ) -> None:
-    """Two ranks upload two steps. The bucket holds each frozen tensor once, and the manifests name its object."""
+    """Plain boto3 and safetensors read two checkpoints that share frozen objects.
+
+    Two ranks upload two steps. The bucket holds each frozen tensor once, and the manifests name its object.
+    """
     objects = s3_store(service)
     nodes = [Node.of(tmp_path / str(rank), rank) for rank in range(2)]
     try:

@@ -109,7 +109,7 @@ def read(path: Path) -> Recording:
 
 
 def every(folder: Path = FOLDER) -> tuple[Recording, ...]:
-    """Return all recordings in order of their files."""
+    """Return all recordings, in the order of their file names."""
     return tuple(read(path) for path in sorted(folder.glob("*.json")))
 
 

@@ -23,7 +23,10 @@ def place(request: pytest.FixtureRequest, references: References) -> Iterator[Wo
 def test_a_job_continues_on_two_of_three_nodes_and_grows_back(
     place: Workplace, record_property: Callable[[str, object], None]
 ) -> None:
-    """The report of the test (`--junitxml`) contains the phases of both incidents in seconds."""
+    """A job continues on two of three nodes, and grows back to three.
+
+    The report of the test (`--junitxml`) contains the phases of both incidents in seconds.
+    """
     place.client.create_training_job(
         TrainingJobName="elastic",
         Source=place.client.upload_source(Directory=EXAMPLE),

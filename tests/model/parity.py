@@ -469,7 +469,8 @@ class Model:
         return world._replace(shares=put(world.shares, holder, put(world.shares[holder], index, slot)))
 
     def _lacks_base(self, world: World, rank: int) -> bool:
-        """Return whether an owner lacks the step from which the generation started, before the generation commits it.
+        """Return whether an owner lacks the generation's start step, and the generation has not committed this step
+        yet.
 
         Such an owner opens no connection until the next generation.
         """

@@ -126,7 +126,8 @@ def test_whatever_happens_to_jobs_with_parity(
 def test_one_lost_node_of_a_parity_group_costs_no_committed_step(
     steps: int, domains: Domains, ranks_per_node: tuple[int, int], parity: tuple[int, int], data: st.DataObject
 ) -> None:
-    """One node is lost. After the next commit, another node of the same group is lost."""
+    """One node of a parity group is lost, and after the next commit another one. Neither loss costs a committed step.
+    """
     simulation = fresh(domains=domains, ranks_per_node=ranks_per_node, parity=parity)
     job = simulation.jobs[data.draw(st.integers(0, 1))]
     for losses in (1, 2):
@@ -148,7 +149,10 @@ def test_one_lost_node_of_a_parity_group_costs_no_committed_step(
 def test_a_job_with_parity_restores_the_newest_step_that_its_nodes_hold_or_rebuild(
     ranks_per_node: tuple[int, int], parity: tuple[int, int], bits: int, which: int, lost: list[int]
 ) -> None:
-    """Nodes are lost while some shares of the newest step are not complete."""
+    """Nodes are lost while some shares of the newest step are incomplete.
+
+    The job resumes from the newest step that the remaining nodes hold or can rebuild.
+    """
     simulation = fresh(ranks_per_node=ranks_per_node, parity=parity)
     job = simulation.jobs[which]
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""The choice of the base step for jobs with parity, for any shards and shares on the remaining nodes.
+"""The choice of the step from which a job with parity resumes, for any shards and shares on the remaining nodes.
 
 Each slot is drawn independently: intact, missing (late, lost or emptied by a restarted agent), or of another capture of
 the step (stale). A reference computes by brute force which shards exist or follow from the others.
@@ -177,7 +177,10 @@ def test_a_node_keeps_what_a_restore_of_the_base_needs_and_one_slot_for_what_it_
 def test_a_group_that_lost_one_member_since_a_whole_commit_loses_no_step(
     group: tuple[int, ...], data: st.DataObject
 ) -> None:
-    """Every member of every group has its shard and its share of the committed step. One node per group is lost."""
+    """Every member of every group has its shard and its share of the committed step. One node per group is lost.
+
+    The job resumes from the committed step or from a newer one.
+    """
     whole = Memory(
         dict.fromkeys(range(WORLD), 0),
         {rank: {other: 0 for other in group_of(rank) if other != rank} for rank in range(WORLD)},

@@ -185,7 +185,7 @@ FROZEN: Tensors = [
 
 
 def frozen_objects() -> tuple[bytes, bytes, bytes]:
-    """Return a payload, the shard's object without the tensors base and head, and their frozen object."""
+    """Return a payload, the shard's object without the tensors `base` and `head`, and their frozen object."""
     payload, offset, size = payload_of(FROZEN, frozen=("base", "head"))
     entries = tensors_in_order(unpack_index(payload[offset:], offset))
     beginning = encode_shared_header([entries[0], entries[2]])

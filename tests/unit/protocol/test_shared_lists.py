@@ -62,7 +62,7 @@ def test_a_new_connection_carries_the_list_again() -> None:
 
 
 def test_a_list_that_left_the_reports_is_sent_again() -> None:
-    """Neither end remembers a list that the last report did not need."""
+    """A list that one report does not contain is sent in full again later, because neither end keeps it."""
     sender, receiver = SharedLists(), SharedLists()
     for whole in (
         report(1, upload(0, 4, LIST)),

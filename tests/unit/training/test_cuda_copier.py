@@ -73,7 +73,7 @@ class FakeDevice:
         self.entered: list[str] = []
         self.is_capturing_now = False
         self.gathered: list[tuple[torch.Tensor, int]] = []
-        """Gather calls: the written memory and the number of tensors."""
+        """For each gather call: the memory that it wrote, and the number of tensors."""
 
     def copies(self) -> int:
         return [name for name, _ in self.calls].count("copy")

@@ -264,7 +264,7 @@ def test_what_training_on_a_device_changes_behind_the_guard_comes_behind_the_cop
 @pytest.mark.parametrize("is_wrapped", [False, True])
 @pytest.mark.parametrize("is_main", [False, True])
 def test_pauses_decide_only_where_they_show_every_change(tmp_path: Path, is_main: bool, is_wrapped: bool) -> None:
-    """A pause of a thread decides about a snapshot only if every change so far is visible during the pause.
+    """A snapshot is checked at a pause of the training thread only if every earlier change is visible then.
 
     This holds only for the main thread and for plain tensors. Torch counts a change of a wrapper later, after Python
     code of the wrapper's class.

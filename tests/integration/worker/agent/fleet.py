@@ -576,7 +576,7 @@ class Fleet:
         self.timeouts: Timeouts | None = None
         """The timeouts in plans; None: `TIMEOUTS`. A test may change them before a launch."""
         self.lineage: list[GenerationRecord] = []
-        """Records of the generations that have a plan. `make_parity_plan` chooses its base from them."""
+        """Records of the generations that have a plan. `make_parity_plan` chooses the next start step from them."""
 
     @property
     def ranks(self) -> list[ScriptedRank]:

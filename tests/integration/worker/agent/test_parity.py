@@ -36,7 +36,7 @@ pytestmark = pytest.mark.integration
 
 @lru_cache(maxsize=64)
 def state(rank: int, step: int) -> bytes:
-    """Return a state of two to four chunks, of which no two are equal."""
+    """Return a state of two to four chunks, which all differ."""
     return random.Random(1000 * rank + step).randbytes((2 + rank % 3) * CHUNK_BYTES - 4096 * (rank + 1))
 
 
@@ -229,7 +229,7 @@ async def test_steps_are_committed_without_a_member_that_cannot_be_reached(group
 
 
 def is_whole_after_steps(fleet: Fleet) -> bool:
-    """Run one step if every rank can capture it. Return whether every rank has all its holders in view."""
+    """Run one step if every rank can capture it. Return whether every rank counts all its holders."""
     if fleet.is_expected():
         for rank in fleet.ranks:
             rank.step()

@@ -1,4 +1,4 @@
-"""The agent's firewall rule refuses only one kind of request: of the ranks' user to the instance metadata service.
+"""The agent's firewall rule refuses only requests of the ranks' user to the instance metadata service.
 
 The metadata service is simulated in a network namespace of the test.
 """

@@ -291,7 +291,8 @@ class Agent:
 
     @property
     def silent_peers(self) -> tuple[NodeId, ...]:
-        """Return the neighbours in the rounds from which the agent receives nothing. Simulated for parity only."""
+        """Return the nodes that exchange reports with this agent and from which it receives none. Empty without parity.
+        """
         if self.plan is None or not any(rank.stripe for rank in self.plan.ranks):
             return ()
         neighbours = (

@@ -145,7 +145,10 @@ async def test_a_node_that_still_loads_its_own_shards_is_not_waited_for(nodes: N
 async def test_a_helpers_wrong_bytes_never_reach_the_shard(
     nodes: Nodes[ReadStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The helper does not check the bytes itself, as if its memory damaged them after the check."""
+    """The owner detects a helper's wrong bytes, and reads the helper's parts again.
+
+    The helper does not check the bytes itself, as if its memory damaged them after the check.
+    """
     monkeypatch.setattr("worker.member.shared_loads.ShardParts._verify", lambda *_: None)
     for store in nodes.stores[1:]:
         store.is_wrong = True

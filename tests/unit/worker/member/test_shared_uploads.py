@@ -223,7 +223,9 @@ async def silent_holder(_: NodeId) -> Session:
 async def test_an_upload_whose_own_part_fails_does_not_wait_for_its_helpers(
     holder: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The owner sends the first of two parts, and its helper never answers."""
+    """The owner's first of two parts fails, and its helper never answers. The upload fails without waiting for the
+    helper.
+    """
     monkeypatch.setattr(shared_parts, "LATE_SECONDS", 1e9)
     is_waiting, polls = threading.Event(), []
 
@@ -275,7 +277,10 @@ class FailingStore(MemoryObjectStore):
 async def test_helpers_end_with_the_attempt_that_they_help(
     holder: Holder, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
 ) -> None:
-    """A helper never answers. The owner's first attempt fails for another reason, or the upload is cancelled."""
+    """A helper never answers. The owner's first attempt fails for another reason, or the upload is cancelled.
+
+    In both cases, the session with the helper ends before another attempt begins.
+    """
     asked = threading.Event()
 
     class AskedSession(ScriptedSession):

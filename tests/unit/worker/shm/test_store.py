@@ -234,7 +234,9 @@ async def test_what_was_verified_is_not_said_of_what_the_slot_was_granted_for_at
 async def test_every_thread_finds_what_was_flipped_in_its_part(
     tmpfs: Path, monkeypatch: pytest.MonkeyPatch, byte: int, threads: int
 ) -> None:
-    """Four chunks are verified by one thread, by two, and by more threads than chunks."""
+    """A flipped byte is detected in each chunk, whether one thread verifies the four chunks, or several, or more than
+    four.
+    """
     monkeypatch.setattr(slot_module, "CHUNK_BYTES", 256)
     store = opened(tmpfs, inline_digest_bytes=0)
     slot = await fill(store, 1)
@@ -655,7 +657,7 @@ class TestRoom:
     async def test_a_slot_that_nobody_wants_any_more_gets_no_more_pages(
         self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A reservation of slots is cancelled, and stops to allocate pages.
+        """A reservation of slots is cancelled, and allocates no further pages.
 
         A promise that waited until 16 GiB were allocated would miss its deadline.
         """

@@ -1,4 +1,4 @@
-"""A tmpfs for the node alone. Tests that mount a tmpfs run only with the permission to mount."""
+"""A tmpfs that only one node uses. Tests that mount a tmpfs run only with the permission to mount."""
 
 from __future__ import annotations
 

@@ -207,7 +207,10 @@ async def test_a_changed_tensor_stays_in_the_shard_when_its_upload_is_tried_agai
 async def test_an_upload_that_is_killed_at_any_object_leaves_nothing_that_harms_the_next_one(
     tmp_path: Path, killed_at: int
 ) -> None:
-    """The agent dies while it sends the first or the second frozen object, or the shard's own object."""
+    """The agent dies while it sends the first or the second frozen object, or the shard's own object.
+
+    The next agent sends only the frozen objects that are still missing, and the upload can be restored.
+    """
     objects, node = Recorder(), Node.of(tmp_path / "node")
     objects.error, objects.error_at = StoreDenied("killed"), killed_at
     slot, payload = await node.seal(1, BASES)
