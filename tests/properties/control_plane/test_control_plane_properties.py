@@ -126,8 +126,7 @@ def test_whatever_happens_to_jobs_with_parity(
 def test_one_lost_node_of_a_parity_group_costs_no_committed_step(
     steps: int, domains: Domains, ranks_per_node: tuple[int, int], parity: tuple[int, int], data: st.DataObject
 ) -> None:
-    """One node of a parity group is lost, and after the next commit another one. Neither loss costs a committed step.
-    """
+    """One node is lost, and another one after the next commit. Neither loss costs a committed step."""
     simulation = fresh(domains=domains, ranks_per_node=ranks_per_node, parity=parity)
     job = simulation.jobs[data.draw(st.integers(0, 1))]
     for losses in (1, 2):

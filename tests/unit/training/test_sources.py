@@ -76,8 +76,7 @@ def test_bytes_are_compared_and_nothing_else(dtype: torch.dtype, transposed: boo
 
 
 class OnDevice(torch.Tensor):
-    """A tensor that only torch can compare, like a tensor of a device, because its class forbids direct memory access.
-    """
+    """A tensor that only torch can compare, like one in device memory: its class forbids direct memory access."""
 
 
 @pytest.mark.parametrize("has_room", [True, False])

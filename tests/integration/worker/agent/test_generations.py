@@ -636,8 +636,7 @@ async def test_a_checkpoint_that_a_person_wants_is_one_commit_of_all(fleet: Flee
 async def test_two_checkpoints_are_uploaded_at_the_same_time_and_the_newest_waits(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two uploads run while a third step waits. The newer upload ends first, and the upload of the waiting step begins.
-    """
+    """Two uploads run while a third step waits. The newer one ends first, and the waiting step's upload begins."""
     fleet.max_uploads = 2
     begun, ends = set[Step](), dict[Step, asyncio.Event]()
     upload_shard = worker.member.checkpoint_uploads.upload_shard

@@ -49,8 +49,7 @@ def values(step: int, name: str) -> np.ndarray:
 
 
 def payload(rank: int, step: int) -> tuple[bytes, int]:
-    """Return the slot payload of a ZeRO rank, which has its part of each tensor, and the offset of the payload's index.
-    """
+    """Return the slot payload of a ZeRO rank, which has a part of each tensor, and the offset of its index."""
     begin, end = rank * SIZE // 3, (rank + 1) * SIZE // 3
     names = {
         "model/weight": "weight",

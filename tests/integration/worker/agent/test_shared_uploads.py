@@ -122,8 +122,7 @@ async def test_a_holder_sends_parts_of_the_owners_upload(fleet: Fleet, monkeypat
 async def test_a_holder_builds_the_same_object_without_the_frozen_tensors(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the owner looks for frozen objects. Its requests name the tensors that the shard's object must not contain.
-    """
+    """Only the owner looks for frozen objects. Its requests name the tensors that the shard's object must omit."""
 
     def partly_frozen(rank: int, step: int) -> tuple[bytes, int]:
         data = agent_fleet.state(rank, step)

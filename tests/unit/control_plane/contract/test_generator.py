@@ -339,7 +339,7 @@ STATUSES: dict[str, type[StrEnum]] = {
     "TrainingJobSummary.SecondaryStatus": SecondaryStatus,
 }
 PLAIN = {"NodeIncident.Cause"}
-"""Status fields without a fixed list of values: their text may contain the code of a fault, which is free text."""
+"""Status fields whose values are free text, because they may contain the code of a fault."""
 
 
 def test_every_status_is_an_enumeration_of_the_cores_words():

@@ -291,8 +291,7 @@ class Agent:
 
     @property
     def silent_peers(self) -> tuple[NodeId, ...]:
-        """Return the nodes that exchange reports with this agent and from which it receives none. Empty without parity.
-        """
+        """Return the silent ones of the nodes that exchange reports with this agent. Empty without parity."""
         if self.plan is None or not any(rank.stripe for rank in self.plan.ranks):
             return ()
         neighbours = (

@@ -1,4 +1,4 @@
-"""The log of the agent itself, which is limited in memory."""
+"""The agent's own log, whose size in memory is limited."""
 
 from __future__ import annotations
 

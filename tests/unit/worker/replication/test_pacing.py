@@ -320,8 +320,7 @@ def test_a_node_s_pacer_can_be_another_between_two_chunks() -> None:
 
 
 def test_spans_hold_what_partition_puts_into_them() -> None:
-    """The pacer admits each chunk at a time at which its whole transfer fits into a window that `partition` computes.
-    """
+    """The pacer admits a chunk only when its whole transfer fits into a window that `partition` computes."""
 
     async def work() -> None:
         spans = [IdleSpan(0.5, 1.0), IdleSpan(2.0, 0.4), IdleSpan(3.0, 2.0)]
