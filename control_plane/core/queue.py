@@ -183,6 +183,9 @@ class _Shares:
             head: the first job of the queue.
             kept: the number of nodes that each releasing job keeps.
             capacity: number of nodes that all jobs together may hold.
+
+        Returns:
+            True if the head's needed nodes are free after all claims that come before it, within the project's quota.
         """
         staying = [job for job in self.holding if job.state not in LEAVING and kept.get(job.run) != 0]
         after = _Shares(
