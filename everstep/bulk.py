@@ -80,6 +80,10 @@ class OtherRange(Exception):
     """S3 returned a different range than the client requested."""
 
 
+class ObjectEnds(OtherRange):
+    """S3 returned fewer bytes than the client requested, because the object ends inside the range."""
+
+
 class SendCancelled(Exception):
     """The caller cancelled the upload of a part while the HTTP client was reading the part."""
 
@@ -649,7 +653,7 @@ class RangeReader:
         end, size = extent(answer, self.position)
         if end != self.end or size != (self._object_bytes or size):
             answer["Body"].close()
-            raise _other_range(answer, self.position)
+            raise _other_range(answer, self.position, ObjectEnds if end == size < self.end else OtherRange)
         return answer["Body"]
 
 
@@ -719,9 +723,9 @@ def side_by_side(
         errors.clear()  # Break the reference cycle between errors and frames, which would keep the parts in memory.
 
 
-def _other_range(answer: Mapping[str, Any], begin: int) -> OtherRange:
+def _other_range(answer: Mapping[str, Any], begin: int, kind: type[OtherRange] = OtherRange) -> OtherRange:
     received = f"{answer['ContentLength']} bytes with Content-Range {answer.get('ContentRange')!r}"
-    return OtherRange(f"requested a range that begins at byte {begin}, S3 returned {received}")
+    return kind(f"requested a range that begins at byte {begin}, S3 returned {received}")
 
 
 def _etag(answer: Mapping[str, Any]) -> str:

@@ -40,6 +40,7 @@ from control_plane.db.tokens import NewToken, Role, TokenKind
 from tests.unit.control_plane.api.conftest import GROUP, Service, impatient
 from tests.unit.control_plane.api.test_commands import agent, says
 from tests.unit.control_plane.api.test_results import Job
+from tests.unit.control_plane.api.test_snapshots import Agent as SnapshotAgent
 
 DOCUMENT = make_surface().openapi()
 EXAMPLES = 15
@@ -98,7 +99,10 @@ def service(tmp_path_factory) -> Iterator[Service]:
             job.put("output", "gen=1/rank=0/large.bin", bytes(32 * 2**20))
             job.checkpoint(5)
             job.open_incident("inc-0")
-        with agent(running, "i-0", says), agent(running, "i-1", says):
+        with contextlib.ExitStack() as agents:
+            for rank in range(2):
+                snapshots = SnapshotAgent(running, f"i-{rank}", rank, 5, {5})
+                agents.enter_context(agent(running, f"i-{rank}", says, snapshots))
             yield running
 
 

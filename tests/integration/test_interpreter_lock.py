@@ -21,7 +21,7 @@ from everstep.training.capture import StateTensor
 from everstep.training.copier import Copies, copy_now
 from everstep.training.host_copy import _move
 from everstep.training.sources import Sources
-from worker.replication.streams import _receive_all, _send_all
+from worker.replication.streams import _receive_all, send_all
 from worker.replication.transfers import _copy
 
 pytestmark = pytest.mark.integration
@@ -139,7 +139,7 @@ def line_to(*command: str, end: str) -> Iterator[socket.socket]:
 def test_others_run_while_many_bytes_are_sent() -> None:
     data = memoryview(bytearray(SIZE))
     with line_to("cat", end="stdin") as line:
-        assert lets_others_run(lambda: _send_all(line, b"", data, lambda _: None))
+        assert lets_others_run(lambda: send_all(line, b"", data, lambda _: None))
 
 
 def test_others_run_while_many_bytes_are_received() -> None:

@@ -26,14 +26,14 @@ from cryptography.x509.oid import NameOID
 
 import everstep
 from control_plane import app
-from control_plane.app import Server, server_config
+from control_plane.app import server_config
 from control_plane.settings import InvalidSettings, Settings
 from everstep import config, failures
 from everstep.errors import ConfigurationError, EverstepError
 from everstep.protocol.agent_messages import AgentReport, Hello
 from everstep.protocol.ids import NodeId
 from tests.sqlite import make_migrated
-from tests.unit.control_plane.api.conftest import Service
+from tests.unit.control_plane.api.conftest import PromptServer, Service
 from worker.__main__ import settings as agent_settings
 from worker.agent.control_client import ControlClient
 
@@ -216,7 +216,7 @@ class TlsService(Service):
     def __init__(self, directory: Path, files: tuple[Path, Path]) -> None:
         super().__init__(directory)
         options = {"ssl_certfile": str(files[0]), "ssl_keyfile": str(files[1])}
-        self._server = Server(server_config(self.app, self.gate, **options))
+        self._server = PromptServer(server_config(self.app, self.gate, **options))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
 
 

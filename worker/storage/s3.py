@@ -256,9 +256,12 @@ class S3ObjectStore:
                 while start < stop and not is_cancelled():
                     with _errors(reference), target[start:stop] as piece:
                         start += reader.readinto(piece)
-        except StoreRefused as error:
-            if isinstance(error.__cause__, ClientError) and _code(error.__cause__) == "InvalidRange":
-                raise CorruptCheckpoint(f"{_name(reference)} ends before byte {begin}") from error
+        except (StoreRefused, StoreUnavailable) as error:
+            cause = error.__cause__
+            if isinstance(cause, bulk.ObjectEnds) or (
+                isinstance(cause, ClientError) and _code(cause) == "InvalidRange"
+            ):
+                raise CorruptCheckpoint(f"{_name(reference)} ends before byte {reader.end}") from error
             raise
         finally:
             reader.close()

@@ -93,8 +93,9 @@ def operations(http: httpx.Client) -> list[tuple[str, str, dict]]:
     Each path names an object that does not exist.
     """
     paths = http.get("/v1/openapi.json").json()["paths"]
+    ids = {"SourceId": "0" * 64, "SnapshotId": "1-1-" + "0" * 32}
     return [
-        (method.upper(), re.sub(r"\{(\w+)\}", lambda name: "0" * 64 if name[1] == "SourceId" else "1", path), operation)
+        (method.upper(), re.sub(r"\{(\w+)\}", lambda name: ids.get(name[1], "1"), path), operation)
         for path, methods in paths.items()
         for method, operation in methods.items()
     ]

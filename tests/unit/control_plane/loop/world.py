@@ -871,7 +871,8 @@ class World:
                     for holder in plan.ranks[rank].copy_nodes:
                         if holder == agent.node_id or (self.serves(holder) and self.serves(agent.node_id)):
                             self.agents[holder].seal(rank, plan.generation, agent.boundary[rank])
-            seal_shares(plan, max(step for agent in team for step in agent.boundary.values()), members)
+            newest = max((step for agent in team for step in agent.boundary.values()), default=plan.base_step)
+            seal_shares(plan, newest, members)
         await self.tick()
 
     async def upload(
