@@ -47,10 +47,11 @@ from everstep.protocol.rank_messages import (
     read_rank_half,
 )
 from everstep.protocol.slot import HEADER_BYTES, payload_digest, unpack_header, unpack_index
-from everstep.training import TrainingSession, agent_link, copier, script, snapshots
+from everstep.training import TrainingSession, agent_link, script, snapshots
 from everstep.training.capture import SlotMemory, view_of
 from everstep.training.copier import Copies, CopyTicket, CpuCopier, Done, Progress
 from everstep.training.cuda_copier import CudaCopier, gather_now
+from everstep.training.script import Environment
 from everstep.training.session import QUIET_SECONDS
 from tests.integration.training.fake_agent import FakeAgent
 
@@ -1349,12 +1350,21 @@ def test_what_the_network_leaves_idle_is_told_with_the_words_of_boundaries(tmp_p
         link._outbox.clear()
 
 
+def copy_in_pieces(monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
+    """Make new sessions copy the state in pieces of this size."""
+
+    def make(_: set[int], environment: Environment) -> CpuCopier:
+        return CpuCopier(is_crowded=environment.is_crowded, piece_bytes=piece_bytes)
+
+    monkeypatch.setattr("everstep.training.registration.make_copier", make)
+
+
 @pytest.fixture
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the copier report progress every few bytes, so that a small state also causes many reports."""
     monkeypatch.setattr(snapshots, "STREAMED_BYTES", 1)
     monkeypatch.setattr(script, "UNCROWDED_CORES", 0)
-    monkeypatch.setattr(copier, "PIECE_BYTES", 256)
+    copy_in_pieces(monkeypatch, 256)
 
 
 def test_without_cores_to_spare_nothing_is_said_ahead(
@@ -1470,7 +1480,7 @@ def test_what_an_audit_refuses_was_said_to_be_written_and_is_given_up(tmp_path: 
 def test_of_a_small_state_nothing_is_said_until_it_is_captured(
     tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copier, "PIECE_BYTES", 16)
+    copy_in_pieces(monkeypatch, 16)
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent)
         train(session, step, agent.reached.is_set)
