@@ -21,7 +21,7 @@ def place(request: pytest.FixtureRequest, references: References) -> Iterator[Wo
 
 
 def test_a_job_continues_on_two_of_three_nodes_and_grows_back(
-    place: Workplace, record_property: Callable[[str, object], None]
+    place: Workplace, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
     """A job continues on two of three nodes, and grows back to three.
 
@@ -57,7 +57,7 @@ def test_a_job_continues_on_two_of_three_nodes_and_grows_back(
     assert (grown["Cause"], grown["LostSteps"]) == ("grown", 0), grown
     for incident in (shrunk, grown):
         phases = {name: incident.get(f"{name}Seconds") for name in ("Detect", "Replace", "Restore", "Rework")}
-        record_property(incident["Cause"], phases)
+        record_testsuite_property(f"seconds of the incident {incident['Cause']}", phases)
     job.wait_committed(grown["FromStep"] + 3)
     place.client.stop_training_job(TrainingJobName="elastic")
     job.wait_ended("Stopped")

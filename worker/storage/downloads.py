@@ -39,7 +39,7 @@ class LoadShare(Protocol):
     """
 
     def begin(self, check: Callable[[], None]) -> None:
-        """Ask the helpers for parts. Called once, before the first `claim`.
+        """Ask the helpers for parts. Called once. Only a part whose bytes the caller already has is claimed before.
 
         Args:
             check: raises an error when the download is cancelled; called while the download waits for helpers.
@@ -280,11 +280,13 @@ def _fill(
             if share is not None:
                 share.ended(number)
 
+    # The first request has returned bytes of the first part. Claim this part before a helper can read them again.
+    claimed = 1 if share is not None and ready and share.claim(1) else 0
     try:
         if share is not None:
             share.begin(check)
         try:
-            _read_parts(parts.count, read, share, check)
+            _read_parts(parts.count, claimed, read, share, check)
         finally:
             if share is not None:
                 share.end()
@@ -292,7 +294,10 @@ def _fill(
         return  # the waiting task was cancelled, so nothing uses the slot
 
 
-def _read_parts(count: int, read: Callable[[int], None], share: LoadShare | None, check: Callable[[], None]) -> None:
+def _read_parts(
+    count: int, claimed: int, read: Callable[[int], None], share: LoadShare | None, check: Callable[[], None]
+) -> None:
+    """Read the parts that no helper reads. The caller has already claimed the parts up to `claimed`."""
     with side_by_side("s3-get", CONNECTIONS) as (begin, errors):
         in_flight: set[Future[None]] = set()
 
@@ -306,7 +311,7 @@ def _read_parts(count: int, read: Callable[[int], None], share: LoadShare | None
             check()
             if errors:
                 return
-            if share is None or share.claim(number):
+            if share is None or number <= claimed or share.claim(number):
                 start(number)
         while share is not None and (missing := share.next_missing(lambda: bool(errors))) is not None:
             start(missing)

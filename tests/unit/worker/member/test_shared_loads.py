@@ -179,6 +179,28 @@ async def test_a_helpers_wrong_bytes_do_not_spoil_bytes_that_the_owner_has_alrea
     assert is_helped(nodes)
 
 
+async def test_the_owner_claims_the_part_that_it_has_already_before_it_asks_helpers(
+    nodes: Nodes[ReadStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner's first request returns bytes of the first part. No helper reads these bytes again."""
+    calls: list[object] = []
+    claim, begin = LoadHelpers.claim, LoadHelpers.begin
+
+    def claimed(helpers: LoadHelpers, number: int) -> bool:
+        calls.append(number)
+        return claim(helpers, number)
+
+    def begun(helpers: LoadHelpers, check: Callable[[], None]) -> None:
+        calls.append("begin")
+        begin(helpers, check)
+
+    monkeypatch.setattr(LoadHelpers, "claim", claimed)
+    monkeypatch.setattr(LoadHelpers, "begin", begun)
+    nodes.stores[0].is_ready = True
+    await nodes.load()
+    assert calls[:3] == [1, "begin", 2]
+
+
 async def test_a_helper_whose_s3_fails_is_replaced_by_the_owner(
     nodes: Nodes[ReadStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
