@@ -14,7 +14,6 @@ parts in memory for all owners together.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
 import socket
 import threading
@@ -39,6 +38,7 @@ from everstep.protocol.slot import chunk_bytes, chunk_count, chunk_range
 from worker.core.shared_parts import MAX_WINDOW, SharedParts
 from worker.core.transfers import are_within, ranges
 from worker.errors import CorruptCheckpoint, PeerError, PeerLost, StorageError
+from worker.member.part_sharing import PartSharing
 from worker.replication.streams import ChunkQueue, IncomingShard, Receiver, Streams, send_chunks
 from worker.replication.transport import Dialler, Session
 from worker.shm.slot_file import SlotFile
@@ -85,7 +85,7 @@ class SharedLoads:
         return LoadHelpers(self._rank, self._peers, self._dialler, parts, source, slot)
 
 
-class LoadHelpers:
+class LoadHelpers(PartSharing):
     """The helpers of one attempt to load a shard, on the owner's node. Implements `LoadShare`."""
 
     def __init__(
@@ -107,27 +107,17 @@ class LoadHelpers:
             source: the plan's source, with the digest of the payload.
             slot: the slot that receives the chunks.
         """
+        super().__init__(SharedParts.begin(parts.count), peers, "load")
         self._rank = rank
-        self._peers = peers
         self._dialler = dialler
         self._parts = parts
         self._source = source
         self._slot = slot
-        self._loop = asyncio.get_running_loop()
-        self._tasks: dict[NodeId, asyncio.Task[None]] = {}
-        self._is_closed = False
         self._check: Callable[[], None] = lambda: None
         self._news: dict[NodeId, asyncio.Event] = {peer: asyncio.Event() for peer in peers}
         """One event per helper, set on the event loop when a chunk from the helper has arrived."""
-        self._changed = threading.Condition()
-        """Guards the attributes below, which the load's threads and the event loop share."""
-        self._state = SharedParts.begin(parts.count)
         self._landed: set[int] = set()
         """Chunks that helpers have sent and that match their digests."""
-        self._claimed_at: dict[int, float] = {}
-        """Monotonic time at which the owner claimed each part that it is still reading, by part number."""
-        self._own_seconds = 0.0
-        """Longest time that the owner needed to read one part, in seconds."""
 
     # -- calls of the load's threads
 
@@ -136,20 +126,9 @@ class LoadHelpers:
         self._check = check
         self._loop.call_soon_threadsafe(self._ask_all)
 
-    def claim(self, number: int) -> bool:
-        """See `LoadShare.claim`."""
-        with self._changed:
-            self._state, is_own = self._state.claim(number)
-            if is_own:
-                self._claimed_at[number] = monotonic()
-        return is_own
-
     def ended(self, number: int) -> None:
         """See `LoadShare.ended`."""
-        with self._changed:
-            claimed_at = self._claimed_at.pop(number, None)
-            if claimed_at is not None:
-                self._own_seconds = max(self._own_seconds, monotonic() - claimed_at)
+        self._end_own(number)
 
     def next_missing(self, has_failed: Callable[[], bool]) -> int | None:
         """See `LoadShare.next_missing`."""
@@ -159,18 +138,13 @@ class LoadHelpers:
                 if has_failed():
                     return None
                 now = monotonic()
-                slowest = max([self._own_seconds, *(now - since for since in self._claimed_at.values())])
+                slowest = self._slowest_seconds(now)
                 for peer in self._state.late(now, slowest):
                     self._loop.call_soon_threadsafe(self._give_up, peer, "is late")
                 self._state, number = self._state.take_missing()
                 if number is not None or self._state.is_settled:
                     return number
                 self._changed.wait(POLL_SECONDS)
-
-    def end(self) -> None:
-        """See `LoadShare.end`."""
-        with suppress(concurrent.futures.CancelledError):  # The event loop is ending, and cancels all tasks itself.
-            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
 
     def _land(self, peer: NodeId, chunk: int, is_good: bool) -> None:
         """Record a chunk that a helper has sent. Called in the thread of the helper's stream."""
@@ -186,15 +160,6 @@ class LoadHelpers:
         self._loop.call_soon_threadsafe(self._news[peer].set)
 
     # -- the event loop
-
-    async def _close(self) -> None:
-        self._is_closed = True
-        await end(*self._tasks.values())
-
-    def _ask_all(self) -> None:
-        if not self._is_closed:
-            for peer in self._peers:
-                self._tasks[peer] = asyncio.create_task(self._run(peer), name=f"load with {peer}")
 
     def _give_up(self, peer: NodeId, why: str) -> None:
         """End the work of one helper. Its parts become missing after its stream has ended."""

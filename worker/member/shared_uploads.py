@@ -12,11 +12,9 @@ holder pins its replica from the first request of a session to the session's end
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 
@@ -33,6 +31,7 @@ from everstep.protocol.slot import SlotHeader
 from worker.core.shared_parts import MAX_WINDOW, SharedParts
 from worker.core.slots import Content, is_superseded
 from worker.errors import PeerError, StorageError
+from worker.member.part_sharing import PartSharing
 from worker.replication.transport import Session
 from worker.shm.store import Slot, SlotStore, in_thread
 from worker.storage.checkpoints import PIECE_BYTES
@@ -63,7 +62,7 @@ class _Named:
     part_bytes: int
 
 
-class UploadHelpers:
+class UploadHelpers(PartSharing):
     """The helpers of one upload, on the owner's node. Implements `ShareOf` and `Share`.
 
     `CheckpointUploads` creates one object per upload. The object store ends the helpers before it completes or aborts
@@ -86,24 +85,13 @@ class UploadHelpers:
             dial: opens a session of kind upload to a peer.
             on_stored: called on the event loop with the size in bytes of each part that a helper reports as stored.
         """
+        super().__init__(SharedParts.begin(0), peers, "upload")
         self._header = header
-        self.peers = peers
-        """Nodes that the owner asks to send parts."""
         self._dial = dial
         self._on_stored = on_stored
-        self._loop = asyncio.get_running_loop()
-        self._tasks: dict[NodeId, asyncio.Task[None]] = {}
-        self._is_closed = False
-        self._changed = threading.Condition()
-        """Guards the attributes from `_state` to `_own_seconds`, which the upload's thread and the event loop share."""
-        self._state = SharedParts.begin(0)
         self._parts: dict[int, StoredPart] = {}
         self._verified: set[int] = set()
         self._named: _Named | None = None
-        self._claimed_at: dict[int, float] = {}
-        """Monotonic time at which the owner took each of its parts that S3 has not stored yet."""
-        self._own_seconds = 0.0
-        """Longest time in which one of the owner's own parts was stored, in seconds."""
         self._where: tuple[ObjectReference, int, SharedGroups] | None = None
         self._check: Callable[[], None] = lambda: None
 
@@ -125,20 +113,9 @@ class UploadHelpers:
             self._named = _Named(where, object_bytes, shared, upload_id, part_bytes)
         self._loop.call_soon_threadsafe(self._ask_all)
 
-    def claim(self, number: int) -> bool:
-        """See `Helpers.claim`."""
-        with self._changed:
-            self._state, is_own = self._state.claim(number)
-            if is_own:
-                self._claimed_at[number] = monotonic()
-        return is_own
-
     def sent(self, number: int) -> None:
         """See `Helpers.sent`."""
-        with self._changed:
-            claimed_at = self._claimed_at.pop(number, None)
-            if claimed_at is not None:
-                self._own_seconds = max(self._own_seconds, monotonic() - claimed_at)
+        self._end_own(number)
 
     def next_missing(self, expected: Mapping[int, PartDigest], has_failed: Callable[[], bool]) -> int | None:
         """See `Helpers.next_missing`."""
@@ -149,7 +126,7 @@ class UploadHelpers:
                     return None
                 self._verify(expected)
                 now = monotonic()
-                slowest = max([self._own_seconds, *(now - since for since in self._claimed_at.values())])
+                slowest = self._slowest_seconds(now)
                 self._state = self._state.exclude_late(now, slowest)
                 self._state, number = self._state.take_missing()
                 if number is not None or self._state.is_settled:
@@ -161,11 +138,6 @@ class UploadHelpers:
         with self._changed:
             return [self._parts[number] for number in sorted(self._state.finished)]
 
-    def end(self) -> None:
-        """See `Share.end`."""
-        with suppress(concurrent.futures.CancelledError):  # The event loop is ending, and cancels all tasks itself.
-            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
-
     def _verify(self, expected: Mapping[int, PartDigest]) -> None:
         for number in self._state.finished.keys() - self._verified:
             part = self._parts[number]
@@ -176,15 +148,6 @@ class UploadHelpers:
             self._state = self._state.reject(number)
 
     # -- the event loop
-
-    async def _close(self) -> None:
-        self._is_closed = True
-        await end(*self._tasks.values())
-
-    def _ask_all(self) -> None:
-        if not self._is_closed:
-            for peer in self.peers:
-                self._tasks[peer] = asyncio.create_task(self._run(peer), name=f"upload with {peer}")
 
     async def _run(self, peer: NodeId) -> None:
         """Assign parts to one helper until no part is left, or until the helper fails."""

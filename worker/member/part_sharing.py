@@ -1,0 +1,81 @@
+"""The part of a shared upload or load that both have in common: who sends or reads which part, and the owner's times.
+
+Invariant: threads of the transfer and the event loop change the state only under one lock. After `end`, no helper's
+task runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from time import monotonic
+
+from everstep.protocol.ids import NodeId
+from worker.core.shared_parts import SharedParts
+from worker.tasks import end
+
+
+class PartSharing:
+    """Divides the parts of one transfer between the owner and its helpers. The owner's node has one per attempt."""
+
+    def __init__(self, state: SharedParts, peers: Sequence[NodeId], name: str) -> None:
+        """Create the object without tasks.
+
+        Args:
+            state: the parts before the first claim.
+            peers: nodes that the owner asks for help.
+            name: kind of the transfer, for the names of tasks.
+        """
+        self.peers = peers
+        """Nodes that the owner asks for help."""
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[NodeId, asyncio.Task[None]] = {}
+        self._is_closed = False
+        self._changed = threading.Condition()
+        """Guards the state and all attributes that the transfer's threads and the event loop share."""
+        self._state = state
+        self._claimed_at: dict[int, float] = {}
+        """Monotonic time at which the owner claimed each part that it has not finished, by part number."""
+        self._own_seconds = 0.0
+        """Longest time that the owner needed for one part, in seconds."""
+
+    def claim(self, number: int) -> bool:
+        """Decide who sends or reads a part. Return True if the owner does."""
+        with self._changed:
+            self._state, is_own = self._state.claim(number)
+            if is_own:
+                self._claimed_at[number] = monotonic()
+        return is_own
+
+    def end(self) -> None:
+        """End the work of all helpers. Blocks until their tasks have ended; called in a thread of the transfer."""
+        with suppress(concurrent.futures.CancelledError):  # The event loop is ending, and cancels all tasks itself.
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+
+    def _end_own(self, number: int) -> None:
+        """Record that the owner has finished one of its parts, or has failed to."""
+        with self._changed:
+            claimed_at = self._claimed_at.pop(number, None)
+            if claimed_at is not None:
+                self._own_seconds = max(self._own_seconds, monotonic() - claimed_at)
+
+    def _slowest_seconds(self, now: float) -> float:
+        """Return the longest time of an own part, finished or not. The caller holds the lock."""
+        return max([self._own_seconds, *(now - since for since in self._claimed_at.values())])
+
+    async def _close(self) -> None:
+        self._is_closed = True
+        await end(*self._tasks.values())
+
+    def _ask_all(self) -> None:
+        if not self._is_closed:
+            for peer in self.peers:
+                self._tasks[peer] = asyncio.create_task(self._run(peer), name=f"{self._name} with {peer}")
+
+    async def _run(self, peer: NodeId) -> None:
+        """Assign parts to one helper until no part is left, or until the helper fails."""
+        raise NotImplementedError
