@@ -26,7 +26,7 @@ from worker.core.parity import Share, Stripe, place
 from worker.core.slots import EMPTY, Content
 from worker.shm import combining
 from worker.shm.store import Slot, SlotStore, contributions_of
-from worker.tasks import Signal, end
+from worker.tasks import Background, Signal
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class Shares:
         """For each rank of this node, the largest shard that a contributor to its share has announced, in bytes."""
         self._locks: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
         """For each rank of this node, the lock for choosing, granting and creating a slot of the rank's share."""
-        self._sealing: set[asyncio.Task[None]] = set()
+        self._sealing = Background()
 
     def inventory(self, contributor: Rank) -> tuple[tuple[Content, bytes], ...]:
         """Return the content and digest of each shard of a contributor that a sealed share of this node contains."""
@@ -278,9 +278,7 @@ class Shares:
     def finish(self, accumulation: Accumulation, contribution: Contribution) -> None:
         """Record the end of a contribution. Begin to seal the share if this was the last one."""
         if accumulation.finish(contribution):
-            task = asyncio.create_task(self._seal(accumulation))
-            self._sealing.add(task)
-            task.add_done_callback(self._sealing.discard)
+            self._sealing.begin(self._seal(accumulation))
 
     async def _seal(self, accumulation: Accumulation) -> None:
         """Seal a complete share. No session owns this task, because a lost connection must not cancel it."""
@@ -301,11 +299,15 @@ class Shares:
         finally:
             self._give_up(accumulation)
 
+    async def idle(self) -> None:
+        """Wait until no share is being sealed."""
+        await self._sealing.idle()
+
     async def close(self) -> None:
         """End all accumulations. Unsealed shares stay in their slots, and the next generation empties them."""
         for accumulation in list(self._accumulations.values()):
             self._give_up(accumulation)
-        await end(*self._sealing)
+        await self._sealing.close()
 
     def _give_up(self, accumulation: Accumulation) -> None:
         accumulation.end()

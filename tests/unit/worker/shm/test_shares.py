@@ -217,7 +217,7 @@ async def test_a_complete_share_that_gave_way_to_another_step_is_not_sealed(tmpf
     abandoned = await holder.fill(2, shards(7)[2], 7)  # The seal begins when the loop runs again.
     newer = await holder.begin(1, shards(8)[1], 8)
     assert newer is not None
-    await asyncio.sleep(0.05)
+    await holder.shares.idle()
     assert not abandoned.is_sealed
     assert newer.slot.is_written_with(content(8))
     await holder.protect(shards(8), 8)
