@@ -24,6 +24,7 @@ import { drawn, served } from './drawn'
 const NOW = Math.floor(Date.now() / 1000)
 const job: Facts['job'] = {
   TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: 'InProgress', SecondaryStatus: 'Training', Reason: 'trains from step 0',
+  Generation: 1, NodeCount: 4, GenerationNodeCount: 4, AssignedNodeCount: 4, HealthyNodeCount: 4,
   Boundary: 1204, MaxBoundary: 1204, CreationTime: NOW - 3600, TrainingStartTime: NOW - 3500,
 }
 const shard = { Rank: 0, OwnerNodeId: 'i-a', CommittedStep: 1203, Bytes: 1, Reason: '', Holders: [{ NodeId: 'i-a', InView: true }, { NodeId: 'i-b', InView: true }] }

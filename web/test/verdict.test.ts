@@ -6,11 +6,13 @@ import { describe, expect, test } from 'vitest'
 import type { DescribeProtectionResponse, Fleet, Incident, SecondaryStatusTransition, TrainingJob } from '../src/contract'
 import { RESUMED_BY_A_PERSON } from '../src/model/act'
 import type { HeldNode } from '../src/model/facts'
-import { hitAlike, openIncident, phaseLengths, usualRate, verdict, type Facts, type Progress } from '../src/model/verdict'
+import { phaseLengths } from '../src/model/figures'
+import { hitAlike, openIncident, usualRate, verdict, type Facts, type Progress } from '../src/model/verdict'
 
 const NOW = 1_800_000_000
 const job = (changes: Partial<TrainingJob> = {}): Facts['job'] => ({
   TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: 'InProgress', SecondaryStatus: 'Training', Reason: 'trains from step 0',
+  Generation: 1, NodeCount: 4, GenerationNodeCount: 4, AssignedNodeCount: 4, HealthyNodeCount: 4,
   Boundary: 1204, MaxBoundary: 1204, CommittedStep: 1203, CreationTime: NOW - 3600, TrainingStartTime: NOW - 3500, ...changes,
 })
 const interrupted = (State: SecondaryStatusTransition['State']) =>
@@ -85,8 +87,9 @@ describe('is it safe?', () => {
     ['… and nothing is in S3', { protection: protection({ RecoveryOdds: [{ LostNodes: 1, Probability: 0 }], LastCheckpoint: undefined }) }, 'warn', 'Protected', /back to the start.*Nothing is in S3\.$/],
     ['parity', { protection: protection({ Copies: 1, ParityGroupSize: 4 }) }, 'good', 'Protected', /committed, with parity over groups of 4 nodes; any single loss: survived from memory/],
     ['nearly certain is not certain', { protection: protection({ RecoveryOdds: [{ LostNodes: 2, Probability: 0.99996 }] }) }, 'good', 'Protected', /99\.996 %/],
-    ['nothing committed', { protection: protection({ CommittedStep: -1, RecoveryOdds: [], LastCheckpoint: undefined, ProtectionState: 'Unprotected' }) }, 'idle', 'Nothing in memory yet', /nothing is in S3/],
-    ['nothing committed, but a checkpoint', { protection: protection({ CommittedStep: -1, RecoveryOdds: [], ProtectionState: 'Unprotected' }) }, 'warn', 'Nothing in memory yet', /step 1,200 is in S3/],
+    ['nothing committed', { job: job({ CommittedStep: -1 }), protection: protection({ CommittedStep: -1, RecoveryOdds: [], LastCheckpoint: undefined, ProtectionState: 'Unprotected' }) }, 'bad', 'Unprotected', /nothing is in S3/],
+    ['nothing committed at the first step', { job: job({ Boundary: 1, MaxBoundary: 1, CommittedStep: -1 }), protection: protection({ CommittedStep: -1, RecoveryOdds: [], ProtectionState: 'Unprotected' }) }, 'idle', 'Not yet protected', /no step has been committed/i],
+    ['nothing committed, but a checkpoint', { job: job({ CommittedStep: -1 }), protection: protection({ CommittedStep: -1, RecoveryOdds: [], ProtectionState: 'Unprotected' }) }, 'bad', 'Unprotected', /step 1,200 is in S3/],
     ['odds that cannot be counted', { protection: protection({ RecoveryOdds: [] }) }, 'good', 'Protected', /cannot be counted/],
     ['paused', { job: job({ SecondaryStatus: 'Paused' }), protection: protection({ ProtectionState: 'Unprotected', Shards: [], RecoveryOdds: [] }) }, 'idle', 'Kept in S3', /nothing is in memory; step 1,200 is in S3\.$/],
     ['interrupted, and nothing in S3', { job: interrupted('queued'), protection: protection({ LastCheckpoint: undefined }) }, 'warn', 'Nothing is kept', /nothing is in S3/],
@@ -95,7 +98,9 @@ describe('is it safe?', () => {
     ['failed beyond its checkpoint', { job: job({ TrainingJobStatus: 'Failed' }) }, 'warn', 'Only step 1,200, in S3', /^It had reached step 1,204, and the checkpoint of step 1,200 is what is left\. Its nodes’ memory is released\.$/],
     ['failed without one', { job: job({ TrainingJobStatus: 'Failed' }), protection: protection({ LastCheckpoint: undefined }) }, 'bad', 'No: nothing is kept', /no checkpoint of it is left/],
     ['failed, and all is kept', { job: job({ TrainingJobStatus: 'Failed', Boundary: 1200, MaxBoundary: 1200 }) }, 'idle', 'Kept in S3', /kept in S3/],
-    ['an answer without its parts', { protection: {} }, 'idle', 'Nothing in memory yet', /nothing is in S3/],
+    ['an answer without its parts', { protection: {} }, 'idle', 'Unknown', /nothing is in S3/i],
+    ['a silent holder', { job: job({ HealthyNodeCount: 3 }) }, 'warn', 'Unconfirmed', /^Step 1,203 was committed, but only 3 of 4 nodes are connected and healthy\./],
+    ['a stale page', { staleSeconds: 60 }, 'idle', 'Unknown', /^Last known 1 min 00 s ago: Protected\./],
   ]
   test.each(cases)('%s', (_, changes, tone, title, text) => {
     const said = all(changes).protection
@@ -181,7 +186,7 @@ describe('do I need to act?', () => {
     ['queued', { job: job({ SecondaryStatus: 'Pending' }) }, false, /its turn\.$/],
     ['queued with a limit', { job: job({ SecondaryStatus: 'Pending', StoppingCondition: { MaxPendingTimeInSeconds: 7200 } }) }, false, /gives up in 1 h 00 min/],
     ['before the first step', { job: job({ Boundary: 0, BaseStep: 0 }) }, false, /first step of a launch/],
-    ['before the first commit', { protection: protection({ CommittedStep: -1, LastCheckpoint: undefined }) }, false, /No step is kept in memory yet/],
+    ['before the first commit', { job: job({ CommittedStep: -1, Boundary: 1, MaxBoundary: 1 }), protection: protection({ CommittedStep: -1, ProtectionState: 'Unprotected', LastCheckpoint: undefined }) }, false, /No step is kept in memory yet/],
     ['degraded', { protection: protection({ ProtectionState: 'Degraded' }) }, false, /Fewer copies/],
     ['unprotected while it trains', { protection: protection({ ProtectionState: 'Unprotected' }) }, true, /no step is kept in memory/],
     ['starting', { job: job({ SecondaryStatus: 'Starting' }) }, false, /on its way/],

@@ -1,6 +1,7 @@
 /** Do I need to act: yes or no, what to do, and where the runbook says more. Pure; the first thing that asks for a person wins. */
 import type { Node } from '../contract'
 import { ago, count, duration, plural, sentence } from './format'
+import { STALE_SECONDS } from './figures'
 import { adviceOn, waitsForAPerson } from './nodes'
 import { hasLetGo, isOver, leftUndone, type Tone } from './standing'
 import type { Facts, HeldNode, PhaseNow, Statement } from './facts'
@@ -15,8 +16,6 @@ export interface Act extends Statement {
   nodes?: { fleet?: string; ids: string[] }
 }
 
-/** From this age on, what a page shows is said to be old. */
-export const STALE_SECONDS = 15
 /** A recovery that has taken this many times as long as usual is worth a look. */
 export const LATE_FACTOR = 3
 export const LATE_SECONDS = 300

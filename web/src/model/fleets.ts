@@ -1,20 +1,6 @@
 /** How many spares a fleet keeps, and what somebody changes of its figures. Pure. */
 import type { Fleet, UpdateFleetRequest } from '../contract'
-import { count, percent, plural } from './format'
-import type { Tone } from './standing'
-
-/**
- * How a fleet is shown: an active one that lacks nodes waits for instances.
- *
- * `title`: what the fleet says of it.
- */
-export function standingOf(fleet: Pick<Fleet, 'FleetStatus' | 'DesiredNodeCount' | 'ConnectedNodeCount' | 'Reason'>): { tone: Tone; word: string; title: string } {
-  if (fleet.FleetStatus === 'frozen') return { tone: 'warn', word: 'frozen', title: fleet.Reason }
-  if (fleet.FleetStatus === 'deleting') return { tone: 'warn', word: 'deleting', title: fleet.Reason }
-  const missing = Math.max(0, fleet.DesiredNodeCount - fleet.ConnectedNodeCount)
-  if (missing) return { tone: 'busy', word: `waits for ${plural(missing, 'instance')}`, title: fleet.Reason }
-  return { tone: fleet.FleetStatus === 'active' ? 'good' : 'idle', word: fleet.FleetStatus, title: fleet.Reason }
-}
+import { count, percent } from './format'
 
 type Wanted = Pick<Fleet, 'SpareCount' | 'SparePolicy' | 'MinNodeCount'>
 

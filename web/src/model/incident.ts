@@ -4,7 +4,8 @@ import { lostBy, type Act } from './act'
 import { ago, count, duration, headline, plural, sentence, utc } from './format'
 import { waitsForAPerson } from './nodes'
 import { cutShortBy, leftInS3, leftUndone } from './standing'
-import { causeWords, phaseLengths, phaseWords, reasonWords, type Statement } from './verdict'
+import { phaseLengths } from './figures'
+import { causeWords, phaseWords, reasonWords, type Statement } from './verdict'
 
 const FROM: Record<string, string> = { local: 'the memory of its own nodes', peer: 'the memory of other nodes', parity: 'parity in the memory of other nodes', s3: 'a checkpoint in S3' }
 const MOST_EVIDENCE = 3

@@ -67,10 +67,6 @@ export function leftInS3(job: Pick<Partial<TrainingJob>, 'Boundary' | 'MaxBounda
   return { tone: 'bad', title: plural(lost, 'step'), text: `It had reached step ${count(reached)}, and the checkpoint of step ${count(kept)} is what is left.` }
 }
 
-/** The step that is kept in memory; undefined: none is, or the memory is released. The one source for every page. */
-export const keptInMemory = (job: Told & Pick<Partial<TrainingJob>, 'CommittedStep' | 'TrainingJobStatus'>): number | undefined =>
-  isOver(job) || hasLetGo(job) || (job.CommittedStep ?? -1) < 0 ? undefined : job.CommittedStep
-
 /** What ended an incident before training had made up for it: the job's own end, or a pause; undefined: nothing did. */
 export function cutShortBy(incident: Incident, job: Partial<TrainingJob> | undefined): string | undefined {
   const closed = incident.ClosedAt
@@ -81,11 +77,3 @@ export function cutShortBy(incident: Incident, job: Partial<TrainingJob> | undef
 }
 /** Moments that one pass of the control plane stores may differ by what rounding does. */
 const SAME_MOMENT_SECONDS = 1
-
-/** How many steps an incident cost, the one source for every page: those done again, or, where the job ended with it, those that no checkpoint has. */
-export function stepsLost(incident: Incident, job: Partial<TrainingJob> | undefined, protection?: Partial<DescribeProtectionResponse>): number | undefined {
-  const end = cutShortBy(incident, job)
-  if (end !== 'Failed' && end !== 'Stopped') return incident.LostSteps
-  if (protection === undefined) return undefined
-  return Math.max(0, reachedStep(job!) - (protection.LastCheckpoint?.Step ?? 0))
-}

@@ -1,6 +1,6 @@
 /** The recovery timeline as marks on lanes: one lane for the job's states, one for each node, and the incidents over them. Pure. */
 import type { Incident, TrainingJob, TrainingJobNode } from '../contract'
-import { phaseLengths } from './verdict'
+import { phaseLengths } from './figures'
 
 export interface Span {
   from: number

@@ -4,15 +4,17 @@
  * Pure: answers of the API and the time in, sentences out. What the API does not say is left out or said to be unknown; nothing is guessed.
  */
 import type { DescribeProtectionResponse, Fleet, Incident, TrainingJob } from '../contract'
-import { actOf, isLaunchSuspended, LATE_FACTOR, LATE_SECONDS, LEAST_LATE_SECONDS, STALE_SECONDS, type Act } from './act'
+import { actOf, isLaunchSuspended, LATE_FACTOR, LATE_SECONDS, LEAST_LATE_SECONDS, type Act } from './act'
 import type { Facts, PhaseNow, Progress, Statement } from './facts'
+import { jobFigures, phaseLengths, shown, STALE_SECONDS, type JobFigures } from './figures'
 import { ago, count, duration, headline, nearest, percent, plural, sentence, words } from './format'
-import { hasLetGo, isOver, leftInS3, leftUndone, reachedStep, stateOf, keptInMemory, type Tone } from './standing'
+import { hasLetGo, isOver, leftInS3, leftUndone, reachedStep, stateOf, type Tone } from './standing'
 
 export { isOver, STALE_SECONDS }
 export type { Act, Facts, PhaseNow, Progress, Statement, Tone }
 
 export interface Verdict {
+  figures: JobFigures
   moving: Statement
   protection: Statement
   recovery?: Statement & PhaseNow
@@ -57,13 +59,21 @@ export const phaseWords = (phase: string): string => PHASE_WORDS[phase] ?? words
 export const openIncident = (incidents: Incident[] = []): Incident | undefined => incidents.filter((each) => each.ClosedAt === undefined).at(-1)
 
 export function verdict(facts: Facts): Verdict {
+  const figures = jobFigures(facts.job, facts)
   const recovery = recoveryOf(facts)
-  const moving = movingOf(facts, recovery !== undefined)
+  const moving = aged(movingOf(facts, recovery !== undefined), facts)
   const waiting = waitingOf(facts)
-  const protection = protectionOf(facts)
+  const protection = aged(protectionOf(facts, figures), facts)
   const said = reasonWords(facts.job.Reason ?? '', facts.now, facts.fleet)
   const act = actOf(facts, { moving, protection, recovery, isBeforeFirstStep: isBeforeFirstStep(facts.job), shortage: said.isShort ? said.text.split(' AWS says:')[0] : undefined })
-  return { moving, protection, recovery, waiting, act, banners: bannersOf(facts) }
+  return { figures, moving, protection, recovery, waiting, act, banners: bannersOf(facts) }
+}
+
+/** A statement about the present, from an answer that is too old for it: grey, and in the past tense. */
+function aged(said: Statement, { job, staleSeconds = 0 }: Facts): Statement {
+  if (staleSeconds <= STALE_SECONDS || isOver(job)) return said
+  const text = `Last known ${duration(staleSeconds)} ago: ${said.title}. ${said.text}`
+  return { tone: 'idle', title: 'Unknown', text }
 }
 
 function movingOf({ job, protection, progress, now }: Facts, isRecovering: boolean): Statement {
@@ -154,7 +164,7 @@ function comparison(rate: number, usual?: number): string {
   return ratio < 1 ? `, ${percent(ratio)} of its usual rate` : `, ${ratio.toFixed(1)} times its usual rate`
 }
 
-function protectionOf({ job, protection }: Facts): Statement {
+function protectionOf({ job, protection }: Facts, figures: JobFigures): Statement {
   if (protection === undefined) return { tone: 'idle', title: 'Protection unknown', text: 'Not heard from the control plane yet.' }
   const checkpoint = protection.LastCheckpoint
   const durable = checkpoint ? `step ${count(checkpoint.Step)} is in S3` : 'nothing is in S3'
@@ -165,21 +175,25 @@ function protectionOf({ job, protection }: Facts): Statement {
   }
   if (isOver(job)) return { tone: 'idle', title: 'Memory released', text: sentence(`the job is over; ${durable}`) }
   if (hasLetGo(job)) return { tone: checkpoint ? 'idle' : 'warn', title: checkpoint ? 'Kept in S3' : 'Nothing is kept', text: sentence(`it has no nodes, so nothing is in memory; ${durable}`) }
-  const step = keptInMemory({ ...job, CommittedStep: protection.CommittedStep }) ?? -1
+  const step = figures.committedStep
   const odds = protection.RecoveryOdds ?? []
-  if (step < 0) {
-    return { tone: checkpoint ? 'warn' : 'idle', title: 'Nothing in memory yet', text: sentence(`no step has been committed in memory; ${durable}`) }
+  if (step === undefined) {
+    const text = sentence(`no step has been committed in memory; ${durable}`)
+    return { tone: figures.protectionTone, title: figures.protection, text }
   }
   const copies = fewestCopies(protection)
   const held = copies === undefined || protection.ParityGroupSize !== undefined ? `step ${count(step)} was committed` : `step ${count(step)} on ${plural(copies, 'node')} each`
   const parity = protection.ParityGroupSize === undefined ? '' : `, with parity over groups of ${protection.ParityGroupSize} nodes`
   const losses = odds.map((each) => `${lossWords(each.LostNodes)}: ${each.Probability >= 1 ? 'survived from memory' : each.Probability <= 0 ? `back to ${checkpoint ? 'S3' : 'the start'}` : `survived from memory in ${percent(each.Probability)} of the cases`}`)
   const chance = losses.length ? losses.join('; ') : 'what a loss would do cannot be counted until every rank has committed'
-  const single = odds.find((each) => each.LostNodes === 1)?.Probability ?? 1
-  const state = protection.ProtectionState ?? 'Degraded'
-  const tone: Tone = state === 'Protected' ? (single >= 1 ? 'good' : 'warn') : state === 'Degraded' ? 'warn' : 'bad'
+  const state = figures.protection
+  if (state === 'Unconfirmed') {
+    const heard = `${shown(figures, 'healthyNodes')} of ${shown(figures, 'wantedNodes')} nodes are connected and healthy`
+    const text = `${sentence(`step ${count(step)} was committed, but only ${heard}`)} ${sentence(durable)}`
+    return { tone: figures.protectionTone, title: state, text }
+  }
   return {
-    tone,
+    tone: figures.protectionTone,
     title: state,
     text: `${sentence(`${held}${parity}; ${chance}`)} ${sentence(durable)}${state === 'Protected' ? '' : ` ${sentence(protection.Reason ?? '')}`}`.trim(),
   }
@@ -192,24 +206,6 @@ function fewestCopies(protection: Partial<DescribeProtectionResponse>): number |
 
 function lossWords(nodes: number): string {
   return nodes === 1 ? 'any single loss' : nodes === 2 ? 'any two' : nodes === 3 ? 'any three' : `any ${nodes}`
-}
-
-/** How long each phase of an incident took, or has taken up to `now`; a phase that has not begun is absent. */
-export function phaseLengths(incident: Incident, now: number): { phase: string; seconds: number; isOpen: boolean }[] {
-  const order = ['detect', 'replace', 'restore', 'rework'] as const
-  const open = incident.ClosedAt === undefined ? Math.max(0, order.findIndex((phase) => phase === incident.Phase)) : undefined
-  const seconds = [incident.DetectSeconds, incident.ReplaceSeconds, incident.RestoreSeconds, incident.ReworkSeconds]
-  const known = [seconds[0] ?? Math.max(0, incident.OpenedAt - incident.FailedAt), ...seconds.slice(1)]
-  const lengths: { phase: string; seconds: number; isOpen: boolean }[] = []
-  let spent = 0
-  for (const [index, phase] of order.entries()) {
-    if (open !== undefined && index > open) break
-    const isOpen = index === open
-    const length = isOpen ? Math.max(0, now - incident.FailedAt - spent) : (known[index] ?? 0)
-    lengths.push({ phase, seconds: length, isOpen })
-    spent += length
-  }
-  return lengths
 }
 
 function recoveryOf({ incidents = [], now }: Facts): (Statement & PhaseNow) | undefined {

@@ -10,10 +10,11 @@ import { eventsQuery, fleetsQuery, nodeQuery, nodesQuery, useRole } from '../api
 import { part } from '../api/pages'
 import type { Fleet, Node } from '../contract'
 import { conditionLines } from '../model/conditions'
-import { changesOf, figuresOf, spares, standingOf } from '../model/fleets'
-import { bytes, count, dollars, duration, percent, plural, sentence } from '../model/format'
+import { fleetFigures, hook, nodeFigures, shown } from '../model/figures'
+import { changesOf, figuresOf, spares } from '../model/fleets'
+import { bytes, count, dollars, plural, sentence } from '../model/format'
 import { actionsOf, arrangedNodes, exposures, noticesIn, toLookAt } from '../model/nodes'
-import { Ago, Empty, FactList, JobLink, NodeLink, Problem, Shown, Status, toneOf } from '../parts/Basics'
+import { Ago, Empty, FactList, JobLink, NodeLink, Problem, Shown, Status, useStaleSeconds } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
 import { EventList } from './JobTabs'
 
@@ -36,6 +37,7 @@ export default function FleetPage() {
 function Told({ fleet }: { fleet: Fleet }) {
   const { isAdmin } = useRole()
   const drift = fleet.Drift ?? []
+  const figures = fleetFigures(fleet, { staleSeconds: useStaleSeconds() })
   return (
     <div className="stack">
       <div>
@@ -44,7 +46,7 @@ function Told({ fleet }: { fleet: Fleet }) {
         </div>
         <div className="row">
           <h1>{fleet.FleetName}</h1>
-          <Status {...standingOf(fleet)} />
+          <span {...hook(figures, 'status')}><Status tone={figures.statusTone} word={figures.status} title={fleet.Reason} /></span>
         </div>
         <p className="dim">{sentence(fleet.Reason ?? '')}</p>
         {isAdmin && fleet.FleetStatus === 'frozen' && <Unfreeze fleet={fleet} />}
@@ -64,17 +66,18 @@ function Told({ fleet }: { fleet: Fleet }) {
       <section className="card">
         <FactList
           facts={[
-            ['Nodes', `${count(fleet.NodeCount)} of ${count(fleet.DesiredNodeCount)} desired, at most ${count(fleet.MaxNodeCount)}`],
-            ['Connected', count(fleet.ConnectedNodeCount)],
+            ['Nodes', `${shown(figures, 'nodes')} of ${shown(figures, 'desiredNodes')} desired, at most ${count(fleet.MaxNodeCount)}`, hook(figures, 'nodes')],
+            ['Connected', shown(figures, 'connectedNodes'), hook(figures, 'connectedNodes')],
             ['Spares wanted', spares(fleet)],
             ['Kept when idle', count(fleet.MinNodeCount)],
             ['Group', <code key="group">{fleet.AutoScalingGroupName}</code>],
             ['Instances', `${fleet.InstanceType || 'not known'}, ${fleet.AvailabilityZone || 'zone not known'}`],
-            ['Price', fleet.PriceUsdPerHour === undefined ? 'not known' : `${dollars(fleet.PriceUsdPerHour)}/h a node, ${dollars(fleet.PriceUsdPerHour * fleet.NodeCount)}/h now`],
-            ['Cost of its jobs', fleet.CostUsd === undefined ? 'not known' : dollars(fleet.CostUsd)],
-            ['ETTR of its jobs', fleet.Reliability?.EttrRatio === undefined ? '–' : percent(fleet.Reliability.EttrRatio)],
-            ['A recovery takes', fleet.Reliability?.MttrSeconds === undefined ? '–' : `${duration(fleet.Reliability.MttrSeconds)} on average`],
-            ['Incidents', `${count(fleet.IncidentCount)}, ${count(fleet.LostNodeCount)} nodes lost`],
+            ['Price', fleet.PriceUsdPerHour === undefined ? 'not known' : `${dollars(fleet.PriceUsdPerHour)}/h a node, ${shown(figures, 'priceUsdPerHour')}/h now`, hook(figures, 'priceUsdPerHour')],
+            ['Cost of its jobs', figures.costUsd === undefined ? 'not known' : shown(figures, 'costUsd'), hook(figures, 'costUsd')],
+            ['ETTR of its jobs', shown(figures, 'ettrRatio'), hook(figures, 'ettrRatio')],
+            ['A recovery takes', `${shown(figures, 'mttrSeconds')} on average`, hook(figures, 'mttrSeconds')],
+            ['Incidents', shown(figures, 'incidents'), hook(figures, 'incidents')],
+            ['Lost nodes', shown(figures, 'lostNodes'), hook(figures, 'lostNodes')],
             ['Failed instances', fleet.HoldFailedInstances ? 'are kept for inspection' : 'are ended'],
             ['Drills', fleet.AllowDrills ? <Link key="drills" to="/drills">allowed</Link> : 'not allowed'],
             ['Created', <Ago key="created" at={fleet.CreationTime} />],
@@ -231,12 +234,13 @@ function Nodes({ fleet }: { fleet: Fleet }) {
                 <tbody>
                   {nodes
                     .slice(0, shown)
-                    .map((node) => (
+                    .map((node) => ({ node, figures: nodeFigures(node) }))
+                    .map(({ node, figures }) => (
                       <tr key={node.NodeId} id={node.NodeId} className={node.NodeId === target?.NodeId ? 'target' : undefined}>
                         <td className="mono" data-name="Node">{node.NodeId}</td>
-                        <td data-name="Status"><Status tone={toneOf(node.NodeStatus)} word={node.NodeStatus} /></td>
+                        <td data-name="Status" {...hook(figures, 'status')}><Status tone={figures.statusTone} word={figures.status} /></td>
                         <td data-name="Agent">
-                          {node.NodeStatus === 'gone' ? '–' : <Status tone={node.Connected ? 'good' : 'warn'} word={node.Connected ? (node.Warm ? 'connected, warm' : 'connected') : 'not connected'} />}
+                          <span {...hook(figures, 'agent')}>{figures.agent === undefined ? '–' : <Status tone={figures.agentTone} word={node.Connected && node.Warm ? 'connected, warm' : figures.agent} />}</span>
                           {node.RefusedMessageCount + node.RefusedSessionCount > 0 && <div className="dim">{count(node.RefusedMessageCount)} messages, {count(node.RefusedSessionCount)} sessions refused</div>}
                           {conditionLines(node.Conditions).map((line) => <div key={line.key}><Status tone="warn" word={line.title} title={line.text} /></div>)}
                           {node.Exposure && node.NodeStatus !== 'gone' && <div><Status tone="warn" word="exposed to jobs" title={node.Exposure} /></div>}

@@ -4,13 +4,14 @@ import { useQuery } from '@tanstack/react-query'
 import { Link } from 'react-router'
 
 import { fleetsQuery } from '../api/queries'
-import { spares, standingOf } from '../model/fleets'
-import { count } from '../model/format'
-import { Empty, Shown, Status } from '../parts/Basics'
+import { spares } from '../model/fleets'
+import { fleetFigures, hook, shown } from '../model/figures'
+import { Empty, Shown, Status, useStaleSeconds } from '../parts/Basics'
 
 export default function FleetsPage() {
   useDocumentTitle('Fleets, Everstep')
   const query = useQuery(fleetsQuery)
+  const staleSeconds = useStaleSeconds()
   return (
     <div className="stack">
       <h1>Fleets</h1>
@@ -32,16 +33,16 @@ export default function FleetsPage() {
                   </tr>
                 </thead>
                 <tbody>
-                  {fleets.map((fleet) => (
+                  {fleets.map((fleet) => ({ fleet, figures: fleetFigures(fleet, { staleSeconds }) })).map(({ fleet, figures }) => (
                     <tr key={fleet.FleetName}>
                       <td data-name="Fleet"><Link to={`/fleets/${encodeURIComponent(fleet.FleetName)}`}>{fleet.FleetName}</Link></td>
-                      <td data-name="Status"><Status {...standingOf(fleet)} /></td>
+                      <td data-name="Status" {...hook(figures, 'status')}><Status tone={figures.statusTone} word={figures.status} title={fleet.Reason} /></td>
                       <td className="reason">{fleet.Reason}{(fleet.Drift ?? []).length > 0 && ` ${fleet.Drift.length} differences from the contract.`}</td>
-                      <td className="n" data-name="Connected / nodes / desired">{count(fleet.ConnectedNodeCount)} / {count(fleet.NodeCount)} / {count(fleet.DesiredNodeCount)}</td>
+                      <td className="n" data-name="Connected / nodes / desired"><span {...hook(figures, 'connectedNodes')}>{shown(figures, 'connectedNodes')}</span> / <span {...hook(figures, 'nodes')}>{shown(figures, 'nodes')}</span> / <span {...hook(figures, 'desiredNodes')}>{shown(figures, 'desiredNodes')}</span></td>
                       <td className="n" data-name="Spares wanted">{spares(fleet)}</td>
                       <td data-name="Instance type">{fleet.InstanceType || '–'}</td>
                       <td data-name="Zone">{fleet.AvailabilityZone || '–'}</td>
-                      <td className="n" data-name="Price now">{fleet.PriceUsdPerHour === undefined ? 'not known' : `$${(fleet.PriceUsdPerHour * fleet.NodeCount).toFixed(2)}/h`}</td>
+                      <td className="n" data-name="Price now" {...hook(figures, 'priceUsdPerHour')}>{figures.priceUsdPerHour === undefined ? 'not known' : `${shown(figures, 'priceUsdPerHour')}/h`}</td>
                     </tr>
                   ))}
                 </tbody>

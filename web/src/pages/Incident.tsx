@@ -7,13 +7,13 @@ import { useJobAddresses } from '../api/addresses'
 import { eventsAroundQuery, incidentQuery, jobQuery, nodesQuery, printedQuery, protectionQuery } from '../api/queries'
 import type { Incident } from '../contract'
 import { plain } from '../model/ansi'
-import { clock, count, duration, plural, sentence, utc } from '../model/format'
+import { clock, duration, plural, sentence, utc } from '../model/format'
 import { story } from '../model/incident'
 import { inLineOrder } from '../model/printed'
 import { stacksOf } from '../model/stacks'
-import { stepsLost } from '../model/standing'
-import { causeWords, isOver, phaseLengths } from '../model/verdict'
-import { Ago, FactList, JobLink, NodeLink, RunbookLink, Shown, Status, ToneIcon, Unbroken, useNow } from '../parts/Basics'
+import { hook, incidentFigures, phaseHook, shown } from '../model/figures'
+import { causeWords, isOver } from '../model/verdict'
+import { Ago, FactList, type Fact, JobLink, NodeLink, RunbookLink, Shown, Status, ToneIcon, Unbroken, useNow } from '../parts/Basics'
 import { PhaseBar, SOURCES } from '../parts/IncidentTable'
 import { Stacks } from '../parts/Stacks'
 
@@ -34,10 +34,8 @@ function Told({ incident }: { incident: Incident }) {
   const fleetNodes = useQuery({ ...nodesQuery(job?.FleetName), enabled: job !== undefined && (incident.InstanceIds ?? []).length > 0 }).data
   const protection = useQuery({ ...protectionQuery(address), enabled: job !== undefined && isOver(job) }).data
   const near = useQuery(eventsAroundQuery(incident, AROUND_SECONDS)).data ?? []
-  const end = incident.ClosedAt ?? now
   const nodes = (ids: string[] | undefined, otherwise = 'none') => (ids?.length ? ids.map((id) => <div key={id}><NodeLink id={id} fleet={described?.FleetName} /></div>) : otherwise)
-  const isOpen = incident.ClosedAt === undefined
-  const lost = stepsLost(incident, job, protection)
+  const figures = incidentFigures(incident, now, job, { protection })
   const told = story(incident, job, now, { nodes: fleetNodes, protection })
   const looks = near.filter((event) => stacksOf(event).length > 0).toReversed()
   return (
@@ -48,7 +46,7 @@ function Told({ incident }: { incident: Incident }) {
         </div>
         <div className="row">
           <h1>{sentence(causeWords(incident.Cause)).slice(0, -1)}</h1>
-          <Status tone={isOpen ? 'busy' : 'good'} word={incident.Phase} />
+          <span {...hook(figures, 'phase')}><Status tone={figures.phaseTone} word={figures.phase} /></span>
           <span className="dim mono">{incident.IncidentId}</span>
           <RunbookLink section={incident.Cause} />
         </div>
@@ -65,11 +63,11 @@ function Told({ incident }: { incident: Incident }) {
         ))}
       </div>
       <section className="card">
-        <h2>Where the {duration(end - incident.FailedAt)} went</h2>
+        <h2>Where the <span {...hook(figures, 'totalSeconds')}>{shown(figures, 'totalSeconds')}</span> went</h2>
         <PhaseBar incident={incident} height={26} width="100%" />
         <ul className="legend">
-          {phaseLengths(incident, now).map(({ phase, seconds, isOpen: isNow }) => (
-            <li key={phase}>
+          {figures.phases.map(({ phase, seconds, isOpen: isNow }) => (
+            <li key={phase} {...phaseHook(incident, phase, seconds)}>
               <span className="key" style={{ background: `var(--b-${phase})` }} />
               <span>
                 {phase}
@@ -106,14 +104,16 @@ function Told({ incident }: { incident: Incident }) {
             ['Noticed', utc(incident.OpenedAt)],
             ['Over', incident.ClosedAt === undefined ? 'not yet' : utc(incident.ClosedAt)],
             ['Launch', `${incident.GenerationBefore} → ${incident.GenerationAfter ?? '…'}`],
-            ['Step', incident.FromStep === undefined ? `reached ${count(incident.ReachedStep ?? 0)}` : `reached ${count(incident.ReachedStep ?? 0)}, resumed from ${count(incident.FromStep)}`],
-            ['Lost', lost === undefined ? 'not known yet' : plural(lost, 'step')],
+            ['Reached step', shown(figures, 'reachedStep'), hook(figures, 'reachedStep')],
+            ['Resumed from step', shown(figures, 'resumedStep'), hook(figures, 'resumedStep')],
+            ['Recomputed steps', shown(figures, 'recomputedSteps'), hook(figures, 'recomputedSteps')],
+            ...(figures.unsavedSteps === undefined ? [] : [['Lost', plural(figures.unsavedSteps, 'step'), hook(figures, 'unsavedSteps')] as Fact]),
             ['Restored from', incident.RestoreSource ? (SOURCES[incident.RestoreSource] ?? incident.RestoreSource) : 'not yet'],
             ['Sources', (incident.RankSources ?? []).length ? incident.RankSources.map((each) => <div key={each.FirstRank}>{each.FirstRank === each.LastRank ? `rank ${each.FirstRank}` : `ranks ${each.FirstRank}–${each.LastRank}`}: {SOURCES[each.Source] ?? each.Source}</div>) : 'not known'],
             ['Happened on', nodes(incident.FaultedInstanceIds, 'no node in particular')],
             ['Lost nodes', nodes(incident.InstanceIds)],
             ['Replaced by', nodes(incident.ReplacementInstanceIds)],
-            ['Cost', incident.CostUsd === undefined ? 'the price of the nodes is not known' : `$${incident.CostUsd.toFixed(2)}`],
+            ['Cost', figures.costUsd === undefined ? 'the price of the nodes is not known' : shown(figures, 'costUsd'), hook(figures, 'costUsd')],
           ]}
         />
       </section>

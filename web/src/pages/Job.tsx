@@ -14,19 +14,18 @@ import { WhereTime } from '../charts/WhereTime'
 import type { TrainingJob } from '../contract'
 import { lostBy } from '../model/act'
 import { conditionLines } from '../model/conditions'
-import { count, dollars, duration, percent } from '../model/format'
+import { count, duration } from '../model/format'
+import { hook, incidentFigures, jobFigures, shown } from '../model/figures'
 import { story } from '../model/incident'
-import { keptInMemory, stepsLost } from '../model/standing'
 import { left, progressOf, sampled, type Sample } from '../model/progress'
 import { hitAlike, isOver, openIncident, usualRate, verdict } from '../model/verdict'
-import { Ago, Empty, FactList, Loading, Shown, Status, toneOf, useNow } from '../parts/Basics'
+import { Ago, Empty, FactList, Loading, Shown, Status, useIsStale, useNow, useStaleSeconds } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
 import { Doing } from '../parts/Doing'
 import { FirstFold } from '../parts/FirstFold'
 import { LastLines } from '../parts/LastLines'
 import { Progress } from '../parts/Progress'
 import { IncidentTable } from '../parts/IncidentTable'
-import { useStaleSeconds } from '../parts/Shell'
 import { CheckpointsTab, EventsTab, ProtectionTab } from './JobTabs'
 
 const LogsTab = part(() => import('./JobLogs'))
@@ -45,7 +44,7 @@ export default function JobPage() {
     <Shown query={job} rows={8}>
       {(data) => (
         <div className="stack">
-          <Head job={data} />
+          <Head job={data} staleSeconds={job.error ? Infinity : 0} />
           <Fold job={data} at={serverTime(job.dataUpdatedAt)} error={job.error} />
           <nav className="tabs" aria-label="About this job">
             {TABS.map((each) => (
@@ -84,7 +83,9 @@ function Tab({ tab, job }: { tab: string; job: TrainingJob }) {
   }
 }
 
-function Head({ job }: { job: TrainingJob }) {
+function Head({ job, staleSeconds }: { job: TrainingJob; staleSeconds: number }) {
+  const isStale = useIsStale()
+  const figures = jobFigures(job, { staleSeconds: isStale ? Infinity : staleSeconds })
   const [isAsking, setAsking] = useState(false)
   const { mayRun } = useRole()
   const client = useQueryClient()
@@ -98,7 +99,7 @@ function Head({ job }: { job: TrainingJob }) {
         </div>
         <div className="row">
           <h1>{job.TrainingJobName}</h1>
-          <Status tone={toneOf(job.SecondaryStatus)} word={job.SecondaryStatus} title={job.Reason} />
+          <span {...hook(figures, 'status')}><Status tone={figures.statusTone} word={figures.status} title={job.Reason} /></span>
         </div>
       </div>
       {mayRun && !isOver(job) && job.TrainingJobStatus !== 'Stopping' && (
@@ -176,10 +177,9 @@ function Overview({ job }: { job: TrainingJob }) {
   const nodes = useQuery(jobNodesQuery(name)).data ?? []
   const [minutes, setMinutes] = useState<number>()
   const mine = (incidents.data ?? []).filter((each) => each.RunId === job.RunId)
-  const lost = mine.reduce((sum, each) => sum + (each.LostSteps ?? 0), 0)
   const open = openIncident(mine)
-  const kept = keptInMemory(job)
-  const protection = useQuery({ ...protectionQuery(name), enabled: isOver(job) }).data
+  const protection = useQuery(protectionQuery(name)).data
+  const figures = jobFigures(job, { protection, staleSeconds: useStaleSeconds() })
   const end = job.TrainingEndTime ?? now
   const wrong = conditionLines(job.Conditions)
   return (
@@ -187,16 +187,16 @@ function Overview({ job }: { job: TrainingJob }) {
       <section className="card">
         <FactList
           facts={[
-            ['Step', job.Boundary < 0 ? '–' : count(job.Boundary)],
-            ['Progress', <Progress key="progress" job={job} />],
+            ['Step', shown(figures, 'step'), hook(figures, 'step')],
+            ['Progress', <Progress key="progress" figures={figures} />],
             ['Left at its pace', left(job, now)],
-            ['Kept in memory', kept === undefined ? '–' : `step ${count(kept)}`],
-            ['ETTR', job.Reliability?.EttrRatio === undefined ? '–' : percent(job.Reliability.EttrRatio)],
-            ['Incidents', `${count(job.IncidentCount)}${open ? ', one open' : ''}`],
-            ['Steps done again', count(lost)],
+            ['Kept in memory', figures.committedStep === undefined ? '–' : `step ${shown(figures, 'committedStep')}`, hook(figures, 'committedStep')],
+            ['ETTR', shown(figures, 'ettrRatio'), hook(figures, 'ettrRatio')],
+            ['Incidents', `${shown(figures, 'incidents')}${figures.openIncidents ? ', one open' : ''}`, hook(figures, 'incidents')],
+            ['Recomputed steps', shown(figures, 'recomputedSteps'), hook(figures, 'recomputedSteps')],
             ['Nodes × ranks', `${count(job.NodeCount)} × ${count(job.RanksPerNode)}`],
-            ['Nodes that are well', isOver(job) ? '–' : `${count(job.HealthyNodeCount ?? 0)} of ${count(job.NodeCount)}`],
-            ['Cost so far', job.CostUsd === undefined ? 'the fleet has no price' : dollars(job.CostUsd)],
+            ['Healthy nodes', `${shown(figures, 'healthyNodes')} of ${shown(figures, 'wantedNodes')}`, hook(figures, 'healthyNodes')],
+            ['Cost so far', figures.costUsd === undefined ? 'the fleet has no price' : shown(figures, 'costUsd'), hook(figures, 'costUsd')],
             ['Launch', count(job.Generation)],
             ['Fleet', <Link key="fleet" to={`/fleets/${encodeURIComponent(job.FleetName)}`}>{job.FleetName}</Link>],
             ['Created', <Ago key="created" at={job.CreationTime} />],
@@ -236,7 +236,7 @@ function Overview({ job }: { job: TrainingJob }) {
       <section className="card">
         <h2>Incidents</h2>
         <Shown query={incidents} rows={2}>
-          {() => (mine.length ? <IncidentTable incidents={mine.toReversed()} withJob={false} lost={(each) => stepsLost(each, job, protection)} /> : <p className="dim">None. What ends a launch of this job would be listed here.</p>)}
+          {() => (mine.length ? <IncidentTable incidents={mine.toReversed()} withJob={false} figuresOf={(each) => incidentFigures(each, now, job, { protection })} /> : <p className="dim">None. What ends a launch of this job would be listed here.</p>)}
         </Shown>
       </section>
     </div>

@@ -8,25 +8,28 @@ import { ProtectionMatrix } from '../charts/ProtectionMatrix'
 import type { TrainingJob } from '../contract'
 import { bytes, count, percent, plural } from '../model/format'
 import { losses } from '../model/matrix'
-import { isOver } from '../model/verdict'
-import { Ago, Empty, FactList, Filter, NodeLink, Shown, Status, toneOf } from '../parts/Basics'
+import { hook, jobFigures, shown } from '../model/figures'
+import { Ago, Empty, FactList, Filter, NodeLink, Shown, Status, toneOf, useStaleSeconds } from '../parts/Basics'
 import { Doing } from '../parts/Doing'
 import { Stacks } from '../parts/Stacks'
 
 export function ProtectionTab({ job }: { job: TrainingJob }) {
   const query = useQuery(protectionQuery(useJobAddress(job)))
+  const staleSeconds = useStaleSeconds()
   return (
     <Shown query={query}>
-      {(protection) => (
+      {(protection) => {
+        const figures = jobFigures(job, { protection, staleSeconds })
+        return (
         <div className="stack">
           <section className="card">
             <FactList
               facts={[
-                ['State', <Status key="state" tone={isOver(job) ? 'idle' : toneOf(protection.ProtectionState)} word={protection.ProtectionState} />],
-                ['Committed', protection.CommittedStep < 0 ? 'nothing yet' : <>step {count(protection.CommittedStep)}, <Ago at={protection.CommittedAt} /></>],
+                ['State', <Status key="state" tone={figures.protectionTone} word={figures.protection} />, hook(figures, 'protection')],
+                ['Committed', figures.committedStep === undefined ? '–' : <>step {shown(figures, 'committedStep')}, <Ago at={protection.CommittedAt} /></>, hook(figures, 'committedStep')],
                 ['On its way', protection.ProposedStep < 0 ? '–' : `step ${count(protection.ProposedStep)}`],
                 protection.ParityGroupSize === undefined ? ['Copies asked for', `${protection.Copies}, the owner’s included`] : ['Parity', `survives any one lost node per group of ${protection.ParityGroupSize}`],
-                ['Newest in S3', protection.LastCheckpoint ? <>step {count(protection.LastCheckpoint.Step)}, <Ago at={protection.LastCheckpoint.CompletedAt} /></> : 'nothing'],
+                ['Newest in S3', protection.LastCheckpoint ? <>step {shown(figures, 'checkpointStep')}, <Ago at={protection.LastCheckpoint.CompletedAt} /></> : 'nothing', hook(figures, 'checkpointStep')],
               ]}
             />
             {protection.Reason && <p style={{ marginTop: 12 }}>{protection.Reason}</p>}
@@ -77,7 +80,8 @@ export function ProtectionTab({ job }: { job: TrainingJob }) {
             <Empty title="No shard is held in memory">{protection.Reason}</Empty>
           )}
         </div>
-      )}
+        )
+      }}
     </Shown>
   )
 }

@@ -8,10 +8,11 @@ import { Link } from 'react-router'
 import { call } from '../api/client'
 import { jobsQuery, useRole } from '../api/queries'
 import type { TrainingJobSummary } from '../contract'
-import { count, dollars, duration, headline, percent, plural } from '../model/format'
+import { count, duration, headline, plural } from '../model/format'
 import { addressesOf, arranged, type Order } from '../model/jobs'
+import { hook, jobFigures, shown, type JobFigures } from '../model/figures'
 import { isOver } from '../model/verdict'
-import { Ago, Empty, Filter, JobLink, Lasting, Shown, Status, toneOf } from '../parts/Basics'
+import { Ago, Empty, Filter, JobLink, Lasting, Shown, Status, useIsStale } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
 import { Doing } from '../parts/Doing'
 import { Progress } from '../parts/Progress'
@@ -155,30 +156,31 @@ interface Shows {
 /** Drawn anew when its own job has changed, not whenever the list is renewed: there may be a thousand. */
 const Row = memo(function Row({ job, address, isChosen, onChoose, isPriced }: Shows) {
   const name = job.TrainingJobName
-  const behind = job.Boundary - job.CommittedStep
+  const isStale = useIsStale()
+  const figures = jobFigures(job, { staleSeconds: isStale ? Infinity : 0 })
   return (
     <tr>
       {onChoose && (
         <td data-name="Choose">{!isOver(job) && <input type="checkbox" aria-label={`Choose ${name}`} checked={isChosen} onChange={(event) => onChoose(job.RunId, event.currentTarget.checked)} />}</td>
       )}
       <td data-name="Job"><JobLink name={name} address={address} /></td>
-      <td data-name="Status"><Status tone={toneOf(job.SecondaryStatus)} word={job.SecondaryStatus} /></td>
+      <td data-name="Status" {...hook(figures, 'status')}><Status tone={figures.statusTone} word={figures.status} /></td>
       <td className="reason">
         <div className="clamp" title={job.Reason}>
           {headline(job.Reason)}
         </div>
       </td>
-      <td className="n" data-name="Progress"><Progress job={job} /></td>
+      <td className="n" data-name="Progress"><Progress figures={figures} /></td>
       <td className="n" data-name="Left">{job.EstimatedRemainingSeconds === undefined ? '–' : duration(job.EstimatedRemainingSeconds)}</td>
-      <td data-name="Protection">
-        {job.ProtectionState === undefined ? '–' : <Status tone={toneOf(job.ProtectionState)} word={job.ProtectionState} title={behind > 0 ? `The newest step in memory is ${plural(behind, 'step')} behind` : 'Every step is in memory'} />}
+      <td data-name="Protection" {...hook(figures, 'protection')}>
+        <Status tone={figures.protectionTone} word={figures.protection} title={`Committed step: ${shown(figures, 'committedStep')}`} />
       </td>
-      <td className="n" data-name="Incidents">
-        {job.OpenIncidentCount ? <Link to={`/incidents?q=${encodeURIComponent(name)}`}><Status tone="warn" word={`${job.IncidentCount}, open`} /></Link> : count(job.IncidentCount ?? 0)}
+      <td className="n" data-name="Incidents" {...hook(figures, 'incidents')}>
+        {figures.openIncidents ? <Link to={`/incidents?q=${encodeURIComponent(name)}`}><Status tone="warn" word={`${shown(figures, 'incidents')}, open`} /></Link> : shown(figures, 'incidents')}
       </td>
-      <td className="n" data-name="ETTR">{job.EttrRatio === undefined ? '–' : percent(job.EttrRatio)}</td>
-      {isPriced && <td className="n" data-name="Cost">{job.CostUsd === undefined ? '–' : dollars(job.CostUsd)}</td>}
-      <td className="n" data-name="Nodes"><Nodes job={job} /></td>
+      <td className="n" data-name="ETTR" {...hook(figures, 'ettrRatio')}>{shown(figures, 'ettrRatio')}</td>
+      {isPriced && <td className="n" data-name="Cost" {...hook(figures, 'costUsd')}>{shown(figures, 'costUsd')}</td>}
+      <td className="n" data-name="Nodes"><Nodes figures={figures} /></td>
       <td data-name="Fleet"><Link to={`/fleets/${encodeURIComponent(job.FleetName)}`}>{job.FleetName}</Link></td>
       <td className="n" data-name="Ran for"><Lasting from={job.TrainingStartTime} to={job.TrainingEndTime} /></td>
       <td className="moment" data-name="Created"><Ago at={job.CreationTime} /></td>
@@ -186,8 +188,9 @@ const Row = memo(function Row({ job, address, isChosen, onChoose, isPriced }: Sh
   )
 })
 
-function Nodes({ job }: { job: TrainingJobSummary }) {
-  if (isOver(job) || job.HealthyNodeCount === undefined) return <>{count(job.NodeCount)}</>
-  const words = `${count(job.HealthyNodeCount)} of ${count(job.NodeCount)}`
-  return job.SecondaryStatus === 'Training' && job.HealthyNodeCount < job.NodeCount ? <Status tone="warn" word={words} /> : <>{words}</>
+function Nodes({ figures }: { figures: JobFigures }) {
+  const wanted = <span {...hook(figures, 'wantedNodes')}>{shown(figures, 'wantedNodes')}</span>
+  if (figures.healthyNodes === undefined) return wanted
+  const healthy = <span {...hook(figures, 'healthyNodes')}>{shown(figures, 'healthyNodes')}</span>
+  return <span className={figures.healthyNodesTone === 'warn' ? 'tone-warn' : undefined}>{healthy} of {wanted}</span>
 }

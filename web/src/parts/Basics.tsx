@@ -3,7 +3,8 @@ import { Button, Code, CopyButton, Skeleton, TextInput } from '@mantine/core'
 import { useEffect, useRef, useState, useSyncExternalStore, type ReactNode } from 'react'
 import { Link } from 'react-router'
 
-import { ApiError, serverTime } from '../api/client'
+import { ApiError, contact, serverTime } from '../api/client'
+import { STALE_SECONDS } from '../model/figures'
 import { ago, duration, utc } from '../model/format'
 import { STATUSES, type Tone } from '../model/standing'
 
@@ -30,9 +31,10 @@ export function Unbroken({ text }: { text: string }) {
 
 /** A state: icon, word and colour, never colour alone. */
 export function Status({ tone, word, title }: { tone: Tone; word: string; title?: string }) {
+  const shown = useIsStale() && tone === 'good' ? 'idle' : tone
   return (
-    <span className={`status tone-${tone}`} title={title}>
-      <ToneIcon tone={tone} size={13} />
+    <span className={`status tone-${shown}`} title={title}>
+      <ToneIcon tone={shown} size={13} />
       {word}
     </span>
   )
@@ -65,6 +67,13 @@ function subscribe(listener: () => void): () => void {
 }
 /** The server's time in Unix seconds, renewed every second. */
 export const useNow = (): number => useSyncExternalStore(subscribe, () => Math.floor(serverTime()))
+
+/** Seconds since the server last answered. */
+export const useStaleSeconds = (): number => Math.max(0, useNow() - serverTime(contact.at))
+
+/** Whether the page shows old answers. Such a page has no green state. Renders anew only when the result changes. */
+export const useIsStale = (): boolean =>
+  useSyncExternalStore(subscribe, () => serverTime() - serverTime(contact.at) > STALE_SECONDS)
 
 /** A text that changes with time; drawn anew only when it reads differently, so that a page may have a thousand of them. */
 export const useTold = (text: (now: number) => string): string => useSyncExternalStore(subscribe, () => text(Math.floor(serverTime())))
@@ -212,14 +221,16 @@ export function Filter({ label, placeholder, value, onChange }: { label: string;
   )
 }
 
-/** Name and value pairs. */
-export function FactList({ facts }: { facts: [string, ReactNode][] }) {
+/** Name and value pairs. A third item contains the attributes of the value's element, such as those of `hook`. */
+export type Fact = [string, ReactNode, Record<`data-${string}`, string>?]
+
+export function FactList({ facts }: { facts: Fact[] }) {
   return (
     <dl className="facts">
-      {facts.map(([name, value]) => (
+      {facts.map(([name, value, attributes]) => (
         <div key={name}>
           <dt>{name}</dt>
-          <dd>{value}</dd>
+          <dd {...attributes}>{value}</dd>
         </div>
       ))}
     </dl>

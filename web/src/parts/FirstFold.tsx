@@ -7,6 +7,7 @@ import { useRole } from '../api/queries'
 import type { Incident } from '../contract'
 import { duration, sentence } from '../model/format'
 import type { Answer } from '../model/incident'
+import { statementHook as said } from '../model/figures'
 import { phaseWords, type Act, type PhaseNow, type Statement, type Verdict } from '../model/verdict'
 import { Ago, NodeLink, RunbookLink, ToneIcon, Unbroken } from './Basics'
 import { Doing } from './Doing'
@@ -24,8 +25,8 @@ export function FirstFold({ told, incident, answers }: { told: Verdict; incident
         </div>
       ))}
       <div className="fold">
-        <Say question="Is it moving?" said={told.moving} />
-        <Say question="Is it safe?" said={told.protection} />
+        <Say question="Is it moving?" said={told.moving} attributes={said(told.figures, 'moving', told.moving)} />
+        <Say question="Is it safe?" said={told.protection} attributes={said(told.figures, 'safe', told.protection)} />
         <ActCard act={told.act} />
         {told.waiting && <Say question="What it waits for" said={told.waiting} className="wide" />}
         {incident && <LastIncident incident={incident} answers={answers} now={told.recovery} />}
@@ -34,9 +35,19 @@ export function FirstFold({ told, incident, answers }: { told: Verdict; incident
   )
 }
 
-export function Say({ question, said, className = '', children }: { question: string; said: Statement; className?: string; children?: React.ReactNode }) {
+type Attributes = Record<`data-${string}`, string>
+
+interface Says {
+  question: string
+  said: Statement
+  className?: string
+  attributes?: Attributes
+  children?: React.ReactNode
+}
+
+export function Say({ question, said, className = '', attributes = {}, children }: Says) {
   return (
-    <section className={`card say tone-${said.tone} ${className}`} aria-label={question}>
+    <section className={`card say tone-${said.tone} ${className}`} aria-label={question} {...attributes}>
       <div className="q">{question}</div>
       <div className="a">
         <ToneIcon tone={said.tone} size={20} /> <span>{said.title}</span>

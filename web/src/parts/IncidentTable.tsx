@@ -2,17 +2,25 @@ import { Link } from 'react-router'
 
 import { useJobAddresses } from '../api/addresses'
 import type { Incident } from '../contract'
-import { count, duration } from '../model/format'
-import { causeWords, phaseLengths } from '../model/verdict'
-import { Ago, JobLink, Status, toneOf, useNow } from './Basics'
+import { duration } from '../model/format'
+import { hook, incidentFigures, phaseHook, phaseLengths, shown, type IncidentFigures } from '../model/figures'
+import { causeWords } from '../model/verdict'
+import { Ago, JobLink, Status, useNow } from './Basics'
 
 /** Where the state came from, in words. */
 export const SOURCES: Record<string, string> = { local: 'the node’s own memory', peer: 'another node’s memory', parity: 'parity', s3: 'S3' }
 
-/** A list of incidents; each row leads to its page. */
-/** `lost`: how many steps an incident cost, where the page knows more of its job than the incident says. */
-export function IncidentTable({ incidents, withJob = true, lost = (each) => each.LostSteps }: { incidents: Incident[]; withJob?: boolean; lost?: (incident: Incident) => number | undefined }) {
+interface Listed {
+  incidents: Incident[]
+  withJob?: boolean
+  /** A page that knows the incidents' job passes figures that include it. */
+  figuresOf?: (incident: Incident) => IncidentFigures
+}
+
+/** A list of incidents. Each row links to the incident's page. */
+export function IncidentTable({ incidents, withJob = true, figuresOf }: Listed) {
   const now = useNow()
+  const of = figuresOf ?? ((incident: Incident) => incidentFigures(incident, now))
   const addressOf = useJobAddresses()
   return (
     <div className="scroll">
@@ -25,12 +33,12 @@ export function IncidentTable({ incidents, withJob = true, lost = (each) => each
             <th>Failed</th>
             <th className="n">Interrupted</th>
             <th>In phases</th>
-            <th className="n">Lost steps</th>
+            <th className="n">Recomputed steps</th>
             <th>Restored from</th>
           </tr>
         </thead>
         <tbody>
-          {incidents.map((each) => (
+          {incidents.map((each) => ({ each, figures: of(each) })).map(({ each, figures }) => (
             <tr key={each.IncidentId}>
               <td data-name="Cause">
                 <Link to={`/incidents/${encodeURIComponent(each.IncidentId)}`}>{causeWords(each.Cause)}</Link>
@@ -40,20 +48,20 @@ export function IncidentTable({ incidents, withJob = true, lost = (each) => each
                   <JobLink name={each.TrainingJobName} address={addressOf(each)} />
                 </td>
               )}
-              <td data-name="Phase">
-                <Status tone={each.ClosedAt === undefined ? 'busy' : toneOf(each.Phase)} word={each.Phase} />
+              <td data-name="Phase" {...hook(figures, 'phase')}>
+                <Status tone={figures.phaseTone} word={figures.phase} />
               </td>
               <td data-name="Failed">
                 <Ago at={each.FailedAt} />
               </td>
-              <td className="n" data-name="Interrupted">
-                {duration((each.ClosedAt ?? now) - each.FailedAt)}
+              <td className="n" data-name="Interrupted" {...hook(figures, 'totalSeconds')}>
+                {shown(figures, 'totalSeconds')}
               </td>
               <td data-name="In phases">
                 <PhaseBar incident={each} />
               </td>
-              <td className="n" data-name="Lost steps">
-                {lost(each) === undefined ? '–' : count(lost(each)!)}
+              <td className="n" data-name="Recomputed steps" {...hook(figures, 'recomputedSteps')}>
+                {shown(figures, 'recomputedSteps')}
               </td>
               <td data-name="Restored from">{each.RestoreSource ? (SOURCES[each.RestoreSource] ?? each.RestoreSource) : '–'}</td>
             </tr>
@@ -70,7 +78,7 @@ export function PhaseLengths({ incident }: { incident: Incident }) {
   return (
     <ul className="phases" aria-label="Phases">
       {phaseLengths(incident, now).map(({ phase, seconds, isOpen }) => (
-        <li key={phase}>
+        <li key={phase} {...phaseHook(incident, phase, seconds)}>
           <span className="key" style={{ background: `var(--b-${phase})` }} /> {phase} {duration(seconds)}
           {isOpen && ' so far'}
         </li>

@@ -1,17 +1,16 @@
-import type { TrainingJobSummary } from '../contract'
-import { count, percent } from '../model/format'
-import { done } from '../model/progress'
+import { hook, shown, type JobFigures } from '../model/figures'
 
-/** How far a job is; the bar is there where its script has said how far it will go. */
-export function Progress({ job }: { job: Pick<TrainingJobSummary, 'Boundary' | 'TargetStep'> }) {
-  const ratio = done(job)
-  const step = job.Boundary < 0 ? '–' : count(job.Boundary)
-  if (ratio === undefined) return <>{step}</>
+/** The step of a job. A job whose script declares a target also has a bar. */
+export function Progress({ figures }: { figures: JobFigures }) {
+  const { doneRatio, targetStep } = figures
+  const step = <span {...hook(figures, 'step')}>{shown(figures, 'step')}</span>
+  if (doneRatio === undefined || targetStep === undefined) return step
+  const label = `${shown(figures, 'doneRatio')} done`
   return (
     <>
-      {step} of {count(job.TargetStep!)}
-      <div className="progress small" role="img" aria-label={`${percent(ratio)} done`} title={`${percent(ratio)} done`}>
-        <div style={{ width: `${100 * ratio}%` }} />
+      {step} of <span {...hook(figures, 'targetStep')}>{shown(figures, 'targetStep')}</span>
+      <div className="progress small" role="img" aria-label={label} title={label} {...hook(figures, 'doneRatio')}>
+        <div style={{ width: `${100 * doneRatio}%` }} />
       </div>
     </>
   )

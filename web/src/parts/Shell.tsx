@@ -4,20 +4,17 @@ import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { Suspense, useEffect, useLayoutEffect, useState } from 'react'
 import { Link, NavLink, Outlet, useLocation, useNavigate } from 'react-router'
 
-import { contact, serverTime, session } from '../api/client'
+import { session } from '../api/client'
 import { useLive, type Liveness } from '../api/live'
 import { openIncidentsQuery, sessionQuery } from '../api/queries'
 import { part } from '../api/pages'
 import { duration } from '../model/format'
-import { STALE_SECONDS } from '../model/verdict'
-import { Loading, Problem, Status, useNow } from './Basics'
+import { STALE_SECONDS } from '../model/figures'
+import { Loading, Problem, Status, useStaleSeconds } from './Basics'
 
 // What few visits open is loaded when it is opened.
 const Palette = part(() => import('./Palette'))
 const AccountMenu = part(() => import('./AccountMenu'))
-
-/** Seconds since the server answered last. */
-export const useStaleSeconds = (): number => Math.max(0, useNow() - serverTime(contact.at))
 
 function Freshness({ liveness }: { liveness: Liveness }) {
   const stale = useStaleSeconds()

@@ -1,0 +1,339 @@
+/**
+ * Every figure that a page shows about a job, an incident, a fleet or a node. Pure.
+ *
+ * Pages and parts read figures from here and never from an answer of the API. An element that shows a figure spreads
+ * `hook(figures, field)`, for example `<td {...hook(job, 'committedStep')}>step {shown(job, 'committedStep')}</td>`:
+ *
+ *     data-figure="committed-step"   the field, in kebab case
+ *     data-of="job/RUN_ID"           the object
+ *     data-value="198"               the value; empty if it is unknown or does not apply
+ *     data-tone="good"               the tone, if the field has one
+ *
+ * `test/stories.test.tsx` renders every page over random stories of the real control plane. Its rules find figures only
+ * by these attributes, so words and layout may change. Each value must occur in the element's text as `shown` formats
+ * it, and equal hooks must have equal values on one page and across pages.
+ */
+import type { DescribeProtectionResponse, Fleet, Incident, Node, TrainingJob, TrainingJobSummary } from '../contract'
+import { count, dollars, duration, percent, plural } from './format'
+import { cutShortBy, hasLetGo, isOver, reachedStep, STATUSES, type Tone } from './standing'
+
+/** Age in seconds from which an answer is stale. A page shows no green state from a stale answer. */
+export const STALE_SECONDS = 15
+
+/** Any job as the API describes or lists it. A list contains fewer fields. */
+export type AnyJob = Partial<TrainingJob> & Partial<TrainingJobSummary>
+type Protection = Partial<DescribeProtectionResponse>
+
+export interface JobFigures {
+  of: string
+  isStale: boolean
+  isOver: boolean
+  status: string
+  statusTone: Tone
+  /** Steps that the ranks of the current launch have finished. Absent while no ranks run. */
+  step?: number
+  /** The highest step of all launches. */
+  reachedStep?: number
+  targetStep?: number
+  /** Share of the job that is done, 0 to 1. Absent if the script declares no target. */
+  doneRatio?: number
+  /** The newest step that memory holds. Absent before the first commit and after the memory is released. */
+  committedStep?: number
+  /** The newest complete checkpoint in S3. Absent without one, and without an answer of DescribeProtection. */
+  checkpointStep?: number
+  protection: ProtectionWord
+  protectionTone: Tone
+  /** Nodes that are connected and report no fault. Absent while the job has no nodes. */
+  healthyNodes?: number
+  healthyNodesTone: Tone
+  /** Nodes that the job asks for, or runs on if these are more. */
+  wantedNodes: number
+  incidents?: number
+  openIncidents?: number
+  /** Steps that training repeated after failures, over all incidents. Absent in lists. */
+  recomputedSteps?: number
+  ettrRatio?: number
+  costUsd?: number
+}
+
+/**
+ * How memory protects a job.
+ *
+ * - Protected: every shard has all its copies, and all nodes are connected and healthy.
+ * - Unconfirmed: the last reports said Protected, but a node is silent or reports a fault since.
+ * - Not yet protected: the launch has committed no step so far.
+ * - Released: the job has ended or has no nodes.
+ */
+export type ProtectionWord =
+  'Protected' | 'Degraded' | 'Unprotected' | 'Unconfirmed' | 'Not yet protected' | 'Released' | 'Unknown'
+
+const PROTECTION_TONES: Record<ProtectionWord, Tone> = {
+  Protected: 'good', Degraded: 'warn', Unconfirmed: 'warn', Unprotected: 'bad',
+  'Not yet protected': 'idle', Released: 'idle', Unknown: 'idle',
+}
+
+export interface Context {
+  /** The job's answer of DescribeProtection. */
+  protection?: Protection
+  /** Seconds since the server last described the object. */
+  staleSeconds?: number
+}
+
+/** Return the figures of a job from its description or its entry in a list. */
+export function jobFigures(job: AnyJob, { protection, staleSeconds = 0 }: Context = {}): JobFigures {
+  const isStale = staleSeconds > STALE_SECONDS
+  const live = (tone: Tone): Tone => (isStale && tone === 'good' ? 'idle' : tone)
+  const hasNodes = holdsNodes(job)
+  const nodes = nodesOf(job)
+  const word = protectionWord(job, protection, nodes)
+  const target = job.TargetStep
+  const reached = known(reachedStep(job))
+  return {
+    of: `job/${job.RunId ?? job.TrainingJobName ?? ''}`,
+    isStale,
+    isOver: isOver(job),
+    status: job.SecondaryStatus ?? 'Unknown',
+    statusTone: live(STATUSES[job.SecondaryStatus ?? ''] ?? 'idle'),
+    step: known(job.Boundary),
+    reachedStep: reached,
+    targetStep: target,
+    doneRatio: target ? Math.min(1, (reached ?? 0) / target) : undefined,
+    committedStep: hasNodes ? known(newestCommit(job, protection)) : undefined,
+    checkpointStep: protection?.LastCheckpoint?.Step,
+    protection: word,
+    protectionTone: live(survivesNoLoss(word, protection) ? 'warn' : PROTECTION_TONES[word]),
+    healthyNodes: hasNodes ? nodes.healthy : undefined,
+    healthyNodesTone: live(nodes.isWhole ? 'good' : 'warn'),
+    wantedNodes: nodes.wanted,
+    incidents: job.IncidentCount,
+    openIncidents: job.OpenIncidentCount,
+    recomputedSteps: job.Reliability?.LostSteps,
+    ettrRatio: job.EttrRatio ?? job.Reliability?.EttrRatio,
+    costUsd: job.CostUsd,
+  }
+}
+
+/** The job was launched, has not ended, and has not returned its nodes. Only such a job holds steps in memory. */
+export const holdsNodes = (job: AnyJob): boolean => !isOver(job) && !hasLetGo(job) && (job.Generation ?? 1) > 0
+
+const known = (step: number | undefined): number | undefined => (step === undefined || step < 0 ? undefined : step)
+
+/** The two answers are of different moments. The one of the newer generation wins, then the higher step. */
+function newestCommit(job: AnyJob, protection?: Protection): number | undefined {
+  if (protection?.CommittedStep === undefined) return job.CommittedStep
+  if (job.CommittedStep === undefined) return protection.CommittedStep
+  const newer = (protection.Generation ?? 0) - (job.Generation ?? 0)
+  if (newer) return newer > 0 ? protection.CommittedStep : job.CommittedStep
+  return Math.max(job.CommittedStep, protection.CommittedStep)
+}
+
+/** `isWhole`: all nodes of the launch, and all that are assigned besides, are connected and report no fault. */
+function nodesOf(job: AnyJob): { healthy?: number; wanted: number; isWhole: boolean } {
+  const launched = job.GenerationNodeCount ?? job.NodeCount ?? 0
+  const assigned = job.AssignedNodeCount ?? 0
+  const healthy = job.HealthyNodeCount
+  const wanted = Math.max(job.NodeCount ?? 0, launched, assigned, healthy ?? 0)
+  return { healthy, wanted, isWhole: healthy !== undefined && healthy >= launched && healthy >= assigned }
+}
+
+function protectionWord(job: AnyJob, protection: Protection | undefined, nodes: { isWhole: boolean }): ProtectionWord {
+  if (isOver(job) || hasLetGo(job)) return 'Released'
+  const state = protection?.ProtectionState ?? job.ProtectionState
+  if (state === undefined) return holdsNodes(job) ? 'Unknown' : 'Not yet protected'
+  if (state === 'Protected') return nodes.isWhole ? 'Protected' : 'Unconfirmed'
+  if (state === 'Unprotected' && isBeforeFirstCommit(job, protection)) return 'Not yet protected'
+  return state
+}
+
+/** No step is committed, and no more steps were made than the first commit takes. */
+function isBeforeFirstCommit(job: AnyJob, protection?: Protection): boolean {
+  return (newestCommit(job, protection) ?? -1) < 0 && reachedStep(job) <= FIRST_COMMIT_STEPS
+}
+const FIRST_COMMIT_STEPS = 3
+
+/** Every shard has all its copies, and still the loss of one node loses a shard: the job keeps one copy. */
+function survivesNoLoss(word: ProtectionWord, protection?: Protection): boolean {
+  if (word !== 'Protected') return false
+  return protection?.RecoveryOdds?.some((odds) => odds.LostNodes === 1 && odds.Probability < 1) ?? false
+}
+
+export type Phase = 'detect' | 'replace' | 'restore' | 'rework'
+export interface PhaseLength {
+  phase: Phase
+  seconds: number
+  isOpen: boolean
+}
+
+export interface IncidentFigures {
+  of: string
+  isOpen: boolean
+  phase: string
+  phaseTone: Tone
+  /** Phases that have begun, in their order. Their sum is `totalSeconds`. */
+  phases: PhaseLength[]
+  totalSeconds: number
+  reachedStep?: number
+  /** The step from which the next launch resumed. Absent until it is chosen. */
+  resumedStep?: number
+  /** Steps that training repeats after the failure. Absent until the control plane has chosen a step. */
+  recomputedSteps?: number
+  /** Steps that no checkpoint keeps. Only for an incident with which the job failed or was stopped. */
+  unsavedSteps?: number
+  costUsd?: number
+}
+
+/**
+ * Return the figures of an incident.
+ *
+ * `job` and `protection`: of the incident's job. Without them, `unsavedSteps` is absent.
+ */
+export function incidentFigures(
+  incident: Incident, now: number, job?: AnyJob, { protection, staleSeconds = 0 }: Context = {},
+): IncidentFigures {
+  const isOpen = incident.ClosedAt === undefined
+  const isStale = staleSeconds > STALE_SECONDS
+  const end = cutShortBy(incident, job)
+  const isLast = (end === 'Failed' || end === 'Stopped') && protection !== undefined
+  return {
+    of: `incident/${incident.IncidentId}`,
+    isOpen,
+    phase: incident.Phase,
+    phaseTone: isOpen ? 'busy' : isStale ? 'idle' : end === 'Failed' ? 'bad' : 'good',
+    phases: phaseLengths(incident, now),
+    totalSeconds: Math.max(0, (incident.ClosedAt ?? now) - incident.FailedAt),
+    reachedStep: incident.ReachedStep,
+    resumedStep: incident.FromStep,
+    recomputedSteps: incident.LostSteps,
+    unsavedSteps: isLast ? Math.max(0, reachedStep(job!) - (protection.LastCheckpoint?.Step ?? 0)) : undefined,
+    costUsd: incident.CostUsd,
+  }
+}
+
+const PHASES: readonly Phase[] = ['detect', 'replace', 'restore', 'rework']
+
+/** Return the length of each phase of an incident until `now`, in seconds. A phase that has not begun is absent. */
+export function phaseLengths(incident: Incident, now: number): PhaseLength[] {
+  const open = incident.ClosedAt === undefined ? Math.max(0, PHASES.indexOf(incident.Phase as Phase)) : undefined
+  const detect = incident.DetectSeconds ?? Math.max(0, incident.OpenedAt - incident.FailedAt)
+  const seconds = [detect, incident.ReplaceSeconds, incident.RestoreSeconds, incident.ReworkSeconds]
+  const lengths: PhaseLength[] = []
+  let spent = 0
+  for (const [index, phase] of PHASES.entries()) {
+    if (open !== undefined && index > open) break
+    const isOpen = index === open
+    const length = isOpen ? Math.max(0, now - incident.FailedAt - spent) : (seconds[index] ?? 0)
+    lengths.push({ phase, seconds: length, isOpen })
+    spent += length
+  }
+  return lengths
+}
+
+export interface FleetFigures {
+  of: string
+  status: string
+  statusTone: Tone
+  nodes: number
+  connectedNodes: number
+  desiredNodes: number
+  missingNodes: number
+  incidents: number
+  lostNodes: number
+  ettrRatio?: number
+  mttrSeconds?: number
+  costUsd?: number
+  priceUsdPerHour?: number
+}
+
+/** Return the figures of a fleet. An active fleet that lacks nodes waits for instances, and is not green. */
+export function fleetFigures(fleet: Fleet, { staleSeconds = 0 }: Context = {}): FleetFigures {
+  const missing = Math.max(0, fleet.DesiredNodeCount - fleet.ConnectedNodeCount)
+  const waits = fleet.FleetStatus === 'active' && missing > 0
+  const tone: Tone = fleet.FleetStatus !== 'active' ? 'warn' : waits ? 'busy' : 'good'
+  return {
+    of: `fleet/${fleet.FleetName}`,
+    status: waits ? `waits for ${plural(missing, 'instance')}` : fleet.FleetStatus,
+    statusTone: tone === 'good' && staleSeconds > STALE_SECONDS ? 'idle' : tone,
+    nodes: fleet.NodeCount,
+    connectedNodes: fleet.ConnectedNodeCount,
+    desiredNodes: fleet.DesiredNodeCount,
+    missingNodes: missing,
+    incidents: fleet.IncidentCount,
+    lostNodes: fleet.LostNodeCount,
+    ettrRatio: fleet.Reliability?.EttrRatio,
+    mttrSeconds: fleet.Reliability?.MttrSeconds,
+    costUsd: fleet.CostUsd,
+    priceUsdPerHour: fleet.PriceUsdPerHour === undefined ? undefined : fleet.PriceUsdPerHour * fleet.NodeCount,
+  }
+}
+
+export interface NodeFigures {
+  of: string
+  status: string
+  statusTone: Tone
+  /** Absent for an ended node. */
+  agent?: 'connected' | 'not connected'
+  agentTone: Tone
+}
+
+const NODE_TONES: Record<Node['NodeStatus'], Tone> = {
+  joining: 'busy', spare: 'idle', assigned: 'good', held: 'warn', rebooting: 'busy', draining: 'warn', gone: 'idle',
+}
+
+/** Return the figures of a node. An assigned node is green only while its agent is connected and reports no problem. */
+export function nodeFigures(node: Node, { staleSeconds = 0 }: Context = {}): NodeFigures {
+  const isStale = staleSeconds > STALE_SECONDS
+  const live = (tone: Tone): Tone => (isStale && tone === 'good' ? 'idle' : tone)
+  const isWell = node.Connected && !(node.Conditions ?? []).length
+  const tone = NODE_TONES[node.NodeStatus] ?? 'idle'
+  return {
+    of: `node/${node.NodeId}`,
+    status: node.NodeStatus,
+    statusTone: live(tone === 'good' && !isWell ? 'warn' : tone),
+    agent: node.NodeStatus === 'gone' ? undefined : node.Connected ? 'connected' : 'not connected',
+    agentTone: live(node.Connected ? 'good' : 'warn'),
+  }
+}
+
+/** Return the attributes of the element that shows the length of one phase of an incident. */
+export const phaseHook = ({ IncidentId }: Pick<Incident, 'IncidentId'>, phase: Phase, seconds: number) => ({
+  'data-figure': `${phase}-seconds`, 'data-of': `incident/${IncidentId}`, 'data-value': String(seconds),
+})
+
+/** Return the attributes of the element that shows a statement of the verdict: `moving`, `safe` or `act`. */
+export const statementHook = (figures: JobFigures, name: string, { tone, title }: { tone: Tone; title: string }) => ({
+  'data-figure': name, 'data-of': figures.of, 'data-value': title, 'data-tone': tone,
+})
+
+type AnyFigures = JobFigures | IncidentFigures | FleetFigures | NodeFigures
+/** Fields of figures that pages show: those with one number or word. */
+export type Field<F extends AnyFigures> = {
+  [K in keyof F & string]:
+    K extends 'of' | `${string}Tone` ? never : NonNullable<F[K]> extends string | number ? K : never
+}[keyof F & string]
+
+/** Return the attributes of the element that shows a figure. */
+export function hook<F extends AnyFigures>(figures: F, field: Field<F>): Record<`data-${string}`, string> {
+  const all = figures as unknown as Record<string, unknown>
+  const tone = all[`${field}Tone`]
+  return {
+    'data-figure': field.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`),
+    'data-of': figures.of,
+    'data-value': String(all[field] ?? ''),
+    ...(typeof tone === 'string' ? { 'data-tone': tone } : {}),
+  }
+}
+
+/** Return a figure as text: numbers by the kind of their field, `–` for an absent value. */
+export function shown<F extends AnyFigures>(figures: F, field: Field<F>): string {
+  return formatted(field, (figures as unknown as Record<string, unknown>)[field] as string | number | undefined)
+}
+
+/** Return the text of a value by the kind of its field. */
+export function formatted(field: string, value: string | number | undefined): string {
+  if (value === undefined) return '–'
+  if (typeof value === 'string') return value
+  if (/seconds$/i.test(field)) return duration(value)
+  if (/ratio$/i.test(field)) return percent(value)
+  if (/usd/i.test(field)) return dollars(value)
+  return count(value)
+}
