@@ -68,14 +68,14 @@ def of_the_list(browser: Browser, many: Living) -> float:
     """
     with watched(browser, many.url) as page:
         sign_in_unseen(page, many)
-        return seconds_until_interactive(page, "/", "tbody tr", WIDE)
+        return seconds_until_interactive(page, "/jobs", "tbody tr", WIDE)
 
 
 def scrolling(browser: Browser, many: Living) -> dict[str, list[float]]:
     """Scroll the job list, the protection matrix and the log. Return each frame's duration in milliseconds."""
     found: dict[str, list[float]] = {}
     with signed_in(browser, many) as page:
-        page.goto("/")
+        page.goto("/jobs")
         expect(page.locator("tbody tr").first).to_be_visible()
         while (more := page.get_by_role("button", name="Show")).count():
             more.click()

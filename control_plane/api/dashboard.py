@@ -98,6 +98,10 @@ class Dashboard:
         )
 
 
+_TYPES: Final = {".js": "text/javascript", ".woff2": "font/woff2"}
+"""Media types that some machines do not know or know by another name."""
+
+
 def policy(nonce: str) -> str:
     """Return the Content-Security-Policy of a page whose run-time styles carry `nonce`."""
     return (
@@ -109,9 +113,7 @@ def policy(nonce: str) -> str:
 
 
 def _file(file: Path, headers: Headers, *, cache: str) -> Response:
-    media_type = (
-        "text/javascript" if file.suffix == ".js" else mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-    )
+    media_type = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
     answer = {**_HEADERS, "cache-control": cache, "vary": "accept-encoding"}
     if file.suffix == ".html":
         answer["content-security-policy"] = _PLAIN_POLICY

@@ -52,7 +52,8 @@ def pages(made: Seeded) -> Iterator[Shot]:
         yield Shot(f"job-{tab}", f"/jobs/{story.gpu}/{tab}")
     crash = made.world.incidents(story.crashing)[-1].id
     yield Shot("job-failure", f"/jobs/{story.crashing}/logs?failure={crash}", "dark")
-    yield Shot("jobs", "/")
+    yield Shot("overview", "/")
+    yield Shot("jobs", "/jobs")
     yield Shot("queue", "/queue")
     yield Shot("incidents", "/incidents")
     yield Shot("incident", f"/incidents/{made.world.incidents(story.gpu)[-1].id}")

@@ -112,7 +112,7 @@ def test_a_job_says_how_far_it_is_what_is_left_and_what_it_costs(desk: Page, see
     left = facts.locator("div", has_text="Left at its pace").locator("dd")
     hours = int(job["EstimatedRemainingSeconds"] // 3600)
     expect(left).to_contain_text(re.compile(rf"^({hours}|{hours + 1}) h|^\d+ d"))
-    desk.goto("/")
+    desk.goto("/jobs")
     row = rows(desk).filter(has=desk.get_by_role("link", name=name, exact=True)).first
     expect(row).to_contain_text(f"of {job['TargetStep']:,}")
     expect(row).to_contain_text(f"{job['HealthyNodeCount']} of {job['NodeCount']}")
@@ -222,7 +222,7 @@ def nothing(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 def test_what_is_empty_says_so_and_names_the_first_command(browser: Browser, nothing: Served) -> None:
     with signed_in(browser, nothing) as page:
         for path, title, command in (
-            ("/", "No job yet", "everstep jobs submit"),
+            ("/jobs", "No job yet", "everstep jobs submit"),
             ("/queue", "Nobody waits", "everstep jobs list"),
             ("/incidents", "No incident yet", "everstep incidents list"),
         ):

@@ -40,7 +40,7 @@ def scroll_down(page: Page, selector: str) -> None:
 def test_five_hundred_jobs_are_listed_filtered_and_scrolled_and_the_list_asks_for_nothing_else(page: Page) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    page.goto("/")
+    page.goto("/jobs")
     rows = page.locator("tbody tr")
     expect(page.get_by_text(f"{JOBS} jobs", exact=True)).to_be_visible()
     expect(rows).to_have_count(200)

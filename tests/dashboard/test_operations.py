@@ -145,7 +145,7 @@ def test_the_theme_is_chosen_and_kept_and_signing_out_ends_the_session(browser: 
         page.get_by_role("button", name="account and theme").click()
         page.get_by_role("menuitem", name="Sign out").click()
         expect(page).to_have_url(re.compile("/sign-in"))
-        page.goto("/")
+        page.goto("/jobs")
         expect(page).to_have_url(re.compile("/sign-in"))
         assert not [cookie for cookie in page.context.cookies() if cookie.get("value")]
 
@@ -280,6 +280,7 @@ def test_a_submitter_is_offered_what_jobs_need_and_nothing_that_would_be_refused
         page.on("response", lambda answer: refused.append(answer.url) if answer.status >= 400 else None)
         for path in (
             "/",
+            "/jobs",
             f"/jobs/{story.gpu}",
             "/queue",
             "/incidents",

@@ -44,7 +44,7 @@ def test_a_control_plane_that_says_nothing_any_more_is_the_first_thing_that_is_s
         expect(page.get_by_text("Live")).to_be_visible()
         seeded.fall_silent()
         try:
-            expect(page.get_by_text("No events")).to_be_visible()
+            expect(page.get_by_text("Polling", exact=True)).to_be_visible()
             page.clock.run_for(40_000)
             expect(page.get_by_text("The control plane has not answered for")).to_be_visible()
             expect(page.locator("section.act")).to_contain_text("Yes")
@@ -75,7 +75,7 @@ def pages(seeded: Seeded, api: httpx.Client) -> list[str]:
         "/settings",
         "/no-such-page",
     )
-    return ["/", *jobs, *others]
+    return ["/", "/jobs", *jobs, *others]
 
 
 STANCES: tuple[tuple[Literal["light", "dark"], tuple[int, int], dict[str, Any]], ...] = (
@@ -116,7 +116,7 @@ def test_every_page_is_clean_for_axe_and_fits_its_width(browser: Browser, seeded
 
 
 def test_a_keyboard_is_enough(desk: Page, seeded: Seeded) -> None:
-    desk.goto("/")
+    desk.goto("/jobs")
     expect(desk.get_by_role("heading", name="Jobs")).to_be_visible()
     desk.keyboard.press("Tab")
     expect(desk.get_by_text("Skip to the content")).to_be_focused()
@@ -146,7 +146,7 @@ def test_a_keyboard_is_enough(desk: Page, seeded: Seeded) -> None:
 def test_what_is_typed_before_the_search_is_there_is_not_lost(desk: Page, seeded: Seeded) -> None:
     held: list[Route] = []
     desk.route("**/assets/Palette-*.js", lambda route: held.append(route))
-    desk.goto("/")
+    desk.goto("/jobs")
     expect(desk.get_by_role("heading", name="Jobs")).to_be_visible()
     desk.keyboard.press("Tab")
     # Move the focus to this link. The text that the test then types must reach the search, not the link.
@@ -193,7 +193,7 @@ def test_an_enter_counts_while_answers_are_on_their_way_and_no_longer(desk: Page
 
     search = desk.get_by_role("combobox", name="Search and go to")
     desk.route(listed, answer)
-    desk.goto("/")
+    desk.goto("/jobs")
     expect(desk.locator("tbody tr").first).to_be_visible()
     is_held = True
     with desk.expect_request(listed):  # the page requests the list of jobs again, because its list is old
@@ -206,7 +206,7 @@ def test_an_enter_counts_while_answers_are_on_their_way_and_no_longer(desk: Page
     expect(desk.get_by_role("listbox", name="Found").get_by_role("option", name=name)).to_be_visible()
     expect(search).to_be_focused()
     is_held = True
-    desk.goto("/")
+    desk.goto("/jobs")
     seek()
     is_held = False
     release()
@@ -219,6 +219,7 @@ def test_who_may_only_read_sees_nothing_that_would_be_refused(browser: Browser, 
         page.on("response", lambda answer: refused.append(answer.url) if answer.status >= 400 else None)
         for path in (
             "/",
+            "/jobs",
             f"/jobs/{seeded.story.gpu}",
             f"/jobs/{seeded.story.gpu}/logs",
             "/queue",
@@ -231,7 +232,7 @@ def test_who_may_only_read_sees_nothing_that_would_be_refused(browser: Browser, 
             expect(page.get_by_role("heading", level=1)).to_be_visible()
             expect(page.locator("[aria-busy=true]")).to_have_count(0)
             expect(page.get_by_role("button", name=CHANGES)).to_have_count(0)
-            expect(page.get_by_role("link", name="Submit", exact=True)).to_have_count(0)
+            expect(page.get_by_role("link", name="Submit a job", exact=True)).to_have_count(0)
             expect(page.get_by_role("checkbox", name="Choose")).to_have_count(0)
     assert refused == []
 
@@ -283,7 +284,7 @@ def test_a_stream_that_was_cut_off_goes_on_after_the_last_event_that_was_read(
         newest = newest_event(api)
         seeded.fall_silent()
         try:
-            expect(page.get_by_text("No events")).to_be_visible()
+            expect(page.get_by_text("Polling", exact=True)).to_be_visible()
             story.world.kill_rank(story.world.team(story.partition)[0])
             seeded.run(story.go(4 * FINE_SECONDS, FINE_SECONDS))
         finally:

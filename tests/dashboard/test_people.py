@@ -235,7 +235,7 @@ def test_many_jobs_are_paused_and_stopped_at_once_and_the_list_is_in_the_address
 ) -> None:
     name = "stopped-with-others"
     seeded.story.queue(name)
-    desk.goto("/")
+    desk.goto("/jobs")
     desk.get_by_label("Status").select_option("Pending")
     expect(desk.locator("tbody tr")).to_have_count(
         len([job for job in jobs(api) if job["SecondaryStatus"] == "Pending"])

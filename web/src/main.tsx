@@ -1,19 +1,25 @@
 import './mantine.css'
-import './app.css'
+import './styles/tokens.css'
+import './styles/base.css'
+import './styles/shell.css'
+import './styles/parts.css'
+import './styles/pages.css'
 
 import { createTheme, MantineProvider } from '@mantine/core'
 import { QueryCache, QueryClient, QueryClientProvider } from '@tanstack/react-query'
 import { setNonce } from 'get-nonce'
 import { StrictMode, Suspense } from 'react'
 import { createRoot } from 'react-dom/client'
-import { createBrowserRouter, Navigate, useRouteError } from 'react-router'
+import { createBrowserRouter, useRouteError } from 'react-router'
 import { RouterProvider } from 'react-router/dom'
 
 import { ApiError } from './api/client'
 import { loadAhead, part } from './api/pages'
 import { Empty, Loading, Problem } from './parts/Basics'
 import { Shell } from './parts/Shell'
+import { SHELL } from './words/shell'
 
+const OverviewPage = part(() => import('./pages/Overview'))
 const JobsPage = part(() => import('./pages/Jobs'))
 const JobPage = part(() => import('./pages/Job'))
 const IncidentsPage = part(() => import('./pages/Incidents'))
@@ -26,7 +32,7 @@ const SubmitPage = part(() => import('./pages/Submit'))
 const SettingsPage = part(() => import('./pages/Settings'))
 const SignInPage = part(() => import('./pages/SignIn'))
 
-/** A request that finds the session over has the frame look at once, which leads to the sign-in. */
+/** A refused session renews the query of the session at once, and the frame then opens the sign-in page. */
 const queryCache = new QueryCache({
   onError: (error) => {
     if (error instanceof ApiError && error.status === 401) void client.invalidateQueries({ queryKey: ['session'] })
@@ -48,7 +54,7 @@ const client: QueryClient = new QueryClient({
 function Broken() {
   return (
     <main>
-      <Problem error={useRouteError()} title="This page is broken" retry={() => window.location.reload()} />
+      <Problem error={useRouteError()} title={SHELL.broken} retry={() => window.location.reload()} />
     </main>
   )
 }
@@ -56,8 +62,8 @@ function Broken() {
 function NotFound() {
   return (
     <div className="stack">
-      <h1>Not found</h1>
-      <Empty title="There is no such page">The search (⌘K) finds what has a name.</Empty>
+      <h1>{SHELL.notFound.title}</h1>
+      <Empty title={SHELL.notFound.empty}>{SHELL.notFound.text}</Empty>
     </div>
   )
 }
@@ -69,8 +75,8 @@ const router = createBrowserRouter([
     element: <Shell />,
     errorElement: <Broken />,
     children: [
-      { index: true, element: page(<JobsPage />) },
-      { path: 'jobs', element: <Navigate to="/" replace /> },
+      { index: true, element: page(<OverviewPage />) },
+      { path: 'jobs', element: page(<JobsPage />) },
       { path: 'jobs/:name/:tab?', element: page(<JobPage />) },
       { path: 'incidents', element: page(<IncidentsPage />) },
       { path: 'incidents/:id', element: page(<IncidentPage />) },
@@ -86,12 +92,15 @@ const router = createBrowserRouter([
 ])
 
 const nonce = document.querySelector<HTMLMetaElement>('meta[name="csp-nonce"]')?.content ?? ''
-setNonce(nonce) // for what Mantine's dialogs use to keep the page behind them still
+setNonce(nonce) // Mantine's dialogs insert a style that keeps the page behind them in place
 const theme = createTheme({
   primaryColor: 'blue',
   primaryShade: 8,
   autoContrast: true,
-  fontFamily: 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif',
+  fontFamily: 'var(--font)',
+  fontFamilyMonospace: 'var(--font-mono)',
+  headings: { fontFamily: 'var(--font)' },
+  fontSizes: { xs: 'var(--t-1)', sm: 'var(--t-2)', md: 'var(--t-3)', lg: 'var(--t-4)', xl: 'var(--t-5)' },
   respectReducedMotion: true,
 })
 
@@ -104,5 +113,5 @@ createRoot(document.getElementById('root')!).render(
     </MantineProvider>
   </StrictMode>,
 )
-const AHEAD_MS = 3_000 // the page that was opened goes first
+const AHEAD_MS = 3_000 // the requested page loads first
 setTimeout(() => void loadAhead(), AHEAD_MS)

@@ -301,17 +301,17 @@ describe('a job that begins with an earlier one', () => {
   })
 })
 
-test('that events do not come is said once it is known, and not of a tab that is only just seen', () => {
+test('the frame says that the event stream is interrupted, but not before the first connection', () => {
   const stream: { onopen?: () => void; onerror?: () => void; addEventListener: () => void; close: () => void } = { addEventListener: () => {}, close: () => {} }
   vi.stubGlobal('EventSource', Object.assign(function () { return stream }, { CLOSED: 2 }))
-  const freshness = () => screen.queryByText(/^(Live|No events|Stale.*)$/)?.textContent
+  const freshness = () => screen.queryByText(/^(Live|Polling|Stale.*)$/)?.textContent
   contact.at = Date.now()
   drawn(<Shell />, { answers: { '["incidents","","open"]': [] } })
   expect(freshness()).toBeUndefined()
   act(() => stream.onopen!())
   expect(freshness()).toBe('Live')
   act(() => stream.onerror!())
-  expect(freshness()).toBe('No events')
+  expect(freshness()).toBe('Polling')
 })
 
 describe('what is held and not renewed', () => {

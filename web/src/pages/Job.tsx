@@ -94,7 +94,7 @@ function Head({ job, staleSeconds }: { job: TrainingJob; staleSeconds: number })
     <div className="row between">
       <div>
         <div className="dim">
-          <Link to="/">Jobs</Link>
+          <Link to="/jobs">Jobs</Link>
           {job.Project && <> / project {job.Project}</>}
         </div>
         <div className="row">

@@ -17,9 +17,9 @@ import { ConfirmByName } from '../parts/ConfirmByName'
 import { Doing } from '../parts/Doing'
 import { Progress } from '../parts/Progress'
 import { useAddress } from '../parts/address'
+import { FIRST_COMMAND } from '../words/commands'
 
 const PAGE = 200
-const FIRST = 'everstep jobs submit --name gpt --source-dir examples/char_gpt --entry-point train.py --node-count 4'
 
 export default function JobsPage() {
   useDocumentTitle('Jobs, Everstep')
@@ -28,7 +28,7 @@ export default function JobsPage() {
     <div className="stack">
       <h1>Jobs</h1>
       <Shown query={query} rows={8}>
-        {(jobs) => (jobs.length ? <Table jobs={jobs} /> : <Empty title="No job yet" command={FIRST}>Submit one from the command line, or with the form under Submit.</Empty>)}
+        {(jobs) => (jobs.length ? <Table jobs={jobs} /> : <Empty title="No job yet" command={FIRST_COMMAND}>Submit one from the command line, or with the form under Submit.</Empty>)}
       </Shown>
     </div>
   )

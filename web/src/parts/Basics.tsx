@@ -26,7 +26,7 @@ export function ToneIcon({ tone, size = 16 }: { tone: Tone; size?: number }) {
 
 /** A sentence whose instance ids are not broken at their hyphen. */
 export function Unbroken({ text }: { text: string }) {
-  return text.split(/(\bi-[0-9a-f]{8,17}\b)/).map((part, index) => (index % 2 ? <span key={index} className="nowrap">{part}</span> : part))
+  return text.split(/(\bi-[0-9a-f]{8,17}\b)/).map((part, index) => (index % 2 ? <span key={index} className="id">{part}</span> : part))
 }
 
 /** A state: icon, word and colour, never colour alone. */

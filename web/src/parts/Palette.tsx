@@ -35,7 +35,8 @@ export default function Palette({ typed, isEntered, onType, onEnter, onClose }: 
   const addressOf = useMemo(() => addressesOf(jobs ?? []), [jobs])
   const entries = useMemo<Entry[]>(
     () => [
-      { label: 'Jobs', kind: 'page', to: '/' },
+      { label: 'Overview', kind: 'page', to: '/' },
+      { label: 'Jobs', kind: 'page', to: '/jobs' },
       { label: 'Queue', kind: 'page', to: '/queue' },
       { label: 'Incidents', kind: 'page', to: '/incidents' },
       { label: 'Fleets', kind: 'page', to: '/fleets' },

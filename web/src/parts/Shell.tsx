@@ -1,4 +1,4 @@
-/** The frame around every page: where one can go, how fresh the page is, who is signed in. */
+/** The frame around every page: the places to go, whether the page is current, and the session. */
 import { Button } from '@mantine/core'
 import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { Suspense, useEffect, useLayoutEffect, useState } from 'react'
@@ -10,28 +10,45 @@ import { openIncidentsQuery, sessionQuery } from '../api/queries'
 import { part } from '../api/pages'
 import { duration } from '../model/format'
 import { STALE_SECONDS } from '../model/figures'
+import { SHELL } from '../words/shell'
 import { Loading, Problem, Status, useStaleSeconds } from './Basics'
+import { NavIcon, type NavIconName } from './NavIcons'
 
-// What few visits open is loaded when it is opened.
+// Few visits open these parts, so they load when they are opened.
 const Palette = part(() => import('./Palette'))
 const AccountMenu = part(() => import('./AccountMenu'))
 
+/** Whether the server answers, and whether its events arrive. */
 function Freshness({ liveness }: { liveness: Liveness }) {
   const stale = useStaleSeconds()
-  if (stale > STALE_SECONDS) return <Status tone="bad" word={`Stale, ${duration(stale)}`} title="The control plane has not answered for this long" />
+  if (stale > STALE_SECONDS) return <Status tone="bad" {...SHELL.stale(duration(stale))} />
   if (liveness === 'connecting') return null
-  if (liveness === 'cut') return <Status tone="warn" word="No events" title="The stream of events is cut off; everything is asked for every 2 s until it is back" />
-  return <Status tone="good" word="Live" title="Events come as they happen" />
+  return liveness === 'cut' ? <Status tone="warn" {...SHELL.cut} /> : <Status tone="good" {...SHELL.live} />
 }
 
-const KEYS: Record<string, string> = { j: '/', q: '/queue', i: '/incidents', f: '/fleets', s: '/submit', d: '/drills' }
+interface Place {
+  name: NavIconName
+  to: string
+  /** The key that opens the page after `g`. */
+  key: string
+}
+const PLACES: Place[] = [
+  { name: 'overview', to: '/', key: 'o' },
+  { name: 'jobs', to: '/jobs', key: 'j' },
+  { name: 'queue', to: '/queue', key: 'q' },
+  { name: 'incidents', to: '/incidents', key: 'i' },
+  { name: 'fleets', to: '/fleets', key: 'f' },
+  { name: 'drills', to: '/drills', key: 'd' },
+]
+const SUBMIT: Place = { name: 'submit', to: '/submit', key: 's' }
+const KEYS: Readonly<Record<string, string>> = Object.fromEntries([...PLACES, SUBMIT].map(({ key, to }) => [key, to]))
 
 export function Shell() {
   const signedIn = useQuery(sessionQuery)
   const location = useLocation()
   const navigate = useNavigate()
   const client = useQueryClient()
-  /** What is typed into the palette, and whether Enter was pressed on it and is not over; undefined: it is closed. */
+  /** The text of the search box, and whether Enter waits for results. undefined: the search box is closed. */
   const [sought, setSought] = useState<{ text: string; isEntered: boolean }>()
   const type = (text: string) => setSought({ text, isEntered: false })
   const enter = () => setSought((before) => ({ text: before?.text ?? '', isEntered: true }))
@@ -39,22 +56,23 @@ export function Shell() {
   const [isAccountOpen, setAccountOpen] = useState(false)
   const isSignedOut = signedIn.data === null
   const ending = useMutation({
-    onMutate: () => client.cancelQueries({ queryKey: sessionQuery.queryKey }), // an answer from before would show the page again
+    onMutate: () => client.cancelQueries({ queryKey: sessionQuery.queryKey }), // a late answer would show the page again
     mutationFn: session.signOut,
     onSuccess: () => {
       client.removeQueries({ predicate: ({ queryKey }) => queryKey[0] !== sessionQuery.queryKey[0] })
       client.setQueryData(sessionQuery.queryKey, null)
     },
   })
-  /** The page goes before its session does, so that nothing asks for what it may not see any more. */
+  /** The page disappears before its session ends, so that it sends no request without a session. */
   const isShown = Boolean(signedIn.data) && !ending.isPending
   const liveness = useLive(client, isShown)
+  const isStale = useStaleSeconds() > STALE_SECONDS
 
   useEffect(() => {
     if (isSignedOut) void navigate(`/sign-in?next=${encodeURIComponent(location.pathname + location.search + location.hash)}`, { replace: true })
   }, [isSignedOut, location, navigate])
 
-  // Before anything is painted: whoever sees the page may type.
+  // The listener exists before the first paint: a person who sees the page may type.
   useLayoutEffect(() => {
     let gone = 0
     const listen = (event: KeyboardEvent) => {
@@ -66,12 +84,12 @@ export function Shell() {
       const target = event.target as HTMLElement
       if (event.metaKey || event.ctrlKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) || target.isContentEditable) return
       if (isSearching) {
-        // Typed before the palette is there, or has the focus: nothing that somebody types at 3 a.m. is lost.
+        // The search box may still load, or may not have the focus. Keys typed meanwhile go into it.
         if (event.key.length === 1 && !(event.key === ' ' && target.tagName === 'BUTTON')) {
           event.preventDefault()
           setSought((before) => ({ text: `${before?.text ?? ''}${event.key}`, isEntered: false }))
         } else if (event.key === 'Enter') {
-          event.preventDefault() // not for the link that still has the focus
+          event.preventDefault() // the focused link must not open
           enter()
         }
         return
@@ -92,41 +110,40 @@ export function Shell() {
 
   if (isSignedOut) return null
   const account = (
-    <Button variant="default" size="xs" aria-label={`${signedIn.data?.Role ?? '…'}: account and theme`} aria-haspopup="menu" aria-expanded={isAccountOpen} onClick={() => setAccountOpen(!isAccountOpen)}>
+    <Button variant="default" size="xs" aria-label={SHELL.account(signedIn.data?.Role ?? '…')} aria-haspopup="menu" aria-expanded={isAccountOpen} onClick={() => setAccountOpen(!isAccountOpen)}>
       {signedIn.data?.Role ?? '…'}
     </Button>
   )
+  const places = signedIn.data?.Role === 'viewer' ? PLACES : [...PLACES, SUBMIT]
   return (
-    <>
+    <div className={`app${isStale ? ' is-stale' : ''}`}>
       <a className="skip" href="#main">
-        Skip to the content
+        {SHELL.skip}
       </a>
-      <header className="top">
+      <header className="sidebar">
         <Link to="/" className="brand">
           <img src="/favicon.svg" width="22" height="22" alt="" />
           <span>Everstep</span>
         </Link>
-        <nav aria-label="Main">
-          <NavLink to="/" end className={({ isActive }) => (isActive || location.pathname.startsWith('/jobs') ? 'active' : '')}>
-            Jobs
-          </NavLink>
-          <NavLink to="/queue">Queue</NavLink>
-          <NavLink to="/incidents">
-            Incidents
-            {isShown && <OpenIncidents />}
-          </NavLink>
-          <NavLink to="/fleets">Fleets</NavLink>
-          <NavLink to="/drills">Drills</NavLink>
-          {signedIn.data?.Role !== 'viewer' && <NavLink to="/submit">Submit</NavLink>}
+        <button type="button" className="find" onClick={() => type('')}>
+          <span>{SHELL.search}</span> <kbd>⌘K</kbd>
+        </button>
+        <nav aria-label={SHELL.navigation}>
+          {places.map(({ name, to }) => (
+            <NavLink key={name} to={to} end={to === '/'}>
+              <NavIcon name={name} />
+              <span>{SHELL.places[name]}</span>
+              {name === 'incidents' && isShown && <OpenIncidents />}
+            </NavLink>
+          ))}
         </nav>
-        <div className="row tools">
+        <div className="foot">
           <Freshness liveness={liveness} />
-          <Button variant="default" size="xs" onClick={() => type('')}>
-            Search <kbd>⌘K</kbd>
-          </Button>
           {isAccountOpen ? (
             <Suspense fallback={account}>
-              <AccountMenu onClose={() => setAccountOpen(false)} onSignOut={() => ending.mutate()}>{account}</AccountMenu>
+              <AccountMenu onClose={() => setAccountOpen(false)} onSignOut={() => ending.mutate()}>
+                {account}
+              </AccountMenu>
             </Suspense>
           ) : (
             account
@@ -134,19 +151,26 @@ export function Shell() {
         </div>
       </header>
       <main id="main" tabIndex={-1}>
-        {ending.error && <Problem error={ending.error} title="Not signed out" retry={() => ending.mutate()} />}
-        {isShown ? <Outlet /> : signedIn.error ? <Problem error={signedIn.error} retry={() => void signedIn.refetch()} /> : <Loading />}
+        <div className="page">
+          {ending.error && <Problem error={ending.error} title={SHELL.notSignedOut} retry={() => ending.mutate()} />}
+          {isShown ? <Outlet /> : signedIn.error ? <Problem error={signedIn.error} retry={() => void signedIn.refetch()} /> : <Loading />}
+        </div>
       </main>
       {sought !== undefined && (
         <Suspense fallback={null}>
           <Palette typed={sought.text} isEntered={sought.isEntered} onType={type} onEnter={enter} onClose={() => setSought(undefined)} />
         </Suspense>
       )}
-    </>
+    </div>
   )
 }
 
+/** The number of open incidents, beside their place in the navigation. */
 function OpenIncidents() {
   const open = useQuery(openIncidentsQuery).data?.length ?? 0
-  return open ? <span className="count tone-warn" aria-label={`${open} open`}>{open}</span> : null
+  return open ? (
+    <span className="count tone-warn" aria-label={SHELL.openIncidents(open)}>
+      {open}
+    </span>
+  ) : null
 }

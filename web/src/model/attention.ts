@@ -1,0 +1,70 @@
+/** What a person should look at first, from the lists of jobs, fleets and nodes. Pure. */
+import type { Fleet, Node, TrainingJobSummary } from '../contract'
+import { OVERVIEW } from '../words/overview'
+import { isLaunchSuspended } from './act'
+import { headline, sentence } from './format'
+import { addressesOf } from './jobs'
+import { waitsForAPerson } from './nodes'
+import { STATUSES, type Tone } from './standing'
+
+/** One thing that needs a person. `at`: when it began, in Unix seconds, if the lists contain the time. */
+export interface AttentionItem {
+  tone: Tone
+  title: string
+  text: string
+  to: string
+  at?: number
+}
+
+/** A failed job needs attention for this long after its end. */
+export const FAILED_SECONDS = 86_400
+/** A launch has this many steps to replicate its first one before its job counts as unprotected. */
+const FIRST_STEPS = 3
+
+const WORDS = OVERVIEW.items
+const SEVERITY: Tone[] = ['bad', 'warn', 'busy', 'idle', 'good']
+
+/** Return the items, failures first, and the newest first within a severity. */
+export function attention(jobs: readonly TrainingJobSummary[], fleets: readonly Fleet[], nodes: readonly Node[], now: number): AttentionItem[] {
+  const addressOf = addressesOf(jobs)
+  const ofJobs = jobs.flatMap((job): AttentionItem[] => {
+    const place = { title: job.TrainingJobName, to: `/jobs/${encodeURIComponent(addressOf(job))}` }
+    if (job.SecondaryStatus === 'Failed' && now - (job.TrainingEndTime ?? 0) < FAILED_SECONDS) return [{ ...place, tone: 'bad', text: `${WORDS.failed} ${headline(job.Reason)}`, at: job.TrainingEndTime }]
+    if (job.SecondaryStatus === 'Training' && job.ProtectionState === 'Unprotected' && job.Boundary > FIRST_STEPS) return [{ ...place, tone: 'bad', text: WORDS.unprotected }]
+    return []
+  })
+  const ofFleets = fleets.flatMap((fleet): AttentionItem[] => {
+    const place = { title: fleet.FleetName, to: `/fleets/${encodeURIComponent(fleet.FleetName)}` }
+    if (fleet.FleetStatus === 'frozen') return [{ ...place, tone: 'warn', text: WORDS.frozen(sentence(fleet.Reason)) }]
+    return isLaunchSuspended(fleet) ? [{ ...place, tone: 'warn', text: WORDS.launchSuspended(sentence(fleet.Reason)) }] : []
+  })
+  const ofNodes = nodes.filter(waitsForAPerson).map((node): AttentionItem => ({ tone: 'warn', title: node.NodeId, text: WORDS.held(sentence(node.Reason)), to: `/fleets/${encodeURIComponent(node.FleetName)}#${node.NodeId}` }))
+  return [...ofJobs, ...ofFleets, ...ofNodes].toSorted((a, b) => SEVERITY.indexOf(a.tone) - SEVERITY.indexOf(b.tone) || (b.at ?? 0) - (a.at ?? 0))
+}
+
+/** Return the number of jobs of each status, in the order of urgency, without statuses that no job has. */
+export function jobsByStatus(jobs: readonly TrainingJobSummary[]): { status: string; tone: Tone; count: number }[] {
+  return Object.entries(STATUSES)
+    .map(([status, tone]) => ({ status, tone, count: jobs.filter((job) => job.SecondaryStatus === status).length }))
+    .filter(({ count }) => count > 0)
+}
+
+/** How many nodes of a fleet work for jobs, are spare and are held. Every node of the fleet is counted once. */
+export interface Capacity {
+  inUse: number
+  spare: number
+  held: number
+  /** Nodes that start, reboot or drain. */
+  other: number
+}
+
+export function capacityOf(fleet: Pick<Fleet, 'FleetName'>, nodes: readonly Node[]): Capacity {
+  const mine = nodes.filter((node) => node.FleetName === fleet.FleetName && node.NodeStatus !== 'gone')
+  const number = (...statuses: Node['NodeStatus'][]) => mine.filter((node) => statuses.includes(node.NodeStatus)).length
+  return {
+    inUse: number('assigned'),
+    spare: number('spare'),
+    held: number('held'),
+    other: number('joining', 'rebooting', 'draining'),
+  }
+}

@@ -1,0 +1,180 @@
+/** The home page: whether anything needs a person, jobs by status, open incidents and the capacity of the fleets. */
+import { useDocumentTitle } from '@mantine/hooks'
+import { useQuery } from '@tanstack/react-query'
+import { Link } from 'react-router'
+
+import { fleetsQuery, jobsQuery, nodesQuery, openIncidentsQuery } from '../api/queries'
+import type { Fleet, Incident, Node, TrainingJobSummary } from '../contract'
+import { attention, capacityOf, jobsByStatus, type AttentionItem } from '../model/attention'
+import { count, duration } from '../model/format'
+import { fleetFigures, hook, shown } from '../model/figures'
+import { causeWords } from '../model/verdict'
+import { Ago, Empty, Shown, Status, ToneIcon, Unbroken, useNow, useStaleSeconds } from '../parts/Basics'
+import { Card, Figures } from '../parts/Card'
+import { PageHead, type VerdictLine } from '../parts/PageHead'
+import { OVERVIEW } from '../words/overview'
+import { FIRST_COMMAND } from '../words/commands'
+
+export default function OverviewPage() {
+  useDocumentTitle('Overview, Everstep')
+  const jobs = useQuery(jobsQuery)
+  const fleets = useQuery(fleetsQuery)
+  const nodes = useQuery(nodesQuery())
+  const incidents = useQuery(openIncidentsQuery)
+  const now = useNow()
+  if (jobs.data === undefined || fleets.data === undefined || nodes.data === undefined || incidents.data === undefined) {
+    const waiting = [jobs, fleets, nodes, incidents].find((query) => query.error) ?? jobs
+    return (
+      <div className="stack">
+        <PageHead title={OVERVIEW.title} />
+        <Shown query={{ ...waiting, data: undefined }} rows={8}>
+          {() => null}
+        </Shown>
+      </div>
+    )
+  }
+  const items = attention(jobs.data, fleets.data, nodes.data, now)
+  return (
+    <div className="stack">
+      <PageHead title={OVERVIEW.title} verdict={verdictOf(items, jobs.data, incidents.data)} />
+      {jobs.data.length === 0 ? <Empty title={OVERVIEW.verdict.empty} command={FIRST_COMMAND} /> : <JobCounts jobs={jobs.data} />}
+      <div className="split">
+        <Attention items={items} />
+        <OpenIncidents incidents={incidents.data} now={now} />
+      </div>
+      <CapacityTable fleets={fleets.data} nodes={nodes.data} />
+    </div>
+  )
+}
+
+function verdictOf(items: readonly AttentionItem[], jobs: readonly TrainingJobSummary[], incidents: readonly Incident[]): VerdictLine {
+  const words = OVERVIEW.verdict
+  const training = jobs.filter((job) => job.SecondaryStatus === 'Training').length
+  const recovering = new Set(incidents.map((each) => each.RunId)).size
+  const text = [training ? words.training(training) : '', recovering ? words.recovering(recovering) : ''].filter(Boolean).join(' ')
+  if (items.length) return { tone: items[0]!.tone, lead: words.act(items.length), text }
+  return { tone: recovering ? 'busy' : training ? 'good' : 'idle', lead: words.calm, text }
+}
+
+function JobCounts({ jobs }: { jobs: TrainingJobSummary[] }) {
+  return (
+    <Card title={OVERVIEW.jobs}>
+      <Figures
+        isLarge
+        figures={jobsByStatus(jobs).map(({ status, tone, count: number }) => ({
+          label: status,
+          name: `jobs-${status.toLowerCase()}`,
+          value: (
+            <Link to={`/jobs?status=${status}`} className={`tone-${tone}`}>
+              {count(number)}
+            </Link>
+          ),
+        }))}
+      />
+    </Card>
+  )
+}
+
+function Attention({ items }: { items: AttentionItem[] }) {
+  return (
+    <Card title={OVERVIEW.attention.title}>
+      {items.length === 0 ? (
+        <p className="dim">{OVERVIEW.attention.none}</p>
+      ) : (
+        <ul className="rows">
+          {items.map((item) => (
+            <li key={`${item.to} ${item.text}`} className={`tone-${item.tone}`}>
+              <ToneIcon tone={item.tone} />
+              <span className="grow">
+                <Link to={item.to}>
+                  <Unbroken text={item.title} />
+                </Link>{' '}
+                <Unbroken text={item.text} />
+              </span>
+              {item.at !== undefined && (
+                <span className="when">
+                  <Ago at={item.at} />
+                </span>
+              )}
+            </li>
+          ))}
+        </ul>
+      )}
+    </Card>
+  )
+}
+
+function OpenIncidents({ incidents, now }: { incidents: Incident[]; now: number }) {
+  return (
+    <Card title={OVERVIEW.incidents.title}>
+      {incidents.length === 0 ? (
+        <p className="dim">{OVERVIEW.incidents.none}</p>
+      ) : (
+        <ul className="rows">
+          {incidents.toReversed().map((each) => (
+            <li key={each.IncidentId} className="tone-busy">
+              <ToneIcon tone="busy" />
+              <span className="grow">
+                <Link to={`/incidents/${encodeURIComponent(each.IncidentId)}`}>{each.TrainingJobName}</Link> {causeWords(each.Cause)}
+              </span>
+              <span className="when">
+                {each.Phase} {OVERVIEW.incidents.since(duration(Math.max(0, now - each.FailedAt)))}
+              </span>
+            </li>
+          ))}
+        </ul>
+      )}
+    </Card>
+  )
+}
+
+function CapacityTable({ fleets, nodes }: { fleets: Fleet[]; nodes: Node[] }) {
+  const { title, none, columns } = OVERVIEW.capacity
+  const staleSeconds = useStaleSeconds()
+  return (
+    <Card title={title} isFlush>
+      {fleets.length === 0 ? (
+        <p className="dim empty">{none}</p>
+      ) : (
+        <div className="scroll" tabIndex={0} role="region" aria-label={title}>
+          <table className="grid stacked">
+            <thead>
+              <tr>
+                <th>{columns.fleet}</th>
+                <th>{columns.status}</th>
+                <th className="n">{columns.use}</th>
+                <th className="n">{columns.spare}</th>
+                <th className="n">{columns.held}</th>
+                <th className="n">{columns.missing}</th>
+                <th className="n">{columns.limit}</th>
+              </tr>
+            </thead>
+            <tbody>
+              {fleets.map((fleet) => {
+                const figures = fleetFigures(fleet, { staleSeconds })
+                const { inUse, spare, held } = capacityOf(fleet, nodes)
+                return (
+                  <tr key={fleet.FleetName}>
+                    <td className="name" data-name={columns.fleet}>
+                      <Link to={`/fleets/${encodeURIComponent(fleet.FleetName)}`}>{fleet.FleetName}</Link>
+                    </td>
+                    <td data-name={columns.status} {...hook(figures, 'status')}>
+                      <Status tone={figures.statusTone} word={figures.status} title={fleet.Reason} />
+                    </td>
+                    <td className="n" data-name={columns.use}>{count(inUse)}</td>
+                    <td className="n" data-name={columns.spare}>{count(spare)}</td>
+                    <td className="n" data-name={columns.held}>{count(held)}</td>
+                    <td className={`n${figures.missingNodes ? ' tone-warn' : ''}`} data-name={columns.missing} {...hook(figures, 'missingNodes')}>
+                      {shown(figures, 'missingNodes')}
+                    </td>
+                    <td className="n" data-name={columns.limit}>{count(fleet.MaxNodeCount)}</td>
+                  </tr>
+                )
+              })}
+            </tbody>
+          </table>
+        </div>
+      )}
+    </Card>
+  )
+}

@@ -1,0 +1,21 @@
+/** Icons of the places in the sidebar, drawn on a grid of 16 pixels. */
+const PATHS = {
+  overview: 'M2.5 8.5L8 3l5.5 5.5M4 7.5v6h8v-6',
+  jobs: 'M2.5 4h11M2.5 8h11M2.5 12h7',
+  queue: 'M4 2.5h8M4 13.5h8M5 2.5c0 3 6 3 6 5.5s-6 2.5-6 5.5M11 2.5c0 3-6 3-6 5.5s6 2.5 6 5.5',
+  incidents: 'M8 2.2L14.4 13.4H1.6zM8 6.6v3M8 11.4v.2',
+  fleets: 'M2.5 3h11v4h-11zM2.5 9h11v4h-11zM5 5h.1M5 11h.1',
+  reports: 'M2.5 13.5h11M4 11V8M8 11V3.5M12 11V6',
+  drills: 'M9 1.8L3.5 9H8l-1 5.2L12.5 7H8z',
+  submit: 'M8 3v10M3 8h10',
+} as const
+
+export type NavIconName = keyof typeof PATHS
+
+export function NavIcon({ name }: { name: NavIconName }) {
+  return (
+    <svg className="icon" width="16" height="16" viewBox="0 0 16 16" aria-hidden="true" fill="none" stroke="currentColor" strokeWidth="1.5" strokeLinecap="round" strokeLinejoin="round">
+      <path d={PATHS[name]} />
+    </svg>
+  )
+}

@@ -1,0 +1,28 @@
+/** Every text of the Overview. */
+import { plural } from '../model/format'
+
+export const OVERVIEW = {
+  title: 'Overview',
+  verdict: {
+    act: (count: number) => `${plural(count, 'item')} ${count === 1 ? 'needs' : 'need'} you.`,
+    calm: 'Nothing needs you.',
+    recovering: (count: number) => `${plural(count, 'job')} ${count === 1 ? 'recovers' : 'recover'}.`,
+    training: (count: number) => `${plural(count, 'job')} ${count === 1 ? 'trains' : 'train'}.`,
+    empty: 'No job has been submitted yet.',
+  },
+  jobs: 'Jobs by status',
+  attention: { title: 'Needs attention', none: 'No job, fleet or node needs a person.' },
+  incidents: { title: 'Open incidents', none: 'No incident is open.', since: (time: string) => `for ${time}` },
+  capacity: {
+    title: 'Fleet capacity',
+    none: 'No fleet is registered.',
+    columns: { fleet: 'Fleet', status: 'Status', use: 'In use', spare: 'Spare', held: 'Held', missing: 'Missing', limit: 'Limit' },
+  },
+  items: {
+    failed: 'The job failed and does not restart by itself.',
+    unprotected: 'No step of the running job is kept in memory.',
+    frozen: (reason: string) => `The fleet is frozen: Everstep ends no instance. ${reason}`.trim(),
+    launchSuspended: (reason: string) => `The Auto Scaling group launches no instances. ${reason}`.trim(),
+    held: (reason: string) => `The node is held until a person releases or replaces it. ${reason}`.trim(),
+  },
+} as const
