@@ -172,7 +172,7 @@ def test_a_page_that_is_signed_out_on_asks_nothing_more_and_is_back_when_the_ses
         expect(heading).to_have_count(0)
         ends.pop().abort()
         expect(heading).to_be_visible()
-        expect(page.get_by_role("alert")).to_contain_text("Not signed out")
+        expect(page.get_by_role("alert")).to_contain_text("You are still signed in")
         with page.expect_request(is_end):
             page.get_by_role("button", name="Try again").click()
         expect(heading).to_have_count(0)
@@ -293,7 +293,7 @@ def test_a_submitter_is_offered_what_jobs_need_and_nothing_that_would_be_refused
             expect(page.get_by_role("heading", level=1)).to_be_visible()
             expect(page.locator("[aria-busy=true]")).to_have_count(0)
             expect(page.get_by_role("button", name=ADMINS)).to_have_count(0)
-            expect(page.get_by_role("link", name="Submit", exact=True)).to_have_count(1)
+            expect(page.get_by_role("link", name="Submit a job", exact=True)).to_have_count(1)
         open_job(page, story.gpu)
         for verb in ("Take over", "Pause", "Stop"):
             expect(page.get_by_role("button", name=verb, exact=True)).to_be_visible()
