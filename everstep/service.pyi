@@ -20,6 +20,10 @@ class EventStream(Protocol[T_co]):
     def __iter__(self) -> Iterator[T_co]: ...
     def close(self) -> None: ...
 
+class BatchGetLossCurvesResponse(TypedDict):
+    """The loss curves of the requested jobs that log a loss."""
+    LossCurves: list[LossCurve]
+
 class Channel(TypedDict):
     """One named input of a job."""
     ChannelName: str
@@ -613,6 +617,14 @@ class LogEvents(TypedDict):
     Events: list[LogEvent]
     NextForwardToken: str
     """Token with which FollowLogs or GetLogEvents continues after these lines."""
+
+class LossCurve(TypedDict):
+    """The training loss of one job in a few points."""
+    RunId: str
+    MetricName: str
+    Steps: list[int]
+    Values: list[float]
+    """For each step: the logged value. NaN, Infinity and -Infinity are sent as text."""
 
 class Metric(TypedDict):
     """A metric of a job: a name that rank 0 logs, or that Everstep measures."""
@@ -1232,6 +1244,8 @@ class EverstepClient(Protocol):
     def can_paginate(self, operation_name: str) -> bool: ...
     def acknowledge_incident(self, *, IncidentId: str, Note: str = ...) -> Incident:
         """Confirm that a person has seen an incident, with a note. It does not change the recovery. The service stores only the first acknowledgement."""
+    def batch_get_loss_curves(self, *, RunIds: str, MaxPoints: int = ...) -> BatchGetLossCurvesResponse:
+        """Get the training loss of up to 50 jobs in a few points each. RunIds contains run ids, separated by commas. The loss of a job is its metric `loss`, `train/loss` or `train_loss`, or else the metric with the shortest name that contains `loss`. Jobs without such a metric, and jobs that the caller may not see, are absent. Points have equal distances in steps, and the last point is the newest value."""
     def complete_source(self, *, SourceId: str) -> PutSourceResponse:
         """Check an archive that was uploaded to the URL of CreateSource. After that, jobs can use the source. Repeated calls change nothing. Raises ConflictException if no archive was uploaded. Raises ValidationException if the archive is too large or invalid, and then deletes the upload."""
     def create_checkpoint(self, *, TrainingJobName: str) -> CreateCheckpointResponse:

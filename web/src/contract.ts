@@ -21,6 +21,17 @@ export interface AcknowledgeIncidentRequest {
   Note?: string
 }
 
+export interface BatchGetLossCurvesRequest {
+  RunIds: string
+  /** 40 unless given. */
+  MaxPoints?: number
+}
+
+/** The loss curves of the requested jobs that log a loss. */
+export interface BatchGetLossCurvesResponse {
+  LossCurves: LossCurve[]
+}
+
 /** One named input of a job. */
 export interface Channel {
   /** Name of the channel. Ranks find its directory in SM_CHANNEL_<NAME> and with `everstep.training.input_dir("name")`. */
@@ -1049,6 +1060,15 @@ export interface LogEvents {
   NextForwardToken: string
 }
 
+/** The training loss of one job in a few points. */
+export interface LossCurve {
+  RunId: string
+  MetricName: string
+  Steps: number[]
+  /** For each step: the logged value. NaN, Infinity and -Infinity are sent as text. */
+  Values: (number | 'NaN' | 'Infinity' | '-Infinity')[]
+}
+
 /** A metric of a job: a name that rank 0 logs, or that Everstep measures. */
 export interface Metric {
   MetricName: string
@@ -1713,6 +1733,7 @@ export interface VerifyCheckpointRequest {
 /** What each operation takes and answers. */
 export interface Operations {
   AcknowledgeIncident: { request: AcknowledgeIncidentRequest; response: Incident }
+  BatchGetLossCurves: { request: BatchGetLossCurvesRequest; response: BatchGetLossCurvesResponse }
   CompleteSource: { request: CompleteSourceRequest; response: PutSourceResponse }
   CreateCheckpoint: { request: CreateCheckpointRequest; response: CreateCheckpointResponse }
   CreateFleet: { request: CreateFleetRequest; response: CreateFleetResponse }
@@ -1779,6 +1800,7 @@ export interface Operations {
 /** How each operation is called: fields that are not named here are the body. */
 export const operations = {
   AcknowledgeIncident: { method: 'POST', path: '/v1/incidents/{IncidentId}/acknowledge', query: [] },
+  BatchGetLossCurves: { method: 'GET', path: '/v1/loss-curves', query: ['RunIds', 'MaxPoints'] },
   CompleteSource: { method: 'POST', path: '/v1/sources/{SourceId}/completion', query: [] },
   CreateCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: [] },
   CreateFleet: { method: 'POST', path: '/v1/fleets', query: [] },

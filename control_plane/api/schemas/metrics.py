@@ -70,3 +70,19 @@ class GetMetricDataResponse(Shape):
     """Values of a job's metrics, by metric."""
 
     metric_data_results: list[MetricDataResult]
+
+
+class LossCurve(Shape):
+    """The training loss of one job in a few points."""
+
+    run_id: str
+    metric_name: str
+    steps: list[int]
+    values: list[LoggedNumber]
+    """For each step: the logged value. NaN, Infinity and -Infinity are sent as text."""
+
+
+class BatchGetLossCurvesResponse(Shape):
+    """The loss curves of the requested jobs that log a loss."""
+
+    loss_curves: list[LossCurve]

@@ -1,0 +1,55 @@
+"""The loss of a job in a few points, for lists of jobs.
+
+Invariant: a curve contains only values that the script logged, in the order of steps. It contains no means.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+from everstep.protocol.rank_messages import OWN_METRICS
+
+_PREFERRED = ("loss", "train/loss", "train_loss", "training_loss")
+
+
+def loss_name(names: Iterable[str]) -> str | None:
+    """Return the name of the metric that is a job's training loss.
+
+    Args:
+        names: names of the job's metrics.
+
+    Returns:
+        The name of the training loss: a usual name if there is one, else the shortest name that contains `loss`. None
+        if no name contains it. Metrics that Everstep measures do not count.
+    """
+    found = [name for name in names if "loss" in name.lower() and not name.startswith(OWN_METRICS)]
+    return min(found, key=_preference, default=None)
+
+
+def _preference(name: str) -> tuple[int, int, str]:
+    lowered = name.lower()
+    return _PREFERRED.index(lowered) if lowered in _PREFERRED else len(_PREFERRED), len(name), name
+
+
+def sampled_steps(first: int, last: int, limit: int) -> tuple[int, ...]:
+    """Return at most `limit` steps from `first` to `last`, both included, at equal distances.
+
+    Args:
+        first: the first step.
+        last: the last step, not lower than `first`.
+        limit: at least 2.
+    """
+    count = min(limit, last - first + 1)
+    if count == 1:
+        return (first,)
+    return tuple(first + index * (last - first) // (count - 1) for index in range(count))
+
+
+def newest_at(steps: Sequence[int], step: int) -> int | None:
+    """Return the index of the newest of `steps` that is not after `step`. None if all are after it.
+
+    `steps` is sorted.
+    """
+    index = bisect_right(steps, step) - 1
+    return index if index >= 0 else None
