@@ -33,6 +33,7 @@ from control_plane.api.open_answers import WhileTokenIsGood
 from control_plane.api.routes import attestation as attestation_routes
 from control_plane.api.routes import metrics, sessions
 from control_plane.api.surface import make_surface
+from control_plane.api.traffic import Compression, Conditional
 from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.connection import CloudMode, Connection
 from control_plane.cloud.identity import Attestation, RegionalSts
@@ -187,7 +188,9 @@ def create_app(
     app.include_router(attestation_routes.router)
     app.router.default = Dashboard(otherwise=app.router.default)
     app.add_middleware(Authenticated)
+    app.add_middleware(Compression)
     app.add_middleware(Answers, versions=versions, now=now)
+    app.add_middleware(Conditional)
     app.add_middleware(WhileTokenIsGood, is_good=is_token_good)
     app.add_middleware(
         Envelope,

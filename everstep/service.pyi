@@ -24,6 +24,15 @@ class BatchGetLossCurvesResponse(TypedDict):
     """The loss curves of the requested jobs that log a loss."""
     LossCurves: list[LossCurve]
 
+class Changes(TypedDict):
+    """How a response differs from an earlier response to the same request."""
+    ChangeToken: str
+    """The ChangesSince of the next request."""
+    IsIncremental: bool
+    """Whether the response contains only what changed. False if the server does not know the token of ChangesSince. A response that is not incremental contains everything."""
+    Removed: list[str]
+    """Keys of the earlier response that this response would not contain any more."""
+
 class Channel(TypedDict):
     """One named input of a job."""
     ChannelName: str
@@ -393,6 +402,9 @@ class GetLogEventsResponse(TypedDict):
 class GetMetricDataResponse(TypedDict):
     """Values of a job's metrics, by metric."""
     MetricDataResults: list[MetricDataResult]
+    """The metrics. An incremental response omits the metrics whose points did not change."""
+    Changes: NotRequired[Changes]
+    """Only with ChangesSince. Removed contains names of metrics that have no points any more."""
 
 class GetOutputResponse(TypedDict):
     Body: NotRequired[StreamingBody]
@@ -597,6 +609,9 @@ class ListTrainingJobRevisionsResponse(TypedDict):
 class ListTrainingJobsResponse(TypedDict):
     """A page of jobs, newest first."""
     TrainingJobSummaries: list[TrainingJobSummary]
+    """The jobs of the page. An incremental response omits the jobs whose entry did not change."""
+    Changes: NotRequired[Changes]
+    """Only with ChangesSince. Removed contains RunIds of jobs that left the page."""
     NextToken: NotRequired[str]
 
 class LogEvent(TypedDict):
@@ -654,6 +669,8 @@ class MetricDataResult(TypedDict):
     """The node that measured each minimum. Only for metrics named everstep/…, which Everstep measures on every node. For these metrics, the mean and the last value are the median of the nodes, and Counts counts nodes. The id is empty for a point that contains only the value of rank 0's node. The list is empty for metrics of the script."""
     MaximumNodeIds: list[str]
     """The node that measured each maximum. The rules of MinimumNodeIds apply."""
+    KeptPointCount: NotRequired[int]
+    """Number of leading points of the earlier response that are unchanged. The columns contain the points after these, and replace all other points of the earlier response. Only in incremental responses."""
 
 class Node(TypedDict):
     """An EC2 instance of a fleet, with its agent."""
@@ -1192,7 +1209,7 @@ class ListTrainingJobsPages(Protocol):
     def search(self, expression: str) -> Iterator[Any]: ...
 
 class ListTrainingJobsPaginator(Protocol):
-    def paginate(self, *, StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ..., Project: str = ..., CreationTimeAfter: datetime | float | str = ..., CreationTimeBefore: datetime | float | str = ..., LastModifiedTimeAfter: datetime | float | str = ..., LastModifiedTimeBefore: datetime | float | str = ..., TagKey: str = ..., TagValue: str = ..., SortBy: Literal["CreationTime", "LastModifiedTime", "Name"] = ..., SortOrder: Literal["Ascending", "Descending"] = ..., PaginationConfig: PaginatorConfig = ...) -> ListTrainingJobsPages: ...
+    def paginate(self, *, StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ..., Project: str = ..., CreationTimeAfter: datetime | float | str = ..., CreationTimeBefore: datetime | float | str = ..., LastModifiedTimeAfter: datetime | float | str = ..., LastModifiedTimeBefore: datetime | float | str = ..., TagKey: str = ..., TagValue: str = ..., SortBy: Literal["CreationTime", "LastModifiedTime", "Name"] = ..., SortOrder: Literal["Ascending", "Descending"] = ..., ChangesSince: str = ..., PaginationConfig: PaginatorConfig = ...) -> ListTrainingJobsPages: ...
 
 class WaiterConfig(TypedDict, total=False):
     Delay: int
@@ -1292,8 +1309,8 @@ class EverstepClient(Protocol):
         """Return the server's version and the problems that need a person. A degraded server also returns status 200, because it still answers requests."""
     def get_log_events(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., Limit: int = ..., NextToken: str = ...) -> GetLogEventsResponse:
         """Read the lines that a job's ranks printed, merged by time over all ranks, generation by generation. Without NextToken, the response has the newest lines, or with StartFromHead the oldest. FilterPattern selects the lines that contain its text. NextForwardToken and NextBackwardToken continue in either direction. A page may be short or empty although more lines follow; the end is reached when a token comes back unchanged. Lines that a lost node could not upload appear as one event of the stream `gap`."""
-    def get_metric_data(self, *, TrainingJobName: str, MetricName: str = ..., FirstStep: int = ..., LastStep: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., ResolutionInSteps: int = ..., ResolutionInSeconds: int = ..., MaxPoints: int = ...) -> GetMetricDataResponse:
-        """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes. If a step was repeated after a failure, the value of the last repetition is returned. The newest 4,096 steps have one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution requests fewer points, the service merges neighbouring points. If a resolution would return more than MaxPoints points, the service doubles the number of steps per point until the limit is met. Raises ValidationException if both resolutions are set."""
+    def get_metric_data(self, *, TrainingJobName: str, MetricName: str = ..., FirstStep: int = ..., LastStep: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., ResolutionInSteps: int = ..., ResolutionInSeconds: int = ..., MaxPoints: int = ..., ChangesSince: str = ...) -> GetMetricDataResponse:
+        """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes. If a step was repeated after a failure, the value of the last repetition is returned. The newest 4,096 steps have one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution requests fewer points, the service merges neighbouring points. If a resolution would return more than MaxPoints points, the service doubles the number of steps per point until the limit is met. With ChangesSince, the response contains only the points that changed: new points, and all points after a step to which a recovery returned. Raises ValidationException if both resolutions are set."""
     def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
         """Download one output file, by a key from ListOutputs."""
     def hand_back_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
@@ -1326,8 +1343,8 @@ class EverstepClient(Protocol):
         """List the nodes that worked for a job, with the periods of their work. Covers the newest 400 launches."""
     def list_training_job_revisions(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListTrainingJobRevisionsResponse:
         """List the revisions of a training job, oldest first."""
-    def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ..., Project: str = ..., CreationTimeAfter: datetime | float | str = ..., CreationTimeBefore: datetime | float | str = ..., LastModifiedTimeAfter: datetime | float | str = ..., LastModifiedTimeBefore: datetime | float | str = ..., TagKey: str = ..., TagValue: str = ..., SortBy: Literal["CreationTime", "LastModifiedTime", "Name"] = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListTrainingJobsResponse:
-        """List training jobs, newest first unless SortBy or SortOrder is set. A job must match all filters. Raises ValidationException if TagValue is set without TagKey."""
+    def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ..., Project: str = ..., CreationTimeAfter: datetime | float | str = ..., CreationTimeBefore: datetime | float | str = ..., LastModifiedTimeAfter: datetime | float | str = ..., LastModifiedTimeBefore: datetime | float | str = ..., TagKey: str = ..., TagValue: str = ..., SortBy: Literal["CreationTime", "LastModifiedTime", "Name"] = ..., SortOrder: Literal["Ascending", "Descending"] = ..., ChangesSince: str = ...) -> ListTrainingJobsResponse:
+        """List training jobs, newest first unless SortBy or SortOrder is set. A job must match all filters. With ChangesSince, the response omits jobs whose entry did not change, and names those that left the page. Raises ValidationException if TagValue is set without TagKey."""
     def pause_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Pause a training job: all ranks stop at one agreed step, which is stored in S3. The job gives its nodes back to the fleet until ResumeTrainingJob. A job that is being launched pauses once it trains. Repeated calls change nothing. Raises ConflictException if the job has the strategy None, which stores no state."""
     def pin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:

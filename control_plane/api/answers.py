@@ -1,9 +1,9 @@
 """Caches responses to frequent reads until the next commit to the database.
 
-    GET DescribeTrainingJob or ListTrainingJobs, with a token in the header:
-      same path, query and token, no commit since, at most `MAX_AGE_SECONDS` old    returns the cached bytes
-      an identical request is being processed                                       waits for its response
-      otherwise                                                                     processes the request
+    GET DescribeTrainingJob, GetMetricData or ListTrainingJobs, with a token in the header or a session cookie:
+      same path, query, caller and encoding, no commit since, at most `MAX_AGE_SECONDS` old    returns the cached bytes
+      an identical request is being processed                                                  waits for its response
+      otherwise                                                                                processes the request
 
 Dashboards, waiters and scripts may poll a job every second. With the cache, the server computes one response per change
 instead of one per request. A repeated DescribeTrainingJob costs the server 0.2 ms of CPU time instead of 1.2 ms.
@@ -14,7 +14,7 @@ a token. They take effect after the maximum age at the latest. A revocation is a
 If this server cannot see the commits of other control-plane servers (`Versions`), their commits take effect after the
 cache's shorter maximum age.
 
-Invariant: a response is returned only for the token it was created for. The size of the cache is bounded.
+Invariant: a response is returned only for the token or cookie it was created for. The size of the cache is bounded.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from control_plane.api.traffic import accepts_gzip
 from control_plane.db.versions import Versions
 
 MAX_AGE_SECONDS: Final = 1.0
@@ -37,9 +38,11 @@ MAX_AGE_UNSEEN_SECONDS: Final = 0.2
 """Maximum age if this server does not see the commits of other control-plane servers."""
 MAX_BYTES: Final = 32 * 1024 * 1024
 MAX_ANSWER_BYTES: Final = 2 * 1024 * 1024
-_SHARED: Final = re.compile(r"/v1/training-jobs(/[^/]+)?")
+_SHARED: Final = re.compile(r"/v1/training-jobs(/[^/]+(/metric-data)?)?")
+_OF_SESSIONS: Final = (b"cookie", b"sec-fetch-site", b"origin")
+"""Headers that decide whether a browser session is valid for a request (`api.sessions`)."""
 
-Key = tuple[bytes, bytes, bytes]
+Key = tuple[bytes, bytes, bytes, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +139,20 @@ class Answers:
 def _key(scope: Scope) -> Key | None:
     """Return the cache key of a request, or None if it is not cacheable.
 
-    The key contains the digest of the token, so that the cache stores no tokens.
+    The key contains the digest of the credentials, so that the cache stores no tokens.
     """
     if scope["type"] != "http" or scope["method"] != "GET" or _SHARED.fullmatch(scope["path"]) is None:
         return None
-    tokens = [value for name, value in scope["headers"] if name == b"authorization"]
-    if len(tokens) != 1:
+    credentials = _values(scope, b"authorization")
+    if len(credentials) > 1:
         return None
-    return scope["path"].encode(), scope["query_string"], hashlib.sha256(tokens[0]).digest()
+    if not credentials:
+        if not _values(scope, b"cookie"):
+            return None
+        credentials = [repr([_values(scope, name) for name in _OF_SESSIONS]).encode()]
+    digest = hashlib.sha256(credentials[0]).digest()
+    return scope["path"].encode(), scope["query_string"], digest, accepts_gzip(scope)
+
+
+def _values(scope: Scope, wanted: bytes) -> list[bytes]:
+    return [value for name, value in scope["headers"] if name == wanted]

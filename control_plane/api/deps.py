@@ -22,6 +22,7 @@ from fastapi.routing import APIRoute
 from control_plane.api import json_body, page_tokens
 from control_plane.api.archive import SourceLimits
 from control_plane.api.caller_threads import CallerThreads
+from control_plane.api.changes import Snapshots
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.held_tokens import HeldTokens
 from control_plane.api.schemas.common import FieldError, Shape
@@ -163,6 +164,8 @@ class Services:
     caller_threads: CallerThreads = field(default_factory=CallerThreads)
     """Thread pool for S3 access of coroutines on behalf of callers."""
     log_pauses: LogPauses = field(default_factory=LogPauses)
+    snapshots: Snapshots = field(default_factory=Snapshots)
+    """Contents of recent responses, for clients that poll for changes."""
     now: Callable[[], datetime]
     wake: Callable[[], None]
     """Wakes the loops for another pass. Callable from any thread."""
@@ -200,6 +203,15 @@ TokenIdPath = Annotated[str, PathParameter(alias="TokenId", min_length=1, max_le
 IncidentIdPath = Annotated[str, PathParameter(alias="IncidentId", min_length=1, max_length=63)]
 SourceIdPath = Annotated[str, PathParameter(alias="SourceId", pattern=r"^[0-9a-f]{64}$")]
 NextToken = Annotated[str | None, Query(alias="NextToken", max_length=1024)]
+ChangesSince = Annotated[
+    str | None,
+    Query(
+        alias="ChangesSince",
+        max_length=64,
+        description="ChangeToken of an earlier response to the same request. The response then contains only what "
+        "changed since. With any other text, such as Start, the response contains everything and a ChangeToken.",
+    ),
+]
 
 
 def binary_body(media_type: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from control_plane.api.routes import (
     fleets,
     health,
     incidents,
+    job_lists,
     jobs,
     join_tokens,
     logs,
@@ -61,6 +62,7 @@ _GATES: Final = {auth.admin: Role.ADMIN.value, auth.user: Role.SUBMITTER.value, 
 """The least role that each authentication dependency of a route accepts."""
 ROOMS: Final = (
     jobs,
+    job_lists,
     revisions,
     deletions,
     takeovers,

@@ -187,7 +187,8 @@ def resampled(
 
     Returns:
         Points of the requested span. If there are more than `limit`, the function doubles the span until their number
-        is within the limit.
+        is within the limit. Without a requested span, the span is a power of two, so that it seldom changes while a
+        metric grows.
     """
     if seconds is not None:
         while len(found := _by(points, partial(_period, seconds))) > limit:
@@ -195,7 +196,7 @@ def resampled(
         return found
     if steps is None and len(points) <= limit:
         return tuple(points)
-    width = steps or max(1, (points[-1].last_step - points[0].step + 1) // limit)
+    width = steps or 1 << max(0, (points[-1].last_step - points[0].step) // limit).bit_length()
     while len(found := folded(points, width)) > limit:
         width *= 2
     return found

@@ -32,6 +32,16 @@ export interface BatchGetLossCurvesResponse {
   LossCurves: LossCurve[]
 }
 
+/** How a response differs from an earlier response to the same request. */
+export interface Changes {
+  /** The ChangesSince of the next request. */
+  ChangeToken: string
+  /** Whether the response contains only what changed. False if the server does not know the token of ChangesSince. A response that is not incremental contains everything. */
+  IsIncremental: boolean
+  /** Keys of the earlier response that this response would not contain any more. */
+  Removed: string[]
+}
+
 /** One named input of a job. */
 export interface Channel {
   /** Name of the channel. Ranks find its directory in SM_CHANNEL_<NAME> and with `everstep.training.input_dir("name")`. */
@@ -655,11 +665,16 @@ export interface GetMetricDataRequest {
   ResolutionInSeconds?: number
   /** 500 unless given. */
   MaxPoints?: number
+  /** ChangeToken of an earlier response to the same request. The response then contains only what changed since. With any other text, such as Start, the response contains everything and a ChangeToken. */
+  ChangesSince?: string
 }
 
 /** Values of a job's metrics, by metric. */
 export interface GetMetricDataResponse {
+  /** The metrics. An incremental response omits the metrics whose points did not change. */
   MetricDataResults: MetricDataResult[]
+  /** Only with ChangesSince. Removed contains names of metrics that have no points any more. */
+  Changes?: Changes
 }
 
 export interface GetOutputRequest {
@@ -1031,11 +1046,16 @@ export interface ListTrainingJobsRequest {
   SortBy?: 'CreationTime' | 'LastModifiedTime' | 'Name'
   /** "Descending" unless given. */
   SortOrder?: 'Ascending' | 'Descending'
+  /** ChangeToken of an earlier response to the same request. The response then contains only what changed since. With any other text, such as Start, the response contains everything and a ChangeToken. */
+  ChangesSince?: string
 }
 
 /** A page of jobs, newest first. */
 export interface ListTrainingJobsResponse {
+  /** The jobs of the page. An incremental response omits the jobs whose entry did not change. */
   TrainingJobSummaries: TrainingJobSummary[]
+  /** Only with ChangesSince. Removed contains RunIds of jobs that left the page. */
+  Changes?: Changes
   NextToken?: string
 }
 
@@ -1098,6 +1118,8 @@ export interface MetricDataResult {
   MinimumNodeIds: string[]
   /** The node that measured each maximum. The rules of MinimumNodeIds apply. */
   MaximumNodeIds: string[]
+  /** Number of leading points of the earlier response that are unchanged. The columns contain the points after these, and replace all other points of the earlier response. Only in incremental responses. */
+  KeptPointCount?: number
 }
 
 /** An EC2 instance of a fleet, with its agent. */
@@ -1824,7 +1846,7 @@ export const operations = {
   GetCallerIdentity: { method: 'GET', path: '/v1/caller-identity', query: [] },
   GetHealth: { method: 'GET', path: '/v1/health', query: [] },
   GetLogEvents: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/events', query: ['Rank', 'Generation', 'StartTime', 'EndTime', 'FilterPattern', 'StartFromHead', 'Limit', 'NextToken'] },
-  GetMetricData: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metric-data', query: ['MetricName', 'FirstStep', 'LastStep', 'StartTime', 'EndTime', 'ResolutionInSteps', 'ResolutionInSeconds', 'MaxPoints'] },
+  GetMetricData: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metric-data', query: ['MetricName', 'FirstStep', 'LastStep', 'StartTime', 'EndTime', 'ResolutionInSteps', 'ResolutionInSeconds', 'MaxPoints', 'ChangesSince'] },
   GetOutput: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs/content', query: ['Key'] },
   HandBackTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/hand-back', query: [] },
   HoldNode: { method: 'POST', path: '/v1/nodes/{NodeId}/hold', query: [] },
@@ -1841,7 +1863,7 @@ export const operations = {
   ListTokens: { method: 'GET', path: '/v1/tokens', query: ['Project', 'IncludeEnded', 'MaxResults', 'NextToken'] },
   ListTrainingJobNodes: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/nodes', query: ['MaxResults', 'NextToken'] },
   ListTrainingJobRevisions: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/revisions', query: ['MaxResults', 'NextToken'] },
-  ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName', 'Project', 'CreationTimeAfter', 'CreationTimeBefore', 'LastModifiedTimeAfter', 'LastModifiedTimeBefore', 'TagKey', 'TagValue', 'SortBy', 'SortOrder'] },
+  ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName', 'Project', 'CreationTimeAfter', 'CreationTimeBefore', 'LastModifiedTimeAfter', 'LastModifiedTimeBefore', 'TagKey', 'TagValue', 'SortBy', 'SortOrder', 'ChangesSince'] },
   PauseTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/pause', query: [] },
   PinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/pin', query: ['Generation'] },
   PutProjectQuota: { method: 'PUT', path: '/v1/quotas/{Project}', query: [] },

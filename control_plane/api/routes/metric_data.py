@@ -11,12 +11,14 @@ from fastapi import Query
 from pydantic import AwareDatetime
 
 from control_plane.api.auth import Reader
-from control_plane.api.deps import Router, ServicesDep, TrainingJobNamePath
+from control_plane.api.changes import compared
+from control_plane.api.deps import ChangesSince, Router, ServicesDep, TrainingJobNamePath
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import common as common_schemas
 from control_plane.api.schemas import metrics as metrics_schemas
 from control_plane.api.schemas.common import FieldError
+from control_plane.core.metric_changes import digests, unchanged_count
 from control_plane.core.metrics import Point, resampled
 from control_plane.db import metrics
 from everstep.protocol.rank_messages import OWN_METRICS
@@ -62,13 +64,16 @@ def get_metric_data(
         int | None, Query(alias="ResolutionInSeconds", ge=1, le=common_schemas.MAX_WHOLE_NUMBER)
     ] = None,
     max_points: Annotated[int, Query(alias="MaxPoints", ge=1, le=5000)] = 500,
+    changes_since: ChangesSince = None,
 ) -> metrics_schemas.GetMetricDataResponse:
     """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes.
 
     If a step was repeated after a failure, the value of the last repetition is returned. The newest 4,096 steps have
     one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution requests fewer points,
     the service merges neighbouring points. If a resolution would return more than MaxPoints points, the service doubles
-    the number of steps per point until the limit is met. Raises ValidationException if both resolutions are set.
+    the number of steps per point until the limit is met. With ChangesSince, the response contains only the points that
+    changed: new points, and all points after a step to which a recovery returned. Raises ValidationException if both
+    resolutions are set.
     """
     if resolution_in_steps is not None and resolution_in_seconds is not None:
         message = "is not allowed without ResolutionInSteps: points span steps or time"
@@ -82,16 +87,31 @@ def get_metric_data(
     start = start_time.timestamp() if start_time is not None else float("-inf")
     end = end_time.timestamp() if end_time is not None else float("inf")
     chosen = {name: tuple(point for point in points if start <= point.at <= end) for name, points in found.items()}
+    sampled = {
+        name: resampled(points, max_points, steps=resolution_in_steps, seconds=resolution_in_seconds)
+        for name, points in chosen.items()
+        if points
+    }
+    if changes_since is None:
+        return metrics_schemas.GetMetricDataResponse(
+            metric_data_results=[_result(name, points) for name, points in sampled.items()]
+        )
+    span = first_step, last_step, start, end, resolution_in_steps, resolution_in_seconds
+    question = caller.token.id, job.run_id, metric_name, span, max_points
+    before = services.snapshots.find(question, changes_since)
+    contents = {name: digests(points) for name, points in sampled.items()}
     return metrics_schemas.GetMetricDataResponse(
         metric_data_results=[
-            _result(name, resampled(points, max_points, steps=resolution_in_steps, seconds=resolution_in_seconds))
-            for name, points in chosen.items()
-            if points
-        ]
+            _result(name, points, unchanged_count(held, contents[name]) if held is not None else None)
+            for name, points in sampled.items()
+            if (held := (before or {}).get(name)) != contents[name]
+        ],
+        changes=compared(before, contents, services.snapshots.keep(question, contents)),
     )
 
 
-def _result(name: str, points: tuple[Point, ...]) -> metrics_schemas.MetricDataResult:
+def _result(name: str, points: tuple[Point, ...], kept: int | None = None) -> metrics_schemas.MetricDataResult:
+    points = points[kept or 0 :]
     return metrics_schemas.MetricDataResult(
         metric_name=name,
         steps=[point.step for point in points],
@@ -104,4 +124,5 @@ def _result(name: str, points: tuple[Point, ...]) -> metrics_schemas.MetricDataR
         last_values=[point.last for point in points],
         minimum_node_ids=[point.least_on for point in points] if name.startswith(OWN_METRICS) else [],
         maximum_node_ids=[point.most_on for point in points] if name.startswith(OWN_METRICS) else [],
+        kept_point_count=kept,
     )

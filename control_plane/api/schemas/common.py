@@ -103,6 +103,20 @@ class Request(Shape):
         return data
 
 
+class Changes(Shape):
+    """How a response differs from an earlier response to the same request."""
+
+    change_token: str
+    """The ChangesSince of the next request."""
+    is_incremental: bool
+    """Whether the response contains only what changed. False if the server does not know the token of ChangesSince.
+
+    A response that is not incremental contains everything.
+    """
+    removed: list[str]
+    """Keys of the earlier response that this response would not contain any more."""
+
+
 class FieldError(Shape):
     """One invalid field of a request, with the problem."""
 

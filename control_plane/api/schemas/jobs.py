@@ -21,6 +21,7 @@ from control_plane.api.schemas.common import (
     MIN_CHECKPOINT_OVERHEAD,
     MIN_COST_USD,
     AbsolutePath,
+    Changes,
     ChannelName,
     Environment,
     HyperParameterName,
@@ -406,6 +407,9 @@ class ListTrainingJobsResponse(Shape):
     """A page of jobs, newest first."""
 
     training_job_summaries: list[TrainingJobSummary]
+    """The jobs of the page. An incremental response omits the jobs whose entry did not change."""
+    changes: Changes | None = None
+    """Only with ChangesSince. Removed contains RunIds of jobs that left the page."""
     next_token: str | None = None
 
 

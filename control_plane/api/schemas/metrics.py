@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from control_plane.api.schemas.common import LoggedNumber, Shape
+from control_plane.api.schemas.common import Changes, LoggedNumber, Shape
 
 
 class Metric(Shape):
@@ -64,12 +64,21 @@ class MetricDataResult(Shape):
     """
     maximum_node_ids: list[str]
     """The node that measured each maximum. The rules of MinimumNodeIds apply."""
+    kept_point_count: int | None = None
+    """Number of leading points of the earlier response that are unchanged.
+
+    The columns contain the points after these, and replace all other points of the earlier response. Only in
+    incremental responses.
+    """
 
 
 class GetMetricDataResponse(Shape):
     """Values of a job's metrics, by metric."""
 
     metric_data_results: list[MetricDataResult]
+    """The metrics. An incremental response omits the metrics whose points did not change."""
+    changes: Changes | None = None
+    """Only with ChangesSince. Removed contains names of metrics that have no points any more."""
 
 
 class LossCurve(Shape):

@@ -62,9 +62,14 @@ class World:
         """Headers of the newest response."""
 
     async def ask(
-        self, path: str = "/v1/training-jobs/gpt", token: str | None = "a", method: str = "GET", query: bytes = b""
+        self,
+        path: str = "/v1/training-jobs/gpt",
+        token: str | None = "a",
+        method: str = "GET",
+        query: bytes = b"",
+        more: tuple[tuple[bytes, bytes], ...] = (),
     ) -> bytes:
-        headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
+        headers = [*([(b"authorization", f"Bearer {token}".encode())] if token else []), *more]
         body = b""
 
         async def send(message) -> None:
@@ -95,7 +100,15 @@ async def test_the_same_is_answered_once_until_something_is_written(world: World
 
 @pytest.mark.parametrize(
     "other",
-    [{"token": "b"}, {"path": "/v1/training-jobs/other"}, {"query": b"MaxResults=1"}, {"path": "/v1/training-jobs"}],
+    [
+        {"token": "b"},
+        {"path": "/v1/training-jobs/other"},
+        {"path": "/v1/training-jobs/gpt/metric-data"},
+        {"query": b"MaxResults=1"},
+        {"path": "/v1/training-jobs"},
+        {"more": ((b"accept-encoding", b"gzip"),)},
+        {"token": None, "more": ((b"cookie", b"everstep-1=a"),)},
+    ],
 )
 async def test_what_differs_is_answered_by_itself(world: World, other: dict) -> None:
     assert await world.ask() == b"answer 1"
@@ -110,6 +123,16 @@ async def test_what_differs_is_answered_by_itself(world: World, other: dict) -> 
 async def test_what_is_not_shared_is_never_held(world: World, kind: dict) -> None:
     assert await world.ask(**kind) == b"answer 1"
     assert await world.ask(**kind) == b"answer 2"
+
+
+@pytest.mark.parametrize("other", [(b"cookie", b"c=2"), (b"sec-fetch-site", b"cross-site"), (b"origin", b"http://x")])
+async def test_an_answer_for_a_session_is_not_used_for_another_cookie_or_site(
+    world: World, other: tuple[bytes, bytes]
+) -> None:
+    session = {b"cookie": b"c=1", b"sec-fetch-site": b"same-origin"}
+    for _ in range(2):
+        assert await world.ask(token=None, more=tuple(session.items())) == b"answer 1"
+    assert await world.ask(token=None, more=tuple((session | dict([other])).items())) == b"answer 2"
 
 
 async def test_an_answer_gets_old_also_when_a_clock_steps_back(world: World) -> None:

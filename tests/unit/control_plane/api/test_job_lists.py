@@ -132,3 +132,35 @@ def test_a_suspected_hang_has_its_age_wherever_the_job_is_shown(service, client,
     assert client.list_training_jobs()["TrainingJobSummaries"][0]["Reason"] == shown
     assert client.describe_training_job(TrainingJobName="gpt")["Reason"] == shown
     assert client.pause_training_job(TrainingJobName="gpt")["Reason"] == shown
+
+
+@pytest.mark.covers("ListTrainingJobs.ChangesSince")
+def test_a_poll_receives_only_the_jobs_that_changed(three, client, service) -> None:
+    first = client.list_training_jobs(ChangesSince="Start")
+    assert first["Changes"]["IsIncremental"] is False
+    assert first["TrainingJobSummaries"] == client.list_training_jobs()["TrainingJobSummaries"]
+    same = client.list_training_jobs(ChangesSince=first["Changes"]["ChangeToken"])
+    token = first["Changes"]["ChangeToken"]
+    assert same["TrainingJobSummaries"] == []
+    assert same["Changes"] == {"ChangeToken": token, "IsIncremental": True, "Removed": []}
+    client.update_training_job(TrainingJobName="b", Priority=5)
+    (changed,) = client.list_training_jobs(ChangesSince=same["Changes"]["ChangeToken"])["TrainingJobSummaries"]
+    assert (changed["TrainingJobName"], changed["Priority"]) == ("b", 5)
+
+
+def test_a_poll_names_the_jobs_that_left_the_page(three, client, service) -> None:
+    first = client.list_training_jobs(ChangesSince="Start", MaxResults=2)
+    narrower = client.list_training_jobs(ChangesSince=first["Changes"]["ChangeToken"], MaxResults=1)
+    gone = {each["RunId"] for each in first["TrainingJobSummaries"] if each["TrainingJobName"] == "b"}
+    assert set(narrower["Changes"]["Removed"]) == gone
+    assert narrower["TrainingJobSummaries"] == []
+
+
+def test_a_token_of_another_caller_or_filter_returns_everything(three, client, service) -> None:
+    token = client.list_training_jobs(ChangesSince="Start")["Changes"]["ChangeToken"]
+    with closing(service.client(service.token(Role.VIEWER))) as other:
+        answers = [other.list_training_jobs(ChangesSince=token)]
+    answers.append(client.list_training_jobs(ChangesSince=token, NameContains="a"))
+    for answer in answers:
+        assert answer["Changes"]["IsIncremental"] is False
+        assert answer["TrainingJobSummaries"]

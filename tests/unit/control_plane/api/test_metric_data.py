@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
+from sqlalchemy import insert
 
 from control_plane.db import metrics
+from control_plane.db.models import Generation as GenerationRow
 from everstep.protocol.agent_messages import MetricBatch, MetricPoint
 from everstep.protocol.ids import Generation, NodeId, RunId, Step
 from tests.unit.control_plane.api.conftest import refused
@@ -114,3 +118,94 @@ def test_of_what_nodes_measured_it_is_told_whose_the_extremes_are(client, log, s
         [50.0, 40.0],
     )
     assert (loss["MinimumNodeIds"], loss["MaximumNodeIds"]) == ([], [])
+
+
+@pytest.mark.covers("GetMetricData.ChangesSince")
+def test_a_poll_receives_only_the_points_that_changed(client, log) -> None:
+    log("loss", {step: float(step) for step in range(1, 101)})
+    log("norm", {1: 1.0})
+    first = client.get_metric_data(TrainingJobName="gpt", ChangesSince="Start")
+    assert first["Changes"]["IsIncremental"] is False
+    assert first["MetricDataResults"] == client.get_metric_data(TrainingJobName="gpt")["MetricDataResults"]
+    same = client.get_metric_data(TrainingJobName="gpt", ChangesSince=first["Changes"]["ChangeToken"])
+    assert same["MetricDataResults"] == []
+    assert same["Changes"] == {**first["Changes"], "IsIncremental": True}
+    log("loss", {101: 7.0})
+    later = client.get_metric_data(TrainingJobName="gpt", ChangesSince=same["Changes"]["ChangeToken"])
+    (result,) = later["MetricDataResults"]
+    assert (result["MetricName"], result["KeptPointCount"], result["Steps"][-1]) == ("loss", 96, 101)
+    assert len(result["Steps"]) == 5
+    other = client.get_metric_data(TrainingJobName="gpt", ChangesSince=later["Changes"]["ChangeToken"], FirstStep=50)
+    assert other["Changes"]["IsIncremental"] is False
+
+
+Columns = dict[str, dict[str, list[Any]]]
+
+
+def merged(held: Columns, answer: dict[str, Any]) -> Columns:
+    """Apply a response to the points that a client holds, as the dashboard does."""
+    found = dict(held) if answer["Changes"]["IsIncremental"] else {}
+    for name in answer["Changes"]["Removed"]:
+        del found[name]
+    for result in answer["MetricDataResults"]:
+        kept = result.get("KeptPointCount", 0)
+        before = found.get(result["MetricName"], {})
+        found[result["MetricName"]] = {
+            column: [*before.get(column, [])[:kept], *values]
+            for column, values in result.items()
+            if isinstance(values, list)
+        }
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_changes_of_a_random_history_add_up_to_what_a_full_response_contains(service, client, log, seed) -> None:
+    """Histories grow, are downsampled, and fall back to earlier steps after recoveries."""
+    rng = random.Random(seed)
+    run = client.describe_training_job(TrainingJobName="gpt")["RunId"]
+    numbers = iter(range(10**6))
+    generation = step = 0
+    held: Columns = {}
+    token, sent, fetched = "Start", 0, 0
+
+    def recover(base: int) -> None:
+        with service.database.write() as session:
+            now = service.clock.now
+            row = {"run_id": run, "number": generation, "parent": generation - 1, "base_step": base}
+            made = {"world_size": 1, "plan": b"", "node_ids": (), "created_at": now, "started_at": now}
+            session.execute(insert(GenerationRow).values(**row, **made))
+
+    for _ in range(45):
+        if not generation or rng.random() < 0.15:
+            generation += 1
+            step = rng.choice((0, max(0, step - rng.randrange(1, 40)), max(0, step - rng.randrange(1, 3000))))
+            recover(step)
+        count = rng.choice((1, 3, 40, 500))
+        values = [
+            MetricPoint(
+                generation=Generation(generation),
+                step=Step(step + each),
+                values={"loss": rng.gauss(2, 1)} | ({"eval": rng.random()} if (step + each) % 50 == 0 else {}),
+                at_seconds=1000.0 + step + each,
+            )
+            for each in range(1, count + 1)
+        ]
+        step += count
+        first = next(numbers) * 1000
+        with service.database.write() as session:
+            metrics.store(session, "agent", MetricBatch(run=RunId(run), first_number=first, points=tuple(values)))
+        if rng.random() < 0.5:
+            continue
+        asked: dict[str, Any] = {"TrainingJobName": "gpt", "MaxPoints": 100}
+        answer = client.get_metric_data(**asked, ChangesSince=token)
+        token = answer["Changes"]["ChangeToken"] if rng.random() < 0.95 else "Start"
+        held = merged(held, answer)
+        full = client.get_metric_data(**asked)["MetricDataResults"]
+        assert sorted(held) == [each["MetricName"] for each in full]
+        for each in full:
+            for column, expected in each.items():
+                if isinstance(expected, list):
+                    assert held[each["MetricName"]][column] == pytest.approx(expected, rel=1e-12), (seed, column)
+            fetched += len(each["Steps"])
+        sent += sum(len(each["Steps"]) for each in answer["MetricDataResults"])
+    assert 0 < sent < fetched, "changes are fewer than all points"

@@ -1,0 +1,104 @@
+"""Remembers the contents of responses, so that the next poll receives only what changed.
+
+A client that polls a list sends the ChangeToken of its previous response. The route finds the contents of that
+response here, compares them with the present contents, and returns the difference and a new token.
+
+    contents    digests by key: one digest per item of a list, or one per block of a metric's points
+
+Equal contents have equal tokens, so clients that poll the same list share an entry. If a token is unknown, for example
+after a restart of the server, the route returns everything.
+
+Invariant: a token is valid only for the caller and the question that it was issued for. The memory is bounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from typing import Final
+
+from control_plane.api.schemas.common import Changes
+
+MAX_BYTES: Final = 16 * 1024 * 1024
+DIGEST_BYTES: Final = 8
+"""Length of the digest of one item. The contents are no secrets, and a wrong match needs about 2^64 changes."""
+TOKEN_BYTES: Final = 16
+_ENTRY_BYTES: Final = 150
+"""Memory of one key and its objects, in addition to their texts. Source: measured with tracemalloc."""
+
+Contents = Mapping[str, bytes]
+
+
+class Snapshots:
+    """The contents of recent responses, by token. Threads may share an instance."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._held: OrderedDict[str, tuple[Contents, int]] = OrderedDict()
+        self._held_bytes = 0
+        self._lock = threading.Lock()
+
+    def find(self, question: Hashable, token: str | None) -> Contents | None:
+        """Return the contents for which a token was issued.
+
+        Args:
+            question: caller and parameters of the request.
+            token: the ChangeToken of the request, or None.
+
+        Returns:
+            The contents. None if the token is unknown, forgotten, or belongs to another question.
+        """
+        if token is None:
+            return None
+        with self._lock:
+            found = self._held.get(_key(question, token))
+            if found is None:
+                return None
+            self._held.move_to_end(_key(question, token))
+        return found[0]
+
+    def keep(self, question: Hashable, contents: Contents) -> str:
+        """Store the contents of a response and return their token.
+
+        Args:
+            question: caller and parameters of the request.
+            contents: digests by key. The caller must not change them afterwards.
+        """
+        digest = hashlib.blake2b(digest_size=TOKEN_BYTES)
+        for key, value in contents.items():
+            for part in (key.encode(), value):
+                digest.update(len(part).to_bytes(8, "little"))
+                digest.update(part)
+        token = digest.hexdigest()
+        size = sum(len(key) + len(value) + _ENTRY_BYTES for key, value in contents.items()) + _ENTRY_BYTES
+        with self._lock:
+            before = self._held.pop(_key(question, token), None)
+            self._held_bytes += size - (before[1] if before is not None else 0)
+            self._held[_key(question, token)] = contents, size
+            while self._held_bytes > self._max_bytes and len(self._held) > 1:
+                _, (_, released) = self._held.popitem(last=False)
+                self._held_bytes -= released
+        return token
+
+
+def compared(before: Contents | None, now: Contents, token: str) -> Changes:
+    """Return the part of a response that describes its difference from an earlier response.
+
+    Args:
+        before: contents of the earlier response. None if the response contains everything.
+        now: contents that the response would have without ChangesSince.
+        token: the token of `now`.
+    """
+    removed = [key for key in before or {} if key not in now]
+    return Changes(change_token=token, is_incremental=before is not None, removed=removed)
+
+
+def digest_of(item: bytes) -> bytes:
+    """Return the digest of one item of a list."""
+    return hashlib.blake2b(item, digest_size=DIGEST_BYTES).digest()
+
+
+def _key(question: Hashable, token: str) -> str:
+    return f"{question!r} {token}"

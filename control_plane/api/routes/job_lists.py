@@ -1,0 +1,150 @@
+"""The list of training jobs: filters, order, pages, and the changes since an earlier response."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import Query
+from pydantic import AwareDatetime
+from sqlalchemy.orm import Session
+
+from control_plane.api import page_tokens, views
+from control_plane.api.auth import Reader
+from control_plane.api.changes import compared, digest_of
+from control_plane.api.deps import (
+    ChangesSince,
+    MaxResults,
+    NextToken,
+    Router,
+    Services,
+    ServicesDep,
+    SortOrder,
+    page_of,
+)
+from control_plane.api.errors import InvalidRequest
+from control_plane.api.schemas import jobs as jobs_schemas
+from control_plane.api.schemas.common import FieldError
+from control_plane.core.states import TrainingJobStatus
+from control_plane.db import incidents, job_lists, nodes, protection
+from control_plane.db.job_lists import JobFilter, SortBy
+from control_plane.db.jobs import JobRecord
+
+router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
+
+TAG_KEY_PATTERN = r'^[^"\\\x00-\x1f]{1,256}$'
+"""Pattern of tag keys: the characters that are valid in a JSON path in every supported database."""
+
+
+@router.get("", operation_id="ListTrainingJobs")
+def list_training_jobs(
+    caller: Reader,
+    services: ServicesDep,
+    max_results: MaxResults = 100,
+    next_token: NextToken = None,
+    status_equals: Annotated[TrainingJobStatus | None, Query(alias="StatusEquals")] = None,
+    name_contains: Annotated[str | None, Query(alias="NameContains", max_length=63)] = None,
+    fleet_name: Annotated[str | None, Query(alias="FleetName", max_length=63)] = None,
+    project: Annotated[str | None, Query(alias="Project", max_length=63)] = None,
+    creation_time_after: Annotated[AwareDatetime | None, Query(alias="CreationTimeAfter")] = None,
+    creation_time_before: Annotated[AwareDatetime | None, Query(alias="CreationTimeBefore")] = None,
+    last_modified_time_after: Annotated[AwareDatetime | None, Query(alias="LastModifiedTimeAfter")] = None,
+    last_modified_time_before: Annotated[AwareDatetime | None, Query(alias="LastModifiedTimeBefore")] = None,
+    tag_key: Annotated[str | None, Query(alias="TagKey", pattern=TAG_KEY_PATTERN)] = None,
+    tag_value: Annotated[str | None, Query(alias="TagValue", max_length=256)] = None,
+    sort_by: Annotated[SortBy, Query(alias="SortBy")] = SortBy.CREATION_TIME,
+    sort_order: Annotated[SortOrder, Query(alias="SortOrder")] = SortOrder.DESCENDING,
+    changes_since: ChangesSince = None,
+) -> jobs_schemas.ListTrainingJobsResponse:
+    """List training jobs, newest first unless SortBy or SortOrder is set.
+
+    A job must match all filters. With ChangesSince, the response omits jobs whose entry did not change, and names those
+    that left the page. Raises ValidationException if TagValue is set without TagKey.
+    """
+    if tag_value is not None and tag_key is None:
+        raise _wrong("TagValue", "needs a TagKey")
+    if project is not None and caller.project_filter not in (None, project):
+        return jobs_schemas.ListTrainingJobsResponse(training_job_summaries=[])
+    which = JobFilter(
+        status=status_equals,
+        name_contains=name_contains,
+        fleet_name=fleet_name,
+        project=project or caller.project_filter,
+        created_after=creation_time_after,
+        created_before=creation_time_before,
+        modified_after=last_modified_time_after,
+        modified_before=last_modified_time_before,
+        tag_key=tag_key,
+        tag_value=tag_value,
+    )
+    after = None if next_token is None else _position(next_token, sort_by, sort_order)
+    is_ascending = sort_order is SortOrder.ASCENDING
+    with services.database.read() as session:
+        page = job_lists.page(
+            session, which, after=after, limit=max_results + 1, sort_by=sort_by, is_ascending=is_ascending
+        )
+        shown, more = page_of(page, max_results, lambda job: _place(job, sort_by, sort_order))
+        summaries = _summaries(session, services, shown)
+    if changes_since is None:
+        return jobs_schemas.ListTrainingJobsResponse(training_job_summaries=summaries, next_token=more)
+    question = caller.token.id, which, sort_by, sort_order
+    before = services.snapshots.find(question, changes_since)
+    contents = {each.run_id: digest_of(each.model_dump_json().encode()) for each in summaries}
+    return jobs_schemas.ListTrainingJobsResponse(
+        training_job_summaries=[
+            each for each in summaries if before is None or before.get(each.run_id) != contents[each.run_id]
+        ],
+        changes=compared(before, contents, services.snapshots.keep(question, contents)),
+        next_token=more,
+    )
+
+
+def _summaries(
+    session: Session, services: Services, shown: Sequence[JobRecord]
+) -> list[jobs_schemas.TrainingJobSummary]:
+    """Return the entries of a page of jobs. The number of queries does not depend on the number of jobs."""
+    with_memory = {job.run_id: job.generation for job in shown if views.holds_memory(job)}
+    held = protection.totals(session, with_memory)
+    members = nodes.by_run(session, [job.run_id for job in shown if job.ended_at is None])
+    hit = incidents.counts(session, [job.run_id for job in shown])
+    agents = services.registry.connected()
+    lines = []
+    for job in shown:
+        count, open_count = hit.get(job.run_id, (0, 0))
+        listed = views.Listed(
+            protection_state=views.listed_protection(job, held.get(job.run_id)) if job.run_id in with_memory else None,
+            healthy_node_count=views.healthy_count(members.get(job.run_id, ()), agents),
+            incident_count=count,
+            open_incident_count=open_count,
+        )
+        lines.append(views.job_summary(job, services.now(), listed))
+    return lines
+
+
+def _place(job: JobRecord, sort_by: SortBy, order: SortOrder) -> tuple[str, ...]:
+    value, run_id = job_lists.position_of(job, sort_by)
+    return sort_by.value, order.value, value.isoformat() if isinstance(value, datetime) else value, run_id
+
+
+def _position(token: str, sort_by: SortBy, order: SortOrder) -> job_lists.Position:
+    """Return the position in a page token.
+
+    Raises InvalidRequest if the token's list was sorted differently.
+    """
+    by, direction, value, run_id = page_tokens.position(
+        token,
+        page_tokens.text,
+        page_tokens.text,
+        page_tokens.text if sort_by is SortBy.NAME else page_tokens.moment,
+        page_tokens.text,
+    )
+    if (by, direction) != (sort_by.value, order.value):
+        raise _wrong("NextToken", f"belongs to a list that is sorted by {by}, {direction}")
+    return value, run_id
+
+
+def _wrong(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"The request is not valid: {field}: {message}", fields=[FieldError(field=field, message=message)]
+    )

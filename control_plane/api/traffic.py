@@ -1,0 +1,126 @@
+"""Reduces the bytes of JSON responses: compression, and 304 for a response that the client already has.
+
+    Compression    gzips the body of a response to GET of at least `MIN_BYTES`, if the client accepts gzip
+    Conditional    adds an ETag, and answers 304 without a body if the client sent the same ETag (If-None-Match)
+
+Only complete JSON responses to GET with status 200 are changed. Streams and files pass through unchanged.
+
+Invariant: a response that contains a token or another credential of Everstep is never compressed. The length of such a
+response could reveal the credential (BREACH). Operations that return credentials are never GET requests, and a test
+checks this for every operation of the contract. Environment variables of a job may contain credentials of its owner.
+DescribeTrainingJob returns them compressed: other sites cannot send requests with a session (`api.sessions`), and only
+members of the job's project can change other parts of the response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+MIN_BYTES: Final = 1_000
+"""Shorter bodies fit into one packet, so that compression saves nothing."""
+THREAD_BYTES: Final = 64_000
+"""A longer body is compressed in a thread, because compression would delay other requests by milliseconds."""
+LEVEL: Final = 4
+"""Level of gzip. Source: measured on ListTrainingJobs of 1,000 jobs; higher levels save little and take much longer."""
+ETAG_BYTES: Final = 12
+
+Change = Callable[[Message, bytes], Awaitable[bytes]]
+
+
+def accepts_gzip(scope: Scope) -> bool:
+    """Return whether the client of a request accepts a response that is compressed with gzip."""
+    accepted = Headers(scope=scope).get("accept-encoding", "").lower()
+    for offer in accepted.split(","):
+        coding, _, weight = offer.partition(";")
+        if coding.strip() == "gzip":
+            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
+
+
+class Compression:
+    """ASGI middleware that compresses JSON responses."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. The server calls it."""
+
+        async def compress(start: Message, body: bytes) -> bytes:
+            headers = MutableHeaders(raw=start["headers"])
+            if len(body) < MIN_BYTES or "content-encoding" in headers:
+                return body
+            headers.add_vary_header("accept-encoding")
+            if not accepts_gzip(scope):
+                return body
+            headers["content-encoding"] = "gzip"
+            return await asyncio.to_thread(_packed, body) if len(body) > THREAD_BYTES else _packed(body)
+
+        await self._app(scope, receive, _changing(scope, send, compress))
+
+
+class Conditional:
+    """ASGI middleware that answers 304 if the client already has the response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. The server calls it."""
+
+        async def compare(start: Message, body: bytes) -> bytes:
+            headers = MutableHeaders(raw=start["headers"])
+            tag = f'"{hashlib.blake2b(body, digest_size=ETAG_BYTES).hexdigest()}"'
+            headers["etag"] = tag
+            if tag not in (each.strip() for each in Headers(scope=scope).get("if-none-match", "").split(",")):
+                return body
+            start["status"] = 304
+            for name in ("content-type", "content-encoding"):
+                del headers[name]
+            return b""
+
+        await self._app(scope, receive, _changing(scope, send, compare))
+
+
+def _changing(scope: Scope, send: Send, change: Change) -> Send:
+    """Return a `send` that applies `change` to a complete JSON response to GET.
+
+    `change` receives the start message, whose headers it may modify, and the body. It returns the new body.
+    """
+    if scope["type"] != "http" or scope["method"] != "GET" or not scope["path"].startswith("/v1/"):
+        return send
+    start: Message | None = None
+
+    async def send_changed(message: Message) -> None:
+        nonlocal start
+        if message["type"] == "http.response.start" and _is_json(message):
+            start = {**message, "headers": list(message["headers"])}
+            return
+        if start is not None:
+            begun, start = start, None
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                body = await change(begun, message.get("body", b""))
+                headers = MutableHeaders(raw=begun["headers"])
+                del headers["content-length"]
+                if begun["status"] != 304:
+                    headers["content-length"] = str(len(body))
+                message = {**message, "body": body}
+            await send(begun)
+        await send(message)
+
+    return send_changed
+
+
+def _is_json(start: Message) -> bool:
+    return start["status"] == 200 and Headers(raw=start["headers"]).get("content-type", "") == "application/json"
+
+
+def _packed(body: bytes) -> bytes:
+    return gzip.compress(body, LEVEL, mtime=0)

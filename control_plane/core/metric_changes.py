@@ -1,0 +1,69 @@
+"""Finds how many leading points of a metric are unchanged since an earlier response.
+
+    digests     one per block of `BLOCK_POINTS` points, each covers all points up to the end of its block,
+                then one that covers all points
+
+Points usually change at the end only: training appends steps, and a recovery repeats the newest steps. A change in the
+middle, for example because old points were downsampled, changes all later digests. The comparison therefore needs no
+knowledge of the cause.
+
+Invariant: points before `unchanged_count` are equal in both responses, except for rounding errors of means.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from control_plane.core.metrics import Point
+
+BLOCK_POINTS: Final = 8
+_DIGEST_BYTES: Final = 8
+_ROUNDED_BYTES: Final = 2
+"""Bytes of a mean's mantissa that digests ignore.
+
+The mean of means differs from the mean of all values by a rounding error. Without the rounding, a downsampling that
+changes nothing else would change the digests.
+"""
+_NUMBERS: Final = struct.Struct("<3q4d")
+_MEAN: Final = struct.Struct("<d")
+
+
+def digests(points: Sequence[Point]) -> bytes:
+    """Return the digests of a metric's points, joined. `points` is sorted by step."""
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    found = bytearray()
+    for start in range(0, len(points), BLOCK_POINTS):
+        block = points[start : start + BLOCK_POINTS]
+        digest.update(b"".join(map(_packed, block)))
+        if len(block) == BLOCK_POINTS:
+            found += digest.digest()
+    return bytes(found) + digest.digest()
+
+
+def unchanged_count(before: bytes, now: bytes) -> int:
+    """Return how many leading points two responses have in common, rounded down to whole blocks.
+
+    Args:
+        before: digests of the earlier response.
+        now: digests of the present response. The caller has checked that they differ.
+    """
+    blocks = (min(len(before), len(now)) - _DIGEST_BYTES) // _DIGEST_BYTES
+    count = 0
+    while count < blocks and _block(before, count) == _block(now, count):
+        count += 1
+    return count * BLOCK_POINTS
+
+
+def _block(digests: bytes, number: int) -> bytes:
+    return digests[number * _DIGEST_BYTES : (number + 1) * _DIGEST_BYTES]
+
+
+def _packed(point: Point) -> bytes:
+    numbers = _NUMBERS.pack(
+        point.step, point.last_step, point.count, point.at, point.minimum, point.maximum, point.last
+    )
+    nodes = f"{point.least_on} {point.most_on};".encode()
+    return numbers + _MEAN.pack(point.mean)[_ROUNDED_BYTES:] + nodes
