@@ -3,6 +3,7 @@ import './styles/tokens.css'
 import './styles/base.css'
 import './styles/shell.css'
 import './styles/parts.css'
+import './styles/lists.css'
 import './styles/pages.css'
 
 import { createTheme, MantineProvider } from '@mantine/core'

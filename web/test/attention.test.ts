@@ -3,7 +3,8 @@ import { describe, expect, test } from 'vitest'
 
 import { outline } from '../src/charts/Sparkline'
 import type { Fleet, Node, TrainingJobSummary } from '../src/contract'
-import { attention, capacityOf, FAILED_SECONDS, jobsByStatus } from '../src/model/attention'
+import { attention, capacityOf, jobsByStatus } from '../src/model/attention'
+import { FAILED_SECONDS } from '../src/model/jobs'
 
 const NOW = 1_780_000_000
 const job = (changes: Partial<TrainingJobSummary>): TrainingJobSummary =>
@@ -17,7 +18,7 @@ describe('what needs a person', () => {
     expect(attention([job({ ProtectionState: 'Protected' })], [fleet({})], [node('i-1')], NOW)).toEqual([])
   })
   test('is a job that failed within a day, with its reason and a link', () => {
-    const failed = job({ SecondaryStatus: 'Failed', TrainingEndTime: NOW - FAILED_SECONDS + 1, Reason: 'rank 3 exited' })
+    const failed = job({ TrainingJobStatus: 'Failed', SecondaryStatus: 'Failed', TrainingEndTime: NOW - FAILED_SECONDS + 1, Reason: 'rank 3 exited' })
     expect(attention([failed], [], [], NOW)).toMatchObject([{ tone: 'bad', title: 'gpt', to: '/jobs/gpt', at: failed.TrainingEndTime }])
     expect(attention([failed], [], [], NOW)[0]!.text).toContain('Rank 3 exited.')
     expect(attention([{ ...failed, TrainingEndTime: NOW - FAILED_SECONDS }], [], [], NOW)).toEqual([])
@@ -31,7 +32,7 @@ describe('what needs a person', () => {
     expect(attention([], [fleet({ FleetStatus: 'frozen' })], nodes, NOW).map((item) => item.title)).toEqual(['main', 'i-2'])
   })
   test('begins with failures, the newest first', () => {
-    const failures = [1, 2].map((number) => job({ TrainingJobName: `job-${number}`, RunId: `${number}`, SecondaryStatus: 'Failed', TrainingEndTime: NOW - 100 + number }))
+    const failures = [1, 2].map((number) => job({ TrainingJobName: `job-${number}`, RunId: `${number}`, TrainingJobStatus: 'Failed', SecondaryStatus: 'Failed', TrainingEndTime: NOW - 100 + number }))
     const items = attention(failures, [fleet({ FleetStatus: 'frozen' })], [], NOW)
     expect(items.map((item) => item.title)).toEqual(['job-2', 'job-1', 'main'])
   })

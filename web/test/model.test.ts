@@ -5,12 +5,11 @@ import { describe, expect, test } from 'vitest'
 
 import { address, all, ApiError } from '../src/api/client'
 import { pointsOf } from '../src/api/metrics'
-import type { Incident, MetricDataResult, SecondaryStatusTransition, TrainingJob, TrainingJobSummary } from '../src/contract'
+import type { Incident, MetricDataResult, SecondaryStatusTransition, TrainingJob } from '../src/contract'
 import { plain } from '../src/model/ansi'
 import { changesOf, figuresOf, spares } from '../src/model/fleets'
 import { ago, bytes, duration, headline, percent, sentence } from '../src/model/format'
 import { NOBODY_WAS_THERE, story } from '../src/model/incident'
-import { addressesOf, arranged } from '../src/model/jobs'
 import { bands, csv, isCoarse, joined, series, standstills, windowOf, type Point } from '../src/model/metrics'
 import { progressOf, sampled } from '../src/model/progress'
 import { asCurl, asPython, asYaml, fromYaml, NotASpec, requestOf } from '../src/model/spec'
@@ -230,18 +229,6 @@ describe('the words of a status', () => {
   test.each([['Pending', undefined, true], ['Interrupted', 2, true], ['Interrupted', undefined, false], ['Paused', undefined, false], ['Training', undefined, false]] as const)('%s at %s in the queue waits: %s', (SecondaryStatus, QueuePosition, waits) => {
     expect(isQueued({ SecondaryStatus, QueuePosition })).toBe(waits)
   })
-})
-
-describe('the list of jobs', () => {
-  const jobs = [['b', 'Training', 5, 2], ['a', 'Failed', 9, 1], ['c', 'Completed', 1, 3]].map(([TrainingJobName, SecondaryStatus, Boundary, CreationTime]) => ({ TrainingJobName, SecondaryStatus, Boundary, CreationTime, Reason: `because ${TrainingJobName}`, FleetName: 'main' })) as TrainingJobSummary[]
-  const names = (by: object) => arranged(jobs, { text: '', status: '', fleet: '', order: 'created', isReversed: false, ...by }).map((job) => job.TrainingJobName).join('')
-  test.each([[{}, 'cba'], [{ isReversed: true }, 'abc'], [{ order: 'name' }, 'abc'], [{ order: 'status' }, 'abc'], [{ order: 'step' }, 'abc'], [{ text: 'BECAUSE B' }, 'b'], [{ status: 'Failed' }, 'a'], [{ fleet: 'other' }, ''], [{ order: 'nonsense' }, 'cba']])('%o: %s', (by, expected) => expect(names(by)).toBe(expected))
-})
-
-describe('the address of a job', () => {
-  const jobs = [['gpt', '1a'], ['gpt', '2b'], ['bert', '3c']].map(([TrainingJobName, RunId]) => ({ TrainingJobName, RunId }) as TrainingJobSummary)
-  test('is its name, and its RunId where jobs of two projects have the name', () => expect(jobs.map(addressesOf(jobs))).toEqual(['1a', '2b', 'bert']))
-  test('is its name where the RunId is not known', () => expect(addressesOf(jobs)({ TrainingJobName: 'gpt' })).toBe('gpt'))
 })
 
 describe('the figures of a fleet', () => {

@@ -1,7 +1,6 @@
 /** How far a job is, and how long the rest takes. */
 import { expect, test } from 'vitest'
 
-import { arranged } from '../src/model/jobs'
 import { done, left } from '../src/model/progress'
 
 const NOW = 1_800_000_000 // 2027-01-15 08:00:00 UTC
@@ -17,9 +16,4 @@ test('nothing is guessed', () => {
   expect(left({ ...job, TargetStep: undefined }, NOW)).toMatch(/the script has not said/)
   expect(left({ ...job, EstimatedRemainingSeconds: undefined }, NOW)).toBe('not known yet')
   expect(left({ ...job, TrainingJobStatus: 'Completed' }, NOW)).toBe('–')
-})
-test('in the order by what is left, what is not known comes last', () => {
-  const of = (TrainingJobName: string, EstimatedRemainingSeconds?: number) => ({ TrainingJobName, EstimatedRemainingSeconds, Reason: '', CreationTime: 0, FleetName: 'main', SecondaryStatus: 'Training' }) as Parameters<typeof arranged>[0][number]
-  const order = { text: '', status: '', fleet: '', order: 'left' as const, isReversed: false }
-  expect(arranged([of('a'), of('b', 9), of('c', 3)], order).map((each) => each.TrainingJobName)).toEqual(['c', 'b', 'a'])
 })

@@ -3,7 +3,7 @@ import type { Fleet, Node, TrainingJobSummary } from '../contract'
 import { OVERVIEW } from '../words/overview'
 import { isLaunchSuspended } from './act'
 import { headline, sentence } from './format'
-import { addressesOf } from './jobs'
+import { addressesOf, troubleOf } from './jobs'
 import { waitsForAPerson } from './nodes'
 import { STATUSES, type Tone } from './standing'
 
@@ -16,11 +16,6 @@ export interface AttentionItem {
   at?: number
 }
 
-/** A failed job needs attention for this long after its end. */
-export const FAILED_SECONDS = 86_400
-/** A launch has this many steps to replicate its first one before its job counts as unprotected. */
-const FIRST_STEPS = 3
-
 const WORDS = OVERVIEW.items
 const SEVERITY: Tone[] = ['bad', 'warn', 'busy', 'idle', 'good']
 
@@ -29,8 +24,9 @@ export function attention(jobs: readonly TrainingJobSummary[], fleets: readonly 
   const addressOf = addressesOf(jobs)
   const ofJobs = jobs.flatMap((job): AttentionItem[] => {
     const place = { title: job.TrainingJobName, to: `/jobs/${encodeURIComponent(addressOf(job))}` }
-    if (job.SecondaryStatus === 'Failed' && now - (job.TrainingEndTime ?? 0) < FAILED_SECONDS) return [{ ...place, tone: 'bad', text: `${WORDS.failed} ${headline(job.Reason)}`, at: job.TrainingEndTime }]
-    if (job.SecondaryStatus === 'Training' && job.ProtectionState === 'Unprotected' && job.Boundary > FIRST_STEPS) return [{ ...place, tone: 'bad', text: WORDS.unprotected }]
+    const trouble = troubleOf(job, now)
+    if (trouble === 'failed') return [{ ...place, tone: 'bad', text: `${WORDS.failed} ${headline(job.Reason)}`, at: job.TrainingEndTime }]
+    if (trouble === 'unprotected') return [{ ...place, tone: 'bad', text: WORDS.unprotected }]
     return []
   })
   const ofFleets = fleets.flatMap((fleet): AttentionItem[] => {

@@ -1,37 +1,144 @@
-/** Which jobs a list shows, and in which order. Pure. */
+/** The list of jobs: addresses, filters, orders, columns and the order of trouble. Pure. */
 import type { TrainingJobSummary } from '../contract'
-import { urgency } from './standing'
+import { isOver } from './standing'
 
 export type Named = Pick<TrainingJobSummary, 'TrainingJobName'> & Partial<Pick<TrainingJobSummary, 'RunId'>>
 
 /** Return a function to a job's address: its name, or its RunId if jobs of several projects have the name. */
 export function addressesOf(jobs: readonly TrainingJobSummary[]): (job: Named) => string {
-  const seen = new Set<string>()
+  const names = new Set<string>()
   const ambiguous = new Set<string>()
-  for (const { TrainingJobName } of jobs) (seen.has(TrainingJobName) ? ambiguous : seen).add(TrainingJobName)
+  for (const { TrainingJobName } of jobs) (names.has(TrainingJobName) ? ambiguous : names).add(TrainingJobName)
   return (job) => (job.RunId !== undefined && ambiguous.has(job.TrainingJobName) ? job.RunId : job.TrainingJobName)
 }
 
-export type Order = 'created' | 'name' | 'status' | 'step' | 'left' | 'fleet' | 'ettr' | 'cost' | 'nodes'
+/** A failed job needs attention for this long after its end. */
+export const FAILED_SECONDS = 86_400
+/** A launch has this many steps to replicate its first one before its job counts as unprotected. */
+const FIRST_STEPS = 3
 
-const COMPARE: Record<Order, (a: TrainingJobSummary, b: TrainingJobSummary) => number> = {
-  created: (a, b) => b.CreationTime - a.CreationTime,
+/** How urgent a job is, the most urgent first. `failed` contains only recent failures; older ones are `finished`. */
+const TROUBLES = [
+  'failed', 'unprotected', 'recovering', 'degraded', 'queued', 'starting', 'training', 'paused', 'finished',
+] as const
+export type Trouble = (typeof TROUBLES)[number]
+
+/** Return the place of a job in the order of trouble. `now`: Unix seconds. */
+export function troubleOf(job: TrainingJobSummary, now: number): Trouble {
+  if (isOver(job)) {
+    const isRecent = now - (job.TrainingEndTime ?? 0) < FAILED_SECONDS
+    return job.SecondaryStatus === 'Failed' && isRecent ? 'failed' : 'finished'
+  }
+  if (job.SecondaryStatus === 'Training' && job.ProtectionState === 'Unprotected' && job.Boundary > FIRST_STEPS) {
+    return 'unprotected'
+  }
+  if (job.SecondaryStatus === 'Restarting' || (job.OpenIncidentCount ?? 0) > 0) return 'recovering'
+  if (job.SecondaryStatus === 'Interrupted' || job.SecondaryStatus === 'Pending') return 'queued'
+  if (job.SecondaryStatus === 'Paused' || job.SecondaryStatus === 'Pausing') return 'paused'
+  if (job.SecondaryStatus !== 'Training') return 'starting'
+  return job.ProtectionState === 'Degraded' ? 'degraded' : 'training'
+}
+
+export const ORDERS = [
+  'trouble', 'created', 'name', 'step', 'left', 'fleet', 'ettr', 'cost', 'nodes', 'incidents', 'priority',
+] as const
+export type Order = (typeof ORDERS)[number]
+/** Return the order that an address names; trouble first without one. */
+export const orderOf = (name: string | null): Order => ORDERS.find((order) => order === name) ?? 'trouble'
+
+type Compare = (a: TrainingJobSummary, b: TrainingJobSummary) => number
+
+const newestFirst: Compare = (a, b) => b.CreationTime - a.CreationTime
+
+const COMPARE: Record<Exclude<Order, 'trouble'>, Compare> = {
+  created: newestFirst,
   name: (a, b) => a.TrainingJobName.localeCompare(b.TrainingJobName),
-  status: (a, b) => urgency(a.SecondaryStatus) - urgency(b.SecondaryStatus),
   step: (a, b) => b.Boundary - a.Boundary,
   left: (a, b) => (a.EstimatedRemainingSeconds ?? Infinity) - (b.EstimatedRemainingSeconds ?? Infinity) || 0,
   fleet: (a, b) => a.FleetName.localeCompare(b.FleetName),
-  ettr: (a, b) => (a.EttrRatio ?? 2) - (b.EttrRatio ?? 2), // the worst first; those without one last
+  ettr: (a, b) => (a.EttrRatio ?? 2) - (b.EttrRatio ?? 2), // the lowest first, jobs without a ratio last
   cost: (a, b) => (b.CostUsd ?? -1) - (a.CostUsd ?? -1),
   nodes: (a, b) => b.NodeCount - a.NodeCount,
+  incidents: (a, b) => (b.IncidentCount ?? 0) - (a.IncidentCount ?? 0),
+  priority: (a, b) => b.Priority - a.Priority,
 }
 
-export function arranged(jobs: readonly TrainingJobSummary[], by: { text: string; status: string; fleet: string; order: Order; isReversed: boolean }): TrainingJobSummary[] {
-  const wanted = by.text.toLowerCase()
-  const compare = COMPARE[by.order] ?? COMPARE.created
-  const sign = by.isReversed ? -1 : 1
-  return jobs
-    .filter((job) => (!by.status || job.SecondaryStatus === by.status) && (!by.fleet || job.FleetName === by.fleet))
-    .filter((job) => !wanted || `${job.TrainingJobName} ${job.Reason}`.toLowerCase().includes(wanted))
-    .toSorted((a, b) => sign * (compare(a, b) || COMPARE.created(a, b)))
+export interface View {
+  text: string
+  /** A SecondaryStatus, or '' for all. */
+  status: string
+  fleet: string
+  order: Order
+  isReversed: boolean
 }
+
+/** Return the jobs that a view shows, in its order. Equal jobs are ordered by creation, the newest first. */
+export function arranged(jobs: readonly TrainingJobSummary[], view: View, now: number): TrainingJobSummary[] {
+  const text = view.text.toLowerCase()
+  const compare = view.order === 'trouble' ? byTrouble(jobs, now) : COMPARE[view.order]
+  const sign = view.isReversed ? -1 : 1
+  return jobs
+    .filter((job) => !view.status || job.SecondaryStatus === view.status)
+    .filter((job) => !view.fleet || job.FleetName === view.fleet)
+    .filter((job) => !text || `${job.TrainingJobName} ${job.Reason}`.toLowerCase().includes(text))
+    .toSorted((a, b) => sign * (compare(a, b) || newestFirst(a, b)))
+}
+
+function byTrouble(jobs: readonly TrainingJobSummary[], now: number): Compare {
+  const places = new Map(jobs.map((job) => [job, TROUBLES.indexOf(troubleOf(job, now))]))
+  return (a, b) => places.get(a)! - places.get(b)!
+}
+
+/** Number of jobs by trouble. */
+export function troubleCounts(jobs: readonly TrainingJobSummary[], now: number): Record<Trouble, number> {
+  const counts = Object.fromEntries(TROUBLES.map((trouble) => [trouble, 0])) as Record<Trouble, number>
+  for (const job of jobs) counts[troubleOf(job, now)] += 1
+  return counts
+}
+
+/** Columns of the list, in the order of the table. */
+export const COLUMNS = [
+  'name', 'status', 'reason', 'progress', 'loss', 'left', 'protection', 'nodes', 'incidents', 'ettr', 'cost', 'fleet',
+  'project', 'priority', 'duration', 'created',
+] as const
+export type Column = (typeof COLUMNS)[number]
+export const DEFAULT_COLUMNS: readonly Column[] = COLUMNS.slice(0, 8)
+
+/** Return the columns that an address names. Unknown names are skipped; an address without columns has the default. */
+export function columnsOf(text: string): readonly Column[] {
+  const names = new Set(text.split(','))
+  const found = COLUMNS.filter((column) => names.has(column) || column === 'name')
+  return found.length > 1 ? found : DEFAULT_COLUMNS
+}
+
+/** Return how an address names columns. The default has no name. */
+export function columnsText(columns: readonly Column[]): string {
+  const ordered = COLUMNS.filter((column) => columns.includes(column))
+  return ordered.join() === DEFAULT_COLUMNS.join() ? '' : ordered.join()
+}
+
+/** A saved view: a name, and the query string of the address. */
+export interface SavedView {
+  name: string
+  search: string
+}
+const MOST_VIEWS = 30
+
+/** Return the views of a stored text. A text that this version cannot read has none. */
+export function viewsOf(stored: string | null): SavedView[] {
+  try {
+    const views: unknown = JSON.parse(stored ?? '[]')
+    return Array.isArray(views) ? views.filter(isView).slice(0, MOST_VIEWS) : []
+  } catch {
+    return []
+  }
+}
+
+function isView(value: unknown): value is SavedView {
+  const view = value as Partial<SavedView> | null
+  return typeof view?.name === 'string' && typeof view.search === 'string'
+}
+
+/** Return the views with one more. It replaces a view of the same name. */
+export const withView = (views: readonly SavedView[], view: SavedView): SavedView[] =>
+  [...views.filter(({ name }) => name !== view.name), view].slice(-MOST_VIEWS)

@@ -1,196 +1,340 @@
-/** All jobs, live; filters and order are in the URL. */
+/** All jobs, the ones in trouble first. Filters, order and columns are in the address. */
 import { Button, NativeSelect } from '@mantine/core'
-import { useDocumentTitle } from '@mantine/hooks'
+import { useDocumentTitle, useMediaQuery } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
-import { memo, useCallback, useMemo, useState } from 'react'
+import { Suspense, useCallback, useMemo, useRef, useState } from 'react'
 import { Link } from 'react-router'
 
 import { call } from '../api/client'
+import { useLossCurves } from '../api/lossCurves'
+import { part } from '../api/pages'
 import { jobsQuery, useRole } from '../api/queries'
 import type { TrainingJobSummary } from '../contract'
-import { count, duration, headline, plural } from '../model/format'
-import { addressesOf, arranged, type Order } from '../model/jobs'
-import { hook, jobFigures, shown, type JobFigures } from '../model/figures'
-import { isOver } from '../model/verdict'
-import { Ago, Empty, Filter, JobLink, Lasting, Shown, Status, useIsStale } from '../parts/Basics'
+import { jobsByStatus } from '../model/attention'
+import { count } from '../model/format'
+import {
+  addressesOf, arranged, columnsOf, columnsText, orderOf, troubleCounts, type Column, type Order,
+} from '../model/jobs'
+import { isOver } from '../model/standing'
+import { Empty, Filter, Shown, ToneIcon, useNow } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
 import { Doing } from '../parts/Doing'
-import { Progress } from '../parts/Progress'
+import { JobRow } from '../parts/JobRow'
+import { PageHead, type VerdictLine } from '../parts/PageHead'
 import { useAddress } from '../parts/address'
+import { useVisibleRows } from '../parts/visibleRows'
 import { FIRST_COMMAND } from '../words/commands'
+import { JOBS } from '../words/jobs'
 
-const PAGE = 200
+const ColumnsMenu = part(() => import('../parts/ColumnsMenu'))
+const ViewsMenu = part(() => import('../parts/ViewsMenu'))
+
+/** Heights of a row in pixels; `lists.css` sets the same. */
+const ROW_HEIGHT = 44
+const CARD_HEIGHT = 116
+/** The order of trouble depends on the time; it is renewed this often. */
+const ORDER_SECONDS = 60
 
 export default function JobsPage() {
   useDocumentTitle('Jobs, Everstep')
   const query = useQuery(jobsQuery)
+  const { mayRun } = useRole()
+  const now = useCoarseNow()
+  const submit = mayRun && <Button component={Link} to="/submit" size="xs">{JOBS.submit}</Button>
   return (
     <div className="stack">
-      <h1>Jobs</h1>
-      <Shown query={query} rows={8}>
-        {(jobs) => (jobs.length ? <Table jobs={jobs} /> : <Empty title="No job yet" command={FIRST_COMMAND}>Submit one from the command line, or with the form under Submit.</Empty>)}
+      <PageHead title={JOBS.title} actions={submit} verdict={query.data && verdictOf(query.data, now)} />
+      <Shown query={query} rows={12}>
+        {(jobs) =>
+          jobs.length ? (
+            <JobList jobs={jobs} now={now} />
+          ) : (
+            <Empty title={JOBS.empty.title} command={FIRST_COMMAND}>{JOBS.empty.text}</Empty>
+          )
+        }
       </Shown>
     </div>
   )
 }
 
-function Table({ jobs }: { jobs: TrainingJobSummary[] }) {
+/** The server's time in Unix seconds, renewed once a minute. */
+const useCoarseNow = (): number => Math.floor(useNow() / ORDER_SECONDS) * ORDER_SECONDS
+
+function verdictOf(jobs: readonly TrainingJobSummary[], now: number): VerdictLine | undefined {
+  const words = JOBS.verdict
+  const counts = troubleCounts(jobs, now)
+  const attention = counts.failed + counts.unprotected
+  const trains = counts.training + counts.degraded
+  const isRunning = trains + counts.recovering + counts.starting > 0
+  const isRecoveringFirst = !attention && counts.recovering > 0
+  const text = [
+    attention && counts.recovering ? words.alsoRecovering(counts.recovering) : '',
+    trains ? words.training(trains) : '',
+    counts.starting ? words.starting(counts.starting) : '',
+    counts.queued ? words.queued(counts.queued) : '',
+    counts.paused ? words.paused(counts.paused) : '',
+  ].filter(Boolean).join(' ')
+  if (attention) return { tone: 'bad', lead: words.attention(attention), text }
+  if (isRecoveringFirst) return { tone: 'busy', lead: words.recovering(counts.recovering), text }
+  if (!jobs.length) return undefined
+  return { tone: isRunning ? 'good' : 'idle', lead: isRunning ? words.calm : words.idle, text }
+}
+
+function JobList({ jobs, now }: { jobs: TrainingJobSummary[]; now: number }) {
   const [search, set] = useAddress()
   const { mayRun } = useRole()
-  const client = useQueryClient()
   const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set())
-  const [isAsking, setAsking] = useState(false)
-  const [shown, setShown] = useState(PAGE)
   const text = search.get('q') ?? ''
   const status = search.get('status') ?? ''
   const fleet = search.get('fleet') ?? ''
-  const order = (search.get('sort') ?? 'created') as Order
+  const order = orderOf(search.get('sort'))
   const isReversed = search.get('reverse') === '1'
+  const columns = columnsOf(search.get('columns') ?? '')
   const addressOf = useMemo(() => addressesOf(jobs), [jobs])
-  const rows = useMemo(() => arranged(jobs, { text, status, fleet, order, isReversed }), [jobs, text, status, fleet, order, isReversed])
-  const statuses = Object.entries(jobs.reduce<Record<string, number>>((counts, job) => ({ ...counts, [job.SecondaryStatus]: (counts[job.SecondaryStatus] ?? 0) + 1 }), {}))
-  const stoppable = rows.filter((job) => chosen.has(job.RunId) && !isOver(job) && job.TrainingJobStatus !== 'Stopping')
-  const choose = useCallback((run: string, isChosen: boolean) => setChosen((before) => new Set(isChosen ? [...before, run] : [...before].filter((each) => each !== run))), [])
-  const isPriced = jobs.some((job) => job.CostUsd !== undefined)
-  const head = (key: Order, label: string, isNumber = false, title?: string) => (
-    <th title={title} className={isNumber ? 'n' : undefined} aria-sort={order === key ? (isReversed ? 'descending' : 'ascending') : undefined}>
-      <button
-        type="button"
-        onClick={() => set({ sort: key, reverse: order === key && !isReversed ? '1' : '' })}
-      >
-        {label} {order === key ? (isReversed ? '↑' : '↓') : ''}
-      </button>
-    </th>
+  const rows = useMemo(
+    () => arranged(jobs, { text, status, fleet, order, isReversed }, now),
+    [jobs, text, status, fleet, order, isReversed, now],
   )
+  const fleets = [...new Set(jobs.map((job) => job.FleetName))].sort()
+  const canStop = rows.filter((job) => chosen.has(job.RunId) && !isOver(job) && job.TrainingJobStatus !== 'Stopping')
+  const choose = useCallback((run: string, isChosen: boolean) => {
+    setChosen((before) => new Set(isChosen ? [...before, run] : [...before].filter((other) => other !== run)))
+  }, [])
+  const isFiltered = Boolean(text || status || fleet)
   return (
     <>
-      <div className="row">
-        <Filter label="Filter by name or reason" placeholder="Name or reason  ( / )" value={text} onChange={(value) => set({ q: value })} />
-        <NativeSelect aria-label="Status" value={status} data={[{ value: '', label: 'Any status' }, ...statuses.map(([name, number]) => ({ value: name, label: `${name} (${number})` }))]} onChange={(event) => set({ status: event.currentTarget.value })} />
-        <NativeSelect aria-label="Fleet" value={fleet} data={[{ value: '', label: 'Any fleet' }, ...new Set(jobs.map((job) => job.FleetName))]} onChange={(event) => set({ fleet: event.currentTarget.value })} />
-        {stoppable.length > 0 && (
-          <>
-            <Doing
-              does={async () => {
-                for (const job of stoppable) await call('PauseTrainingJob', { TrainingJobName: job.RunId })
-                setChosen(new Set())
-              }}
-            >
-              Pause {plural(stoppable.length, 'job')}
-            </Doing>
-            <Button color="red" variant="outline" size="xs" onClick={() => setAsking(true)}>
-              Stop {plural(stoppable.length, 'job')}
-            </Button>
-          </>
-        )}
-        <span className="dim">{rows.length === jobs.length ? plural(jobs.length, 'job') : `${count(rows.length)} of ${plural(jobs.length, 'job')}`}</span>
+      <StatusSummary jobs={jobs} status={status} onChange={(next) => set({ status: next })} />
+      <div className="row between">
+        <div className="row">
+          <Filter {...JOBS.filter} value={text} onChange={(value) => set({ q: value })} />
+          <NativeSelect
+            aria-label={JOBS.fleet.label}
+            value={fleet}
+            data={[{ value: '', label: JOBS.fleet.any }, ...fleets]}
+            onChange={(event) => set({ fleet: event.currentTarget.value })}
+          />
+          {canStop.length > 0 && <BulkActions jobs={canStop} onDone={() => setChosen(new Set())} />}
+        </div>
+        <div className="row">
+          <span className="dim" role="status">{JOBS.shown(rows.length, jobs.length)}</span>
+          <ListMenus columns={columns} search={search} set={set} />
+        </div>
       </div>
-      <section className="card scroll" style={{ padding: '4px 8px' }}>
-        <table className="grid stacked">
-          <thead>
-            <tr>
-              {mayRun && <th><span className="visually-hidden">Choose</span></th>}
-              {head('name', 'Job')}
-              {head('status', 'Status')}
-              <th>Reason</th>
-              {head('step', 'Progress', true)}
-              {head('left', 'Left', true, 'How long the rest takes at the mean pace so far, without failures and waiting')}
-              <th>Protection</th>
-              <th className="n">Incidents</th>
-              {head('ettr', 'ETTR', true, 'Time in training by the time since it was first started, the queue left out')}
-              {isPriced && head('cost', 'Cost', true)}
-              {head('nodes', 'Nodes', true, 'Nodes that are connected and report no fault, of those that the job asks for')}
-              {head('fleet', 'Fleet')}
-              <th className="n">Ran for</th>
-              {head('created', 'Created')}
-            </tr>
-          </thead>
-          <tbody>
-            {rows.slice(0, shown).map((job) => (
-              <Row
-                key={job.RunId}
-                job={job}
-                address={addressOf(job)}
-                isChosen={chosen.has(job.RunId)}
-                onChoose={mayRun ? choose : undefined}
-                isPriced={isPriced}
-              />
-            ))}
-          </tbody>
-        </table>
-        {!rows.length && <p className="dim" style={{ padding: 12 }}>No job is like that.</p>}
+      <section className="card flush joblist" tabIndex={0} aria-label={JOBS.title}>
+        <Rows
+          jobs={rows}
+          columns={columns}
+          addressOf={addressOf}
+          chosen={chosen}
+          onChoose={mayRun ? choose : undefined}
+          order={order}
+          isReversed={isReversed}
+          onOrder={(next) => set({
+            sort: next === 'trouble' ? '' : next, reverse: order === next && !isReversed ? '1' : '',
+          })}
+        />
+        {!rows.length && (
+          <p className="empty dim">
+            {JOBS.none}{' '}
+            {isFiltered && (
+              <Button variant="default" size="compact-xs" onClick={() => set({ q: '', status: '', fleet: '' })}>
+                {JOBS.clear}
+              </Button>
+            )}
+          </p>
+        )}
       </section>
-      {rows.length > shown && (
-        <Button variant="default" onClick={() => setShown(shown + PAGE)}>
-          Show {count(Math.min(PAGE, rows.length - shown))} more of {count(rows.length)}
-        </Button>
-      )}
+    </>
+  )
+}
+
+interface Summary {
+  jobs: readonly TrainingJobSummary[]
+  status: string
+  onChange: (status: string) => void
+}
+
+/** The number of jobs of each status. A click filters the list. */
+function StatusSummary({ jobs, status, onChange }: Summary) {
+  return (
+    <div className="chips" role="group" aria-label={JOBS.statuses}>
+      <button type="button" className="chip" aria-pressed={status === ''} onClick={() => onChange('')}>
+        {JOBS.all} <span className="number">{count(jobs.length)}</span>
+      </button>
+      {jobsByStatus(jobs).map(({ status: name, tone, count: number }) => (
+        <button
+          key={name}
+          type="button"
+          className={`chip tone-${tone}`}
+          aria-pressed={status === name}
+          onClick={() => onChange(status === name ? '' : name)}
+        >
+          <ToneIcon tone={tone} size={13} /> {name}{' '}
+          <span className="number" data-figure={`jobs-${name.toLowerCase()}`}>{count(number)}</span>
+        </button>
+      ))}
+    </div>
+  )
+}
+
+function BulkActions({ jobs, onDone }: { jobs: TrainingJobSummary[]; onDone: () => void }) {
+  const client = useQueryClient()
+  const [isAsking, setAsking] = useState(false)
+  const words = JOBS.stopDialog
+  return (
+    <>
+      <Doing
+        does={async () => {
+          for (const job of jobs) await call('PauseTrainingJob', { TrainingJobName: job.RunId })
+          onDone()
+        }}
+      >
+        {JOBS.pause(jobs.length)}
+      </Doing>
+      <Button color="red" variant="outline" size="xs" onClick={() => setAsking(true)}>
+        {JOBS.stop(jobs.length)}
+      </Button>
       <ConfirmByName
-        name={stoppable.length === 1 ? stoppable[0]!.TrainingJobName : `${stoppable.length} jobs`}
-        verb="Stop"
+        name={jobs.length === 1 ? jobs[0]!.TrainingJobName : words.several(jobs.length)}
+        verb={words.verb}
         opened={isAsking}
         onClose={() => setAsking(false)}
         onConfirm={async () => {
-          for (const job of stoppable) await call('StopTrainingJob', { TrainingJobName: job.RunId })
-          setChosen(new Set())
+          for (const job of jobs) await call('StopTrainingJob', { TrainingJobName: job.RunId })
+          onDone()
           void client.invalidateQueries()
         }}
       >
-        <p>{stoppable.map((job) => job.TrainingJobName).join(', ')}</p>
-        <p>All ranks stop at one agreed step, which is kept in S3. A stopped job does not start again.</p>
+        <p>{jobs.map((job) => job.TrainingJobName).join(', ')}</p>
+        <p>{words.effect}</p>
       </ConfirmByName>
     </>
   )
 }
 
-
-interface Shows {
-  job: TrainingJobSummary
-  address: string
-  isChosen: boolean
-  /** Absent for whom it is not allowed. */
-  onChoose?: (run: string, isChosen: boolean) => void
-  isPriced: boolean
+interface Menus {
+  columns: readonly Column[]
+  search: URLSearchParams
+  set: (changes: Record<string, string>) => void
 }
 
-/** Drawn anew when its own job has changed, not whenever the list is renewed: there may be a thousand. */
-const Row = memo(function Row({ job, address, isChosen, onChoose, isPriced }: Shows) {
-  const name = job.TrainingJobName
-  const isStale = useIsStale()
-  const figures = jobFigures(job, { staleSeconds: isStale ? Infinity : 0 })
-  return (
-    <tr>
-      {onChoose && (
-        <td data-name="Choose">{!isOver(job) && <input type="checkbox" aria-label={`Choose ${name}`} checked={isChosen} onChange={(event) => onChoose(job.RunId, event.currentTarget.checked)} />}</td>
-      )}
-      <td data-name="Job"><JobLink name={name} address={address} /></td>
-      <td data-name="Status" {...hook(figures, 'status')}><Status tone={figures.statusTone} word={figures.status} /></td>
-      <td className="reason">
-        <div className="clamp" title={job.Reason}>
-          {headline(job.Reason)}
-        </div>
-      </td>
-      <td className="n" data-name="Progress"><Progress figures={figures} /></td>
-      <td className="n" data-name="Left">{job.EstimatedRemainingSeconds === undefined ? '–' : duration(job.EstimatedRemainingSeconds)}</td>
-      <td data-name="Protection" {...hook(figures, 'protection')}>
-        <Status tone={figures.protectionTone} word={figures.protection} title={`Committed step: ${shown(figures, 'committedStep')}`} />
-      </td>
-      <td className="n" data-name="Incidents" {...hook(figures, 'incidents')}>
-        {figures.openIncidents ? <Link to={`/incidents?q=${encodeURIComponent(name)}`}><Status tone="warn" word={`${shown(figures, 'incidents')}, open`} /></Link> : shown(figures, 'incidents')}
-      </td>
-      <td className="n" data-name="ETTR" {...hook(figures, 'ettrRatio')}>{shown(figures, 'ettrRatio')}</td>
-      {isPriced && <td className="n" data-name="Cost" {...hook(figures, 'costUsd')}>{shown(figures, 'costUsd')}</td>}
-      <td className="n" data-name="Nodes"><Nodes figures={figures} /></td>
-      <td data-name="Fleet"><Link to={`/fleets/${encodeURIComponent(job.FleetName)}`}>{job.FleetName}</Link></td>
-      <td className="n" data-name="Ran for"><Lasting from={job.TrainingStartTime} to={job.TrainingEndTime} /></td>
-      <td className="moment" data-name="Created"><Ago at={job.CreationTime} /></td>
-    </tr>
+function ListMenus({ columns, search, set }: Menus) {
+  const [open, setOpen] = useState<'columns' | 'views'>()
+  const button = (name: 'columns' | 'views') => (
+    <Button
+      variant="default"
+      size="xs"
+      aria-haspopup="menu"
+      aria-expanded={open === name}
+      onClick={() => setOpen(open === name ? undefined : name)}
+    >
+      {JOBS.menus[name]}
+    </Button>
   )
-})
+  const close = () => setOpen(undefined)
+  return (
+    <>
+      {open === 'views' ? (
+        <Suspense fallback={button('views')}>
+          <ViewsMenu search={search} onClose={close}>{button('views')}</ViewsMenu>
+        </Suspense>
+      ) : (
+        button('views')
+      )}
+      {open === 'columns' ? (
+        <Suspense fallback={button('columns')}>
+          <ColumnsMenu columns={columns} onChange={(next) => set({ columns: columnsText(next) })} onClose={close}>
+            {button('columns')}
+          </ColumnsMenu>
+        </Suspense>
+      ) : (
+        button('columns')
+      )}
+    </>
+  )
+}
 
-function Nodes({ figures }: { figures: JobFigures }) {
-  const wanted = <span {...hook(figures, 'wantedNodes')}>{shown(figures, 'wantedNodes')}</span>
-  if (figures.healthyNodes === undefined) return wanted
-  const healthy = <span {...hook(figures, 'healthyNodes')}>{shown(figures, 'healthyNodes')}</span>
-  return <span className={figures.healthyNodesTone === 'warn' ? 'tone-warn' : undefined}>{healthy} of {wanted}</span>
+const ORDER_OF_COLUMN: Partial<Record<Column, Order>> = {
+  name: 'name', status: 'trouble', progress: 'step', left: 'left', nodes: 'nodes', incidents: 'incidents',
+  ettr: 'ettr', cost: 'cost', fleet: 'fleet', priority: 'priority', created: 'created',
+}
+const NUMBERS: ReadonlySet<Column> = new Set(['left', 'nodes', 'incidents', 'ettr', 'cost', 'priority', 'duration'])
+
+interface RowsProps {
+  jobs: readonly TrainingJobSummary[]
+  columns: readonly Column[]
+  addressOf: (job: TrainingJobSummary) => string
+  chosen: ReadonlySet<string>
+  /** Absent for a viewer, who has no check boxes. */
+  onChoose?: (run: string, isChosen: boolean) => void
+  order: Order
+  isReversed: boolean
+  onOrder: (order: Order) => void
+}
+
+function Rows({ jobs, columns, addressOf, chosen, onChoose, order, isReversed, onOrder }: RowsProps) {
+  const body = useRef<HTMLTableSectionElement>(null)
+  const isPhone = useMediaQuery('(max-width: 640px)', false, { getInitialValueInEffect: false })
+  const height = isPhone ? CARD_HEIGHT : ROW_HEIGHT
+  const { first, end } = useVisibleRows(body, height, jobs.length)
+  const inView = useMemo(() => jobs.slice(first, end), [jobs, first, end])
+  const curves = useLossCurves(columns.includes('loss') ? inView : NO_JOBS)
+  const width = columns.length + (onChoose ? 1 : 0)
+  return (
+    <table className="grid jobs" aria-rowcount={jobs.length + 1}>
+      <thead>
+        <tr aria-rowindex={1}>
+          {onChoose && <th><span className="visually-hidden">{JOBS.choose('')}</span></th>}
+          {columns.map((column) => (
+            <ColumnHead key={column} column={column} order={order} isReversed={isReversed} onOrder={onOrder} />
+          ))}
+        </tr>
+      </thead>
+      <tbody ref={body}>
+        <Spacer height={first * height} width={width} />
+        {inView.map((job, index) => (
+          <JobRow
+            key={job.RunId}
+            job={job}
+            index={first + index}
+            address={addressOf(job)}
+            columns={columns}
+            curve={curves[job.RunId]?.values}
+            isChosen={chosen.has(job.RunId)}
+            onChoose={onChoose}
+          />
+        ))}
+        <Spacer height={(jobs.length - end) * height} width={width} />
+      </tbody>
+    </table>
+  )
+}
+const NO_JOBS: readonly TrainingJobSummary[] = []
+
+/** Has the height of the rows that are not rendered. */
+function Spacer({ height, width }: { height: number; width: number }) {
+  return height > 0 ? <tr className="spacer" aria-hidden="true"><td colSpan={width} style={{ height }} /></tr> : null
+}
+
+interface ColumnHeadProps {
+  column: Column
+  order: Order
+  isReversed: boolean
+  onOrder: (order: Order) => void
+}
+
+function ColumnHead({ column, order, isReversed, onOrder }: ColumnHeadProps) {
+  const words: { label: string; title?: string } = JOBS.columns[column]
+  const own = ORDER_OF_COLUMN[column]
+  const isOwn = own === order
+  const arrow = isOwn ? (isReversed ? ' ↑' : ' ↓') : ''
+  return (
+    <th
+      className={`c-${column}${NUMBERS.has(column) ? ' n' : ''}`}
+      title={words.title}
+      aria-sort={isOwn ? (isReversed ? 'descending' : 'ascending') : undefined}
+    >
+      {own ? <button type="button" onClick={() => onOrder(own)}>{words.label}{arrow}</button> : words.label}
+    </th>
+  )
 }
