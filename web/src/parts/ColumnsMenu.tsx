@@ -21,15 +21,13 @@ export default function ColumnsMenu({ columns, onChange, onClose, children }: Pr
         {COLUMNS.filter((column) => column !== 'name').map((column) => {
           const isShown = columns.includes(column)
           return (
-            <Menu.Item
+            <Menu.CheckboxItem
               key={column}
-              role="menuitemcheckbox"
-              aria-checked={isShown}
-              leftSection={<span className="check" aria-hidden="true">{isShown ? '✓' : ''}</span>}
-              onClick={() => onChange(isShown ? without(column) : [...columns, column])}
+              checked={isShown}
+              onChange={() => onChange(isShown ? without(column) : [...columns, column])}
             >
               {JOBS.columns[column].label}
-            </Menu.Item>
+            </Menu.CheckboxItem>
           )
         })}
         <Menu.Divider />
