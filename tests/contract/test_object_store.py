@@ -1,4 +1,7 @@
-"""The contract of every object store: the same tests run in memory, against moto's S3 and against SeaweedFS."""
+"""The contract of every object store: the same tests run in memory, against moto's S3 and against SeaweedFS.
+
+`memory_s3` is the product's store over a client in memory, so the tests compare this client with real servers.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from moto.server import ThreadedMotoServer
@@ -14,6 +19,7 @@ from moto.server import ThreadedMotoServer
 from everstep.bulk import PartDigest, SendCancelled, StoredPart
 from everstep.protocol.manifest import PartsHasher
 from everstep.protocol.plan import ObjectReference
+from tests.fakes.s3_client import MemoryS3, MemoryS3Client
 from tests.fakes.storage import MemoryObjectStore
 from tests.seaweedfs import SeaweedFs
 from worker.errors import (
@@ -27,6 +33,9 @@ from worker.errors import (
 )
 from worker.storage.object_store import ObjectStore
 from worker.storage.s3 import S3ObjectStore, s3_store
+
+if TYPE_CHECKING:
+    from botocore.client import BaseClient
 
 BUCKET = "bucket"
 MIB = 1024 * 1024
@@ -77,10 +86,15 @@ def seaweedfs_store(seaweedfs: SeaweedFs) -> Iterator[S3ObjectStore]:
     made.client.close()
 
 
-@pytest.fixture(params=["memory", "s3", "seaweedfs_store"])
+@pytest.fixture(params=["memory", "memory_s3", "s3", "seaweedfs_store"])
 def store(request: pytest.FixtureRequest) -> Iterator[ObjectStore]:
     if request.param == "memory":
         yield MemoryObjectStore(BUCKET, part_bytes=PART_BYTES)
+        return
+    if request.param == "memory_s3":
+        s3 = MemoryS3(BUCKET, lambda: datetime.now(UTC))
+        yield S3ObjectStore(cast("BaseClient", MemoryS3Client(s3, "agent")), part_bytes=PART_BYTES)
+        assert not s3.uploads, "an upload that failed was left unfinished"
         return
     made: S3ObjectStore = request.getfixturevalue(request.param)
     client = made.client

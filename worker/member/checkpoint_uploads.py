@@ -71,7 +71,7 @@ class CheckpointUploads:
             agree: divides tensors of a local rank among the ranks that hold them (see `UploadDivision.agree`).
             grant_if_due: called when the slot of a cancelled upload is free.
             on_change: called when an upload has ended or failed.
-            pause: waits for the given seconds before a failed upload is tried again.
+            pause: waits for the given seconds, before another attempt and while other ranks write objects.
         """
         self.uploaded: list[UploadedShard] = []
         """Facts about the newest finished uploads, for the node's reports (see `newest_uploads`)."""
@@ -271,6 +271,7 @@ class CheckpointUploads:
             on_stored=on_stored,
             on_waiting=on_waiting,
             share=helpers if helpers.peers and with_helpers else None,
+            pause=self.pause,
         )
 
     async def _divide(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:

@@ -156,7 +156,7 @@ async def upload_shard(
         share: the holders that help with the first attempt; None without helpers. Later attempts use no helpers, so
             that a misbehaving helper cannot fail an upload.
         draw: returns a random number from 0 to 1, for the pauses between attempts.
-        pause: waits for the given seconds while other ranks write objects that the shard needs.
+        pause: waits for the given seconds, between attempts and while other ranks write objects that the shard needs.
 
     Returns:
         The facts that the control plane writes to the manifest.
@@ -202,7 +202,7 @@ async def upload_shard(
             log.warning(
                 "upload of step %d of rank %d: attempt %d failed and is retried: %s", header.step, rank, attempt, error
             )
-            await asyncio.sleep(full_jitter(attempt, draw))
+            await pause(full_jitter(attempt, draw))
     raise AssertionError
 
 

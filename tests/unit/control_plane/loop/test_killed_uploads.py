@@ -1,9 +1,7 @@
-"""A job is killed in each state of a checkpoint's upload, and restores the newest complete checkpoint.
+"""A job loses a node after some of a checkpoint's shards are reported, and S3 fails around the manifest.
 
-    marked ──▶ 1 … n shards in S3 ──▶ manifest put ──▶ recorded: complete
-
-Each shard has one copy in memory, so the loss of a node leaves only S3. Step 3 is a complete checkpoint, and the job is
-killed during the upload of step 5.
+Each shard has one copy in memory, so the loss of a node leaves only S3. Step 3 is a complete checkpoint, and the
+failure occurs during the upload of step 5. `test_upload_states` kills each process in each state of an upload.
 """
 
 from __future__ import annotations
@@ -73,18 +71,6 @@ async def test_a_node_lost_while_the_manifest_cannot_be_put(world: World, monkey
     await world.upload(5)
     assert complete(world) == [3]
     assert await restored_after_the_loss_of(world, 0) == 3
-
-
-@pytest.mark.parametrize("uploaded", range(NODES + 1))
-async def test_a_control_plane_killed_after_so_many_shards_completes_the_checkpoint(
-    world: World, uploaded: int
-) -> None:
-    await before_the_upload(world)
-    await world.upload(5, nodes=uploaded)
-    world.start_server()
-    await world.upload(5)
-    await world.until(lambda: complete(world) == [5, 3])
-    assert await restored_after_the_loss_of(world, 0) == 5
 
 
 async def test_a_manifest_that_was_put_and_not_recorded_is_put_again_with_the_same_content(

@@ -1,0 +1,293 @@
+"""Processes are killed in every state of an upload, and the job restores the newest complete checkpoint.
+
+    proposed ─▶ assigned ─▶ tensors of all ranks ─▶ parts by owner and holder ─▶ object completed ─▶ reported
+             ─▶ manifest put ─▶ recorded ─▶ older checkpoint: manifest deleted ─▶ objects deleted ─▶ recorded
+
+The table `STATES` × `DEAD` kills processes in one state of the upload of step 5. Step 3 is complete before. Afterwards
+the living processes continue, all nodes are lost, and the job can only restore from S3. The uploads, the manifests, the
+deletions, the verification and the restore run the product's code on S3 in memory (`uploading`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from control_plane.core.orphans import KEPT_SECONDS
+from control_plane.core.states import JobState
+from control_plane.db import checkpoints
+from control_plane.loop.checkpoint_keeper import CheckpointKeeper
+from control_plane.loop.orphan_keeper import OrphanKeeper
+from control_plane.loop.verifier import Verifier
+from everstep.protocol.ids import NodeId, Rank
+from tests.fakes.s3_client import Request
+from tests.unit.control_plane.loop.uploading import CONTROL_PLANE, NODES, Cluster, Killed
+from tests.unit.control_plane.loop.world import World
+
+FIRST, SECOND = 3, 5
+
+
+@pytest.fixture(autouse=True)
+async def in_turn() -> AsyncIterator[None]:
+    """Run executor calls in threads, because uploads wait in threads for messages of the event loop."""
+    with ThreadPoolExecutor() as threads:
+        asyncio.get_running_loop().set_default_executor(threads)
+        yield
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The nodes that take part in the upload of one shard."""
+
+    owner: NodeId
+    helper: NodeId
+    """The holder of the shard's replica, which sends some parts."""
+    coordinator: NodeId
+    rank: Rank
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Roles:
+        """Choose a rank of which neither the owner nor the holder is the coordinator."""
+        plan = cluster.world.plan()
+        rank = next(each for each in plan.ranks if plan.coordinator not in each.copy_nodes)
+        owner, helper = rank.copy_nodes
+        return cls(owner, helper, plan.coordinator, rank.rank)
+
+
+Fits = Callable[[Request, bool, Roles], bool]
+"""Returns True for the request at which the state begins: the request, whether S3 has executed it, and the roles."""
+
+
+def own(operation: str, is_done: bool, part: int | None = None) -> Fits:
+    """Return the state that a request for the object of the owner's shard begins."""
+
+    def fits(request: Request, is_after: bool, roles: Roles) -> bool:
+        is_ours = f"step={SECOND}/" in request.key and request.key.endswith(f"/rank={roles.rank}.safetensors")
+        return (
+            (request.operation, is_after) == (operation, is_done)
+            and is_ours
+            and request.client == roles.owner
+            and part in (None, request.part)
+        )
+
+    return fits
+
+
+def helped(is_done: bool) -> Fits:
+    """Return the state that a helper's part begins."""
+
+    def fits(request: Request, is_after: bool, roles: Roles) -> bool:
+        return (request.client, request.operation, is_after) == (roles.helper, "upload_part", is_done) and (
+            request.key.endswith(f"/rank={roles.rank}.safetensors")
+        )
+
+    return fits
+
+
+def shared(is_done: bool) -> Fits:
+    """Return the state in which the owner writes a tensor that all ranks hold."""
+
+    def fits(request: Request, is_after: bool, roles: Roles) -> bool:
+        operation = "complete_multipart_upload" if is_done else "upload_part"
+        is_ours = f"step={SECOND}/replicated/" in request.key and request.client == roles.owner
+        return (request.operation, is_after) == (operation, is_done) and is_ours
+
+    return fits
+
+
+def of_control_plane(operation: str, key: str, is_done: bool) -> Fits:
+    """Return the state that a request of the control plane begins."""
+
+    def fits(request: Request, is_after: bool, _: Roles) -> bool:
+        found = request.client, request.operation, is_after
+        return found == (CONTROL_PLANE, operation, is_done) and re.search(key, request.key) is not None
+
+    return fits
+
+
+PROPOSED, REPORTED = "proposed", "reported by the owner"
+"""States that begin with no request to S3."""
+STATES: dict[str, Fits | None] = {
+    PROPOSED: None,
+    "assigned": lambda request, is_after, roles: request.client == roles.owner and not is_after,
+    "shared tensor sent in part": shared(False),
+    "shared tensor stored": shared(True),
+    "multipart upload created": own("create_multipart_upload", True),
+    "first part sent": own("upload_part", True, part=1),
+    "helper sends a part": helped(False),
+    "helper has sent a part": helped(True),
+    "all parts sent": own("complete_multipart_upload", False),
+    "completed, not reported": own("complete_multipart_upload", True),
+    REPORTED: None,
+    "manifest about to be put": of_control_plane("put_object", f"step={SECOND}/manifest", False),
+    "manifest put, not recorded": of_control_plane("put_object", f"step={SECOND}/manifest", True),
+    "older manifest about to be deleted": of_control_plane("delete_objects", f"step={FIRST}/manifest", False),
+    "older manifest deleted": of_control_plane("delete_objects", f"step={FIRST}/manifest", True),
+    "older objects deleted, not recorded": of_control_plane("delete_objects", f"step={FIRST}/(?!manifest)", True),
+}
+AGENTS: dict[str, Callable[[Roles, Cluster], list[NodeId]]] = {
+    "owner": lambda roles, _: [roles.owner],
+    "helper": lambda roles, _: [roles.helper],
+    "coordinator": lambda roles, _: [roles.coordinator],
+    "control plane": lambda _, __: [],
+    "all agents": lambda _, cluster: list(cluster.nodes),
+    "everything": lambda _, cluster: list(cluster.nodes),
+}
+COMPLETES_LATER = {"control plane"}
+"""The upload of step 5 goes on without these processes, so the job restores it, whatever the state."""
+
+
+def expected_step(state: str, dead: str) -> int:
+    """Return the step that the job restores."""
+    names = list(STATES)
+    if dead in COMPLETES_LATER or names.index(state) > names.index("manifest put, not recorded"):
+        return SECOND
+    if state.startswith("manifest"):
+        # A new control plane puts the manifest again, but only while the agents report the shards.
+        return FIRST if dead == "everything" else SECOND
+    if state == REPORTED and dead == "owner":
+        return SECOND  # The control plane still has the report of the dead node.
+    return FIRST
+
+
+class Killing:
+    """Kills processes at the first request that begins a state."""
+
+    def __init__(self, cluster: Cluster, roles: Roles, state: str, dead: str) -> None:
+        self.count = 0
+        """Number of times that processes were killed."""
+        self._lock = threading.Lock()
+        self._is_due = True
+        self.with_control_plane = dead in ("control plane", "everything")
+        self._cluster = cluster
+        self._roles = roles
+        self._fits = STATES[state]
+        self._nodes = AGENTS[dead](roles, cluster)
+        self._loop = asyncio.get_running_loop()
+        cluster.s3.on_request = self._on_request
+
+    def kill(self) -> None:
+        self.count += 1
+        self._cluster.kill(self._nodes)
+        if self.with_control_plane:
+            self._cluster.s3.dead[CONTROL_PLANE] = Killed()
+
+    def _on_request(self, request: Request, is_after: bool) -> None:
+        with self._lock:  # Several threads send parts.
+            if not self._is_due or self._fits is None or not self._fits(request, is_after, self._roles):
+                return
+            self._is_due = False
+
+        async def kill() -> None:
+            self.kill()
+
+        asyncio.run_coroutine_threadsafe(kill(), self._loop).result()
+
+
+@asynccontextmanager
+async def surviving(cluster: Cluster) -> AsyncIterator[None]:
+    """Start the control plane again if it is killed in the block."""
+    with suppress(Killed):
+        yield
+    if CONTROL_PLANE in cluster.s3.dead:
+        cluster.start_server()
+
+
+def keep(world: World) -> None:
+    """Run the loops that verify and delete checkpoints, until neither has work left."""
+    for _ in range(2):
+        CheckpointKeeper(world.database, world.objects, lambda: world.now).delete_due()
+        Verifier(world.database, world.objects, lambda: world.now).verify_next()
+    CheckpointKeeper(world.database, world.objects, lambda: world.now).delete_due()
+
+
+def manifests(cluster: Cluster) -> dict[int, str]:
+    """Return the key of each manifest in S3, by step."""
+    found = {key: re.search(r"/step=(\d+)/manifest\.json$", key) for key in cluster.s3.objects}
+    return {int(match[1]): key for key, match in found.items() if match}
+
+
+def recorded(world: World) -> dict[int, set[str]]:
+    """Return the keys of all objects of each complete checkpoint that the control plane has recorded, by step."""
+    found = {}
+    for record in world.checkpoints():
+        manifest = record.contents()
+        if record.state == checkpoints.COMPLETE and manifest is not None:
+            shared = (each.key for each in (*manifest.frozen, *manifest.replicated))
+            found[record.step] = {record.manifest_key, *(shard.key for shard in manifest.shards), *shared}
+    return found
+
+
+async def store_the_first(cluster: Cluster) -> None:
+    """Run the job, and complete the checkpoint of step 3."""
+    world = cluster.world
+    world.submit(copies=2, nodes=NODES, checkpoint_max_count=1)
+    await world.running()
+    await cluster.open()
+    await world.train(FIRST)
+    await cluster.upload(FIRST)
+    cluster.report()
+    await world.until(lambda: list(recorded(world)) == [FIRST])
+    await world.train(SECOND - FIRST + 1)
+
+
+async def lose_all_nodes(cluster: Cluster) -> None:
+    """Terminate all instances, and wait until the job runs again on new ones."""
+    world, before = cluster.world, cluster.world.job().generation
+    for agent in list(world.agents.values()):
+        world.terminate(agent)
+    await world.until(lambda: world.job().generation > before and world.job().state == JobState.RUNNING)
+
+
+@pytest.mark.parametrize("dead", AGENTS)
+@pytest.mark.parametrize("state", STATES)
+async def test_the_newest_complete_checkpoint_is_restored(tmp_path: Path, state: str, dead: str) -> None:
+    world = World(tmp_path, nodes=NODES, spares=0, max_size=NODES, boot_seconds=0.5)
+    cluster = Cluster(world, tmp_path)
+    if state == PROPOSED:
+        cluster.gather_seconds = 0.0  # The coordinator does not wait for the offers of dead nodes.
+    try:
+        await store_the_first(cluster)
+        roles = Roles.of(cluster)
+        killing = Killing(cluster, roles, state, dead)
+        async with surviving(cluster):
+            if state == PROPOSED:
+                killing.kill()
+            await cluster.upload(SECOND)
+        if state == REPORTED:
+            cluster.report(roles.owner)
+            await world.tick()
+            async with surviving(cluster):
+                killing.kill()
+        for work in (lambda: None, lambda: keep(world)):
+            async with surviving(cluster):
+                cluster.report()
+                for _ in range(3):
+                    await world.tick()
+                await asyncio.to_thread(work)
+        keep(world)
+        assert killing.count == 1
+        await lose_all_nodes(cluster)
+        assert world.plan().base_step == expected_step(state, dead)
+        assert await cluster.restored() == {world.plan().base_step}
+        assert world.plan().base_step in recorded(world)
+        await cluster.open()
+        assert not cluster.s3.uploads
+        world.now += timedelta(seconds=3 * KEPT_SECONDS)
+        OrphanKeeper(world.database, world.objects, lambda: world.now).delete_due()
+        keep(world)
+        left = {key for key in cluster.s3.objects if "/checkpoints/" in key}
+        assert left == set().union(*recorded(world).values())
+        assert not any(record.verdict for record in world.checkpoints())
+    finally:
+        await cluster.close()
+        world.close()
