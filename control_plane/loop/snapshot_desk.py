@@ -13,17 +13,21 @@ methods run on the server's event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Final, TypeVar, cast
 
 from everstep.protocol.agent_messages import HoldSnapshot, ReadSnapshot, ReleaseSnapshot, SnapshotBytes, SnapshotHeld
 from everstep.protocol.ids import NodeId
 
+KEPT_HOLDS: Final = 256
+"""Number of holds that the desk remembers, so that a repeated request records no second event."""
 MAX_READS: Final = 8
 """Limit of reads that wait for an agent at the same time. Each occupies up to `MAX_SNAPSHOT_READ_BYTES` of memory."""
 ANSWER_SECONDS: Final = 20.0
 """Seconds for which a caller waits for an agent's answer."""
 
+T = TypeVar("T")
 Request = HoldSnapshot | ReadSnapshot | ReleaseSnapshot
 Answer = SnapshotHeld | SnapshotBytes
 
@@ -42,6 +46,37 @@ class SnapshotDesk:
         self._send = send
         self._asked: dict[str, tuple[NodeId, asyncio.Future[Answer]]] = {}
         self._reading = asyncio.Semaphore(MAX_READS)
+        self._beginning: dict[str, asyncio.Task[object]] = {}
+        """The requests that begin holds, by the key of `once`."""
+        self._begun: deque[str] = deque(maxlen=KEPT_HOLDS)
+
+    async def once(self, key: str, begin: Callable[[], Coroutine[object, object, T]]) -> T:
+        """Run `begin`, or wait for the running call with the same key.
+
+        A client can repeat a request while the first one still runs. If the first one then fails, it ends the hold, so
+        both requests must have the same result. The call continues if a caller is cancelled.
+
+        Args:
+            key: id that copies of one request have in common.
+            begin: called at most once at a time per key.
+
+        Returns:
+            The result of `begin`, for all callers.
+        """
+        task = cast("asyncio.Task[T] | None", self._beginning.get(key))
+        if task is None:
+            task = asyncio.create_task(begin(), name=f"hold {key}")
+            self._beginning[key] = cast("asyncio.Task[object]", task)
+            task.add_done_callback(lambda _: self._beginning.pop(key))
+        return await asyncio.shield(task)
+
+    def has_begun(self, hold_id: str) -> bool:
+        """Return whether the event of a hold is recorded, as far as this server remembers."""
+        return hold_id in self._begun
+
+    def note_begun(self, hold_id: str) -> None:
+        """Remember that the event of a hold is recorded."""
+        self._begun.append(hold_id)
 
     async def hold(self, node_id: NodeId, request: HoldSnapshot) -> SnapshotHeld:
         """Ask an agent to hold the snapshots of one step.

@@ -63,6 +63,8 @@ MAX_COMMAND_OUTPUT_BYTES = 256 * 1024
 """Maximum bytes of stdout, and of stderr, that `CommandEnded` carries."""
 HOLD_SECONDS = 120.0
 """Seconds after the last request of an export until a node releases the snapshots that it keeps for the export."""
+ANOTHER_EXPORT = "another export holds a snapshot"
+"""Refusal of a node that keeps the snapshots of another export. A job has at most one export from memory."""
 MAX_SNAPSHOT_READ_BYTES = 4 * 1024 * 1024
 """Maximum bytes of a snapshot in one message. Larger messages would delay the agent's reports."""
 
@@ -678,6 +680,8 @@ class TakeCheckpoint(Message, frozen=True):
     run: RunId
     generation: Generation
     step: Step
+    ends_exports: bool = False
+    """True if AWS has announced the end of a node. The checkpoint then takes the slot of an export if it needs one."""
 
 
 class TakeStacks(Message, frozen=True):
@@ -797,7 +801,8 @@ class HoldSnapshot(Message, frozen=True):
     """Command to keep the snapshots of this node's ranks at one step in memory, for an export.
 
     The agent answers with `SnapshotHeld`. It keeps the slots for `HOLD_SECONDS` after the last request of this hold.
-    A node has at most one hold. A request with the same `hold_id` and another step replaces the step of the hold.
+    A node has at most one hold. Repeated requests with the same `hold_id` use the same hold: a request for the newest
+    step returns the held step, and a request for another step replaces the held step. An ended hold never begins again.
     """
 
     run: RunId

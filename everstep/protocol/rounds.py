@@ -122,6 +122,8 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     Ranks then return from `close()`.
     """
     pacing: Pacing = Pacing.AT_ONCE
+    ends_exports: bool = False
+    """True while a checkpoint that AWS's notice requires lacks the slot that an export holds. Agents end the export."""
     held: tuple[Rank, ...] = ()
     """Ranks whose shard is complete on every node that the plan names for it.
 

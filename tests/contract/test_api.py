@@ -157,7 +157,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         },
         "CreateJoinToken": {"FleetName": "main"},
         "CreateCheckpoint": job,
-        "HoldSnapshot": job,
+        "HoldSnapshot": {**job, "SnapshotId": f"1-8-{'0' * 32}"},
         "ReadSnapshot": {**job, "SnapshotId": f"1-8-{'0' * 32}", "Rank": 1, "Begin": 0, "End": 5},
         "ReleaseSnapshot": {**job, "SnapshotId": f"1-8-{'0' * 32}"},
         "CreateToken": {"Role": "viewer", "Project": "speech", "ExpiresInSeconds": 3600},

@@ -746,6 +746,8 @@ export interface HoldSnapshotRequest {
   TrainingJobName: string
   /** A snapshot whose hold this request extends. Without this field, the request begins a new hold of the newest committed step. */
   SnapshotId?: string
+  /** Identifies the request. A repeated request with the same token returns the same hold. After the hold has ended, it is refused. */
+  ClientRequestToken?: string
 }
 
 /** The snapshots of all ranks at one committed step. The job keeps them in memory until the hold ends. */

@@ -143,7 +143,7 @@ class Commands:
                     rounds.request_stop()
             case TakeCheckpoint(run=run, generation=generation, step=step) if self._is_current(run, generation):
                 if (rounds := self._rounds) is not None:
-                    rounds.request_checkpoint(step)
+                    rounds.request_checkpoint(step, ends_exports=command.ends_exports)
             case KillForDrill(run=run, generation=generation) if self._is_current(run, generation):
                 self._kill(run, generation, command.rank, command.drill)
             case TakeStacks(run=run, generation=generation, number=number) if self._is_current(run, generation):

@@ -355,6 +355,8 @@ class Coordinator:
     """
     wanted: Step = NONE
     """The first commit at or above this step is to be uploaded, on a user's request; `NONE` without a request."""
+    urgent: Step = NONE
+    """The first commit at or above this step is to be uploaded, also if an export must end for it; else `NONE`."""
     is_recovering: bool = False
     """True from a restart until every rank's agent has reported. The coordinator proposes no step during this time."""
     stop_requested: bool = False
@@ -442,13 +444,21 @@ class Coordinator:
         """
         return replace(self, distance=distance)
 
-    def request_checkpoint(self, step: Step) -> Coordinator:
+    def request_checkpoint(self, step: Step, *, ends_exports: bool = False) -> Coordinator:
         """Request the upload of the next commit at or after `step`. A repeated request changes nothing.
 
         A later commit is uploaded, because nodes may be about to reuse the slot of the present commit. The announcement
         of a commit also names the step to upload, so that nodes pin its slot before the slot can be reused.
+
+        Args:
+            step: the lowest step to upload.
+            ends_exports: True if agents end an export that holds the slot that the step needs.
+
+        Returns:
+            The coordinator with the request.
         """
-        return replace(self, wanted=max(self.wanted, step))
+        urgent = max(self.urgent, step) if ends_exports else self.urgent
+        return replace(self, wanted=max(self.wanted, step), urgent=urgent)
 
     def request_stop(self) -> Coordinator:
         """Request an agreed stop. Repeated requests change nothing."""
@@ -717,6 +727,11 @@ class Coordinator:
             # Prefer a multiple of the interval, so that a checkpoint of this step can be committed.
             step = multiple if multiple - step <= self.cadence else step
         return replace(self, proposed=Step(step), newest=Step(step))
+
+    @property
+    def ends_exports(self) -> bool:
+        """True if agents must end an export, because it holds the slot of a checkpoint that a notice requires."""
+        return self.persist < self.urgent and self._is_full and any(each.held_step != NONE for each in self.ranks)
 
     @property
     def _is_full(self) -> bool:

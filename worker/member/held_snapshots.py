@@ -3,20 +3,24 @@
     HoldSnapshot ──▶ pins one slot per rank of this node ──▶ SnapshotHeld
     ReadSnapshot ──▶ a range of the shard's checkpoint object, built from the slot ──▶ SnapshotBytes
 
-Invariant: a pinned slot keeps its content until the hold ends. A hold ends on request, after `HOLD_SECONDS` without a
-request, with the generation, or when the slot is needed for the final step of a stop.
+A control plane that received no answer repeats its request. All requests with one hold id use one hold, and a hold that
+has ended never begins again.
+
+Invariant: a pinned slot keeps its content until the hold ends. A node has at most one hold. A hold ends on request,
+after `HOLD_SECONDS` without a request, with the generation, or when the slot is needed for the final step of a stop or
+for a checkpoint after AWS's notice.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from everstep.protocol.agent_messages import (
+    ANOTHER_EXPORT,
     HOLD_SECONDS,
     MAX_SNAPSHOT_READ_BYTES,
     HeldShard,
@@ -36,8 +40,10 @@ from worker.shm.store import Slot, SlotStore, in_thread
 from worker.storage.checkpoints import PIECE_BYTES
 from worker.storage.shard_object import ShardObject
 
-RELEASES = 64
-"""Number of ended holds that a node remembers. A request that is still running must not begin one of them again."""
+KEPT_ENDS = 64
+"""Number of ended holds whose reason a node keeps. Late and repeated requests must not begin one of them again."""
+RELEASED = "the export has ended"
+"""Reason of a hold that ended because the control plane released it."""
 
 
 @dataclass(slots=True)
@@ -80,10 +86,10 @@ class HeldSnapshots:
         self.hold_seconds = HOLD_SECONDS
         """Seconds after its last request until a hold ends."""
         self._hold: _Hold | None = None
-        self._released: deque[str] = deque(maxlen=RELEASES)
-        """Ids of the holds that ended last. A release can arrive while its hold still begins."""
-        self._heard: tuple[Step, Step] = NONE, NONE
-        """The proposed step and the step marked for upload in the newest announcement."""
+        self._ends: dict[str, str] = {}
+        """Why each of the holds that ended last has ended, by hold id. A release can arrive before its hold begins."""
+        self._heard: Announcement | None = None
+        """The coordinator's newest announcement."""
         self._is_closed = False
         self._turn = asyncio.Lock()
         """Held while a hold begins, so that two requests do not pin slots at the same time."""
@@ -99,10 +105,11 @@ class HeldSnapshots:
         """
         async with self._turn:
             if self._hold is not None and self._hold.hold_id != wanted.hold_id:
-                return SnapshotHeld(request_id=wanted.request_id, refusal="another export holds a snapshot")
-            if self._hold is None and wanted.is_renewal:
-                return SnapshotHeld(request_id=wanted.request_id, refusal="the snapshot is no longer held")
-            step = self._contents.committed if wanted.step == NONE else wanted.step
+                return SnapshotHeld(request_id=wanted.request_id, refusal=ANOTHER_EXPORT)
+            if self._hold is None and (wanted.is_renewal or wanted.hold_id in self._ends):
+                return SnapshotHeld(request_id=wanted.request_id, refusal=self._end_of(wanted.hold_id))
+            newest = self._contents.committed if self._hold is None else self._hold.step
+            step = newest if wanted.step == NONE else wanted.step
             if self._hold is None or self._hold.step != step:
                 problem = await self._begin(wanted.hold_id, step)
                 if problem:
@@ -159,14 +166,20 @@ class HeldSnapshots:
 
     def _obstacle(self, hold_id: str, step: Step) -> str:
         """Return the reason why a hold must not begin now, or "". The reason can appear while the hold begins."""
-        proposed, persist = self._heard
+        heard = self._heard
         if self._is_closed:
             return "the generation has ended on this node"
-        if hold_id in self._released:
-            return "the hold has ended"
-        if is_superseded(step, proposed=proposed, persist=persist):
-            return f"the job stops, and its final step {proposed} needs the memory"
+        if hold_id in self._ends:
+            return self._ends[hold_id]
+        if heard is not None and is_superseded(step, proposed=heard.proposed, persist=heard.persist_step):
+            return f"the job stops, and its final step {heard.proposed} needs the memory"
+        if heard is not None and heard.ends_exports:
+            return "AWS announced the end of a node, and the checkpoint that the job stores before needs the memory"
         return ""
+
+    def _end_of(self, hold_id: str) -> str:
+        """Return the reason why this node does not hold a snapshot for an export."""
+        return self._ends.get(hold_id, "the snapshot is no longer held")
 
     async def _describe(self, slots: Mapping[Rank, Slot], objects: dict[Rank, ShardObject]) -> str:
         """Add the checkpoint object of each slot to `objects`. Return the reason of a failure, or ""."""
@@ -191,7 +204,7 @@ class HeldSnapshots:
         """
         hold = self._hold
         if hold is None or hold.hold_id != wanted.hold_id:
-            return SnapshotBytes(request_id=wanted.request_id, refusal="the snapshot is no longer held")
+            return SnapshotBytes(request_id=wanted.request_id, refusal=self._end_of(wanted.hold_id))
         content = hold.objects.get(wanted.rank)
         if content is None:
             return SnapshotBytes(request_id=wanted.request_id, refusal=f"rank {wanted.rank} is not on this node")
@@ -208,20 +221,27 @@ class HeldSnapshots:
 
         data = await self._store.reading(hold.slots[wanted.rank], in_thread(work))
         if data is None:
-            return SnapshotBytes(request_id=wanted.request_id, refusal="the snapshot is no longer held")
+            return SnapshotBytes(request_id=wanted.request_id, refusal=self._end_of(wanted.hold_id))
         return SnapshotBytes(request_id=wanted.request_id, data=data)
 
-    def release(self, hold_id: str) -> None:
-        """End a hold, also one that still begins. A hold with another id continues."""
-        self._released.append(hold_id)
+    def release(self, hold_id: str, why: str = RELEASED) -> None:
+        """End a hold, also one that still begins, and refuse later requests for it. Another hold continues.
+
+        Args:
+            hold_id: id from `HoldSnapshot`; the hold may not have begun yet.
+            why: refusal that later requests for the hold receive; part of a message for users.
+        """
+        self._ends.setdefault(hold_id, why)
+        while len(self._ends) > KEPT_ENDS:
+            del self._ends[next(iter(self._ends))]
         if self._hold is not None and self._hold.hold_id == hold_id:
             self._end()
 
     def hear(self, announcement: Announcement) -> None:
-        """End a hold whose slots are needed for the final step. The caller then grants slots for this step."""
-        self._heard = announcement.proposed, announcement.persist_step
-        if self._hold is not None and self._obstacle(self._hold.hold_id, self._hold.step):
-            self._end()
+        """End a hold whose slots another step needs. The caller then grants slots for this step."""
+        self._heard = announcement
+        if self._hold is not None and (obstacle := self._obstacle(self._hold.hold_id, self._hold.step)):
+            self.release(self._hold.hold_id, obstacle)
 
     def close(self) -> None:
         """End the hold, because the generation ends on this node. No further hold begins."""
@@ -231,7 +251,8 @@ class HeldSnapshots:
     def _renew(self, hold: _Hold) -> None:
         if hold.timer is not None:
             hold.timer.cancel()
-        hold.timer = asyncio.get_running_loop().call_later(self.hold_seconds, self.release, hold.hold_id)
+        silent = f"the export sent no request for {self.hold_seconds:g} s"
+        hold.timer = asyncio.get_running_loop().call_later(self.hold_seconds, self.release, hold.hold_id, silent)
 
     def _end(self) -> None:
         hold, self._hold = self._hold, None

@@ -100,6 +100,7 @@ class RoundServer:
             stop_state=core.stop_state,
             finished=core.is_finished,
             pacing=self._pacing,
+            ends_exports=core.ends_exports,
             held=core.held,
             # After a restart, the server announces no steps until every member has reported.
             is_silent=core.is_recovering,
@@ -156,9 +157,9 @@ class RoundServer:
         self._pacing = pacing
         self.changed.notify()
 
-    def request_checkpoint(self, step: Step) -> None:
-        """Request that the first commit at or after `step` is uploaded to S3."""
-        self._apply(self.core.request_checkpoint(step))
+    def request_checkpoint(self, step: Step, *, ends_exports: bool = False) -> None:
+        """Request that the first commit at or after `step` is uploaded to S3 (`Coordinator.request_checkpoint`)."""
+        self._apply(self.core.request_checkpoint(step, ends_exports=ends_exports))
 
     def request_stop(self) -> None:
         """Request that all ranks stop at the same step."""
@@ -217,5 +218,6 @@ def _spoken(core: Coordinator) -> tuple[object, ...]:
         core.stop_state,
         core.is_finished,
         core.is_recovering,
+        core.ends_exports,
         core.held,
     )

@@ -8,12 +8,17 @@ Agents receive a commit at different times. Each agent therefore first holds and
 agent that named an older step then holds the newest of the named steps. Its slots already contain this step, because a
 commit needs all ranks.
 
-Invariant: all shards of a snapshot belong to one committed step of one generation.
+A client that received no answer repeats HoldSnapshot with the same token. The token determines the ids of the hold's
+attempts, so the agents find the hold of the first request.
+
+Invariant: all shards of a snapshot belong to one committed step of one generation. A token has at most one hold, which
+never begins again after its end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
@@ -34,6 +39,7 @@ from control_plane.db.events import NewEvent
 from control_plane.db.jobs import JobRecord
 from control_plane.loop.snapshot_desk import NoAnswer
 from everstep.protocol.agent_messages import (
+    ANOTHER_EXPORT,
     HOLD_SECONDS,
     MAX_SNAPSHOT_READ_BYTES,
     HoldSnapshot,
@@ -48,6 +54,8 @@ router = Router(prefix="/v1/training-jobs/{TrainingJobName}/snapshots", tags=["C
 
 ATTEMPTS: Final = 3
 """Attempts to hold one step on all nodes. An attempt fails if a node overwrites its step between two requests."""
+HOLD_BASE_DIGITS: Final = 31
+"""Number of hexadecimal digits of a hold id that the client's token determines. The last digit names the attempt."""
 NEWEST: Final = Step(-1)
 SnapshotIdPath = Annotated[str, Path(alias="SnapshotId", pattern=snapshots_schemas.SNAPSHOT_ID)]
 RankPath = Annotated[int, Path(alias="Rank", ge=0, le=2**31 - 1)]
@@ -69,7 +77,8 @@ async def hold_snapshot(
     job holds one snapshot at a time.
 
     Raises ConflictException if the job is not running, has no committed step, holds another snapshot, or no longer
-    holds the requested one. Raises ServiceUnavailableException if an agent is not connected to this server.
+    holds the requested one. The hold also ends if AWS announces the end of a node and the job needs the memory for a
+    checkpoint. Raises ServiceUnavailableException if an agent is not connected to this server.
     """
     job, nodes = await asyncio.to_thread(_running, services, training_job_name, caller)
     if request.snapshot_id is not None:
@@ -82,7 +91,13 @@ async def hold_snapshot(
                 f"The snapshot of step {step} of {job.name} is lost: {refusal}.", hint="Start the export again."
             )
     else:
-        nonce, answers = await _begin(services, job, nodes, caller)
+        token = (
+            f"{job.run_id}:{job.generation}:{caller.token.id}:{request.client_request_token or secrets.token_hex(16)}"
+        )
+        base = hashlib.sha256(token.encode()).hexdigest()[:HOLD_BASE_DIGITS]
+        nonce, answers = await services.registry.snapshots.once(
+            base, lambda: _begin(services, job, nodes, caller, base)
+        )
     step = next(iter(answers.values())).step
     shards = sorted((shard for answer in answers.values() for shard in answer.shards), key=lambda shard: shard.rank)
     return snapshots_schemas.HoldSnapshotResponse(
@@ -168,8 +183,14 @@ async def release_snapshot(
     generation, _, nonce = _parts_of(snapshot_id)
     job, nodes = await asyncio.to_thread(_members, services, training_job_name, caller)
     if job.generation == generation:
-        _release(services, job, nodes, nonce)
+        for each in _attempts(nonce[:HOLD_BASE_DIGITS]):  # A late copy of HoldSnapshot must begin no attempt again.
+            _release(services, job, nodes, each)
     return snapshots_schemas.ReleaseSnapshotResponse(snapshot_id=snapshot_id)
+
+
+def _attempts(base: str) -> list[str]:
+    """Return the hold id of each attempt of one HoldSnapshot."""
+    return [f"{base}{attempt:x}" for attempt in range(ATTEMPTS)]
 
 
 def _parts_of(snapshot_id: str) -> tuple[int, Step, str]:
@@ -206,12 +227,14 @@ def _require_generation(job: JobRecord, generation: int) -> None:
 
 
 async def _begin(
-    services: Services, job: JobRecord, nodes: Sequence[PlanNode], caller: Caller
+    services: Services, job: JobRecord, nodes: Sequence[PlanNode], caller: Caller, base: str
 ) -> tuple[str, Mapping[NodeId, SnapshotHeld]]:
-    """Hold the newest committed step on all nodes, and record an event. Return the id of the hold and the answers."""
-    refusal = "no node answered"
-    for _ in range(ATTEMPTS):
-        nonce = secrets.token_hex(16)
+    """Hold the newest committed step on all nodes, and record an event.
+
+    Return the id of the hold and the answers. A repeated call with the same `base` returns the same hold.
+    """
+    refusal, desk = "no node answered", services.registry.snapshots
+    for nonce in _attempts(base):
         is_held = False
         try:
             answers = dict(await _ask(services, job, nodes, nonce, NEWEST))
@@ -223,13 +246,21 @@ async def _begin(
             ranks = sorted(shard.rank for answer in answers.values() for shard in answer.shards)
             expected = sorted(rank for node in nodes for rank in node.ranks)
             if not refusal and ranks == expected and {answer.step for answer in answers.values()} == {newest}:
-                await asyncio.to_thread(_note, services, job, caller, newest)
+                if not desk.has_begun(nonce):
+                    await asyncio.to_thread(_note, services, job, caller, newest)
+                    desk.note_begun(nonce)
                 is_held = True
         finally:
             if not is_held:
                 _release(services, job, nodes, nonce)
         if is_held:
             return nonce, answers
+    if refusal == ANOTHER_EXPORT:
+        raise InUse(
+            f"{job.name} already holds a snapshot for another export, and a job has one export from memory at a time.",
+            hint=f"Wait until that export ends: it ends {HOLD_SECONDS:.0f} s after its last request at the latest. "
+            f"everstep events list --job {job.name} names who began it.",
+        )
     raise InUse(
         f"The snapshot of {job.name} cannot be held: {refusal or 'the nodes hold different steps'}.",
         hint="Retry in a moment.",

@@ -20,6 +20,15 @@ class HoldSnapshotRequest(Request):
 
     Without this field, the request begins a new hold of the newest committed step.
     """
+    client_request_token: Annotated[
+        str | None,
+        StringConstraints(min_length=1, max_length=64),
+        Field(json_schema_extra={"x-idempotency-token": True}),
+    ] = None
+    """Identifies the request.
+
+    A repeated request with the same token returns the same hold. After the hold has ended, it is refused.
+    """
 
 
 class HeldShard(Shape):

@@ -15,6 +15,7 @@ from control_plane.core.job.progress import with_progress
 from control_plane.core.job.resizing import give_back, grow, has_asked_to_grow, training_words, with_growth
 from control_plane.core.job.restart import start_new_generation
 from control_plane.core.job.view import JobView, has_agreed_stop, has_finished, is_in_phase, with_record
+from control_plane.core.observed.steps import NO_STEP
 from control_plane.core.states import JobEvent, JobState
 from control_plane.core.strategies import requested_step
 from everstep.protocol.agent_messages import MemberPhase, TakeCheckpoint, TakeStacks
@@ -144,7 +145,10 @@ def _wanted_checkpoint(view: JobView) -> tuple[JobAction, ...]:
     newest = checkpoints.newest_restorable(view.seen.checkpoints, view.seen.lineage, plan.generation)
     if newest is not None and newest.step >= wanted:
         return ()
-    order = TakeCheckpoint(job=view.spec.job, run=view.spec.run, generation=plan.generation, step=wanted)
+    is_announced = view.record.notice_wanted > (newest.step if newest is not None else NO_STEP)
+    order = TakeCheckpoint(
+        job=view.spec.job, run=view.spec.run, generation=plan.generation, step=wanted, ends_exports=is_announced
+    )
     return (Send(plan.coordinator, order),)
 
 

@@ -209,7 +209,7 @@ async def test_a_held_step_stays_while_training_goes_on(fleet: Fleet) -> None:
     await fleet.send(fleet.nodes[0], ReleaseSnapshot(run=RUN, generation=Generation(1), hold_id="other"))
     assert (await hold(fleet, is_renewal=True)).refusal == ""
     await fleet.send(fleet.nodes[0], ReleaseSnapshot(run=RUN, generation=Generation(1), hold_id="a"))
-    assert (await read(fleet, 0, 5000)).refusal == "the snapshot is no longer held"
+    assert (await read(fleet, 0, 5000)).refusal == "the export has ended"
     await fleet.train(answer.step + 2)
 
 

@@ -13,6 +13,7 @@ from sqlalchemy.exc import OperationalError
 from control_plane.db import events
 from control_plane.db.tokens import Role
 from everstep.protocol.agent_messages import (
+    ANOTHER_EXPORT,
     HeldShard,
     Hello,
     HoldSnapshot,
@@ -38,6 +39,7 @@ class Agent:
         self.sealed = sealed
         self.asked: list[HoldSnapshot | ReadSnapshot | ReleaseSnapshot] = []
         self.held: dict[str, int] = {}
+        self.ended: set[str] = set()
         self.before_answer: Callable[[HoldSnapshot | ReadSnapshot], None] = lambda _: None
         self._service = service
 
@@ -66,6 +68,7 @@ class Agent:
     def answer(self, request: HoldSnapshot | ReadSnapshot | ReleaseSnapshot) -> SnapshotHeld | SnapshotBytes | None:
         if isinstance(request, ReleaseSnapshot):
             self.held.pop(request.hold_id, None)
+            self.ended.add(request.hold_id)
             return None
         self.before_answer(request)
         if isinstance(request, ReadSnapshot):
@@ -74,7 +77,12 @@ class Agent:
             return SnapshotBytes(request_id=request.request_id, data=DATA[request.begin : request.end])
         if request.is_renewal and request.hold_id not in self.held:
             return SnapshotHeld(request_id=request.request_id, refusal="the snapshot is no longer held")
-        step = self.committed if request.step < 0 else request.step
+        if request.hold_id in self.ended:
+            return SnapshotHeld(request_id=request.request_id, refusal="the export has ended")
+        if self.held.keys() - {request.hold_id}:
+            return SnapshotHeld(request_id=request.request_id, refusal=ANOTHER_EXPORT)
+        newest = self.held.get(request.hold_id, self.committed)
+        step = newest if request.step < 0 else request.step
         if step not in self.sealed:
             return SnapshotHeld(request_id=request.request_id, refusal=f"step {step} is not in memory")
         self.held[request.hold_id] = step
@@ -146,6 +154,47 @@ def test_a_snapshot_is_held_read_renewed_and_released(service, client, job, agen
     assert not agents[0].held
     (event,) = [each for each in client.list_events(TrainingJobName="gpt")["Events"] if each["Type"] == "SnapshotHeld"]
     assert event["Message"].endswith("holds step 7 of gpt in memory for an export.")
+
+
+@pytest.mark.covers("HoldSnapshot.ClientRequestToken")
+def test_a_repeated_request_returns_the_same_hold(client, job, agents) -> None:
+    held = client.hold_snapshot(TrainingJobName="gpt", ClientRequestToken="one")
+    for agent in agents:
+        agent.committed = 8
+    again = client.hold_snapshot(TrainingJobName="gpt", ClientRequestToken="one")
+    assert (again["SnapshotId"], again["Step"], again["Shards"]) == (held["SnapshotId"], 7, held["Shards"])
+    assert [list(agent.held.values()) for agent in agents] == [[7], [7]]
+    told = [each["Type"] for each in client.list_events(TrainingJobName="gpt")["Events"]]
+    assert told.count("SnapshotHeld") == 1
+
+
+def test_a_late_copy_of_a_request_begins_no_second_hold(client, job, agents) -> None:
+    held = client.hold_snapshot(TrainingJobName="gpt", ClientRequestToken="one")
+    client.release_snapshot(TrainingJobName="gpt", SnapshotId=held["SnapshotId"])
+    with refused("ConflictException", match="the export has ended"):
+        client.hold_snapshot(TrainingJobName="gpt", ClientRequestToken="one")
+    assert not any(agent.held for agent in agents)
+    assert client.hold_snapshot(TrainingJobName="gpt", ClientRequestToken="two")["Step"] == 7
+
+
+def test_a_request_is_repeated_after_an_agent_did_not_answer(service, client, job) -> None:
+    agent, other = (Agent(service, f"i-{rank}", rank, committed=7, sealed={7}) for rank in range(2))
+    with agent.connected():
+        with refused("ServiceUnavailableException"):
+            client.hold_snapshot(TrainingJobName="gpt", ClientRequestToken="one")
+        with other.connected():
+            held = client.hold_snapshot(TrainingJobName="gpt", ClientRequestToken="one")
+            again = client.hold_snapshot(TrainingJobName="gpt", ClientRequestToken="one")
+            assert again["SnapshotId"] == held["SnapshotId"]
+            assert list(agent.held) == list(other.held) == [held["SnapshotId"].rpartition("-")[2]]
+
+
+def test_a_second_export_is_refused_with_what_to_do(client, job, agents) -> None:
+    client.hold_snapshot(TrainingJobName="gpt")
+    with refused("ConflictException", match="one export from memory at a time") as error:
+        client.hold_snapshot(TrainingJobName="gpt")
+    assert [len(agent.held) for agent in agents] == [1, 1]
+    assert "everstep events list --job gpt" in error.value.hint
 
 
 def test_nodes_that_have_not_heard_of_the_newest_commit_hold_it_too(client, job, agents) -> None:

@@ -59,6 +59,7 @@ async def test_the_coordinator_is_asked_until_the_checkpoint_is_there(world: Wor
     await world.tick()
     await world.tick()
     assert asked(world) == [(world.plan().coordinator, 1, 5)]
+    assert not any(message.ends_exports for _, message in world.said if isinstance(message, TakeCheckpoint))
     await world.upload(6)
     world.said.clear()
     for _ in range(5):
@@ -91,6 +92,7 @@ async def test_a_notice_makes_a_checkpoint_due_while_no_node_can_take_the_place(
     await world.tick()
     await world.train(2)
     assert asked(world) == [(world.plan().coordinator, 1, 4)], "one checkpoint per notice"
+    assert all(message.ends_exports for _, message in world.said if isinstance(message, TakeCheckpoint))
     await world.upload(6)
     world.said.clear()
     await world.train(2)

@@ -46,6 +46,24 @@ async def test_only_the_agent_that_was_asked_may_answer() -> None:
     agents.desk.answered(NODE, SnapshotBytes(request_id="a", data=b"late"))
 
 
+async def test_copies_of_a_request_wait_for_the_one_that_runs() -> None:
+    desk, go, count = Agents().desk, asyncio.Event(), 0
+
+    async def begin() -> int:
+        nonlocal count
+        count += 1
+        await go.wait()
+        return count
+
+    first, second = (asyncio.create_task(desk.once("a", begin)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    go.set()
+    assert await second == 1, "the client that left does not end the hold of its own repeated request"
+    assert await desk.once("a", begin) == 2
+
+
 async def test_an_answer_of_another_kind_is_no_answer() -> None:
     agents = Agents()
     wanted = HoldSnapshot(run=RUN, generation=Generation(1), request_id="a", hold_id="h", step=Step(-1))

@@ -297,6 +297,23 @@ class TestFinalStepDuringAnExport:
         core = running().report(*both(2, 1, 2, Vote.ACKED, held_step=Step(2)))
         assert core.proposed > core.committed == 2
 
+    def test_a_checkpoint_before_the_end_of_a_node_ends_the_export(self) -> None:
+        full = running().report(*both(2, 1, 2, Vote.ACKED, held_step=Step(1)))
+        wanted = full.request_checkpoint(Step(3))
+        assert not wanted.ends_exports, "a checkpoint on a user's request waits for the export"
+        urgent = full.request_checkpoint(Step(3), ends_exports=True)
+        assert urgent.ends_exports
+        free = urgent.report(*both(2, 2, NONE))
+        assert not free.ends_exports
+        stored = free.report(*both(free.proposed, 2, free.proposed, Vote.ACKED))
+        assert stored.persist == stored.committed == free.proposed >= 3
+        again = stored.report(*both(stored.committed, stored.committed, stored.proposed, held_step=Step(2)))
+        assert not again.ends_exports, "the required checkpoint is marked"
+
+    def test_a_checkpoint_with_a_free_slot_ends_no_export(self) -> None:
+        core = running().report(*both(2, 1, 2, Vote.ACKED, held_step=Step(2)))
+        assert not core.request_checkpoint(Step(3), ends_exports=True).ends_exports
+
     def test_the_final_step_ends_the_export(self) -> None:
         core = running().report(*both(2, 1, 2, Vote.ACKED, held_step=Step(1)))
         core = core.report(*self.standing(NONE))

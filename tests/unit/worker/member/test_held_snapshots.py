@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from everstep.protocol.agent_messages import HoldSnapshot, ReadSnapshot, SnapshotHeld
+from everstep.protocol.agent_messages import ANOTHER_EXPORT, HoldSnapshot, ReadSnapshot, SnapshotHeld
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.rounds import Announcement
 from everstep.protocol.slot import SlotState
@@ -23,6 +23,7 @@ from worker.shards.owned_shard import OwnedShard
 from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.store import Slot, SlotStore
 
+NOTICE = "AWS announced the end of a node, and the checkpoint that the job stores before needs the memory"
 RANK = Rank(0)
 PAYLOAD, OFFSET, SIZE = payload_of([("weight", "uint8", (4000,), bytes(range(250)) * 16)])
 
@@ -64,6 +65,7 @@ class Node:
         self.contents.committed = Step(7)
         self.granted: list[object] = []
         self.changes = 0
+        self.has_changed = asyncio.Event()
         self.held = HeldSnapshots(
             cast("dict[Rank, OwnedShard]", {RANK: self.shard}),
             self.store,
@@ -74,6 +76,7 @@ class Node:
 
     def note(self) -> None:
         self.changes += 1
+        self.has_changed.set()
 
     async def seal(self, step: int = 7) -> None:
         header = replace(header_of(PAYLOAD, OFFSET, SIZE, step=step, origin=1), state=SlotState.WRITING)
@@ -100,16 +103,13 @@ class Node:
         )
 
     def hear_final(self, final: int) -> None:
-        self.held.hear(
-            Announcement(
-                generation=Generation(1),
-                term=1,
-                sequence=1,
-                committed=Step(7),
-                proposed=Step(final),
-                persist_step=Step(final),
-            )
-        )
+        self.hear(proposed=Step(final), persist_step=Step(final))
+
+    def hear_notice(self) -> None:
+        self.hear(proposed=NONE, ends_exports=True)
+
+    def hear(self, **named: Any) -> None:
+        self.held.hear(Announcement(generation=Generation(1), term=1, sequence=1, committed=Step(7), **named))
 
 
 @pytest.fixture
@@ -142,10 +142,11 @@ async def test_the_coordinator_receives_the_step_of_a_hold(node: Node) -> None:
     ("end", "refusal"),
     [
         (lambda node: node.held.close(), "the generation has ended on this node"),
-        (lambda node: node.held.release("a"), "the hold has ended"),
+        (lambda node: node.held.release("a"), "the export has ended"),
         (lambda node: node.hear_final(9), "the job stops, and its final step 9 needs the memory"),
+        (lambda node: node.hear_notice(), NOTICE),
     ],
-    ids=["generation", "release", "final step"],
+    ids=["generation", "release", "final step", "notice"],
 )
 async def test_a_hold_that_ends_while_it_begins_pins_nothing(node: Node, end: Any, refusal: str) -> None:
     task = await begun(node)
@@ -166,8 +167,65 @@ async def test_a_cancelled_request_pins_nothing(node: Node) -> None:
 async def test_another_export_may_begin_after_a_release(node: Node) -> None:
     node.store.go.set()
     node.held.release("a")
-    assert (await node.hold("a")).refusal == "the hold has ended"
+    assert (await node.hold("a")).refusal == "the export has ended"
     assert (await node.hold("b")).step == 7
+
+
+async def test_a_repeated_request_returns_the_same_hold(node: Node) -> None:
+    """The answer to the first request is lost, and the job commits a step before the request is repeated."""
+    node.store.go.set()
+    first = await node.hold("a")
+    await node.seal(8)
+    node.contents.committed = Step(8)
+    assert await node.hold("a") == first
+    assert (node.shard.exported, node.pins, node.changes) == (7, 1, 1)
+
+
+async def test_two_copies_of_a_request_at_the_same_time_begin_one_hold(node: Node) -> None:
+    copies = [asyncio.create_task(node.hold("a")) for _ in range(2)]
+    await node.store.has_begun.wait()
+    node.store.go.set()
+    first, second = await asyncio.gather(*copies)
+    assert first == second
+    assert (first.step, node.pins, node.changes) == (7, 1, 1)
+
+
+@pytest.mark.parametrize("is_renewal", [False, True])
+async def test_a_late_copy_of_a_request_begins_no_hold_again(node: Node, is_renewal: bool) -> None:
+    node.store.go.set()
+    await node.hold("a")
+    node.held.release("a")
+    assert (await node.hold("a", is_renewal=is_renewal)).refusal == "the export has ended"
+    assert (node.shard.exported, node.pins) == (NONE, 0)
+
+
+async def test_a_hold_of_a_silent_client_ends(node: Node) -> None:
+    node.store.go.set()
+    node.held.hold_seconds = 0.0
+    await node.hold("a")
+    node.has_changed.clear()
+    await node.has_changed.wait()
+    assert node.pins == 0
+    node.held.hold_seconds = 60.0
+    assert (await node.hold("a")).refusal == "the export sent no request for 0 s"
+    assert (await node.hold("b")).step == 7
+
+
+async def test_another_export_waits_for_the_first_one(node: Node) -> None:
+    node.store.go.set()
+    await node.hold("a")
+    assert (await node.hold("b")).refusal == ANOTHER_EXPORT
+    assert node.pins == 1
+
+
+async def test_a_checkpoint_before_the_end_of_a_node_takes_the_slots_of_a_hold(node: Node) -> None:
+    node.store.go.set()
+    await node.hold()
+    node.hear_notice()
+    assert (node.shard.exported, node.pins, node.granted) == (NONE, 0, [node.shard])
+    read = ReadSnapshot(run=RUN, generation=Generation(1), request_id="r", hold_id="a", rank=RANK, begin=0, end=5)
+    assert (await node.held.read(read)).refusal == NOTICE
+    assert (await node.hold("b")).refusal == NOTICE, "until the checkpoint has its slot"
 
 
 async def test_a_hold_gives_its_slots_to_the_final_step(node: Node) -> None:
@@ -176,4 +234,4 @@ async def test_a_hold_gives_its_slots_to_the_final_step(node: Node) -> None:
     node.hear_final(9)
     assert (node.shard.exported, node.pins) == (NONE, 0)
     read = ReadSnapshot(run=RUN, generation=Generation(1), request_id="r", hold_id="a", rank=RANK, begin=0, end=5)
-    assert (await node.held.read(read)).refusal == "the snapshot is no longer held"
+    assert (await node.held.read(read)).refusal == "the job stops, and its final step 9 needs the memory"

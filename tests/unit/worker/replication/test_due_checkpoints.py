@@ -33,7 +33,7 @@ class Generated:
     def persist(self) -> int:
         return self.server.announcement().persist_step
 
-    def step(self, *, pinned: int = NONE) -> None:
+    def step(self, *, pinned: int = NONE, held: int = NONE) -> None:
         """Report the proposed step as captured and acknowledged."""
         core = self.server.core
         self.sequence += 1
@@ -44,10 +44,23 @@ class Generated:
             proposed=core.proposed,
             vote=Vote.ACKED,
             pinned_steps=() if pinned == NONE else (Step(pinned),),
+            held_step=Step(held),
             stored_step=Step(self.stored),
         )
         report = NodeReport(node_id=NodeId("i-0"), term=self.server.term, sequence=self.sequence, ranks=(round_,))
         self.server.take([report])
+
+
+async def test_members_hear_that_a_checkpoint_needs_the_slot_of_an_export() -> None:
+    job = Generated(CheckpointSchedule(begun_at=100.0))
+    job.step()
+    job.step(held=1)
+    job.server.request_checkpoint(Step(3))
+    assert not job.server.announcement().ends_exports
+    version = job.server.changed.version
+    job.server.request_checkpoint(Step(3), ends_exports=True)
+    assert job.server.announcement().ends_exports
+    assert job.server.changed.version > version, "members must hear it now"
 
 
 async def test_the_first_commit_after_the_interval_is_uploaded() -> None:
