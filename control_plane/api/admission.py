@@ -181,7 +181,6 @@ def _wrong_parity(request: CreateTrainingJobRequest, copies: int) -> Iterator[Fi
         node_count=request.node_count,
         strategy=Strategy(request.checkpoint_config.strategy),
         min_node_count=request.elastic_config.min_node_count,
-        max_node_count=request.elastic_config.max_node_count,
     )
     yield from (FieldError(field=field, message=message) for field, message in found)
 

@@ -259,7 +259,6 @@ def _wrong_parity(job: JobRecord, spec: JobSpec) -> Iterator[FieldError]:
             node_count=spec.node_count,
             strategy=spec.checkpoint_strategy,
             min_node_count=spec.min_node_count,
-            max_node_count=spec.max_node_count,
         )
         yield from (FieldError(field=field, message=message) for field, message in found)
 

@@ -22,7 +22,7 @@ from control_plane.core.observed.steps import NO_GENERATION
 from control_plane.core.strategies import STRATEGIES
 from everstep.protocol.agent_messages import MemberPhase, MemberReport
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, RunId, Step
-from everstep.protocol.parity import is_share
+from everstep.protocol.parity import holder_of, is_share, stripe_of
 from everstep.protocol.plan import CheckpointPlan, GenerationPlan, PlanNode, RankPlan, ShardSource
 
 MASTER_PORTS = range(20_000, 32_000)
@@ -180,7 +180,9 @@ def make_plan(
     ranks = (
         _with_copies(spec, seen, nodes, domains, restore.sources)
         if spec.parity_group_size is None
-        else _with_parity(spec, nodes, domains, restore.sources, before=_parity_groups_before(seen, found))
+        else _with_parity(
+            spec, nodes, domains, restore.sources, before=_parity_groups_before(spec, seen, found, restore)
+        )
     )
     stored = recovery.stored(found, restore.base_step)
     plan = GenerationPlan(
@@ -308,15 +310,26 @@ def _with_parity(
     )
 
 
-def _parity_groups_before(seen: JobObserved, found: recovery.Survey) -> tuple[tuple[int, ...], ...]:
-    """Return the parity groups of the newest stored plan, as GROUP_RANKs.
+def _parity_groups_before(
+    spec: JobSpec, seen: JobObserved, found: recovery.Survey, restore: recovery.Restore
+) -> tuple[tuple[int, ...], ...]:
+    """Return the parity groups that the members' shares belong to, as GROUP_RANKs.
 
-    Empty before the first plan. Also empty if no member holds a share (parity data of its group), because new groups
-    then lose no parity. `found` contains the members' inventories.
+    These are the groups of the newest stored plan. If that plan has another number of nodes, the shares of the base
+    name the groups. The result is empty if no member holds a share (parity data of its group), because new groups then
+    lose no parity. `found` contains the members' inventories.
     """
-    slots = (slot for inventory in found.inventories.values() for slot in inventory)
-    if seen.plan is None or not any(is_share(slot.owner_rank) for slot in slots):
+    shares = [slot for inventory in found.inventories.values() for slot in inventory if is_share(slot.owner_rank)]
+    if seen.plan is None or not shares:
         return ()
+    if len(seen.plan.nodes) * spec.ranks_per_node != len(found.owners):
+        stripes = {
+            stripe_of(holder_of(share.owner_rank), share.contributions)
+            for share in shares
+            if share.step == restore.base_step and found.worlds.get(share.origin_generation) == len(found.owners)
+        }
+        named = {tuple(rank // spec.ranks_per_node for rank in stripe) for stripe in stripes}
+        return tuple(sorted(named, key=lambda group: (len(group), group)))
     place_of = {rank: place for place, node in enumerate(seen.plan.nodes) for rank in node.ranks}
     groups = {tuple(place_of[rank] for rank in seen.plan.ranks[node.ranks[0]].stripe) for node in seen.plan.nodes}
     return tuple(sorted(groups, key=lambda group: (len(group), group)))

@@ -34,7 +34,6 @@ def contradictions(
     node_count: int,
     strategy: Strategy,
     min_node_count: int | None = None,
-    max_node_count: int | None = None,
 ) -> Iterator[tuple[str, str]]:
     """Yield the settings of a job that contradict its parity.
 
@@ -44,7 +43,6 @@ def contradictions(
         node_count: number of nodes of the job.
         strategy: the strategy of the job's checkpoints, which never changes.
         min_node_count: MinNodeCount of ElasticConfig, or None.
-        max_node_count: MaxNodeCount of ElasticConfig, or None.
 
     Yields:
         Name of the API's field and the message, for each setting that must change.
@@ -62,10 +60,12 @@ def contradictions(
             "Protection.ParityGroupSize",
             f"the strategy {strategy} keeps nothing on other nodes; remove the field",
         )
-    for name, value in (("MinNodeCount", min_node_count), ("MaxNodeCount", max_node_count)):
-        if value is not None and value != node_count:
-            message = "a job with parity cannot change its number of nodes; remove the field, or use Protection.Copies"
-            yield f"ElasticConfig.{name}", message
+    if min_node_count is not None and min_node_count < group_size <= node_count:
+        yield (
+            "ElasticConfig.MinNodeCount",
+            f"groups of {group_size} nodes need {group_size} nodes; MinNodeCount is {min_node_count}. Raise "
+            "MinNodeCount or lower ParityGroupSize",
+        )
 
 
 def group_sizes(node_count: int, group_size: int) -> tuple[int, ...]:

@@ -176,6 +176,8 @@ def choose(survey: Survey) -> Restore:
             forgotten=_forgotten(found, new_world),
         )
     base = max(states, key=lambda state: (state.step, state.world_size == new_world))
+    if base.world_size != new_world:
+        base = _shared_state(survey, base, {state: found[state] for state in states})
     shards = tuple(tuple(found[base][Rank(rank)]) for rank in range(base.world_size))
     # Another job's ranks may divide their state in another way, even if both jobs have equally many ranks.
     is_relayout = base.world_size != new_world or shards[0][0].origin_generation == NO_GENERATION
@@ -196,12 +198,41 @@ class _State:
     world_size: int
 
 
+def _shared_state(
+    survey: Survey, newest: _State, found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]]
+) -> _State:
+    """Return the newest state whose shares protect it during a relayout, but no state before the committed step.
+
+    In a relayout, nodes keep only one step until the first commit. If they kept a step whose shares are not sealed yet,
+    one more loss would cost this step and the committed step. Without parity, the result is `newest`.
+    """
+    shares = {
+        (holder_of(slot.owner_rank), slot.origin_generation, slot.step)
+        for inventory in survey.inventories.values()
+        for slot in inventory
+        if is_share(slot.owner_rank)
+    }
+    if not shares:
+        return newest
+
+    def is_shared(state: _State) -> bool:
+        return all(
+            (rank, sources[0].origin_generation, state.step) in shares
+            for rank, sources in found[state].items()
+            if sources[0].kind in ("local", "peer")
+        )
+
+    states = (each for each in found if each.world_size == newest.world_size and each.step >= survey.committed)
+    protected = (each for each in states if each.step == survey.committed or is_shared(each))
+    return max(protected, key=lambda state: state.step, default=newest)
+
+
 def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSource]]]:
     """Return the sources of each shard on the path, by state and by the rank that owns the shard.
 
     The sources of a shard are sorted: the rank's own node in the new generation, then other nodes, then parity, then
-    S3. No source is local if the state has another number of ranks or belongs to another job. Such a state has no
-    source from parity either, because a relayout reads shards only.
+    S3. No source is local if the state has another number of ranks or belongs to another job. A state of another job
+    has no source from parity either, because this job's nodes hold no shares of it.
     """
     found: defaultdict[_State, defaultdict[Rank, list[ShardSource]]] = defaultdict(lambda: defaultdict(list))
     refused = {(item.rank, item.is_object, item.origin_generation, item.step) for item in survey.refused}
@@ -234,7 +265,7 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
             sources.insert(0 if is_local else len(sources), source)
     for (origin, step), rebuild in rebuilding.rebuilds(slots, survey.worlds):
         lost, world_size = rebuild.lost, survey.worlds[origin]
-        if world_size == new_world and origin != NO_GENERATION and usable(lost.rank, origin, step, is_object=False):
+        if origin != NO_GENERATION and usable(lost.rank, origin, step, is_object=False):
             found[_State(step, world_size)][lost.rank].append(
                 ShardSource(
                     kind="parity",

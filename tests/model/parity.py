@@ -7,6 +7,10 @@
     worker.core.parity                          how a share is accumulated, and the slot that it uses
     control_plane.core.rebuilding.rebuilds      what survivors can rebuild
 
+An elastic model also changes the number of nodes: a new generation omits a lost node or adds one. Its ranks then divide
+the state anew (a relayout): they load the earlier shards from the nodes of the earlier groups, or rebuild one of them.
+The last seat leaves and joins, so that the other nodes keep their ranks and their slots.
+
 Each node has one rank. A rank captures and seals a step in one event, as `tests.model.step_protocol` explores captures.
 This model explores contributions. Chunks arrive twice, connections break, and agents restart between two chunks.
 Members offer outdated steps, memory damages headers and shares, and nodes are lost at every moment, also in a restore.
@@ -15,7 +19,7 @@ A share is the XOR of one part of each shard of the group's other members. Its b
 shards that it contains an odd number of times. A second application of a chunk removes the shard from the set, exactly
 as XOR does.
 
-    python -m tests.model.parity NODES GROUP STEPS FAULTS [--bug NAME] [--walks N] [--seed S] [--steady]
+    python -m tests.model.parity NODES GROUP STEPS FAULTS [--bug NAME] [--walks N] [--seed S] [--steady] [--elastic]
 """
 
 from __future__ import annotations
@@ -65,6 +69,8 @@ WEIGHTS = {
     "lose again": 0.1,
 }
 """Weights of the kinds of events in a random walk; 1 for all others."""
+RESIZING = {**WEIGHTS, "boundary": 0.5, "drop": 0.1, "break": 0.1, "restart": 0.05, "lose": 0.2, "shrink": 4, "grow": 4}
+"""Weights for walks of elastic jobs, in which most generations change their number of nodes."""
 SLOWLY = {**dict.fromkeys(WEIGHTS, 0.0), "boundary": 0.05}
 """Weights for walks without faults. Training is so slow that every contribution to a share can end in time."""
 
@@ -112,7 +118,11 @@ class Plan(NamedTuple):
     keep: tuple[tuple[frozenset[Content], frozenset[Content]], ...]
     """Contents that a node must not discard, by seat: first of its own shard, then of its share."""
     rebuilt: tuple[Contribution | None, ...]
-    """By rank: the shard to rebuild. None if the node has its shard, or if the generation starts from step 0."""
+    """By rank of the base: the shard to rebuild. None if a node has the shard. Empty for step 0."""
+    size: int
+    """Number of nodes of the new generation."""
+    is_relayout: bool = False
+    """True if another number of ranks made the base."""
 
 
 class Inventory(NamedTuple):
@@ -142,11 +152,17 @@ class World(NamedTuple):
     generation: int
     """The newest started generation."""
     issued: int
-    lineage: tuple[tuple[int, int, int], ...]
-    """Every started generation, as its number, its parent's number, and the step from which it started."""
+    lineage: tuple[tuple[int, int, int, int], ...]
+    """Every started generation: its number, its parent's number, the step from which it started, and its size."""
     base: int
     origin: int
     """The generation whose ranks captured the step `base`."""
+    size: int
+    """Number of nodes of the running generation. Seats from this number on are unused."""
+    earlier: tuple[Contribution | None, ...]
+    """After a relayout: for each rank of the base, its shard if it must be rebuilt. Empty otherwise."""
+    loading: frozenset[int]
+    """Seats whose rank still loads the shards of the base, after a relayout."""
     keep: tuple[tuple[frozenset[Content], frozenset[Content]], ...]
     coordinator: Coordinator
     shards: tuple[Shard, ...]
@@ -177,8 +193,15 @@ class World(NamedTuple):
     """By rank: True if all other members of the group counted as holders when the rank last acknowledged a step."""
     covered: tuple[bool, ...]
     """By group: True if every member counted as a holder at the last commit. The group may then lose one member."""
+    covered_size: int
+    """Number of nodes of the generation that made the last commit, which determines the groups of `covered`."""
     weak: frozenset[int]
     """Seats that have lost a shard or a share of the last commit. They count as lost nodes until the next commit."""
+    spoiled: frozenset[int]
+    """Seats in which a memory fault emptied a slot since this generation has started or committed a newer step.
+
+    If the generation then commits its base, the commit counts votes from before the fault.
+    """
 
 
 @dataclass(frozen=True)
@@ -195,6 +218,8 @@ class Rules:
     """True if a node compares a rebuilt shard with the lost owner's digest."""
     cancels: bool = True
     """True if a member cancels the contribution of a step that is neither committed nor proposed any more."""
+    keeps_earlier_shares: bool = True
+    """True if nodes keep the shares of the base until the first commit after a relayout."""
 
 
 @dataclass(frozen=True)
@@ -206,11 +231,17 @@ class Shape:
     """Nodes per group. Nodes that do not fill another group join the last one."""
     steps: int
     faults: int
+    is_elastic: bool = False
+    """True if generations may have one node less than `nodes`."""
 
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Return the seats of each group, as the control plane's placement code chooses them."""
-        planned = placement.plan([NodeId(f"{seat}") for seat in range(self.nodes)], self.group, {})
-        return tuple(tuple(int(node) for node in group) for group in planned.groups)
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The possible numbers of nodes of a generation."""
+        return (self.nodes - 1, self.nodes) if self.is_elastic else (self.nodes,)
+
+    def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
+        """Return the seats of each group of a generation, as the control plane's placement code chooses them."""
+        return placement.parity_groups([NodeId(f"{seat}") for seat in range(size)], self.group)
 
 
 class Model:
@@ -231,8 +262,7 @@ class Model:
         self.shape = shape
         self.rules = rules or Rules()
         self.is_fine = is_fine
-        self.groups = shape.groups()
-        self.seats = range(shape.nodes)
+        self.groups = {size: shape.groups(size) for size in shape.sizes}
         self._start = start
 
     def first(self) -> World:
@@ -252,6 +282,9 @@ class Model:
             lineage=(),
             base=0,
             origin=0,
+            size=n,
+            earlier=(),
+            loading=frozenset(),
             keep=(nothing,) * n,
             coordinator=Coordinator.begin(world_size=n, base=Step(0), every_steps=0),
             shards=(),
@@ -266,41 +299,56 @@ class Model:
             best=0,
             counted=(0, NONE),
             stood=(False,) * n,
-            covered=(False,) * len(self.groups),
+            covered=(False,) * len(self.groups[n]),
+            covered_size=n,
             weak=frozenset(),
+            spoiled=frozenset(),
         )
-        return self._started(world, Plan(0, 0, world.keep, (None,) * n), 1)
+        return self._started(world, Plan(0, 0, world.keep, (), n), 1)
 
     def _started(self, world: World, plan: Plan, generation: int) -> World:
-        n, base = self.shape.nodes, Step(plan.base)
+        n, size, base = self.shape.nodes, plan.size, Step(plan.base)
+        coordinator = Coordinator.begin(world_size=size, base=base, every_steps=0, is_relayout=plan.is_relayout)
+        first = Step(0) if plan.is_relayout else base
         return world._replace(
             generation=generation,
             issued=generation,
-            lineage=(*world.lineage, (generation, world.generation, plan.base)),
+            lineage=(*world.lineage, (generation, world.generation, plan.base, size)),
             base=plan.base,
             origin=plan.origin,
+            size=size,
+            earlier=plan.rebuilt if plan.is_relayout else (),
+            loading=frozenset(range(size)) if plan.is_relayout else frozenset(),
             keep=plan.keep,
-            coordinator=Coordinator.begin(world_size=n, base=base, every_steps=0),
-            shards=tuple(self.rules.shard.begin(base, self._peers(rank)) for rank in self.seats),
+            coordinator=coordinator,
+            shards=tuple(self.rules.shard.begin(first, self._peers(size, rank)) for rank in range(n)),
             boundaries=(plan.base,) * n,
             lines=((Line(),) * n,) * n,
             restore=None,
             new=frozenset(),
+            spoiled=frozenset(),
         )
 
     # -- reading the state
 
-    @cached_property
-    def group_of(self) -> tuple[tuple[int, ...], ...]:
-        """The group of each seat."""
-        return tuple(next(group for group in self.groups if seat in group) for seat in self.seats)
+    def group_of(self, size: int, seat: int) -> tuple[int, ...]:
+        """Return the group of a seat in a generation of `size` nodes. Empty for an unused seat."""
+        return self._group_of[size][seat]
 
-    def _peers(self, rank: int) -> tuple[NodeId, ...]:
-        return tuple(NodeId(f"{seat}") for seat in self.group_of[rank] if seat != rank)
+    @cached_property
+    def _group_of(self) -> Mapping[int, tuple[tuple[int, ...], ...]]:
+        return {
+            size: tuple(next((group for group in groups if seat in group), ()) for seat in range(self.shape.nodes))
+            for size, groups in self.groups.items()
+        }
+
+    def _peers(self, size: int, rank: int) -> tuple[NodeId, ...]:
+        return tuple(NodeId(f"{seat}") for seat in self.group_of(size, rank) if seat != rank)
 
     def content(self, world: World, step: int) -> Content:
         """Return the generation and step by which slots name `step` in the running generation."""
-        return Content(Generation(world.origin if step == world.base and step else world.generation), Step(step))
+        is_base = step == world.base and step and not world.earlier
+        return Content(Generation(world.origin if is_base else world.generation), Step(step))
 
     @staticmethod
     def has(world: World, rank: int, content: Content) -> bool:
@@ -325,7 +373,9 @@ class Model:
     def keeps(self, world: World, seat: int, *, told: int = NONE, is_share: bool = False) -> frozenset[Content]:
         """Return the contents that a node must not overwrite, according to its agent's own state."""
         committed = max(told, world.shards[seat].committed)
-        base = Content(Generation(world.origin), Step(world.base)) if world.base else None
+        is_loading = seat in world.loading and not is_share
+        is_base = world.base and (is_loading or not world.earlier)
+        base = Content(Generation(world.origin), Step(world.base)) if is_base else None
         return self.rules.kept(
             self.content(world, committed) if committed != NONE else None, world.keep[seat][is_share], base
         )
@@ -338,11 +388,14 @@ class Model:
 
     def moves(self, world: World) -> Iterator[tuple[Event, World]]:
         """Yield every possible event with the state after it."""
-        for seat in self.seats:
+        for seat in range(world.size):
             if self.acts(world, seat):
                 yield from self._rounds(world, seat)
-                yield from self._boundary(world, seat)
-                for peer in self.group_of[seat]:
+                if seat not in world.loading:
+                    yield from self._boundary(world, seat)
+                elif world.restore is None:
+                    yield ("earlier", seat), self._loaded_earlier(world, seat)
+                for peer in self.group_of(world.size, seat):
                     if peer != seat and self.acts(world, peer):
                         yield from self._line_moves(world, seat, peer)
         yield from self._failures(world) if world.restore is None else self._restore_moves(world, world.restore)
@@ -391,11 +444,19 @@ class Model:
         content = self.content(world, coordinator.committed)
         damaged = {
             seat
-            for seat in self.seats
+            for seat in range(world.size)
             if (share := self.share(world, seat, content)) is not None and DAMAGE in share.value
         }
-        covered = tuple(all(world.stood[seat] for seat in group) for group in self.groups)
-        known = world._replace(best=coordinator.committed, counted=counted, covered=covered, weak=dead | damaged)
+        covered = tuple(all(world.stood[seat] for seat in group) for group in self.groups[world.size])
+        spoiled = world.spoiled if coordinator.committed == world.counted[1] else frozenset[int]()
+        known = world._replace(
+            best=coordinator.committed,
+            counted=counted,
+            covered=covered,
+            covered_size=world.size,
+            weak=dead | damaged | spoiled,
+            spoiled=spoiled,
+        )
         return known if self._is_covered(known, frozenset()) else known._replace(best=0)
 
     def _boundary(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
@@ -404,7 +465,7 @@ class Model:
         All other ranks must have finished the step before.
         """
         boundary, shard = world.boundaries[rank] + 1, world.shards[rank]
-        if boundary > self.shape.steps or boundary - 1 > min(world.boundaries):
+        if boundary > self.shape.steps or boundary - 1 > min(world.boundaries[: world.size]):
             return
         after = world._replace(boundaries=put(world.boundaries, rank, boundary))
         if shard.proposed == boundary and shard.vote is Vote.NONE and boundary not in shard.sealed:
@@ -455,7 +516,7 @@ class Model:
             world = self._received(world, rank, holder)
         if world.lines[rank][holder].phase is Phase.SENT:
             world = self._ended(world, rank, holder)
-        for other in self.group_of[holder]:
+        for other in self.group_of(world.size, holder):
             if world.lines[other][holder].phase is Phase.SEALED and self.acts(world, other):
                 world = self._acknowledged(world, other, holder)
         return world
@@ -475,7 +536,8 @@ class Model:
         Such an owner opens no connection until the next generation.
         """
         shard = world.shards[rank]
-        return bool(world.base) and shard.committed == NONE and world.base not in shard.sealed
+        is_base = world.base and not world.earlier
+        return bool(is_base) and shard.committed == NONE and world.base not in shard.sealed
 
     def _connected(self, world: World, rank: int, holder: int) -> World:
         """The contributor learns which sealed shares the holder has.
@@ -517,7 +579,7 @@ class Model:
         if slot.view != SlotView(SlotState.WRITING, content):
             if content not in keep and slot.view.content is not None and slot.view.content.step > step:
                 raise Violation(f"an offer of {content} displaces {slot.view.content} at node {holder}")
-            others = frozenset(Rank(member) for member in self.group_of[holder] if member != holder)
+            others = frozenset(Rank(member) for member in self.group_of(world.size, holder) if member != holder)
             slot = ShareSlot(SlotView(SlotState.WRITING, content), share=self.rules.share(others))
         assert slot.share is not None
         world = self._slot(world, holder, index, slot._replace(share=slot.share.begin(ours)))
@@ -561,11 +623,11 @@ class Model:
         if not share.is_complete:
             return self._slot(world, holder, index, slot._replace(share=share))
         sealed = ShareSlot(SlotView(SlotState.SEALED, content), slot.value, None, share.announced)
-        expected = {(member, content) for member in self.group_of[holder] if member != holder}
+        expected = {(member, content) for member in self.group_of(world.size, holder) if member != holder}
         if sealed.value != expected:
             raise Violation(f"node {holder} seals a share of {content} that contains {sorted(map(str, sealed.value))}")
         world = self._slot(world, holder, index, sealed)
-        for member in self.group_of[holder]:
+        for member in self.group_of(world.size, holder):
             if world.lines[member][holder] == Line(Phase.WAITING, line.step):
                 world = self._line(world, member, holder, Line(Phase.SEALED, line.step))
         return world
@@ -581,9 +643,9 @@ class Model:
         if world.faults >= self.shape.faults:
             return
         faulty = world._replace(faults=world.faults + 1)
-        for rank in self.seats:
+        for rank in range(world.size):
             shard = world.shards[rank]
-            for holder in self.group_of[rank]:
+            for holder in self.group_of(world.size, rank):
                 peer = NodeId(f"{holder}")
                 if peer in shard.awaited and shard.wanted(peer) != NONE:
                     yield ("drop", rank, holder), self._apply(faulty, rank, shard.drop(peer))
@@ -601,7 +663,7 @@ class Model:
         A restarted agent finds an invalid header and treats the slot as empty. Changed bytes of a share are detected
         only when the share is used.
         """
-        weaker = world._replace(weak=world.weak | {seat})
+        weaker = world._replace(weak=world.weak | {seat}, spoiled=world.spoiled | {seat})
         for index, view in enumerate(world.own[seat]):
             if view.content is not None and view.content.step <= world.best:
                 spoiled = self._own(weaker, seat, put(world.own[seat], index, EMPTY))
@@ -628,8 +690,8 @@ class Model:
             if view.content is not None and view.content == self.content(world, view.content.step)
         )
         adopted = self.rules.shard.adopt(
-            Step(world.base),
-            self._peers(seat),
+            Step(0 if world.earlier else world.base),
+            self._peers(world.size, seat),
             committed=shard.committed,
             proposed=shard.proposed,
             vote=shard.vote,
@@ -638,7 +700,9 @@ class Model:
         if adopted.proposed != NONE and adopted.proposed <= world.boundaries[seat]:
             adopted = adopted.abandon(adopted.proposed, "the agent was away")
         if seat == 0:
-            recovered = Coordinator.recover(world_size=self.shape.nodes, base=Step(world.base), every_steps=0)
+            recovered = Coordinator.recover(
+                world_size=world.size, base=Step(world.base), every_steps=0, is_relayout=bool(world.earlier)
+            )
             world = world._replace(coordinator=recovered)
         return world._replace(shards=put(world.shards, seat, adopted))
 
@@ -658,18 +722,23 @@ class Model:
         """
         return all(
             len((world.weak | lost).intersection(group)) <= is_covered
-            for group, is_covered in zip(self.groups, world.covered, strict=True)
+            for group, is_covered in zip(self.groups[world.covered_size], world.covered, strict=True)
         )
 
     def _losses(self, world: World, name: str) -> Iterator[tuple[Event, World]]:
-        for size in range(self.shape.nodes):
-            for seats in combinations(self.seats, size):
+        for size in range(world.size):
+            for seats in combinations(range(world.size), size):
                 lost = frozenset(seats)
                 if self._is_covered(world, lost) and world.best:
                     yield (name, *seats), self._lost(world, lost)
                 elif name == "lose again" or size <= 2:
-                    beyond = world._replace(best=0, covered=(False,) * len(self.groups), weak=frozenset())
+                    beyond = self._uncovered(world)
                     yield ("lose too many" if name == "lose" else name, *seats), self._lost(beyond, lost)
+
+    @staticmethod
+    def _uncovered(world: World) -> World:
+        """Return the state without a commit that must survive."""
+        return world._replace(best=0, covered=(False,) * len(world.covered), weak=frozenset())
 
     def _lost(self, world: World, lost: frozenset[int]) -> World:
         """Nodes are lost with all their slots.
@@ -680,7 +749,7 @@ class Model:
         before, dead, quiet = world.restore, lost, frozenset[int]()
         if before is not None:
             dead |= before.dead
-            quiet = frozenset(self.seats) if before.plan is not None else before.quiet
+            quiet = frozenset(range(world.size)) if before.plan is not None else before.quiet
         return world._replace(
             own=tuple(empty_pair() if seat in lost else pair for seat, pair in enumerate(world.own)),
             shares=tuple((ShareSlot(),) * 2 if seat in lost else pair for seat, pair in enumerate(world.shares)),
@@ -693,18 +762,22 @@ class Model:
     # -- a new generation
 
     def _restore_moves(self, world: World, restore: Restore) -> Iterator[tuple[Event, World]]:
-        live = [seat for seat in self.seats if seat not in restore.dead]
+        live = [seat for seat in range(world.size) if seat not in restore.dead]
         missing = [seat for seat in live if restore.inventories[seat] is None]
         for seat in missing:
             yield ("promise", seat), self._promised(world, restore, seat)
         if restore.plan is not None:
-            for seat in self.seats:
+            for seat in range(restore.plan.size):
                 if not restore.loaded[seat]:
                     yield ("load", seat), self._loaded(world, restore, restore.plan, seat)
-            if all(restore.loaded):
+            if all(restore.loaded[: restore.plan.size]):
                 yield ("start",), self._started(world, restore.plan, world.issued)
         elif not missing:
-            yield ("plan",), self._planned(world, restore)
+            yield ("plan",), self._planned(world, restore, world.size)
+            if world.size + 1 in self.shape.sizes:
+                yield ("grow",), self._planned(world, restore, world.size + 1)
+            if world.size - 1 in self.shape.sizes and world.size - 1 in restore.dead:
+                yield ("shrink",), self._planned(world, restore, world.size - 1)
         if world.faults < self.shape.faults:
             yield from self._losses(world._replace(faults=world.faults + 1), "lose again")
 
@@ -724,9 +797,10 @@ class Model:
         inventories = put(restore.inventories, seat, inventory)
         return world._replace(restore=restore._replace(inventories=inventories, quiet=restore.quiet | {seat}))
 
-    def _planned(self, world: World, restore: Restore) -> World:
-        """The control plane chooses the newest step that every rank has or whose lost shard the rank's group can
-        rebuild.
+    def _planned(self, world: World, restore: Restore, size: int) -> World:
+        """The control plane plans a generation of `size` nodes.
+
+        It chooses the newest step that every rank has or whose lost shard the rank's group can rebuild.
         """
         path = self.path(world)
         present = {seat: listed for seat, listed in enumerate(restore.inventories) if listed is not None}
@@ -738,10 +812,10 @@ class Model:
             for seat, listed in present.items()
         }
         survey = recovery.Survey(
-            owners=[NodeId(f"{seat}") for seat in self.seats],
+            owners=[NodeId(f"{seat}") for seat in range(size)],
             inventories=inventories,
             path=path,
-            worlds={Generation(generation): self.shape.nodes for generation, _, _ in world.lineage},
+            worlds={Generation(generation): ranks for generation, _, _, ranks in world.lineage},
             refused=[
                 RefusedSource(rank=Rank(r), origin_generation=Generation(o), step=Step(s)) for r, o, s in world.refused
             ],
@@ -753,34 +827,35 @@ class Model:
             chosen = recovery.choose(survey)
         if chosen.base_step < world.best:
             raise Violation(f"the base is {chosen.base_step} although {world.best} was committed and covered")
-        firsts = [sources[0] for sources in chosen.sources if sources]
+        shards = chosen.sources if chosen.relayout is None else chosen.relayout.shards
+        firsts = [sources[0] for sources in shards if sources]
         origins = {source.origin_generation for source in firsts}
         if len(origins) > 1:
             raise Violation(f"base {chosen.base_step} as captured by generations {sorted(origins)}")
         origin = max(origins, default=0)
         keep = tuple(
-            (_kept_of(chosen, seat, seat), _kept_of(chosen, seat, share_owner(Rank(seat)))) for seat in self.seats
+            (_kept_of(chosen, seat, seat), _kept_of(chosen, seat, share_owner(Rank(seat))))
+            for seat in range(self.shape.nodes)
         )
-        wanted = tuple(
-            source.rebuild.lost if source is not None and source.rebuild is not None else None
-            for source in (firsts or (None,) * self.shape.nodes)
-        )
-        plan = Plan(chosen.base_step, origin, keep, wanted)
+        wanted = tuple(source.rebuild.lost if source.rebuild is not None else None for source in firsts)
+        plan = Plan(chosen.base_step, origin, keep, wanted, size, chosen.relayout is not None)
+        if plan.is_relayout and not self.rules.keeps_earlier_shares:
+            plan = plan._replace(keep=tuple((shards, frozenset[Content]()) for shards, _ in keep))
         return world._replace(restore=restore._replace(dead=frozenset(), plan=plan, loaded=(False,) * self.shape.nodes))
 
     def _loaded(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
         """A node empties the slots that the plan does not keep.
 
-        If it lacks its shard of the planned step, it rebuilds the shard.
+        If it lacks its shard of the planned step, it rebuilds the shard. In a relayout, its rank loads the earlier
+        shards after the start.
         """
-        base = Content(Generation(plan.origin), Step(plan.base)) if plan.base else None
+        base = Content(Generation(plan.origin), Step(plan.base)) if plan.base and not plan.is_relayout else None
         keep, keep_shares = (self.rules.kept(None, planned, base) for planned in plan.keep[seat])
         world = self._own(world, seat, tuple(EMPTY if view.content not in keep else view for view in world.own[seat]))
         kept = tuple(ShareSlot() if slot.view.content not in keep_shares else slot for slot in world.shares[seat])
         world = world._replace(shares=put(world.shares, seat, kept))
-        lost = plan.rebuilt[seat]
-        if base is not None and lost is not None:
-            if not self._is_rebuilt_right(world, seat, base):
+        if base is not None and plan.rebuilt[seat] is not None:
+            if not self._is_rebuilt_right(world, plan.size, seat, base):
                 if self.rules.verifies:
                     return self._mismatched(world, seat, base)
                 raise Violation(f"rank {seat} continues from a wrong state of step {plan.base}")
@@ -792,9 +867,28 @@ class Model:
             raise Violation(f"step {plan.base} of rank {seat} is planned and nobody has it any more")
         return world._replace(restore=restore._replace(loaded=put(restore.loaded, seat, True)), new=world.new | {seat})
 
-    def _is_rebuilt_right(self, world: World, lost: int, base: Content) -> bool:
-        """Return whether the lost shard results from every survivor's share and the other survivors' shards."""
-        others = [seat for seat in self.group_of[lost] if seat != lost]
+    def _loaded_earlier(self, world: World, seat: int) -> World:
+        """A rank loads all shards of the base after a relayout, while other nodes train already.
+
+        Each shard comes from its node, or the rank's node rebuilds the shard from the rest of its group.
+        """
+        base, size = Content(Generation(world.origin), Step(world.base)), len(world.earlier)
+        for rank, lost in enumerate(world.earlier):
+            if lost is None:
+                if not self.has(world, rank, base):
+                    raise Violation(f"seat {seat} loads the shard of rank {rank}, and nobody has it any more")
+            elif not self._is_rebuilt_right(world, size, rank, base):
+                if self.rules.verifies:
+                    return self._mismatched(world, rank, base)
+                raise Violation(f"seat {seat} continues from a wrong state of step {world.base}")
+        return world._replace(loading=world.loading - {seat})
+
+    def _is_rebuilt_right(self, world: World, size: int, lost: int, base: Content) -> bool:
+        """Return whether the lost shard results from every survivor's share and the other survivors' shards.
+
+        `size` is the number of ranks that made the shard.
+        """
+        others = [seat for seat in self.group_of(size, lost) if seat != lost]
         for holder in others:
             share = self.share(world, holder, base)
             if share is None or not self.has(world, holder, base):
@@ -808,13 +902,8 @@ class Model:
         """A rebuilt shard does not match its digest, so a new generation starts from an older step."""
         if not any(DAMAGE in slot.value for pair in world.shares for slot in pair):
             raise Violation(f"rank {rank} of step {base.step} is rebuilt wrongly although no share was damaged")
-        beyond = world._replace(
-            refused=world.refused | {(rank, base.origin, base.step)},
-            best=0,
-            covered=(False,) * len(self.groups),
-            weak=frozenset(),
-        )
-        return self._lost(beyond, frozenset())
+        beyond = world._replace(refused=world.refused | {(rank, base.origin, base.step)})
+        return self._lost(self._uncovered(beyond), frozenset())
 
     # -- invariants
 
@@ -827,25 +916,38 @@ class Model:
         if not world.best:
             return
         dead = world.restore.dead if world.restore is not None else frozenset[int]()
-        for lost in self._all_losses:
+        for lost in self._all_losses[world.size]:
             if self._is_covered(world, lost) and self._newest_left(world, dead | lost) < world.best:
                 raise Violation(f"without {sorted(dead | lost)} no common step from {world.best} on is left")
 
     @cached_property
-    def _all_losses(self) -> list[frozenset[int]]:
-        return [frozenset(lost) for size in range(self.shape.nodes) for lost in combinations(self.seats, size)]
+    def _all_losses(self) -> Mapping[int, list[frozenset[int]]]:
+        return {
+            total: [frozenset(lost) for count in range(total) for lost in combinations(range(total), count)]
+            for total in self.shape.sizes
+        }
 
     def _newest_left(self, world: World, dead: frozenset[int]) -> int:
-        path, common = self.path(world), None
-        for group in self.groups:
-            contents = {view.content for seat in group for view in world.own[seat] if view.content is not None}
-            steps = {
-                content.step
-                for content in contents
-                if content.step <= path.get(content.origin, NONE) and self._is_left(world, group, content, dead)
-            }
-            common = steps if common is None else common & steps
-        return max(common or (), default=NONE)
+        """Return the newest step of which every group has, or can rebuild, all shards, in the groups of its maker."""
+        path = self.path(world)
+        sizes = {generation: size for generation, _, _, size in world.lineage}
+        found: set[Step] = set()
+        for total, groups in self.groups.items():
+            found |= set.intersection(
+                *(
+                    {
+                        content.step
+                        for seat in group
+                        for view in world.own[seat]
+                        if (content := view.content) is not None
+                        and sizes[content.origin] == total
+                        and content.step <= path.get(content.origin, NONE)
+                        and self._is_left(world, group, content, dead)
+                    }
+                    for group in groups
+                )
+            )
+        return max(found, default=NONE)
 
     def _is_left(self, world: World, group: Sequence[int], content: Content, dead: frozenset[int]) -> bool:
         """Return whether live members of a group have the shards of all its ranks, or can rebuild the only lost
@@ -859,7 +961,7 @@ class Model:
 
     def is_done(self, world: World) -> bool:
         """Return whether every rank is at the last step."""
-        return world.restore is None and all(boundary == self.shape.steps for boundary in world.boundaries)
+        return world.restore is None and all(each == self.shape.steps for each in world.boundaries[: world.size])
 
 
 def contribution(rank: int, content: Content) -> Contribution:
@@ -896,12 +998,12 @@ def _kept_of(chosen: recovery.Restore, seat: int, owner: int) -> frozenset[Conte
 
 
 @lru_cache(maxsize=1024)
-def _path(lineage: tuple[tuple[int, int, int], ...], generation: int) -> recovery.Path:
+def _path(lineage: tuple[tuple[int, int, int, int], ...], generation: int) -> recovery.Path:
     records = [
         GenerationRecord(
-            generation=Generation(g), parent=Generation(p), base_step=Step(b), world_size=1, was_started=True
+            generation=Generation(g), parent=Generation(p), base_step=Step(b), world_size=size, was_started=True
         )
-        for g, p, b in lineage
+        for g, p, b, size in lineage
     ]
     return recovery.path_of(records, Generation(generation))
 
@@ -1037,6 +1139,7 @@ BUGS: Mapping[str, Rules] = {
     "without-shares": Rules(rebuilds=rebuild_without_shares),
     "owner-ack": Rules(shard=AcksAlone),
     "never-cancels": Rules(cancels=False),
+    "drops-earlier-shares": Rules(keeps_earlier_shares=False),
 }
 
 
@@ -1049,10 +1152,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--walks", type=int, default=0, help="random walks instead of every interleaving")
     parser.add_argument("--seed", type=int, default=0, help="of the first walk")
     parser.add_argument("--steady", action="store_true", help="from the middle of a training; STEPS counts from there")
+    parser.add_argument("--elastic", action="store_true", help="generations may have one node less than NODES")
     chosen = parser.parse_args(arguments)
     start = steady(chosen.nodes, chosen.group) if chosen.steady else None
     steps = chosen.steps + (max(start.boundaries) if start is not None else 0)
-    shape = Shape(chosen.nodes, chosen.group, steps, chosen.faults)
+    shape = Shape(chosen.nodes, chosen.group, steps, chosen.faults, chosen.elastic)
     model = Model(shape, BUGS.get(chosen.bug), is_fine=bool(chosen.walks), start=start)
     seen = Explored()
     try:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from tests.model.explore import Explored, Found, every_interleaving, walk
-from tests.model.parity import BUGS, SLOWLY, WEIGHTS, Model, Rules, Shape, World, main, steady
+from tests.model.parity import BUGS, RESIZING, SLOWLY, WEIGHTS, Model, Rules, Shape, World, main, steady
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -63,6 +63,20 @@ def test_random_walks(nodes: int, group: int, count: int) -> None:
     assert {"restart", "drop", "break", "cancel", "spoil", "lose too many", "lose again"} <= set(seen)
 
 
+@pytest.mark.parametrize(("nodes", "group", "count"), [(3, 2, 40), (4, 3, 30), (5, 2, 20)])
+def test_random_walks_of_elastic_jobs(nodes: int, group: int, count: int) -> None:
+    """Generations lose and gain a node. Their ranks load shards of the earlier groups, or rebuild them."""
+    seen = Explored()
+    for seed in range(count):
+        start = steady(nodes, group, seed=seed % 5)
+        model = Model(Shape(nodes, group, later(start, 9), 6, is_elastic=True), is_fine=True, start=start)
+        world, walked = walk(model, random.Random(seed), 400, weights=RESIZING)
+        seen.update(walked)
+        if seed % 5 == 0:
+            settle(model.shape, world, seed)
+    assert {"shrink", "grow", "earlier", "lose again", "damage"} <= set(seen)
+
+
 def settle(shape: Shape, world: World, seed: int, rules: Rules | None = None) -> None:
     """Run without faults until every owner counts all members as holders, and a later step is committed."""
     goal = later(world, 1)
@@ -78,11 +92,14 @@ def settle(shape: Shape, world: World, seed: int, rules: Rules | None = None) ->
 
 @pytest.mark.parametrize("bug", sorted(set(BUGS) - {"never-cancels"}))
 def test_random_walks_find_planted(bug: str) -> None:
-    start = steady(3, 3)
+    is_elastic = bug == "drops-earlier-shares"
+    group = 2 if is_elastic else 3
+    start = steady(3, group)
 
     def search() -> None:
         for seed in range(3000):
-            model = Model(Shape(3, 3, later(start, 4), 4), BUGS[bug], is_fine=True, start=start)
+            shape = Shape(3, group, later(start, 4), 4, is_elastic)
+            model = Model(shape, BUGS[bug], is_fine=True, start=start)
             walk(model, random.Random(seed), 200, weights=WEIGHTS)
 
     with pytest.raises(Found):

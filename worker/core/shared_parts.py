@@ -225,7 +225,9 @@ def load_helpers(plan: GenerationPlan, rank: Rank, owner: NodeId) -> list[NodeId
 
 
 def home_of(plan: GenerationPlan, rank: Rank) -> NodeId:
-    """Return the node that loads an earlier rank's shard from S3 for all nodes, after the number of ranks has changed.
+    """Return the node that gets a lost shard of an earlier rank for all nodes, after the number of ranks has changed.
+
+    The node rebuilds the shard by parity, or reads it from S3.
 
     The shards are divided evenly among the nodes, in the order of ranks. Ranks divide the state in the same order, so
     the ranks of the home probably need the shard, too.

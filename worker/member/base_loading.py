@@ -168,18 +168,19 @@ class BaseLoading:
         return slot.file
 
     async def _load_from_home(self, rank: Rank, sources: Sequence[ShardSource]) -> bool:
-        """Load a shard of the previous layout from its home: the node that reads it from S3 for all nodes (`home_of`).
+        """Load a shard of the previous layout from its home: the node that gets it for all nodes (`home_of`).
 
-        Return False if that fails, or if this node is the home or the shard is also in the memory of some node.
+        The home rebuilds the shard by parity, or reads it from S3. Return False if that fails, or if this node is the
+        home or some node has the shard in memory.
         """
         home = home_of(self._plan, rank)
-        if home == self._here.node_id or any(source.kind != "s3" for source in sources):
+        if home == self._here.node_id or any(source.kind in ("local", "peer") for source in sources):
             return False
-        source = structs.replace(sources[0], kind="peer", node_id=home, object=None)
+        source = structs.replace(sources[0], kind="peer", node_id=home, object=None, rebuild=None)
         try:
             await self._load_peer(rank, source, is_followed=False)
         except (PeerError, NoRoom, ProtocolError, TimeoutError) as error:
-            log.info("the shard of earlier rank %d is read from S3, because %s did not send it: %s", rank, home, error)
+            log.info("this node gets the shard of earlier rank %d itself, because %s did not: %s", rank, home, error)
             return False
         return True
 

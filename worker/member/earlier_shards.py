@@ -1,10 +1,10 @@
 """Serves shards of the previous layout to the ranks of this node, after the number of ranks has changed (a relayout).
 
-    rank ── FetchShard ──▶ RankLines ──▶ EarlierShards ──▶ BaseLoading.load_earlier: own slot, peer, home, S3
+    rank ── FetchShard ──▶ RankLines ──▶ EarlierShards ──▶ BaseLoading.load_earlier: own slot, peer, home, parity, S3
          ◀─ FetchedShard ──
 
-A shard that only S3 holds has one home among the nodes (`home_of`). The home reads it from S3, and the other nodes
-fetch it from the home.
+A shard that no node holds has one home among the nodes (`home_of`). The home rebuilds it by parity or reads it from S3,
+and the other nodes fetch it from the home.
 
 Invariant: a rank receives a slot's path only after the whole shard was verified against the plan's digest. The slot
 keeps its content until all ranks of this node have loaded (`KeptContents.is_loading_earlier`).
@@ -105,7 +105,7 @@ class EarlierShards:
         """Load an earlier shard that another node requests, if this node loads the shard for all nodes.
 
         If this node cannot load the shard, or if all ranks of this node have loaded already, the method loads nothing.
-        The other node then reads S3 itself.
+        The other node then rebuilds the shard or reads S3 itself.
         """
         if self._relayout is None or not 0 <= rank < self._relayout.world_size:
             return

@@ -67,7 +67,7 @@ class ProtectionConfig(Request):
     the loss of any one node per group. Groups of g nodes need g ÷ (2 × (g - 1)) of the memory of two copies. The last
     group also has the remaining nodes, if NodeCount is not a multiple of g.
 
-    Copies must be 1, and ElasticConfig must not be set. Cannot change after creation.
+    Copies must be 1, and MinNodeCount at least this number. Cannot change after creation.
     """
     max_slowdown: float | None = Field(default=None, ge=0.0001, le=1)
     """Share of the mean iteration time that snapshots may add, 0.01 meaning 1 %.

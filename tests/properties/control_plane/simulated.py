@@ -59,7 +59,7 @@ from everstep.protocol.agent_messages import (
     UploadedShard,
 )
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
-from everstep.protocol.parity import is_share, share_owner
+from everstep.protocol.parity import holder_of, is_share, share_owner
 from everstep.protocol.plan import GenerationPlan, ObjectReference, ScriptPlan, SourceArchive
 from tests.unit.control_plane.loop.world import Agent, digest, seal_shares, uploaded_object
 
@@ -207,6 +207,11 @@ class Simulation:
             specs = (
                 replace(specs[0], copies=1, parity_group_size=parity[0]),
                 replace(specs[1], copies=1, parity_group_size=parity[1]),
+            )
+        if is_elastic and parity is not None:
+            specs = (
+                replace(specs[0], min_node_count=max(2, parity[0])),
+                replace(specs[1], min_node_count=parity[1]),
             )
         self.jobs = [
             SimulatedJob(
@@ -606,10 +611,13 @@ class Simulation:
     def check_base(self, job: SimulatedJob, observed: JobObserved, plan: GenerationPlan) -> None:
         """Check that a plan starts from the newest step of which its nodes hold all shards, or from a newer step.
 
-        It may start from an older step only after a source of a newer step failed verification.
+        It may start from an older step only after a source of a newer step failed verification. A relayout with parity
+        may start from the committed step, because the shares of a newer step can be incomplete.
         """
         if not observed.record.refused:
             held = self.held_steps(job, plan.parent, (node.node_id for node in plan.nodes))
+            if plan.relayout is not None and job.spec.parity_group_size is not None:
+                held = {step for step in held if step <= observed.record.committed}
             assert plan.base_step >= max(held, default=0), "a step that is whole in memory was given up"
 
     def check_placement(self, job: SimulatedJob, plan: GenerationPlan) -> None:
@@ -644,7 +652,8 @@ class Simulation:
     def check_stripes(self, job: SimulatedJob, plan: GenerationPlan, group_size: int) -> None:
         """Check that the ranks with the same LOCAL_RANK on the nodes of a group form a stripe.
 
-        The stripes of the newest plan must remain while any member has a share.
+        The stripes of the newest plan must remain while any member has a share. If the newest plan has another number
+        of nodes, complete stripes of the base must remain.
         """
         owners = {rank: node.node_id for node in plan.nodes for rank in node.ranks}
         for rank in plan.ranks:
@@ -656,8 +665,16 @@ class Simulation:
             assert {*rank.holders} == {owners[each] for each in rank.stripe}
         before = job.newest_plan
         inventories = [agent.inventory for node in plan.nodes if (agent := self.agents.get(node.node_id)) is not None]
-        if before is not None and any(is_share(slot.owner_rank) for slots in inventories for slot in slots):
+        shares = [slot for slots in inventories for slot in slots if is_share(slot.owner_rank)]
+        if before is None or not shares:
+            return
+        if len(before.nodes) == len(plan.nodes):
             assert [rank.stripe for rank in plan.ranks] == [rank.stripe for rank in before.ranks], "stripes changed"
+        elif plan.relayout is None and plan.base_step:
+            maker = job.plans[plan.ranks[0].sources[0].origin_generation]
+            of_base = {holder_of(slot.owner_rank) for slot in shares if slot.step == plan.base_step}
+            if all(of_base & {*rank.stripe} for rank in maker.ranks):
+                assert [rank.stripe for rank in plan.ranks] == [rank.stripe for rank in maker.ranks], "stripes changed"
 
     def check_exclusions(self, job: SimulatedJob, observed: JobObserved, decision: Decision) -> None:
         """Check that no node is excluded while its job's steps advance.

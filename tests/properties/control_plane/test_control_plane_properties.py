@@ -121,6 +121,20 @@ def test_whatever_happens_to_jobs_with_parity(
     come_to_rest(simulation)
 
 
+@pytest.mark.timeout(400)  # 30 examples, each with up to a few hundred passes
+@settings(max_examples=30)
+@given(
+    st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, PARITY, st.lists(EVENTS | CAPACITY | REVISION, max_size=25)
+)
+def test_whatever_happens_to_elastic_jobs_with_parity(
+    max_size: int, domains: Domains, ranks_per_node: tuple[int, int], parity: tuple[int, int], story: list[Event]
+) -> None:
+    simulation = fresh(max_size, domains, ranks_per_node, is_elastic=True, parity=parity)
+    play(simulation, story)
+    simulation.settle()
+    come_to_rest(simulation)
+
+
 @settings(max_examples=30)
 @given(st.integers(1, 20), DOMAINS, RANKS_PER_NODE, PARITY, st.data())
 def test_one_lost_node_of_a_parity_group_costs_no_committed_step(
@@ -172,9 +186,11 @@ def test_a_job_with_parity_restores_the_newest_step_that_its_nodes_hold_or_rebui
 
 
 @settings(max_examples=30)
-@given(st.integers(1, 20), st.integers(0, 1), st.data())
-def test_a_job_that_shrinks_and_grows_loses_no_committed_step(steps: int, which: int, data: st.DataObject) -> None:
-    simulation = fresh(is_elastic=True)
+@given(st.integers(1, 20), st.integers(0, 1), st.sampled_from([None, (3, 2), (2, 2)]), st.data())
+def test_a_job_that_shrinks_and_grows_loses_no_committed_step(
+    steps: int, which: int, parity: tuple[int, int] | None, data: st.DataObject
+) -> None:
+    simulation = fresh(is_elastic=True, parity=parity)
     job = simulation.jobs[which]
     for _ in range(steps):
         simulation.train(job, 1)
@@ -193,6 +209,9 @@ def test_a_job_that_shrinks_and_grows_loses_no_committed_step(steps: int, which:
         simulation.check()
         assert simulation.seconds < EPOCH_SECONDS + 9_000
     assert (len(job.plan.nodes), job.plan.base_step) == (count - 1, steps)
+    assert job.plan.relayout is not None
+    kinds = [sources[0].kind for sources in job.plan.relayout.shards]
+    assert kinds.count("parity") == (0 if parity is None else job.spec.ranks_per_node)
     simulation.train(job, 2)
     simulation.settle()
     while job.record.member_count < job.spec.most_node_count:
@@ -250,7 +269,7 @@ def play(simulation: Simulation, story: Sequence[Event]) -> None:
                 fewer, more, patience = extra
                 job.spec = replace(
                     job.spec,
-                    min_node_count=max(1, job.spec.node_count - fewer),
+                    min_node_count=max(job.spec.parity_group_size or 1, job.spec.node_count - fewer),
                     max_node_count=job.spec.node_count + more,
                     patience_seconds=patience,
                 )

@@ -6,7 +6,7 @@ the step (stale). A reference computes by brute force which shards exist or foll
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -190,3 +190,36 @@ def test_a_group_that_lost_one_member_since_a_whole_commit_loses_no_step(
     restore = recovery.choose(survey_of({1: newer, 2: whole, 3: data.draw(memories())}, set(range(WORLD)) - lost))
     assert restore.base_step >= 2
     assert restore.forgotten == ()
+
+
+def whole_memory() -> Memory:
+    return Memory(
+        dict.fromkeys(range(WORLD), 0),
+        {rank: {other: 0 for other in group_of(rank) if other != rank} for rank in range(WORLD)},
+    )
+
+
+@given(st.sampled_from(range(WORLD)), st.sets(st.integers(0, WORLD - 1)))
+def test_fewer_ranks_resume_from_a_newer_step_only_if_all_its_shares_are_sealed(lost: int, unsealed: set[int]) -> None:
+    """One node is lost without a replacement, and step 2 is committed. Some shares of step 3 are not sealed yet."""
+    alive = set(range(WORLD)) - {lost}
+    newer = whole_memory()
+    for rank in unsealed:
+        del newer.shares[rank]
+    survey = replace(
+        survey_of({2: whole_memory(), 3: newer}, alive),
+        owners=[node(rank) for rank in sorted(alive)],
+        committed=Step(2),
+    )
+    restore = recovery.choose(survey)
+    assert restore.base_step == (2 if unsealed & alive else 3)
+    assert restore.relayout is not None
+    assert [sources[0].kind for sources in restore.relayout.shards] == [
+        "parity" if rank == lost else "peer" for rank in range(WORLD)
+    ]
+    for holder, kept in restore.keep.items():
+        rank = next(rank for rank in alive if node(rank) == holder)
+        assert {(each.owner_rank, each.step) for each in kept} == {
+            (rank, restore.base_step),
+            (share_owner(Rank(rank)), restore.base_step),
+        }

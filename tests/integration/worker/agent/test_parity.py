@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from functools import lru_cache
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -25,10 +26,13 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.parity import share_owner
+from everstep.protocol.plan import ShardSource
 from everstep.protocol.slot import CHUNK_BYTES, SlotIndex, TensorEntry, pack_index
 from tests.integration.worker.agent import fleet as harness
 from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, RUN, Fleet, Node, until
 from worker.core.slots import Content
+from worker.member import base_loading
+from worker.replication.rebuilding import rebuild_shard
 from worker.replication.tcp import TcpSession
 
 pytestmark = pytest.mark.integration
@@ -234,3 +238,41 @@ def is_whole_after_steps(fleet: Fleet) -> bool:
         for rank in fleet.ranks:
             rank.step()
     return all(protection(fleet, rank).in_view == protection(fleet, rank).holders for rank in range(3))
+
+
+async def test_fewer_nodes_rebuild_the_lost_shard_and_form_a_new_stripe(
+    group: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of three nodes is lost, and the others continue. One of them rebuilds the lost shard for both."""
+    rebuilt: list[Rank] = []
+
+    async def count(dialler: Any, source: ShardSource, store: Any, **options: Any) -> None:
+        assert source.rebuild is not None
+        rebuilt.append(source.rebuild.lost.rank)
+        await rebuild_shard(dialler, source, store, **options)
+
+    monkeypatch.setattr(base_loading, "rebuild_shard", count)
+    await group.launch()
+    await group.train(3)
+    *_, lost = group.nodes
+    group.nodes = group.nodes[:-1]
+    await lost.gone()
+    await group.prepare()
+    plan = group.make_chosen_plan({Generation(1): 3})
+    assert plan.relayout is not None
+    assert [sources[0].kind for sources in plan.relayout.shards] == ["peer", "peer", "parity"]
+    assert {rank.stripe for rank in plan.ranks} == {(0, 1)}
+    await group.load(plan)
+    await group.start()
+    for rank in group.ranks:
+        assert rank.earlier == {Rank(each): payload(each, plan.base_step)[0] for each in range(3)}
+    assert rebuilt == [2], "one node rebuilds the shard, and the other fetches it"
+    for index, node in enumerate(group.nodes):
+        kept = node.agent.store.sealed(share_owner(Rank(index)), Content(Generation(1), plan.base_step))
+        assert kept is not None, "the earlier share protects the base until the first commit"
+    await group.train(plan.base_step + 2)
+    await lose(group.nodes[1])
+    await group.launch()
+    assert group.plan is not None
+    assert group.plan.base_step >= plan.base_step + 2
+    check_restored(group, group.plan.base_step)

@@ -66,7 +66,7 @@ def request_(client, tmp_path_factory):
         (
             {"Protection": {"ParityGroupSize": 4}, "ElasticConfig": {"MinNodeCount": 3}},
             "ElasticConfig.MinNodeCount",
-            "a job with parity cannot change its number of nodes; remove the field, or use Protection.Copies",
+            "groups of 4 nodes need 4 nodes; MinNodeCount is 3. Raise MinNodeCount or lower ParityGroupSize",
         ),
         (
             {"Protection": {"ParityGroupSize": 4}, "CheckpointConfig": {"Strategy": "Strawman"}},

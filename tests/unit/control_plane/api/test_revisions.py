@@ -225,11 +225,12 @@ def test_a_job_with_parity_keeps_one_copy(client, fleet, source):
     assert client.update_training_job(**GPT, Protection={"MaxSlowdown": 0.05})["Changes"]
 
 
-def test_a_job_with_parity_keeps_its_number_of_nodes(client, fleet, source):
-    request = {"Source": source, "EntryPoint": "train.py", "NodeCount": 4, "Protection": {"ParityGroupSize": 4}}
+def test_a_job_with_parity_keeps_the_nodes_of_one_group(client, fleet, source):
+    request = {"Source": source, "EntryPoint": "train.py", "NodeCount": 4, "Protection": {"ParityGroupSize": 3}}
     client.create_training_job(**GPT, **request)
-    with refused("ValidationException", match="ElasticConfig.MinNodeCount: a job with parity cannot change its number"):
-        client.update_training_job(**GPT, ElasticConfig={"MinNodeCount": 3})
+    with refused("ValidationException", match="ElasticConfig.MinNodeCount: groups of 3 nodes need 3 nodes"):
+        client.update_training_job(**GPT, ElasticConfig={"MinNodeCount": 2})
+    assert client.update_training_job(**GPT, ElasticConfig={"MinNodeCount": 3, "MaxNodeCount": 6})["Changes"]
 
 
 @pytest.mark.covers("UpdateTrainingJob.CheckpointConfig.ThirdSlot")
