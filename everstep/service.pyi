@@ -24,6 +24,12 @@ class BatchGetLossCurvesResponse(TypedDict):
     """The loss curves of the requested jobs that log a loss."""
     LossCurves: list[LossCurve]
 
+class CauseReport(TypedDict):
+    """The incidents with one cause."""
+    Cause: Literal["notice", "requested", "grown", "returned", "pause_failed", "drill", "load_failed", "rank_exit", "hang", "agent_lost", "node_unreachable", "node_fault", "instance_terminated", "shrunk", "group_lost"]
+    Kind: Literal["Failure", "Planned", "Drill"]
+    Incidents: ReportIncidents
+
 class Changes(TypedDict):
     """How a response differs from an earlier response to the same request."""
     ChangeToken: str
@@ -371,6 +377,11 @@ class Fleet(TypedDict):
     Tags: dict[str, str]
     CreationTime: datetime
 
+class FleetReport(TypedDict):
+    """The figures of one fleet: its jobs and its idle nodes."""
+    FleetName: str
+    Figures: ReportFigures
+
 class FollowLogsResponse(TypedDict):
     EventStream: NotRequired[EventStream[FollowLogsStream]]
 
@@ -533,6 +544,14 @@ class InitialCheckpoint(TypedDict):
     """The run that made the checkpoint."""
     Step: NotRequired[int]
     """Step of the checkpoint. The default is the newest complete checkpoint at the time of the request."""
+
+class JobReport(TypedDict):
+    """The figures of one job."""
+    TrainingJobName: str
+    RunId: str
+    Project: str
+    FleetName: str
+    Figures: ReportFigures
 
 class LastCheckpoint(TypedDict):
     """The newest complete checkpoint in S3 that no verification found damaged."""
@@ -759,6 +778,11 @@ class ProjectQuota(TypedDict):
     AllowedSecrets: list[str]
     AllowedData: list[str]
 
+class ProjectReport(TypedDict):
+    """The figures of one project's jobs."""
+    Project: str
+    Figures: ReportFigures
+
 class ProtectionConfig(TypedDict):
     """Protection of each shard in the memory of nodes, and the limit for the slowdown by snapshots."""
     Copies: NotRequired[int]
@@ -815,6 +839,80 @@ class Reliability(TypedDict):
     """Steps that training had to repeat."""
     IncidentCostUsd: NotRequired[float]
     """Cost of the nodes while they made no new step. Absent if the fleet has no price."""
+
+class Report(TypedDict):
+    """Time, cost and incidents of all matching jobs and fleets over a time range. Total equals the sum of Buckets, and the sum of Fleets. Without idle nodes, it also equals the sum of Projects, and the sum of Jobs and OtherJobs. Deleted jobs and fleets are not included. Costs use the present price of each fleet."""
+    StartTime: datetime
+    """The requested begin, rounded down to a full hour."""
+    EndTime: datetime
+    """The requested end, rounded up to a full hour."""
+    Total: ReportFigures
+    Buckets: list[ReportBucket]
+    """The figures over time, oldest first, without gaps."""
+    Projects: list[ProjectReport]
+    """The most expensive project first."""
+    Fleets: list[FleetReport]
+    """The most expensive fleet first. A job belongs to the fleet on which it runs now."""
+    Jobs: list[JobReport]
+    """At most MaxJobs jobs, the most expensive first."""
+    OtherJobs: NotRequired[ReportFigures]
+    """Sums over the jobs that Jobs leaves out. Absent if there are none."""
+    JobCount: int
+    Causes: list[CauseReport]
+    """The most frequent cause first."""
+
+class ReportBucket(TypedDict):
+    """The figures of one part of the time range."""
+    StartTime: datetime
+    EndTime: datetime
+    Figures: ReportFigures
+
+class ReportFigures(TypedDict):
+    """Time, cost and incidents of one bucket, project, fleet or job, or of the whole report."""
+    AccountingSeconds: dict[str, float]
+    """Time of all jobs by use, as in AccountingSeconds of DescribeTrainingJob."""
+    ProductiveSeconds: float
+    """Training time: `train` of AccountingSeconds."""
+    EttrRatio: NotRequired[float]
+    """Training time ÷ time with nodes, over all jobs together. Absent without such time."""
+    EttrWithQueueRatio: NotRequired[float]
+    """Training time ÷ all time of the jobs, with queue and pauses. Absent without such time."""
+    NodeSeconds: float
+    """Working time of the jobs' nodes, summed over nodes."""
+    RankSeconds: float
+    """NodeSeconds × ranks per node. With one rank per GPU, this is GPU time."""
+    UnpricedNodeSeconds: float
+    """Part of NodeSeconds that CostUsd leaves out, because the fleet has no price."""
+    CostUsd: NotRequired[float]
+    """Cost of NodeSeconds. It excludes idle nodes. Absent if no fleet has a price."""
+    Failures: ReportIncidents
+    """Incidents that are failures."""
+    PlannedStops: ReportIncidents
+    """Incidents by AWS's notice, a person's request or a change of the number of nodes, and pauses that failed."""
+    Drills: ReportIncidents
+    """Incidents that a person injected. No other count contains them."""
+    MttfSeconds: NotRequired[float]
+    """Time without a known failure ÷ number of failures. Absent without a failure."""
+    MttrSeconds: NotRequired[float]
+    """Mean time from a failure to the end of the rework. Absent if training recovered from no failure."""
+    IdleNodeSeconds: dict[str, float]
+    """Time of nodes that work for no job, by node state, summed over nodes. Only in Total, Buckets and Fleets."""
+    SpareCostUsd: NotRequired[float]
+    """Cost of the spares in IdleNodeSeconds. Absent if no fleet has a price."""
+    OtherIdleCostUsd: NotRequired[float]
+    """Cost of the other nodes in IdleNodeSeconds: joining, held, rebooting and draining nodes. Absent if no fleet has a price."""
+
+class ReportIncidents(TypedDict):
+    """Sums over the incidents of one kind."""
+    Count: int
+    """Number of incidents whose failure is in the time range."""
+    RecoveredCount: int
+    """Number of these incidents from which training has recovered."""
+    RecoverySeconds: float
+    """Total time from the failure to the end of the rework, of recovered incidents."""
+    RecomputedSteps: int
+    CostUsd: NotRequired[float]
+    """Cost of the nodes from the failure to the end of the rework, for the part inside the time range. Absent if no fleet has a price."""
 
 class RetryStrategy(TypedDict):
     """Limits after which Everstep stops retrying a failing job."""
@@ -1312,7 +1410,9 @@ class EverstepClient(Protocol):
     def get_metric_data(self, *, TrainingJobName: str, MetricName: str = ..., FirstStep: int = ..., LastStep: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., ResolutionInSteps: int = ..., ResolutionInSeconds: int = ..., MaxPoints: int = ..., ChangesSince: str = ...) -> GetMetricDataResponse:
         """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes. If a step was repeated after a failure, the value of the last repetition is returned. The newest 4,096 steps have one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution requests fewer points, the service merges neighbouring points. If a resolution would return more than MaxPoints points, the service doubles the number of steps per point until the limit is met. With ChangesSince, the response contains only the points that changed: new points, and all points after a step to which a recovery returned. Raises ValidationException if both resolutions are set."""
     def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
-        """Download one output file, by a key from ListOutputs."""
+        """Download one output file, by a key from ListOutputs. A browser stores the response as a file and never shows it as a page."""
+    def get_report(self, *, StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., Period: Literal["Hour", "Day", "Week"] = ..., Project: str = ..., FleetName: str = ..., MaxJobs: int = ...) -> Report:
+        """Report time, cost and incidents of jobs and fleets over a time range, and their trend. A token of one project sees only that project's jobs and fleets. Raises ValidationException if EndTime is not after StartTime, or if the range has too many buckets, jobs or incidents for one report."""
     def hand_back_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Return control of a job to Everstep. Repeated calls change nothing."""
     def hold_node(self, *, NodeId: str, Reason: str = ...) -> Node:

@@ -58,6 +58,9 @@ def upgrade() -> None:
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("tags", sa.JSON(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("idle_microseconds", sa.JSON(), nullable=False),
+        sa.Column("idle_counts", sa.JSON(), nullable=False),
+        sa.Column("idle_until", sa.DateTime(timezone=True), nullable=True),
         sa.Column("lease_owner", sa.Text(), nullable=True),
         sa.Column("lease_counter", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_fleet")),
@@ -466,10 +469,31 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("run_id", "rank", "holder_node_id", name=op.f("pk_replica")),
     )
+    op.create_table(
+        "fleet_hour",
+        sa.Column("fleet_name", sa.String(length=64), nullable=False),
+        sa.Column("hour", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("idle_microseconds", sa.JSON(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["fleet_name"], ["fleet.name"], name=op.f("fk_fleet_hour_fleet_name_fleet"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("fleet_name", "hour", name=op.f("pk_fleet_hour")),
+    )
+    op.create_table(
+        "job_hour",
+        sa.Column("run_id", sa.String(length=64), nullable=False),
+        sa.Column("hour", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("accounting", sa.JSON(), nullable=False),
+        sa.Column("node_microseconds", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_job_hour_run_id_job"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("run_id", "hour", name=op.f("pk_job_hour")),
+    )
 
 
 def downgrade() -> None:
     """Drop all tables of this version."""
+    op.drop_table("job_hour")
+    op.drop_table("fleet_hour")
     op.drop_table("replica")
     op.drop_table("shard")
     with op.batch_alter_table("incident", schema=None) as batch_op:

@@ -211,6 +211,8 @@ def _from_database(error: db.DatabaseError) -> ApiError:
         )
     if isinstance(error, db.Conflict | db.AmbiguousName):
         return InUse(_sentence(str(error)))
+    if isinstance(error, db.TooMuch):
+        return InvalidRequest(_sentence(str(error)), hint=f"Use {error.remedy}, or set Project or FleetName.")
     log.error("a request failed in the database: %s", error)
     return InternalError(
         "The request failed inside the service.",

@@ -6,6 +6,7 @@
     ├── AlreadyExists       a row with this name exists
     ├── AmbiguousName       jobs of several projects have this name
     ├── Conflict            the row's state does not allow the change
+    ├── TooMuch             a report would read too many rows
     └── SchemaMismatch      the database's schema is not the one that this version needs
 
 Callers must handle these errors. Other exceptions, such as SQLAlchemy's error for a lost connection, are unexpected.
@@ -73,6 +74,17 @@ class AmbiguousName(DatabaseError):
 
 class Conflict(DatabaseError):
     """The row's state does not allow the change."""
+
+
+class TooMuch(DatabaseError):
+    """A report would read too many rows.
+
+    `found` names the rows and their number, and `remedy` the requests that read fewer rows.
+    """
+
+    def __init__(self, found: str, remedy: str) -> None:
+        super().__init__(f"the time range has {found}, which is too much for one report")
+        self.remedy = remedy
 
 
 class SchemaMismatch(DatabaseError):

@@ -9,7 +9,7 @@ observations, under the fleet's lease.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, TypedDict, Unpack
 
@@ -64,6 +64,10 @@ class FleetRecord(NewFleet):
     drift: tuple[str, ...]
     reason: str
     created_at: datetime
+    idle_microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Time of nodes without a job by `NodeState`, summed over nodes, up to `idle_until`."""
+    idle_counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    idle_until: datetime | None = None
 
 
 class FleetUpdate(TypedDict, total=False):
@@ -78,6 +82,9 @@ class FleetUpdate(TypedDict, total=False):
     drift: tuple[str, ...]
     reason: str
     blindness_lifted_at: datetime | None
+    idle_microseconds: Mapping[str, int]
+    idle_counts: Mapping[str, int]
+    idle_until: datetime | None
 
 
 def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:

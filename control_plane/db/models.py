@@ -8,6 +8,7 @@ dataclasses. The definitions work on SQLite and PostgreSQL.
     token                                 ├─ checkpoint
     source   intent   event   export   spent_nonce ├─ revision
                               quota       ├─ incident
+    fleet ─ fleet_hour                    ├─ job_hour
                                           ├─ drill
                                           ├─ metric_log, metric, metric_chunk
                                           └─ log_export
@@ -209,8 +210,24 @@ class Fleet(Base):
     reason: Mapped[str] = mapped_column(default="")
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
     created_at: Mapped[datetime]
+    idle_microseconds: Mapped[dict[str, int]] = mapped_column(default=dict)
+    """Time of nodes without a job by `NodeState`, summed over nodes, up to `idle_until` (`core.idle_nodes`)."""
+    idle_counts: Mapped[dict[str, int]] = mapped_column(default=dict)
+    """Number of nodes without a job by `NodeState`, since `idle_until`."""
+    idle_until: Mapped[datetime | None]
     lease_owner: Mapped[str | None]
     lease_counter: Mapped[int] = mapped_column(default=0)
+
+
+class FleetHour(Base):
+    """The ledger of a fleet's idle nodes at a full hour. Reports compute time ranges from it."""
+
+    __tablename__ = "fleet_hour"
+
+    fleet_name: Mapped[str] = mapped_column(ForeignKey("fleet.name", ondelete="CASCADE"), primary_key=True)
+    hour: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """Hours since 1970-01-01 00:00 UTC."""
+    idle_microseconds: Mapped[dict[str, int]]
 
 
 class Node(Base):
@@ -383,6 +400,18 @@ class Job(Base):
         Index(None, "state", "created_at", "run_id"),
         Index(None, "ended_at", "created_at", "run_id"),
     )
+
+
+class JobHour(Base):
+    """The ledger of a job at a full hour. Reports compute time ranges from it."""
+
+    __tablename__ = "job_hour"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
+    hour: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """Hours since 1970-01-01 00:00 UTC."""
+    accounting: Mapped[dict[str, int]]
+    node_microseconds: Mapped[int]
 
 
 class Quota(Base):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from sqlalchemy.orm import Session
 
-from control_plane.core import drills
+from control_plane.core import drills, idle_nodes, ledger_hours
 from control_plane.core.actions import Decision, FleetDecision
 from control_plane.core.observed.drills import DrillObserved
 from control_plane.core.observed.jobs import JobObserved
@@ -29,6 +29,7 @@ from control_plane.db import (
     tokens,
 )
 from control_plane.db import drills as db_drills
+from control_plane.db import ledger_hours as db_ledger_hours
 from control_plane.db.leases import Lease
 from control_plane.db.session import Database
 from control_plane.loop import records
@@ -101,6 +102,9 @@ class DecisionStore:
                 jobs.transition(session, lease, before=before.state, after=after.state.value, now=moment, **changes)
             elif after != records.job_record(before):
                 jobs.change(session, lease, **changes)
+            hours = ledger_hours.full_hours(records.job_ledger(records.job_record(before)), records.job_ledger(after))
+            if hours:
+                db_ledger_hours.record_job(session, lease, hours)
             if after.stepped_at is not None and after.stepped_at != records.job_record(before).stepped_at:
                 jobs.note_first_step(session, lease, records.at(after.stepped_at))
             if after.state is JobState.STARTING and before.state != JobState.STARTING:
@@ -171,6 +175,12 @@ class DecisionStore:
         if fleet.blindness_lifted_at is not None and not decision.is_blind:
             # Clear a confirmation that this pass has read. Keep a newer confirmation, which a user gave after the read.
             changes["blindness_lifted_at"] = None
+        states = {NodeId(row.id): NodeState(row.state) for row in stored.nodes}
+        states |= {row.node_id: row.state for row in decision.records}
+        idle_before = records.idle_nodes(fleet)
+        idle_after = idle_nodes.charge(idle_before, states.values(), now)
+        if idle_after != idle_before:
+            changes |= records.idle_update(idle_after)
         is_same = all(getattr(fleet, column) == value for column, value in changes.items())
         domains = {
             row.id: failure_domains[NodeId(row.id)]
@@ -187,6 +197,9 @@ class DecisionStore:
                 return
             if not is_same:
                 fleets.change(session, lease, **changes)
+            ledger_before, ledger_after = idle_nodes.ledger(idle_before), idle_nodes.ledger(idle_after)
+            if ledger_before is not None and ledger_after is not None:
+                db_ledger_hours.record_fleet(session, lease, ledger_hours.full_hours(ledger_before, ledger_after))
             for row in decision.records:
                 before = known.get(row.node_id)
                 columns = records.node_update(

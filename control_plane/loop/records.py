@@ -21,6 +21,8 @@ import msgspec
 
 from control_plane.core import accounting, elastic
 from control_plane.core import incidents as core_incidents
+from control_plane.core.idle_nodes import IdleNodes
+from control_plane.core.ledger_hours import Ledger
 from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillState
 from control_plane.core.observed.fleets import FleetJob, FleetSpec, Hold, NodeRecord, NodeRequest
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
@@ -155,6 +157,33 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         target=Step(job.target_step),
         failures=tuple(msgspec.convert(dict(failure), FailureRecord) for failure in job.failures),
         microseconds=dict(job.accounting),
+    )
+
+
+def job_ledger(record: JobRecord) -> Ledger:
+    """Return a job's ledger, for its full hours."""
+    return Ledger(
+        at=accounting.microseconds(accounting.accounted_until(record)),
+        spent=record.microseconds,
+        node_microseconds=record.node_microseconds,
+    )
+
+
+def idle_nodes(fleet: fleets.FleetRecord) -> IdleNodes:
+    """Return the ledger of a fleet's idle nodes."""
+    return IdleNodes(
+        until=None if fleet.idle_until is None else fleet.idle_until.timestamp(),
+        counts=fleet.idle_counts,
+        microseconds=fleet.idle_microseconds,
+    )
+
+
+def idle_update(idle: IdleNodes) -> fleets.FleetUpdate:
+    """Return the columns of a fleet's row that contain the ledger of its idle nodes."""
+    return fleets.FleetUpdate(
+        idle_microseconds=dict(idle.microseconds),
+        idle_counts=dict(idle.counts),
+        idle_until=None if idle.until is None else at(idle.until),
     )
 
 

@@ -27,6 +27,7 @@ NOUNS: Final[Mapping[str, tuple[str, str]]] = {
     "protection": ("protection", "Nodes that hold the shards of a job in memory."),
     "checkpoints": ("checkpoints", "Checkpoints of a training job in S3."),
     "incidents": ("incidents", "Failures and their recoveries."),
+    "reports": ("reports", "Time, cost and incidents of jobs and fleets over a time range."),
     "events": ("events", "Events of jobs, fleets and nodes, oldest first."),
     "fleets": ("fleets", "Auto Scaling groups that Everstep manages."),
     "nodes": ("nodes", "Instances of the fleets and their use."),

@@ -200,6 +200,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "StopTrainingJob": job,
         "ListTrainingJobNodes": job,
         "ListTrainingJobRevisions": job,
+        "GetReport": {"Period": "Day"},
         "ListProjectQuotas": {},
         "PutProjectQuota": {"Project": "speech", "MaxNodeCount": 4},
         "DeleteProjectQuota": {"Project": "speech"},

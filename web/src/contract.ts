@@ -32,6 +32,13 @@ export interface BatchGetLossCurvesResponse {
   LossCurves: LossCurve[]
 }
 
+/** The incidents with one cause. */
+export interface CauseReport {
+  Cause: 'notice' | 'requested' | 'grown' | 'returned' | 'pause_failed' | 'drill' | 'load_failed' | 'rank_exit' | 'hang' | 'agent_lost' | 'node_unreachable' | 'node_fault' | 'instance_terminated' | 'shrunk' | 'group_lost'
+  Kind: 'Failure' | 'Planned' | 'Drill'
+  Incidents: ReportIncidents
+}
+
 /** How a response differs from an earlier response to the same request. */
 export interface Changes {
   /** The ChangesSince of the next request. */
@@ -591,6 +598,12 @@ export interface Fleet {
   CreationTime: Timestamp
 }
 
+/** The figures of one fleet: its jobs and its idle nodes. */
+export interface FleetReport {
+  FleetName: string
+  Figures: ReportFigures
+}
+
 export interface FollowLogsRequest {
   /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
@@ -685,6 +698,19 @@ export interface GetOutputRequest {
 
 export interface GetOutputResponse {
   Body?: Blob
+}
+
+export interface GetReportRequest {
+  /** The default is 7 days before EndTime. */
+  StartTime?: Timestamp
+  /** The default is now. */
+  EndTime?: Timestamp
+  /** Length of a bucket. The default depends on the time range. */
+  Period?: 'Hour' | 'Day' | 'Week'
+  Project?: string
+  FleetName?: string
+  /** Maximum number of jobs with figures of their own. 10 unless given. */
+  MaxJobs?: number
 }
 
 /** A setting of an Auto Scaling group that the registration as a fleet changes. */
@@ -840,6 +866,15 @@ export interface InitialCheckpoint {
   RunId?: string
   /** Step of the checkpoint. The default is the newest complete checkpoint at the time of the request. */
   Step?: number
+}
+
+/** The figures of one job. */
+export interface JobReport {
+  TrainingJobName: string
+  RunId: string
+  Project: string
+  FleetName: string
+  Figures: ReportFigures
 }
 
 /** The newest complete checkpoint in S3 that no verification found damaged. */
@@ -1229,6 +1264,12 @@ export interface ProjectQuota {
   AllowedData: string[]
 }
 
+/** The figures of one project's jobs. */
+export interface ProjectReport {
+  Project: string
+  Figures: ReportFigures
+}
+
 /** Protection of each shard in the memory of nodes, and the limit for the slowdown by snapshots. */
 export interface ProtectionConfig {
   /** Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 2, or 1 for a job of one node or with ParityGroupSize. 2 unless given. */
@@ -1352,6 +1393,84 @@ export interface ReplaceNodeRequest {
   NodeId: string
   /** The person's reason for the request. It appears with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
+}
+
+/** Time, cost and incidents of all matching jobs and fleets over a time range. Total equals the sum of Buckets, and the sum of Fleets. Without idle nodes, it also equals the sum of Projects, and the sum of Jobs and OtherJobs. Deleted jobs and fleets are not included. Costs use the present price of each fleet. */
+export interface Report {
+  /** The requested begin, rounded down to a full hour. */
+  StartTime: Timestamp
+  /** The requested end, rounded up to a full hour. */
+  EndTime: Timestamp
+  Total: ReportFigures
+  /** The figures over time, oldest first, without gaps. */
+  Buckets: ReportBucket[]
+  /** The most expensive project first. */
+  Projects: ProjectReport[]
+  /** The most expensive fleet first. A job belongs to the fleet on which it runs now. */
+  Fleets: FleetReport[]
+  /** At most MaxJobs jobs, the most expensive first. */
+  Jobs: JobReport[]
+  /** Sums over the jobs that Jobs leaves out. Absent if there are none. */
+  OtherJobs?: ReportFigures
+  JobCount: number
+  /** The most frequent cause first. */
+  Causes: CauseReport[]
+}
+
+/** The figures of one part of the time range. */
+export interface ReportBucket {
+  StartTime: Timestamp
+  EndTime: Timestamp
+  Figures: ReportFigures
+}
+
+/** Time, cost and incidents of one bucket, project, fleet or job, or of the whole report. */
+export interface ReportFigures {
+  /** Time of all jobs by use, as in AccountingSeconds of DescribeTrainingJob. */
+  AccountingSeconds: Record<string, number>
+  /** Training time: `train` of AccountingSeconds. */
+  ProductiveSeconds: number
+  /** Training time ÷ time with nodes, over all jobs together. Absent without such time. */
+  EttrRatio?: number
+  /** Training time ÷ all time of the jobs, with queue and pauses. Absent without such time. */
+  EttrWithQueueRatio?: number
+  /** Working time of the jobs' nodes, summed over nodes. */
+  NodeSeconds: number
+  /** NodeSeconds × ranks per node. With one rank per GPU, this is GPU time. */
+  RankSeconds: number
+  /** Part of NodeSeconds that CostUsd leaves out, because the fleet has no price. */
+  UnpricedNodeSeconds: number
+  /** Cost of NodeSeconds. It excludes idle nodes. Absent if no fleet has a price. */
+  CostUsd?: number
+  /** Incidents that are failures. */
+  Failures: ReportIncidents
+  /** Incidents by AWS's notice, a person's request or a change of the number of nodes, and pauses that failed. */
+  PlannedStops: ReportIncidents
+  /** Incidents that a person injected. No other count contains them. */
+  Drills: ReportIncidents
+  /** Time without a known failure ÷ number of failures. Absent without a failure. */
+  MttfSeconds?: number
+  /** Mean time from a failure to the end of the rework. Absent if training recovered from no failure. */
+  MttrSeconds?: number
+  /** Time of nodes that work for no job, by node state, summed over nodes. Only in Total, Buckets and Fleets. */
+  IdleNodeSeconds: Record<string, number>
+  /** Cost of the spares in IdleNodeSeconds. Absent if no fleet has a price. */
+  SpareCostUsd?: number
+  /** Cost of the other nodes in IdleNodeSeconds: joining, held, rebooting and draining nodes. Absent if no fleet has a price. */
+  OtherIdleCostUsd?: number
+}
+
+/** Sums over the incidents of one kind. */
+export interface ReportIncidents {
+  /** Number of incidents whose failure is in the time range. */
+  Count: number
+  /** Number of these incidents from which training has recovered. */
+  RecoveredCount: number
+  /** Total time from the failure to the end of the rework, of recovered incidents. */
+  RecoverySeconds: number
+  RecomputedSteps: number
+  /** Cost of the nodes from the failure to the end of the rework, for the part inside the time range. Absent if no fleet has a price. */
+  CostUsd?: number
 }
 
 /** Permits a node to join again after its agent lost its session. */
@@ -1783,6 +1902,7 @@ export interface Operations {
   GetLogEvents: { request: GetLogEventsRequest; response: GetLogEventsResponse }
   GetMetricData: { request: GetMetricDataRequest; response: GetMetricDataResponse }
   GetOutput: { request: GetOutputRequest; response: GetOutputResponse }
+  GetReport: { request: GetReportRequest; response: Report }
   HandBackTrainingJob: { request: HandBackTrainingJobRequest; response: TrainingJobSummary }
   HoldNode: { request: HoldNodeRequest; response: Node }
   HoldSnapshot: { request: HoldSnapshotRequest; response: HoldSnapshotResponse }
@@ -1850,6 +1970,7 @@ export const operations = {
   GetLogEvents: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/events', query: ['Rank', 'Generation', 'StartTime', 'EndTime', 'FilterPattern', 'StartFromHead', 'Limit', 'NextToken'] },
   GetMetricData: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metric-data', query: ['MetricName', 'FirstStep', 'LastStep', 'StartTime', 'EndTime', 'ResolutionInSteps', 'ResolutionInSeconds', 'MaxPoints', 'ChangesSince'] },
   GetOutput: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs/content', query: ['Key'] },
+  GetReport: { method: 'GET', path: '/v1/reports', query: ['StartTime', 'EndTime', 'Period', 'Project', 'FleetName', 'MaxJobs'] },
   HandBackTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/hand-back', query: [] },
   HoldNode: { method: 'POST', path: '/v1/nodes/{NodeId}/hold', query: [] },
   HoldSnapshot: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/snapshots', query: [] },

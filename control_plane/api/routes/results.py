@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from itertools import islice
+from pathlib import PurePosixPath
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import Query
 from fastapi.responses import StreamingResponse
@@ -61,7 +63,10 @@ def list_outputs(
 def get_output(
     training_job_name: TrainingJobNamePath, key: Key, caller: Reader, services: ServicesDep
 ) -> StreamingResponse:
-    """Download one output file, by a key from ListOutputs."""
+    """Download one output file, by a key from ListOutputs.
+
+    A browser stores the response as a file and never shows it as a page.
+    """
     return _content(services, _outputs_of(services, _find(services, training_job_name, caller)), key)
 
 
@@ -110,5 +115,9 @@ def _content(services: Services, prefix: ObjectReference, key: str) -> Streaming
     return StreamingResponse(
         body,
         media_type="application/octet-stream",
-        headers={"content-length": str(info.size_bytes), "x-content-type-options": "nosniff"},
+        headers={
+            "content-length": str(info.size_bytes),
+            "content-disposition": f"attachment; filename*=UTF-8''{quote(PurePosixPath(key).name, safe='')}",
+            "x-content-type-options": "nosniff",
+        },
     )

@@ -11,6 +11,7 @@ import hashlib
 from contextlib import closing
 from datetime import timedelta
 
+import httpx
 import msgspec
 import pytest
 from botocore.exceptions import WaiterError
@@ -624,6 +625,21 @@ def test_outputs_of_the_newest_generation_are_downloaded(client, job, tmp_path):
     assert (tmp_path / "two/rank=1/deep/er/état.txt").read_bytes() == b""
     assert not list(tmp_path.rglob("*.partial"))
     assert len(list(all_pages(client, "list_outputs", TrainingJobName="gpt", MaxResults=2))) == 5
+
+
+def test_a_browser_stores_an_output_as_a_file(service, job):
+    job.put("output", 'gen=1/rank=0/a "b";é.html', b"<script>")
+    key = f'jobs/gpt/run={job.run}/output/gen=1/rank=0/a "b";é.html'
+    answer = httpx.get(
+        f"http://{service.address}/v1/training-jobs/gpt/outputs/content",
+        params={"Key": key},
+        headers={"authorization": f"Bearer {service.admin_token}"},
+        trust_env=False,
+    )
+    assert answer.content == b"<script>"
+    assert answer.headers["content-disposition"] == "attachment; filename*=UTF-8''a%20%22b%22%3B%C3%A9.html"
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["x-content-type-options"] == "nosniff"
 
 
 def test_an_output_that_would_leave_the_directory_is_not_written(client, job, tmp_path):

@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from control_plane.db import events, implications, incidents, intents, jobs, nodes, protection, tokens
+from control_plane.core.ledger_hours import HOUR, Ledger
+from control_plane.db import events, implications, incidents, intents, jobs, ledger_hours, nodes, protection, tokens
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease, Leaser
 from control_plane.db.models import (
@@ -20,6 +21,7 @@ from control_plane.db.models import (
     Incident,
     Intent,
     Job,
+    JobHour,
     Node,
     Replica,
     Shard,
@@ -34,6 +36,7 @@ RETENTION = Retention(
     intents=7, events=90, nodes=7, tokens=7, generations=30, protection=1, plans_per_job=2, batch_rows=100
 )
 LATER = NOW + timedelta(days=400)
+NOON_HOUR = NOW.timestamp() // 3600
 
 
 def count(session: Session, table: type[Base]) -> int:
@@ -202,3 +205,20 @@ def test_a_pass_is_bounded(database: Database) -> None:
             if len(taken) == 1:
                 assert session.scalar(select(func.min(Event.id))) == 11, "the oldest first"
     assert taken == [10, 10, 5, 0]
+
+
+def test_ledgers_at_full_hours_go_after_their_days(database: Database) -> None:
+    hours = [Ledger(at=int(NOON_HOUR + n) * HOUR, spent={"train": n}) for n in (0, 1)]
+    with database.write() as session:
+        job = jobs.create(session, new_job(), NOW)
+        lease = lease_of(session, job.run_id)
+        ledger_hours.record_job(session, lease, hours)
+    with database.write() as session:
+        gone = prune(session, Retention(hours=2), NOW + timedelta(days=2, minutes=1))
+        assert (gone["job hours"], gone["fleet hours"]) == (0, 0)
+        gone = prune(session, Retention(hours=2), NOW + timedelta(days=2, minutes=61))
+        assert (gone["job hours"], count(session, JobHour)) == (1, 1)
+    with database.write() as session:
+        jobs.change(session, lease, ended_at=NOW)
+        jobs.remove(session, job.run_id)
+        assert count(session, JobHour) == 0

@@ -1,0 +1,133 @@
+"""API models: reports of time, cost and incidents over a time range."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from control_plane.api.schemas.common import Shape
+from control_plane.core.observed.nodes import Cause
+from control_plane.core.reports import IncidentKind
+
+
+class ReportIncidents(Shape):
+    """Sums over the incidents of one kind."""
+
+    count: int
+    """Number of incidents whose failure is in the time range."""
+    recovered_count: int
+    """Number of these incidents from which training has recovered."""
+    recovery_seconds: float
+    """Total time from the failure to the end of the rework, of recovered incidents."""
+    recomputed_steps: int
+    cost_usd: float | None
+    """Cost of the nodes from the failure to the end of the rework, for the part inside the time range.
+
+    Absent if no fleet has a price.
+    """
+
+
+class ReportFigures(Shape):
+    """Time, cost and incidents of one bucket, project, fleet or job, or of the whole report."""
+
+    accounting_seconds: dict[str, float]
+    """Time of all jobs by use, as in AccountingSeconds of DescribeTrainingJob."""
+    productive_seconds: float
+    """Training time: `train` of AccountingSeconds."""
+    ettr_ratio: float | None
+    """Training time ÷ time with nodes, over all jobs together. Absent without such time."""
+    ettr_with_queue_ratio: float | None
+    """Training time ÷ all time of the jobs, with queue and pauses. Absent without such time."""
+    node_seconds: float
+    """Working time of the jobs' nodes, summed over nodes."""
+    rank_seconds: float
+    """NodeSeconds × ranks per node. With one rank per GPU, this is GPU time."""
+    unpriced_node_seconds: float
+    """Part of NodeSeconds that CostUsd leaves out, because the fleet has no price."""
+    cost_usd: float | None
+    """Cost of NodeSeconds. It excludes idle nodes. Absent if no fleet has a price."""
+    failures: ReportIncidents
+    """Incidents that are failures."""
+    planned_stops: ReportIncidents
+    """Incidents by AWS's notice, a person's request or a change of the number of nodes, and pauses that failed."""
+    drills: ReportIncidents
+    """Incidents that a person injected. No other count contains them."""
+    mttf_seconds: float | None
+    """Time without a known failure ÷ number of failures. Absent without a failure."""
+    mttr_seconds: float | None
+    """Mean time from a failure to the end of the rework. Absent if training recovered from no failure."""
+    idle_node_seconds: dict[str, float]
+    """Time of nodes that work for no job, by node state, summed over nodes. Only in Total, Buckets and Fleets."""
+    spare_cost_usd: float | None
+    """Cost of the spares in IdleNodeSeconds. Absent if no fleet has a price."""
+    other_idle_cost_usd: float | None
+    """Cost of the other nodes in IdleNodeSeconds: joining, held, rebooting and draining nodes.
+
+    Absent if no fleet has a price.
+    """
+
+
+class ReportBucket(Shape):
+    """The figures of one part of the time range."""
+
+    start_time: datetime
+    end_time: datetime
+    figures: ReportFigures
+
+
+class ProjectReport(Shape):
+    """The figures of one project's jobs."""
+
+    project: str
+    figures: ReportFigures
+
+
+class FleetReport(Shape):
+    """The figures of one fleet: its jobs and its idle nodes."""
+
+    fleet_name: str
+    figures: ReportFigures
+
+
+class JobReport(Shape):
+    """The figures of one job."""
+
+    training_job_name: str
+    run_id: str
+    project: str
+    fleet_name: str
+    figures: ReportFigures
+
+
+class CauseReport(Shape):
+    """The incidents with one cause."""
+
+    cause: Cause
+    kind: IncidentKind
+    incidents: ReportIncidents
+
+
+class Report(Shape):
+    """Time, cost and incidents of all matching jobs and fleets over a time range.
+
+    Total equals the sum of Buckets, and the sum of Fleets. Without idle nodes, it also equals the sum of Projects, and
+    the sum of Jobs and OtherJobs. Deleted jobs and fleets are not included. Costs use the present price of each fleet.
+    """
+
+    start_time: datetime
+    """The requested begin, rounded down to a full hour."""
+    end_time: datetime
+    """The requested end, rounded up to a full hour."""
+    total: ReportFigures
+    buckets: list[ReportBucket]
+    """The figures over time, oldest first, without gaps."""
+    projects: list[ProjectReport]
+    """The most expensive project first."""
+    fleets: list[FleetReport]
+    """The most expensive fleet first. A job belongs to the fleet on which it runs now."""
+    jobs: list[JobReport]
+    """At most MaxJobs jobs, the most expensive first."""
+    other_jobs: ReportFigures | None
+    """Sums over the jobs that Jobs leaves out. Absent if there are none."""
+    job_count: int
+    causes: list[CauseReport]
+    """The most frequent cause first."""

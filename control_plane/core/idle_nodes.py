@@ -1,0 +1,64 @@
+"""The ledger of a fleet's idle nodes: instances that cost money and work for no job.
+
+The fleet loop charges the time since its last charge to the state of each idle node. Reports derive the cost of spares
+from this ledger.
+
+Invariant: a counter never decreases, and no period is charged twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from control_plane.core import accounting
+from control_plane.core.ledger_hours import HOUR, Ledger
+from control_plane.core.states import NodeState
+
+CHARGE_SECONDS: Final = 60.0
+"""Longest time between two charges. A change of a state or a new hour needs a charge at once."""
+_NOT_IDLE: Final = frozenset({NodeState.ASSIGNED, NodeState.GONE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleNodes:
+    """The ledger of a fleet's idle nodes, as stored with the fleet."""
+
+    until: float | None = None
+    """Unix seconds up to which the ledger is charged. None before the first pass."""
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Number of idle nodes since `until`, by `NodeState`."""
+    microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Idle time by `NodeState`, summed over nodes."""
+
+
+def charge(idle: IdleNodes, states: Iterable[NodeState], now: float) -> IdleNodes:
+    """Return the ledger, charged until now if a charge is due.
+
+    Args:
+        idle: the ledger as stored.
+        states: the states of all nodes of the fleet from now on.
+        now: Unix seconds. If the clock went back, the function charges no time.
+
+    Returns:
+        The charged ledger. Unchanged if no count changed, no hour began, and the last charge is younger than
+        `CHARGE_SECONDS`.
+    """
+    counts = {state.value: count for state, count in sorted(Counter(states).items()) if state not in _NOT_IDLE}
+    if idle.until is None:
+        return IdleNodes(until=now, counts=counts, microseconds=idle.microseconds)
+    since, until = accounting.microseconds(idle.until), accounting.microseconds(now)
+    is_due = until - since >= accounting.microseconds(CHARGE_SECONDS) or until // HOUR > since // HOUR
+    if counts == idle.counts and not is_due:
+        return idle
+    passed = max(0, until - since)
+    names = sorted(idle.microseconds.keys() | idle.counts.keys())
+    charged = {name: idle.microseconds.get(name, 0) + passed * idle.counts.get(name, 0) for name in names}
+    return IdleNodes(until=max(now, idle.until), counts=counts, microseconds=charged)
+
+
+def ledger(idle: IdleNodes) -> Ledger | None:
+    """Return the ledger for its full hours, or None before the first pass."""
+    return None if idle.until is None else Ledger(at=accounting.microseconds(idle.until), spent=idle.microseconds)

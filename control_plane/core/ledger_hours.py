@@ -1,0 +1,79 @@
+"""The value of a ledger at each full hour, from which reports compute time ranges.
+
+A ledger is a set of counters that a loop charges: the time of a job (`accounting`), or the idle nodes of a fleet
+(`idle_nodes`). The loop stores the counters' values at each full hour. The difference between two hours is what the
+ledger received between them.
+
+Invariant: interpolation is exact. The counters of an interpolated ledger add up to the interpolated sum, so the
+differences of consecutive hours add up to the difference between the first hour and the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+HOUR: Final = 3_600_000_000
+"""Microseconds per hour."""
+MOST_HOURS: Final = 24 * 31
+"""Limit of full hours that `full_hours` returns, for a loop that did not run for longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """The counters of a ledger at one point in time."""
+
+    at: int
+    """Unix time in microseconds up to which the ledger is charged."""
+    spent: Mapping[str, int]
+    """Microseconds by name. A missing name means 0."""
+    node_microseconds: int = 0
+    """Working time of a job's nodes, summed over nodes. 0 in the ledger of a fleet."""
+
+
+def interpolated(before: Ledger, after: Ledger, moment: int) -> Ledger:
+    """Return the ledger at a moment between two charges, as if both had been one steady charge.
+
+    Args:
+        before: the ledger at or before the moment.
+        after: a later state of the same ledger, at or after the moment.
+        moment: Unix time in microseconds.
+
+    Returns:
+        The ledger at the moment. Each counter is within one microsecond of its exact share.
+    """
+    passed, whole = moment - before.at, after.at - before.at
+    if passed <= 0 or whole <= 0:
+        return before
+    changes = {
+        name: after.spent.get(name, 0) - before.spent.get(name, 0)
+        for name in sorted(before.spent.keys() | after.spent.keys())
+    }
+    shares = {name: change * passed // whole for name, change in changes.items()}
+    missing = sum(changes.values()) * passed // whole - sum(shares.values())
+    for name in sorted(changes, key=lambda name: changes[name] * passed % whole, reverse=True)[:missing]:
+        shares[name] += 1
+    nodes = (after.node_microseconds - before.node_microseconds) * passed // whole
+    return Ledger(
+        at=moment,
+        spent={name: before.spent.get(name, 0) + share for name, share in shares.items()},
+        node_microseconds=before.node_microseconds + nodes,
+    )
+
+
+def full_hours(before: Ledger, after: Ledger) -> tuple[Ledger, ...]:
+    """Return the ledger at each full hour after one charge, up to and including the next charge.
+
+    The loops call this function in each pass, and store the result. Most results are empty.
+
+    Args:
+        before: the ledger as stored.
+        after: the ledger after the pass.
+
+    Returns:
+        At most the newest `MOST_HOURS` hours, oldest first. Each `at` is a multiple of `HOUR`.
+    """
+    last = after.at // HOUR
+    first = max(before.at // HOUR + 1, last - MOST_HOURS + 1)
+    return tuple(interpolated(before, after, hour * HOUR) for hour in range(first, last + 1))

@@ -1,0 +1,436 @@
+"""Reports: time, cost and incidents of all jobs and fleets over a time range.
+
+    points of each job's ledger ──┐
+    points of each fleet's ledger ├─ report ─▶ total, buckets, projects, fleets, jobs, causes
+    incidents ────────────────────┘
+
+All sums are integers: microseconds, millionths of a dollar (micro-USD) and counts.
+
+Invariant: the total equals the sum of the buckets, the sum of the projects, and the sum of the jobs. The sum over a
+job's whole life equals the job's own ledger. Idle nodes belong to fleets, and to no project or job.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from itertools import pairwise
+from typing import Final, TypeAlias
+
+from control_plane.core import accounting
+from control_plane.core.accounting import Bucket
+from control_plane.core.ledger_hours import HOUR, Ledger, interpolated
+from control_plane.core.observed.nodes import Cause
+from control_plane.core.states import NodeState
+
+
+class Period(StrEnum):
+    """The length of a report's buckets. Days and weeks begin at 00:00 UTC, and weeks on Monday."""
+
+    HOUR = "Hour"
+    DAY = "Day"
+    WEEK = "Week"
+
+
+class IncidentKind(StrEnum):
+    """Which figures of a report an incident counts in.
+
+    - FAILURE: a fault ended the generation. MTTF and MTTR count only these incidents.
+    - PLANNED: AWS's notice, a person's request, a change of the number of nodes, or a pause that failed.
+    - DRILL: a person injected the fault.
+    """
+
+    FAILURE = "Failure"
+    PLANNED = "Planned"
+    DRILL = "Drill"
+
+
+_SPAN: Final = {Period.HOUR: HOUR, Period.DAY: 24 * HOUR, Period.WEEK: 7 * 24 * HOUR}
+_MONDAY: Final = 4 * 24 * HOUR
+"""The first Monday after 1970-01-01, a Thursday, in microseconds."""
+_FIRST_SOURCES: Final = tuple(name.value for name in (Bucket.DETECT, Bucket.REPLACE, Bucket.RESTORE, Bucket.REWORK))
+
+Sums: TypeAlias = "Counter[tuple[str, str]]"
+"""Sums by kind and name, for example `("spent", "train")`. A missing key differs from 0 only for costs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTime:
+    """A job and its ledger at several points in time."""
+
+    run_id: str
+    name: str
+    project: str
+    fleet_name: str
+    ranks_per_node: int
+    points: tuple[Ledger, ...]
+    """States of the job's ledger, oldest first. The first is the job's creation, the last is the newest charge."""
+    cost_micro_usd: int | None
+    """Cost of the job's whole node time. None if its fleet has no price."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetTime:
+    """A fleet and the ledger of its idle nodes at several points in time."""
+
+    name: str
+    points: tuple[Ledger, ...]
+    """States of the ledger, oldest first. Empty before the first pass over the fleet."""
+    price_micro_usd: int | None
+    """Price of one node for one hour. None if the fleet has no price."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentTime:
+    """An incident of a job. Times are Unix microseconds."""
+
+    run_id: str
+    cause: Cause
+    failed_at: int
+    closed_at: int | None
+    """None while the incident is open."""
+    lost_steps: int
+    cost_micro_usd: int | None
+    """Cost of the job's nodes from the failure to the end of the rework. None if the fleet has no price."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentFigures:
+    """Sums over the incidents of one kind or of one cause.
+
+    Counts and steps belong to the time of the failure. The cost is spread over the incident's duration.
+    """
+
+    count: int
+    recovered_count: int
+    """Number of incidents from which training has recovered."""
+    recovery_microseconds: int
+    """Total time from the failure to the end of the rework, of recovered incidents."""
+    recomputed_steps: int
+    cost_micro_usd: int | None
+    """None if no incident has a cost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """The figures of one bucket, project, fleet or job, or of the whole report."""
+
+    spent: Mapping[str, int]
+    """Microseconds by `accounting.Bucket`, summed over jobs."""
+    node_microseconds: int
+    rank_microseconds: int
+    """Node time times the ranks of each node. With one rank per GPU, this is GPU time."""
+    unpriced_node_microseconds: int
+    """Part of the node time that `cost_micro_usd` leaves out, because the fleet has no price."""
+    cost_micro_usd: int | None
+    """Cost of the jobs' node time. None if no fleet has a price."""
+    incidents: Mapping[IncidentKind, IncidentFigures]
+    idle_microseconds: Mapping[str, int]
+    """Time of nodes without a job by `NodeState`, summed over nodes. Empty for projects and jobs."""
+    spare_cost_micro_usd: int | None
+    other_idle_cost_micro_usd: int | None
+
+    @property
+    def ettr_ratio(self) -> float | None:
+        """See `accounting.ettr_ratio`."""
+        return accounting.ettr_ratio(self.spent)
+
+    @property
+    def ettr_with_queue_ratio(self) -> float | None:
+        """See `accounting.ettr_ratio`. The wall time includes time without nodes."""
+        return accounting.ettr_ratio(self.spent, is_queue_counted=True)
+
+    @property
+    def mttf_seconds(self) -> float | None:
+        """See `accounting.mean_seconds_to_failure`."""
+        return accounting.mean_seconds_to_failure(self.spent, self.incidents[IncidentKind.FAILURE].count)
+
+    @property
+    def mttr_seconds(self) -> float | None:
+        """Mean time from a failure until training has caught up. None without a recovered failure."""
+        failures = self.incidents[IncidentKind.FAILURE]
+        return failures.recovery_microseconds / 1e6 / failures.recovered_count if failures.recovered_count else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketFigures:
+    """The figures of one bucket of the time range. Times are Unix microseconds."""
+
+    start: int
+    end: int
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFigures:
+    """The figures of one job."""
+
+    job: JobTime
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The result of `report`."""
+
+    total: Figures
+    buckets: tuple[BucketFigures, ...]
+    projects: tuple[tuple[str, Figures], ...]
+    """Figures by project, the most expensive first."""
+    fleets: tuple[tuple[str, Figures], ...]
+    jobs: tuple[JobFigures, ...]
+    """The most expensive jobs."""
+    other_jobs: Figures
+    """Sums over the jobs that `jobs` leaves out."""
+    job_count: int
+    causes: tuple[tuple[Cause, IncidentFigures], ...]
+    """Sums by cause, the most frequent first."""
+
+
+@dataclass(slots=True)
+class _Groups:
+    """Sums that grow while `report` reads the jobs, fleets and incidents."""
+
+    buckets: list[Sums]
+    projects: defaultdict[str, Sums] = field(default_factory=lambda: defaultdict(Counter))
+    fleets: defaultdict[str, Sums] = field(default_factory=lambda: defaultdict(Counter))
+    causes: defaultdict[Cause, Sums] = field(default_factory=lambda: defaultdict(Counter))
+    jobs: dict[str, Sums] = field(default_factory=dict[str, Sums])
+    total: Sums = field(default_factory=Counter[tuple[str, str]])
+
+
+def default_period(start: datetime, end: datetime) -> Period:
+    """Return the period that gives a range between about a dozen and a hundred buckets."""
+    if end - start <= timedelta(days=2):
+        return Period.HOUR
+    return Period.DAY if end - start <= timedelta(days=100) else Period.WEEK
+
+
+def bounds(start: datetime, end: datetime, period: Period) -> tuple[int, ...]:
+    """Return the bounds of a range's buckets, in Unix microseconds.
+
+    Args:
+        start: begin of the range. It is rounded down to a full hour.
+        end: end of the range, after `start`. It is rounded up to a full hour.
+        period: the length of a bucket. The first and the last bucket may be shorter.
+
+    Returns:
+        Ascending multiples of `HOUR`. Two neighbours delimit one bucket.
+    """
+    first, last = _micro(start) // HOUR * HOUR, -(-_micro(end) // HOUR) * HOUR
+    span, origin = _SPAN[period], _MONDAY if period is Period.WEEK else 0
+    inner = range(origin + ((first - origin) // span + 1) * span, last, span)
+    return (first, *inner, max(last, first + HOUR))
+
+
+def report(
+    bounds: Sequence[int],
+    *,
+    jobs: Iterable[JobTime],
+    fleets: Iterable[FleetTime],
+    incidents: Iterable[IncidentTime],
+    now: int,
+    max_jobs: int,
+) -> Report:
+    """Add up the figures of jobs, fleets and incidents.
+
+    Args:
+        bounds: see `bounds`.
+        jobs: all jobs whose life overlaps the range.
+        fleets: the fleets whose idle nodes count.
+        incidents: incidents of these jobs whose duration overlaps the range.
+        now: Unix microseconds. It is the present end of open incidents.
+        max_jobs: limit of jobs with own figures.
+
+    Returns:
+        The report. Buckets without jobs have zeros.
+    """
+    groups = _Groups(buckets=[Counter() for _ in bounds[1:]])
+    known = {job.run_id: job for job in jobs}
+    for job in known.values():
+        groups.jobs[job.run_id] = Counter()
+        for number, sums in enumerate(_job_sums(job, bounds)):
+            _add(groups.buckets[number], sums)
+            _add(groups.jobs[job.run_id], sums)
+    kinds = {cause: kind_of(cause) for cause in Cause}
+    for incident in incidents:
+        kind = kinds[incident.cause]
+        for number, sums in _incident_sums(incident, bounds, now):
+            of_kind = Counter({(f"{name} {kind}", ""): amount for (name, _), amount in sums.items()})
+            _add(groups.buckets[number], of_kind)
+            _add(groups.jobs[incident.run_id], of_kind)
+            _add(groups.causes[incident.cause], sums)
+    for run_id, sums in groups.jobs.items():
+        job = known[run_id]
+        for group in (groups.total, groups.projects[job.project], groups.fleets[job.fleet_name]):
+            _add(group, sums)
+    for fleet in fleets:
+        for number, sums in enumerate(_idle_sums(fleet, bounds)):
+            for group in (groups.total, groups.buckets[number], groups.fleets[fleet.name]):
+                _add(group, sums)
+    ranked = _ranked(groups.jobs, lambda run_id: known[run_id].name)
+    others: Sums = Counter()
+    for run_id in ranked[max_jobs:]:
+        _add(others, groups.jobs[run_id])
+    return Report(
+        total=_figures(groups.total),
+        buckets=tuple(
+            BucketFigures(start=start, end=end, figures=_figures(sums))
+            for (start, end), sums in zip(pairwise(bounds), groups.buckets, strict=True)
+        ),
+        projects=tuple((name, _figures(groups.projects[name])) for name in _ranked(groups.projects, str)),
+        fleets=tuple((name, _figures(groups.fleets[name])) for name in _ranked(groups.fleets, str)),
+        jobs=tuple(
+            JobFigures(job=known[run_id], figures=_figures(groups.jobs[run_id])) for run_id in ranked[:max_jobs]
+        ),
+        other_jobs=_figures(others),
+        job_count=len(known),
+        causes=tuple(
+            sorted(
+                ((cause, _incident_figures(sums, "")) for cause, sums in groups.causes.items()),
+                key=lambda entry: (-entry[1].count, entry[0]),
+            )
+        ),
+    )
+
+
+def kind_of(cause: Cause) -> IncidentKind:
+    """Return the kind of incidents with this cause."""
+    if cause is Cause.DRILL:
+        return IncidentKind.DRILL
+    return IncidentKind.FAILURE if cause.is_failure else IncidentKind.PLANNED
+
+
+def _add(group: Sums, sums: Sums) -> None:
+    for key, amount in sums.items():  # Counter.update takes twice as long.
+        group[key] += amount
+
+
+def _job_sums(job: JobTime, bounds: Sequence[int]) -> Iterable[Sums]:
+    """Yield the sums of each bucket."""
+    states = _at_bounds(job.points, bounds)
+    whole, cost = job.points[-1].node_microseconds, job.cost_micro_usd
+    for (before, after), spent in zip(pairwise(states), _changes(states), strict=True):
+        sums: Sums = Counter({("spent", name): amount for name, amount in spent.items() if amount})
+        if nodes := after.node_microseconds - before.node_microseconds:
+            sums["nodes", ""] = nodes
+            sums["ranks", ""] = nodes * job.ranks_per_node
+            if cost is None:
+                sums["unpriced", ""] = nodes
+            else:
+                sums["cost", ""] = cost * after.node_microseconds // whole - cost * before.node_microseconds // whole
+        yield sums
+
+
+def _changes(states: Sequence[Ledger]) -> list[dict[str, int]]:
+    """Return what the ledger received between neighbouring states.
+
+    A failure that is detected after a bound moves time of the earlier bucket, for example from train to detect. The
+    later bucket then has less than no training time. This function moves that time back to the earlier bucket.
+    """
+    found = [
+        {name: amount - before.spent.get(name, 0) for name, amount in after.spent.items()}
+        for before, after in pairwise(states)
+    ]
+    for number in range(len(found) - 1, -1, -1):
+        later, earlier = found[number], found[number - 1] if number else {}
+        for name in [name for name, amount in later.items() if amount < 0]:
+            for source in (*_FIRST_SOURCES, *sorted(later)):
+                moved = min(-later[name], later.get(source, 0))
+                if moved > 0:
+                    later[source] -= moved
+                    later[name] += moved
+                    earlier[source] = earlier.get(source, 0) + moved
+                    earlier[name] = earlier.get(name, 0) - moved
+    return found
+
+
+def _idle_sums(fleet: FleetTime, bounds: Sequence[int]) -> Iterable[Sums]:
+    """Yield the sums of each bucket."""
+    if not fleet.points:
+        return
+    states = _at_bounds(fleet.points, bounds)
+    for before, after in pairwise(states):
+        sums: Sums = Counter()
+        for name, amount in after.spent.items():
+            if change := amount - before.spent.get(name, 0):
+                sums["idle", name] += change
+                if (price := fleet.price_micro_usd) is not None:
+                    what = "spare cost" if name == NodeState.SPARE else "other idle cost"
+                    sums[what, ""] += price * amount // HOUR - price * before.spent.get(name, 0) // HOUR
+        yield sums
+
+
+def _incident_sums(incident: IncidentTime, bounds: Sequence[int], now: int) -> Iterable[tuple[int, Sums]]:
+    """Yield the number and the sums of each bucket that overlaps the incident."""
+    start = incident.failed_at
+    end = max(start + 1, now if incident.closed_at is None else incident.closed_at)
+    cost = incident.cost_micro_usd
+    for number in range(max(0, bisect_right(bounds, start) - 1), min(bisect_left(bounds, end), len(bounds) - 1)):
+        sums: Sums = Counter()
+        lower, upper = bounds[number], bounds[number + 1]
+        if lower <= start < upper:
+            sums["count", ""] = 1
+            sums["recomputed", ""] = incident.lost_steps
+            if incident.closed_at is not None:
+                sums["recovered", ""] = 1
+                sums["recovery", ""] = incident.closed_at - start
+        low, high = (min(max(bound, start), end) - start for bound in (lower, upper))
+        if cost is not None and high > low:
+            sums["cost", ""] = cost * high // (end - start) - cost * low // (end - start)
+        yield number, sums
+
+
+def _at_bounds(points: Sequence[Ledger], bounds: Sequence[int]) -> list[Ledger]:
+    """Return the ledger at each bound. Before the first point and after the last, the ledger does not change."""
+    moments = [point.at for point in points]
+    found: list[Ledger] = []
+    for bound in bounds:
+        place = bisect_right(moments, bound)
+        if place in (0, len(points)):
+            found.append(points[0 if place == 0 else -1])
+        else:
+            found.append(interpolated(points[place - 1], points[place], bound))
+    return found
+
+
+def _ranked(groups: Mapping[str, Sums], name_of: Callable[[str], str]) -> list[str]:
+    def rank(key: str) -> tuple[int, int, str, str]:
+        sums = groups[key]
+        cost = sum(sums.get((what, ""), 0) for what in ("cost", "spare cost", "other idle cost"))
+        return -cost, -sums.get(("nodes", ""), 0), name_of(key), key
+
+    return sorted(groups, key=rank)
+
+
+def _figures(sums: Sums) -> Figures:
+    return Figures(
+        spent={name: amount for (kind, name), amount in sorted(sums.items()) if kind == "spent"},
+        node_microseconds=sums["nodes", ""],
+        rank_microseconds=sums["ranks", ""],
+        unpriced_node_microseconds=sums["unpriced", ""],
+        cost_micro_usd=sums.get(("cost", "")),
+        incidents={kind: _incident_figures(sums, f" {kind}") for kind in IncidentKind},
+        idle_microseconds={name: amount for (kind, name), amount in sorted(sums.items()) if kind == "idle"},
+        spare_cost_micro_usd=sums.get(("spare cost", "")),
+        other_idle_cost_micro_usd=sums.get(("other idle cost", "")),
+    )
+
+
+def _incident_figures(sums: Sums, suffix: str) -> IncidentFigures:
+    return IncidentFigures(
+        count=sums[f"count{suffix}", ""],
+        recovered_count=sums[f"recovered{suffix}", ""],
+        recovery_microseconds=sums[f"recovery{suffix}", ""],
+        recomputed_steps=sums[f"recomputed{suffix}", ""],
+        cost_micro_usd=sums.get((f"cost{suffix}", "")),
+    )
+
+
+def _micro(moment: datetime) -> int:
+    passed = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
