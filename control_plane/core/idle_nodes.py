@@ -38,8 +38,8 @@ def charge(idle: IdleNodes, states: Iterable[NodeState], now: float) -> IdleNode
     """Return the ledger, charged until now if a charge is due.
 
     Args:
-        idle: the ledger as stored.
-        states: the states of all nodes of the fleet from now on.
+        idle: the ledger that the database contains, charged until `idle.until`.
+        states: states of all nodes of the fleet after this pass. They apply from now until the next charge.
         now: Unix seconds. If the clock went back, the function charges no time.
 
     Returns:

@@ -36,8 +36,8 @@ def interpolated(before: Ledger, after: Ledger, moment: int) -> Ledger:
     """Return the ledger at a moment between two charges, as if both had been one steady charge.
 
     Args:
-        before: the ledger at or before the moment.
-        after: a later state of the same ledger, at or after the moment.
+        before: a state of the ledger, charged until the moment or an earlier time.
+        after: a later state of the same ledger, charged until the moment or a later time.
         moment: Unix time in microseconds.
 
     Returns:
@@ -68,8 +68,8 @@ def full_hours(before: Ledger, after: Ledger) -> tuple[Ledger, ...]:
     The loops call this function in each pass, and store the result. Most results are empty.
 
     Args:
-        before: the ledger as stored.
-        after: the ledger after the pass.
+        before: the ledger that the database contains before the pass, charged until its `at`.
+        after: the same ledger with the charge of this pass. Its `at` is not before that of `before`.
 
     Returns:
         At most the newest `MOST_HOURS` hours, oldest first. Each `at` is a multiple of `HOUR`.

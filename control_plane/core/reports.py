@@ -37,7 +37,7 @@ class Period(StrEnum):
 
 
 class IncidentKind(StrEnum):
-    """Which figures of a report an incident counts in.
+    """The kind of an incident. Reports count each kind apart.
 
     - FAILURE: a fault ended the generation. MTTF and MTTR count only these incidents.
     - PLANNED: AWS's notice, a person's request, a change of the number of nodes, or a pause that failed.
@@ -239,9 +239,9 @@ def report(
     """Add up the figures of jobs, fleets and incidents.
 
     Args:
-        bounds: see `bounds`.
+        bounds: bounds of the buckets in Unix microseconds, as the function `bounds` returns them.
         jobs: all jobs whose life overlaps the range.
-        fleets: the fleets whose idle nodes count.
+        fleets: fleets whose idle nodes count. A fleet without jobs in the range belongs to them too.
         incidents: incidents of these jobs whose duration overlaps the range.
         now: Unix microseconds. It is the present end of open incidents.
         max_jobs: limit of jobs with own figures.

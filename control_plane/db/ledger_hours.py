@@ -21,7 +21,7 @@ def record_job(session: Session, lease: Lease, hours: Iterable[Ledger]) -> None:
 
     Args:
         session: from `Database.write`.
-        lease: lease of the job.
+        lease: lease of the job whose pass charged the ledger.
         hours: result of `core.ledger_hours.full_hours` for this pass.
 
     Raises:
@@ -44,7 +44,7 @@ def record_fleet(session: Session, lease: Lease, hours: Iterable[Ledger]) -> Non
 
     Args:
         session: from `Database.write`.
-        lease: lease of the fleet.
+        lease: lease of the fleet whose pass charged the ledger.
         hours: result of `core.ledger_hours.full_hours` for this pass.
 
     Raises:

@@ -56,7 +56,7 @@ def read(session: Session, which: ReportFilter, bounds: Collection[int]) -> Repo
 
     Args:
         session: from `Database.read`.
-        which: conditions that all jobs and fleets fulfil.
+        which: conditions that all jobs and fleets of the report fulfil; incidents follow their jobs.
         bounds: bounds of the buckets, as `core.reports.bounds` returns them.
 
     Returns:
