@@ -31,7 +31,7 @@ class CauseReport(TypedDict):
     Incidents: ReportIncidents
 
 class Changes(TypedDict):
-    """How a response differs from an earlier response to the same request."""
+    """Describes how a response differs from an earlier response to the same request."""
     ChangeToken: str
     """The ChangesSince of the next request."""
     IsIncremental: bool

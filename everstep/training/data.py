@@ -370,8 +370,8 @@ class _MapLoader:
     def __init__(self, loader: DataLoader[object], seed: int) -> None:
         has_workers = loader.num_workers > 0
         samplers = [sampler for sampler in (loader.batch_sampler, loader.sampler) if sampler is not None]
-        self._all_samplers = [*samplers, *(getattr(sampler, "sampler", None) for sampler in samplers)]
-        ranks = (getattr(sampler, "rank", None) for sampler in self._all_samplers)
+        self._all_samplers = list(_nested(samplers))
+        ranks = (getattr(sampler, name, None) for sampler in self._all_samplers for name in _RANKS)
         rank = next((rank for rank in ranks if isinstance(rank, int)), 0)
         seeding = Seeding(seed if loader.generator is None else loader.generator.initial_seed(), rank)
         inner = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
@@ -418,6 +418,23 @@ class _MapLoader:
         self._sampler.begin = cast(int, state["begin"])
         self._sampler.resume(Place.of(state["place"]), consumed_count)
         rng.set_generator_states(self.generators, cast("list[Tree]", state["present"]))
+
+
+_RANKS = ("rank", "process_index")
+"""Names under which samplers store their rank: torch's, and those of accelerate."""
+
+
+def _nested(samplers: Sequence[object]) -> Iterator[object]:
+    """Yield samplers and the samplers inside them, each once."""
+    found: list[object] = []
+    waiting = list(samplers)
+    while waiting:
+        sampler = waiting.pop(0)
+        if not any(sampler is each for each in found):
+            found.append(sampler)
+            yield sampler
+            inner = (getattr(sampler, name, None) for name in ("sampler", "batch_sampler"))
+            waiting += [each for each in inner if each is not None]
 
 
 class PlacedSampler:

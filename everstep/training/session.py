@@ -309,8 +309,7 @@ class TrainingSession:
         """
         self.restore()
         self._set_batches_per_step(accumulate)
-        # The dashboard estimates the remaining time from this target.
-        self._publish(target=int(until_step) if 0 < until_step <= MAX_TARGET else 0)
+        self.set_target(until_step)
         while self._boundary < until_step and not self._is_stopped:
             before, count = self._state.steps_made(), 0
             while count == 0 or not self._is_step_complete(before, count, accumulate):
@@ -319,6 +318,16 @@ class TrainingSession:
                 count += 1
             self.boundary()
         self._state.keep_passing()
+
+    def set_target(self, until_step: int) -> None:
+        """Report the step at which the script's own loop ends. `batches` calls this itself.
+
+        The service estimates the remaining time from this target.
+
+        Args:
+            until_step: number of finished steps at the end. 0: unknown.
+        """
+        self._publish(target=int(until_step) if 0 < until_step <= MAX_TARGET else 0)
 
     def boundary(self) -> Control:
         """Report that an optimizer step is finished.

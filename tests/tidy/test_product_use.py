@@ -10,8 +10,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("everstep", "control_plane", "worker", "infra")
-OUTSIDE_PRODUCT = frozenset({"awscli_initialize", "CheckpointReader"})
-"""Names that only other programs use: the AWS CLI loads `everstep.aws_plugin`, and scripts pass readers to DCP."""
+OUTSIDE_PRODUCT = frozenset({"awscli_initialize", "CheckpointReader", "session_of"})
+"""Names that only other programs use: the AWS CLI loads `everstep.aws_plugin`, scripts pass readers to DCP, and
+callbacks of scripts ask for the session of a trainer."""
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:

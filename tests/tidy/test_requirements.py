@@ -54,5 +54,5 @@ def test_each_requirement_is_locked_with_a_hash(name: str, requirements: list[Re
 def test_torch_is_pinned_within_the_bounds() -> None:
     pin = re.search(r"^torch==(\S+)$", (ROOT / "requirements/torch.txt").read_text(), re.MULTILINE)
     assert pin is not None
-    assert [pin.group(1) in one.specifier for one in DEVELOPMENT if one.name == "torch"] == [True]
+    assert {pin.group(1) in one.specifier for one in DEVELOPMENT if one.name == "torch"} == {True}
     assert "torch" not in locked("development.txt")

@@ -39,7 +39,7 @@ export interface CauseReport {
   Incidents: ReportIncidents
 }
 
-/** How a response differs from an earlier response to the same request. */
+/** Describes how a response differs from an earlier response to the same request. */
 export interface Changes {
   /** The ChangesSince of the next request. */
   ChangeToken: string

@@ -104,7 +104,7 @@ class Request(Shape):
 
 
 class Changes(Shape):
-    """How a response differs from an earlier response to the same request."""
+    """Describes how a response differs from an earlier response to the same request."""
 
     change_token: str
     """The ChangesSince of the next request."""

@@ -1,0 +1,7 @@
+"""Connects training frameworks to Everstep with one or two lines of a script.
+
+    everstep.integrations.transformers    the Trainer of Hugging Face transformers
+
+Each module imports its framework, so import only the module of the framework that the script uses. A script with an
+integration runs alone, under torchrun and under Everstep, unchanged.
+"""

@@ -1,0 +1,454 @@
+"""Keeps every optimizer step of a Hugging Face `Trainer`.
+
+    trainer = Trainer(model=model, args=args, train_dataset=dataset)
+    everstep.integrations.transformers.attach(trainer)
+    trainer.train()
+
+`attach` replaces methods of this one trainer. The trainer then does the following things differently:
+
+    trainer's method             with Everstep
+    _init_training_state         also wraps model and optimizer, creates the session, restores the step that the agent
+                                 names, and returns the restored position of the loop
+    _prepare_for_training        returns the wrapped model, and the training data as `StepBatches`
+    _run_epoch                   skips no batches, because `StepBatches` begins at the restored position
+    _finalize_training           first ends the session
+    evaluate, _save_checkpoint   report the phases `eval` and `checkpoint`
+
+**Boundary.** A step ends right before the trainer requests the first batch of the next step, or at the end of training.
+The step's logging, evaluation and callbacks are over by then, so their effects on random generators and on the
+trainer's sums belong to the step.
+
+**Data.** `StepBatches` reads through `everstep.training.data`, not through accelerate's loader. Accelerate's loader
+requests one batch ahead, and on a resume it skips samples without collating them. Random collators and augmentation
+would then differ.
+
+Invariant: a resumed run has the same weights, optimizer, schedule, random draws and logged losses as an undisturbed
+run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final, cast
+
+import torch
+import transformers.trainer
+from transformers.trainer import Trainer
+from transformers.trainer_callback import ExportableState, TrainerCallback, TrainerState
+
+import everstep.training
+from everstep.integrations.errors import UnsupportedOption
+from everstep.integrations.versions import check_version
+from everstep.training import SessionMisuse, TrainingSession, rng
+from everstep.training.adapters.deepspeed import is_engine
+
+_ATTACHED: Final = "_everstep"
+"""Attribute of a trainer that holds its `Attachment`."""
+_RESUMED: Final = "everstep"
+"""Value of `resume_from_checkpoint` with which the trainer's loop continues in the middle of an epoch.
+
+It names no directory. `_run_epoch` only tests whether the value is None.
+"""
+_END = object()
+
+
+def attach(trainer: Trainer) -> None:
+    """Keep every step of `trainer.train()`. Every rank calls this once, after it has created the trainer.
+
+    Args:
+        trainer: a `Trainer` or an object of a subclass that does not replace the trainer's training loop, for example
+            `Seq2SeqTrainer`. It has not trained yet.
+
+    Raises:
+        UnsupportedVersion: Everstep is not tested with the installed version of transformers or accelerate.
+        UnsupportedOption: an argument of the trainer prevents an exact resume.
+        SessionMisuse: the trainer is attached already, or it has trained.
+    """
+    check_version("transformers")
+    check_version("accelerate")
+    if hasattr(trainer, _ATTACHED):
+        raise SessionMisuse("attach() was already called for this trainer")
+    if trainer.state.global_step:
+        raise SessionMisuse(f"the trainer has already trained {trainer.state.global_step} steps; call attach() before")
+    _check_options(trainer)
+    setattr(trainer, _ATTACHED, Attachment(trainer))
+
+
+def session_of(trainer: Trainer) -> TrainingSession:
+    """Return the session of an attached trainer, for example for `session.phase` in a callback of your own.
+
+    Args:
+        trainer: an attached trainer whose training has begun.
+
+    Raises:
+        SessionMisuse: the trainer is not attached, or its training has not begun.
+    """
+    attachment: Attachment | None = getattr(trainer, _ATTACHED, None)
+    if attachment is None or attachment.session is None:
+        raise SessionMisuse("the trainer has no session; call attach(trainer) and trainer.train() before")
+    return attachment.session
+
+
+def _check_options(trainer: Trainer) -> None:
+    args = trainer.args
+    unsupported = {
+        "auto_find_batch_size": (
+            "a restart of the loop with another batch size changes the steps",
+            "Set per_device_train_batch_size to a size that fits",
+        ),
+        "ignore_data_skip": (
+            "a resumed run would repeat samples",
+            "Remove the option: Everstep continues at the next sample without reading the earlier ones",
+        ),
+        "enable_jit_checkpoint": (
+            "its signal handler replaces the agreed stop of all ranks",
+            "Remove the option: Everstep stores a checkpoint before an instance is reclaimed",
+        ),
+    }
+    for option, (reason, alternative) in unsupported.items():
+        if getattr(args, option, False):
+            raise UnsupportedOption(f"TrainingArguments.{option}", reason, f"{alternative}.")
+    if args.n_gpu > 1:
+        raise UnsupportedOption(
+            "DataParallel", f"one process trains on {args.n_gpu} GPUs", "Start one process per GPU, as Everstep does."
+        )
+    if trainer.accelerator.dispatch_batches:
+        raise UnsupportedOption(
+            "accelerator_config.dispatch_batches",
+            "rank 0 reads the batches of all ranks",
+            "Set it to False: each rank then reads its own batches.",
+        )
+
+
+class StepBatches:
+    """The training data of one trainer. Each `iter` yields the remaining batches of the trainer's current epoch.
+
+    Args:
+        session: the session, which has one loader.
+        end_step: ends the trainer's last step if it is still open. Returns whether training must stop.
+        generators: states of the random generators after the restore. The first request of a batch starts from them,
+            because the trainer's callbacks may have drawn random numbers since. None without a restore.
+    """
+
+    def __init__(
+        self, session: TrainingSession, end_step: Callable[[], bool], generators: rng.RandomState | None
+    ) -> None:
+        (self._stream,) = session.data.values()
+        self._end_step = end_step
+        self._generators = generators
+        self._is_epoch_over = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._is_epoch_over:
+            # The restored step is the last one of an epoch, and the trainer begins the next epoch.
+            self._is_epoch_over = False
+            for _ in self._stream:
+                raise AssertionError("the restored epoch has further batches")
+        batches = iter(self._stream)
+        while not self._end_step():
+            if self._generators is not None:
+                rng.restore(self._generators)
+                self._generators = None
+            if (batch := next(batches, _END)) is _END:
+                return
+            yield batch
+
+    def begin_next_epoch(self) -> None:
+        """Make the first `iter` begin the epoch after the restored one."""
+        self._is_epoch_over = True
+
+
+class LoopState:
+    """The state of a trainer's loop, as an object that a session registers.
+
+    Args:
+        trainer: the trainer, whose callbacks may be `ExportableState`.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._history = _History()
+        self.restored: dict[str, Any] | None = None
+        """The restored state; None if nothing was restored."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loop's state. The tensor in it is a copy, because the next batch changes the original."""
+        trainer, state = self._trainer, self._trainer.state
+        fields = {
+            field.name: getattr(state, field.name)
+            for field in dataclasses.fields(state)
+            if field.name not in ("log_history", "stateful_callbacks")
+        }
+        callbacks = [
+            (type(each).__name__, each.state())
+            for each in [*trainer.callback_handler.callbacks, trainer.control]
+            if isinstance(each, ExportableState)
+        ]
+        loss = getattr(trainer, "_tr_loss", None)
+        return {
+            "state": json.dumps(fields),
+            "history": self._history.encode(state.log_history),
+            "callbacks": json.dumps(callbacks),
+            "loss": None if loss is None else loss.detach().clone(),
+            "loss_sum": getattr(trainer, "_total_loss_scalar", 0.0),
+            "logged_step": getattr(trainer, "_globalstep_last_logged", 0),
+            "flos": trainer.current_flos,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keep the restored state until the trainer's loop needs it."""
+        self.restored = state
+
+    def trainer_state(self) -> TrainerState:
+        """Return the restored `TrainerState`. Call this only after a restore."""
+        assert self.restored is not None
+        callbacks: dict[str, Any] = {}
+        for name, value in json.loads(self.restored["callbacks"]):
+            if name in callbacks:  # several callbacks of one class, as `TrainerState` itself stores them
+                earlier = callbacks[name]
+                callbacks[name] = [*earlier, value] if isinstance(earlier, list) else [earlier, value]
+            else:
+                callbacks[name] = value
+        state = TrainerState(**json.loads(self.restored["state"]))
+        state.log_history = _History.decode(self.restored["history"])
+        state.stateful_callbacks = cast(Any, callbacks)  # declared as a list, filled with a dict
+        return state
+
+    def apply_sums(self) -> None:
+        """Set the sums that the trainer's loop has just reset. Changes nothing without a restore."""
+        if (restored := self.restored) is None:
+            return
+        trainer = self._trainer
+        if restored["loss"] is not None:
+            trainer._tr_loss = restored["loss"].to(trainer.args.device)
+        trainer._total_loss_scalar = restored["loss_sum"]
+        trainer._globalstep_last_logged = restored["logged_step"]
+        trainer.current_flos = restored["flos"]
+        trainer._initial_global_step = 0  # the trainer then reports the mean loss of all steps
+
+
+class _History:
+    """Encodes the log history of a trainer. Each entry is encoded once, because the history grows with every entry."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._text = ""
+
+    def encode(self, entries: list[dict[str, Any]]) -> str:
+        """Return the entries as one JSON object per line. The list only grows between two calls."""
+        new = "".join(f"{json.dumps(entry)}\n" for entry in entries[self._count :])
+        self._count, self._text = len(entries), self._text + new
+        return self._text
+
+    @staticmethod
+    def decode(text: str) -> list[dict[str, Any]]:
+        """Return the entries of an encoded history."""
+        return [json.loads(line) for line in text.splitlines()]
+
+
+class Attachment:
+    """Replaces methods of one trainer, and holds its session."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer: Any = trainer
+        self._model = trainer.model
+        self.session: TrainingSession | None = None
+        self._loop = LoopState(trainer)
+        self._loader: Any = None
+        self._prepared: tuple[Any, StepBatches] | None = None
+        self._kept_step = 0
+        """The newest step that the session knows."""
+        self._originals = {
+            name: getattr(trainer, name)
+            for name in (
+                "train",
+                "get_train_dataloader",
+                "_init_training_state",
+                "_prepare_for_training",
+                "_run_epoch",
+                "_finalize_training",
+                "evaluate",
+                "_save_checkpoint",
+            )
+        }
+        for name in self._originals:
+            setattr(trainer, name, getattr(self, name.removeprefix("_")))
+        setattr(trainer, "_load_rng_state", _load_nothing)  # noqa: B010 — a method
+        trainer.add_callback(_Callback(self))
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *rest: Any, **more: Any) -> Any:
+        """Run `Trainer.train`, once.
+
+        Raises:
+            UnsupportedOption: the script passes a checkpoint to resume from.
+            SessionMisuse: the trainer has trained already, or its model was replaced after `attach`.
+        """
+        if resume_from_checkpoint:
+            raise UnsupportedOption(
+                "train(resume_from_checkpoint=…)",
+                "Everstep names the step from which all ranks continue",
+                "Remove it. Load weights of another run before you create the trainer.",
+            )
+        if self.session is not None:
+            raise SessionMisuse("train() was already called for this trainer; create another trainer")
+        if self._trainer.model is not self._model and self._trainer.model_init is None:
+            raise SessionMisuse("the trainer's model was replaced after attach(); call attach() after the last change")
+        return self._originals["train"](None, *rest, **more)
+
+    def get_train_dataloader(self) -> Any:
+        """Return the trainer's loader, and remember it for the session."""
+        self._loader = self._originals["get_train_dataloader"]()
+        return self._loader
+
+    def init_training_state(
+        self, max_steps: int, updates_per_epoch: int, epochs: int, resume: object, trial: object
+    ) -> tuple[int, int]:
+        """Prepare model and optimizer, create the session, and restore.
+
+        Returns:
+            The number of finished epochs, and the number of batches that the current epoch has used.
+
+        Raises:
+            UnsupportedOption: the trainer runs a search of hyperparameters.
+        """
+        if trial is not None:
+            raise UnsupportedOption(
+                "hyperparameter_search()", "each trial is another training run", "Submit one job per trial."
+            )
+        trainer = self._trainer
+        self._originals["_init_training_state"](max_steps, updates_per_epoch, epochs, resume, None)
+        model, loader = self._originals["_prepare_for_training"](max_steps, self._loader, None)
+        session = self.session = _session(trainer, model, loader, self._loop)
+        session.set_target(max_steps)
+        self._kept_step = session.restore()
+        generators = rng.observe() if self._kept_step else None
+        batches = StepBatches(session, self._end_step, generators)
+        self._prepared = model, batches
+        if not self._kept_step:
+            return 0, 0
+        trainer.state = self._loop.trainer_state()
+        trainer._load_callback_state()
+        trainer.state.init_training_references(trainer, max_steps, epochs, None)
+        trainer.args.eval_on_start = False  # the first launch has done it
+        finished, updates = divmod(trainer.state.global_step, updates_per_epoch)
+        if updates == 0:
+            batches.begin_next_epoch()
+        return finished, updates * trainer.args.gradient_accumulation_steps
+
+    def prepare_for_training(self, *_: object) -> tuple[Any, StepBatches]:
+        """Return what `init_training_state` has prepared."""
+        assert self._prepared is not None
+        return self._prepared
+
+    def run_epoch(self, **given: Any) -> None:
+        """Run `Trainer._run_epoch` from the restored position."""
+        is_inside = given["epoch"] == given["epochs_trained"] and given["steps_trained_in_current_epoch"] > 0
+        self._originals["_run_epoch"](**{**given, "resume_from_checkpoint": _RESUMED if is_inside else None})
+
+    def finalize_training(self, *given: Any, **more: Any) -> Any:
+        """End the last step and the session before the trainer loads its best model or writes results."""
+        assert self.session is not None
+        self._end_step()
+        self.session.close()
+        return self._originals["_finalize_training"](*given, **more)
+
+    def evaluate(self, *given: Any, **more: Any) -> Any:
+        """Run `Trainer.evaluate` in the session's phase `eval`."""
+        return self._in_phase("eval", self._originals["evaluate"], *given, **more)
+
+    def save_checkpoint(self, *given: Any, **more: Any) -> Any:
+        """Run `Trainer._save_checkpoint` in the session's phase `checkpoint`."""
+        return self._in_phase("checkpoint", self._originals["_save_checkpoint"], *given, **more)
+
+    def apply_sums(self) -> None:
+        """Set the restored sums. The callback calls this when the loop has reset them."""
+        self._loop.apply_sums()
+
+    def log(self, values: dict[str, Any]) -> None:
+        """Log the numbers of one entry of the trainer's log for the newest finished step."""
+        session = self.session
+        numbers = {
+            _metric(name): value
+            for name, value in values.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in ("epoch", "step")
+        }
+        if session is not None and numbers:
+            session.log(**numbers)
+
+    def _in_phase(self, phase: Any, function: Callable[..., Any], *given: Any, **more: Any) -> Any:
+        if self.session is None:
+            return function(*given, **more)
+        with self.session.phase(phase):
+            return function(*given, **more)
+
+    def _end_step(self) -> bool:
+        """Report the trainer's newest step to the session, once. Return whether all ranks stop at this step."""
+        trainer, session = self._trainer, self.session
+        assert session is not None
+        if trainer.state.global_step > self._kept_step:
+            self._kept_step = trainer.state.global_step
+            if session.boundary().stop:
+                trainer.control.should_training_stop = True
+                return True
+        return False
+
+
+def _session(trainer: Any, model: Any, loader: Any, loop: LoopState) -> TrainingSession:
+    """Create the session over the trainer's prepared objects."""
+    data = getattr(loader, "base_dataloader", loader)  # the loader inside accelerate's, without its look-ahead
+    extra: dict[str, Any] = {"trainer": loop}
+    if (scaler := trainer.accelerator.scaler) is not None:
+        extra["scaler"] = scaler
+    scheduler = trainer.lr_scheduler
+    if is_engine(model):
+        inner = getattr(scheduler, "scheduler", scheduler)
+        own = {"engine": model}
+        if inner is not None and inner is not model.lr_scheduler:
+            extra["scheduler"] = inner
+        return everstep.training.init(**own, data=data, extra=extra)
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # the one inside accelerate's wrapper
+    return everstep.training.init(
+        model=cast("torch.nn.Module", model), optimizer=optimizer, scheduler=scheduler, data=data, extra=extra
+    )
+
+
+def _metric(name: str) -> str:
+    """Return the name of a logged value with its group: `train/loss`, `eval/loss`, as in the trainer's reports."""
+    for group in ("eval", "test", "train"):
+        if name.startswith(f"{group}_"):
+            return f"{group}/{name.removeprefix(f'{group}_')}"
+    return f"train/{re.sub(r'^/+', '', name)}"
+
+
+def _load_nothing(_: object) -> None:
+    """Replace `_load_rng_state`: the session has restored the generators."""
+
+
+class _Callback(TrainerCallback):  # type: ignore[misc]
+    """Passes on the two moments of the trainer's loop for which there is no method to replace."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self._attachment = attachment
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Set the restored sums, right after the loop has reset them."""
+        self._attachment.apply_sums()
+
+    def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
+        """Pass an entry of the trainer's log to the session."""
+        self._attachment.log(logs or {})
+
+
+_trainer_module: Any = transformers.trainer
+_skip_first_batches = _trainer_module.skip_first_batches
+
+
+def _skip_nothing(loader: Any, count: int) -> Any:
+    """Replace `skip_first_batches` in the trainer's module: `StepBatches` begins at the right batch by itself."""
+    return loader if isinstance(loader, StepBatches) else _skip_first_batches(loader, count)
+
+
+_trainer_module.skip_first_batches = _skip_nothing
