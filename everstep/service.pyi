@@ -1175,9 +1175,13 @@ class TrainingJobSummary(TypedDict):
     Reason: str
     Priority: int
     NodeCount: int
+    GenerationNodeCount: int
+    """GenerationNodeCount of the job, as in TrainingJob."""
     Generation: int
     CommittedStep: int
     Boundary: int
+    MaxBoundary: int
+    """MaxBoundary of the job, as in TrainingJob."""
     TargetStep: NotRequired[int]
     """TargetStep of the job, as in TrainingJob."""
     EstimatedRemainingSeconds: NotRequired[float]
@@ -1193,6 +1197,10 @@ class TrainingJobSummary(TypedDict):
     """Cost of the job's nodes so far. Absent if the fleet has no price."""
     ProtectionState: NotRequired[Literal["Protected", "Degraded", "Unprotected"]]
     """Protection of the job's state, as in DescribeProtection. Only in lists. Absent while no agent holds the job's state: before the first launch, while the job is paused, and after its end."""
+    SurvivesNodeLoss: NotRequired[bool]
+    """Whether memory keeps the job's state after the loss of any one node. Only in lists. Absent whenever ProtectionState is absent."""
+    AssignedNodeCount: NotRequired[int]
+    """AssignedNodeCount of the job, as in TrainingJob. Only in lists."""
     HealthyNodeCount: NotRequired[int]
     """Number of the job's nodes that are connected and report no fault of their own. Only in lists."""
     IncidentCount: NotRequired[int]

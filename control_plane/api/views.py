@@ -114,6 +114,9 @@ class Listed:
 
     protection_state: ProtectionState | None = None
     """Result of `listed_protection`."""
+    survives_node_loss: bool | None = None
+    """Result of `survives_node_loss`."""
+    assigned_node_count: int | None = None
     healthy_node_count: int | None = None
     incident_count: int | None = None
     open_incident_count: int | None = None
@@ -143,6 +146,7 @@ def job_summary(job: JobRecord, now: datetime, listed: Listed = Listed()) -> job
         secondary_status=secondary_status_of(job),
         reason=reason_of(job, now),
         node_count=job.spec.node_count,
+        generation_node_count=generation_node_count(job),
         target_step=_target_step(job),
         estimated_remaining_seconds=_remaining_seconds(job),
         creation_time=job.created_at,
@@ -195,10 +199,30 @@ def listed_protection(job: JobRecord, totals: ShardTotals | None) -> ProtectionS
     has_holders = (
         totals.fewest_in_view >= job.spec.copies
         if size is None
-        else totals.fewest_in_view >= size and totals.most_out_of_view == 0 and totals.least_committed >= 0
+        else totals.fewest_in_view >= size and totals.most_out_of_view == 0
     )
-    is_whole = totals.shard_count >= _world_size(job) and has_holders and not totals.has_reason
+    is_whole = (
+        totals.shard_count >= _world_size(job) and totals.least_committed >= 0 and has_holders and not totals.has_reason
+    )
     return ProtectionState.PROTECTED if is_whole else ProtectionState.DEGRADED
+
+
+def survives_node_loss(job: JobRecord, totals: ShardTotals | None) -> bool:
+    """Return whether memory keeps every shard of a job after the loss of any one node.
+
+    Equals whether `protection` returns the probability 1 for one lost node.
+
+    Args:
+        job: a job for which `holds_memory` is true.
+        totals: totals of its newest generation, or None if no shard was reported.
+
+    Returns:
+        True if the loss of any one node is survived. False also while a rank has not committed a step.
+    """
+    if totals is None or totals.shard_count < _world_size(job) or totals.least_committed < 0:
+        return False
+    size = job.spec.parity_group_size
+    return totals.fewest_in_view >= 2 if size is None else totals.most_out_of_view == 0
 
 
 def queued_behind(turns: Schedule, run: RunId, only_project: str | None) -> list[str]:
@@ -855,7 +879,12 @@ def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[Pr
             f"{len(thin)} shards have fewer than {job.spec.copies} copies in view; rank {first.rank} has "
             f"{in_view}{detail}.",
         )
-    return (ProtectionState.DEGRADED, _refusal(refused)) if refused else (ProtectionState.PROTECTED, "")
+    if refused:
+        return ProtectionState.DEGRADED, _refusal(refused)
+    early = next((shard for shard in shards if shard.committed_step < 0), None)
+    if early:
+        return ProtectionState.DEGRADED, f"Rank {early.rank} has not committed a step in this generation."
+    return ProtectionState.PROTECTED, ""
 
 
 def _incomplete_groups(shards: Sequence[ShardRecord]) -> str:

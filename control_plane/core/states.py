@@ -326,7 +326,7 @@ class TrainingJobStatus(StrEnum):
 class ProtectionState(StrEnum):
     """The degree to which copies in the memory of nodes protect a job's training state.
 
-    - PROTECTED: every shard has all its copies.
+    - PROTECTED: every shard has all its copies of a step of the newest generation.
     - DEGRADED: at least one shard lacks a copy, or ranks skip snapshots.
     - UNPROTECTED: memory holds no complete step.
     """

@@ -1789,9 +1789,13 @@ export interface TrainingJobSummary {
   Reason: string
   Priority: number
   NodeCount: number
+  /** GenerationNodeCount of the job, as in TrainingJob. */
+  GenerationNodeCount: number
   Generation: number
   CommittedStep: number
   Boundary: number
+  /** MaxBoundary of the job, as in TrainingJob. */
+  MaxBoundary: number
   /** TargetStep of the job, as in TrainingJob. */
   TargetStep?: number
   /** EstimatedRemainingSeconds of the job, as in TrainingJob. */
@@ -1807,6 +1811,10 @@ export interface TrainingJobSummary {
   CostUsd?: number
   /** Protection of the job's state, as in DescribeProtection. Only in lists. Absent while no agent holds the job's state: before the first launch, while the job is paused, and after its end. */
   ProtectionState?: 'Protected' | 'Degraded' | 'Unprotected'
+  /** Whether memory keeps the job's state after the loss of any one node. Only in lists. Absent whenever ProtectionState is absent. */
+  SurvivesNodeLoss?: boolean
+  /** AssignedNodeCount of the job, as in TrainingJob. Only in lists. */
+  AssignedNodeCount?: number
   /** Number of the job's nodes that are connected and report no fault of their own. Only in lists. */
   HealthyNodeCount?: number
   /** Number of the job's incidents. Only in lists. */

@@ -112,9 +112,12 @@ def _summaries(
     lines = []
     for job in shown:
         count, open_count = hit.get(job.run_id, (0, 0))
+        is_held, totals, node_ids = job.run_id in with_memory, held.get(job.run_id), members.get(job.run_id, ())
         listed = views.Listed(
-            protection_state=views.listed_protection(job, held.get(job.run_id)) if job.run_id in with_memory else None,
-            healthy_node_count=views.healthy_count(members.get(job.run_id, ()), agents),
+            protection_state=views.listed_protection(job, totals) if is_held else None,
+            survives_node_loss=views.survives_node_loss(job, totals) if is_held else None,
+            assigned_node_count=len(node_ids),
+            healthy_node_count=views.healthy_count(node_ids, agents),
             incident_count=count,
             open_incident_count=open_count,
         )

@@ -371,9 +371,13 @@ class TrainingJobSummary(Shape):
     reason: str
     priority: int
     node_count: int
+    generation_node_count: int
+    """GenerationNodeCount of the job, as in TrainingJob."""
     generation: int
     committed_step: int
     boundary: int
+    max_boundary: int
+    """MaxBoundary of the job, as in TrainingJob."""
     target_step: int | None
     """TargetStep of the job, as in TrainingJob."""
     estimated_remaining_seconds: float | None
@@ -392,6 +396,13 @@ class TrainingJobSummary(Shape):
 
     Absent while no agent holds the job's state: before the first launch, while the job is paused, and after its end.
     """
+    survives_node_loss: bool | None = None
+    """Whether memory keeps the job's state after the loss of any one node. Only in lists.
+
+    Absent whenever ProtectionState is absent.
+    """
+    assigned_node_count: int | None = None
+    """AssignedNodeCount of the job, as in TrainingJob. Only in lists."""
     healthy_node_count: int | None = None
     """Number of the job's nodes that are connected and report no fault of their own.
 

@@ -19,8 +19,10 @@ def described(world: World) -> tuple[str, str, list[float]]:
         shards = protection.of_run(session, job.run_id)
         listed = protection.totals(session, {job.run_id: job.generation})
     answer = views.protection(job, shards, None, {})
+    odds = [odds.probability for odds in answer.recovery_odds]
     assert views.listed_protection(job, listed.get(job.run_id)) is answer.protection_state
-    return answer.protection_state.value, answer.reason, [odds.probability for odds in answer.recovery_odds]
+    assert views.survives_node_loss(job, listed.get(job.run_id)) == (odds[:1] == [1.0])
+    return answer.protection_state.value, answer.reason, odds
 
 
 async def test_a_lost_node_of_a_group_is_rebuilt_and_its_stripes_stay(world: World) -> None:
