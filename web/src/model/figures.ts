@@ -80,7 +80,8 @@ export interface Context {
 }
 
 /** Return the figures of a job from its description or its entry in a list. */
-export function jobFigures(job: AnyJob, { protection, staleSeconds = 0 }: Context = {}): JobFigures {
+export function jobFigures(job: AnyJob, { protection: any, staleSeconds = 0 }: Context = {}): JobFigures {
+  const protection = ofThisLaunch(any, job)
   const isStale = staleSeconds > STALE_SECONDS
   const live = (tone: Tone): Tone => (isStale && tone === 'good' ? 'idle' : tone)
   const hasNodes = holdsNodes(job)
@@ -101,7 +102,7 @@ export function jobFigures(job: AnyJob, { protection, staleSeconds = 0 }: Contex
     committedStep: hasNodes ? known(newestCommit(job, protection)) : undefined,
     checkpointStep: protection?.LastCheckpoint?.Step,
     protection: word,
-    protectionTone: live(survivesNoLoss(word, protection) ? 'warn' : PROTECTION_TONES[word]),
+    protectionTone: live(word === 'Protected' && !survivesNodeLoss(job, protection) ? 'warn' : PROTECTION_TONES[word]),
     healthyNodes: hasNodes ? nodes.healthy : undefined,
     healthyNodesTone: live(nodes.isWhole ? 'good' : 'warn'),
     wantedNodes: nodes.wanted,
@@ -113,18 +114,20 @@ export function jobFigures(job: AnyJob, { protection, staleSeconds = 0 }: Contex
   }
 }
 
+/** An answer that was given before the newest launch says nothing about it. */
+const ofThisLaunch = (protection: Protection | undefined, job: AnyJob): Protection | undefined =>
+  (protection?.Generation ?? 0) < (job.Generation ?? 0) && protection?.Generation !== undefined ? undefined : protection
+
 /** The job was launched, has not ended, and has not returned its nodes. Only such a job holds steps in memory. */
 export const holdsNodes = (job: AnyJob): boolean => !isOver(job) && !hasLetGo(job) && (job.Generation ?? 1) > 0
 
 const known = (step: number | undefined): number | undefined => (step === undefined || step < 0 ? undefined : step)
 
-/** The two answers are of different moments. The one of the newer generation wins, then the higher step. */
+/** The two answers are of different moments: the answer of the newer launch counts, then the higher step. */
 function newestCommit(job: AnyJob, protection?: Protection): number | undefined {
   if (protection?.CommittedStep === undefined) return job.CommittedStep
-  if (job.CommittedStep === undefined) return protection.CommittedStep
-  const newer = (protection.Generation ?? 0) - (job.Generation ?? 0)
-  if (newer) return newer > 0 ? protection.CommittedStep : job.CommittedStep
-  return Math.max(job.CommittedStep, protection.CommittedStep)
+  const isNewer = (protection.Generation ?? 0) > (job.Generation ?? 0)
+  return isNewer ? protection.CommittedStep : Math.max(job.CommittedStep ?? -1, protection.CommittedStep)
 }
 
 /** `isWhole`: all nodes of the launch, and all that are assigned besides, are connected and report no fault. */
@@ -151,10 +154,10 @@ function isBeforeFirstCommit(job: AnyJob, protection?: Protection): boolean {
 }
 const FIRST_COMMIT_STEPS = 3
 
-/** Every shard has all its copies, and still the loss of one node loses a shard: the job keeps one copy. */
-function survivesNoLoss(word: ProtectionWord, protection?: Protection): boolean {
-  if (word !== 'Protected') return false
-  return protection?.RecoveryOdds?.some((odds) => odds.LostNodes === 1 && odds.Probability < 1) ?? false
+/** A job with one copy of each shard may have all its copies, and does not survive the loss of one node. */
+function survivesNodeLoss(job: AnyJob, protection?: Protection): boolean {
+  const odds = protection?.RecoveryOdds?.find((each) => each.LostNodes === 1)
+  return odds === undefined ? (job.SurvivesNodeLoss ?? true) : odds.Probability >= 1
 }
 
 export type Phase = 'detect' | 'replace' | 'restore' | 'rework'
@@ -188,19 +191,19 @@ export interface IncidentFigures {
  * `job` and `protection`: of the incident's job. Without them, `unsavedSteps` is absent.
  */
 export function incidentFigures(
-  incident: Incident, now: number, job?: AnyJob, { protection, staleSeconds = 0 }: Context = {},
+  incident: Incident, now: number, job?: AnyJob, { protection }: Context = {},
 ): IncidentFigures {
   const isOpen = incident.ClosedAt === undefined
-  const isStale = staleSeconds > STALE_SECONDS
+  const phases = phaseLengths(incident, now)
   const end = cutShortBy(incident, job)
   const isLast = (end === 'Failed' || end === 'Stopped') && protection !== undefined
   return {
     of: `incident/${incident.IncidentId}`,
     isOpen,
     phase: incident.Phase,
-    phaseTone: isOpen ? 'busy' : isStale ? 'idle' : end === 'Failed' ? 'bad' : 'good',
-    phases: phaseLengths(incident, now),
-    totalSeconds: Math.max(0, (incident.ClosedAt ?? now) - incident.FailedAt),
+    phaseTone: isOpen ? 'busy' : 'idle',
+    phases,
+    totalSeconds: phases.reduce((total, each) => total + each.seconds, 0),
     reachedStep: incident.ReachedStep,
     resumedStep: incident.FromStep,
     recomputedSteps: incident.LostSteps,

@@ -40,11 +40,12 @@ export function timeline(job: Partial<TrainingJob>, incidents: Incident[], spans
     kind: each.Status.toLowerCase(),
     label: `${each.Status}: ${each.StatusMessage}`,
   }))
-  /** A node that was lost worked up to then, whenever another launch followed. */
+  /** A lost node works until its failure, also while the API still counts it to the job. */
   const works = (faults: Incident[]) => (span: TrainingJobNode): Span => {
     const end = span.EndTime ?? to
     const failed = faults.map((each) => each.FailedAt).filter((at) => at > span.StartTime && at < end)
-    return { from: within(span.StartTime), to: within(span.EndTime === undefined ? end : Math.min(end, ...failed)), kind: 'node', label: `${span.NodeId} works for this job` }
+    const label = `${span.NodeId} works for this job`
+    return { from: within(span.StartTime), to: within(Math.min(end, ...failed)), kind: 'node', label }
   }
   const recoveries: Span[] = []
   for (const incident of incidents) {

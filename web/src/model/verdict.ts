@@ -71,7 +71,8 @@ export function verdict(facts: Facts): Verdict {
 
 /** A statement about the present, from an answer that is too old for it: grey, and in the past tense. */
 function aged(said: Statement, { job, staleSeconds = 0 }: Facts): Statement {
-  if (staleSeconds <= STALE_SECONDS || isOver(job)) return said
+  if (staleSeconds <= STALE_SECONDS) return said
+  if (isOver(job)) return said.tone === 'good' ? { ...said, tone: 'idle' } : said // the end of a job stays true
   const text = `Last known ${duration(staleSeconds)} ago: ${said.title}. ${said.text}`
   return { tone: 'idle', title: 'Unknown', text }
 }

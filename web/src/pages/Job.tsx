@@ -195,7 +195,7 @@ function Overview({ job }: { job: TrainingJob }) {
             ['Incidents', `${shown(figures, 'incidents')}${figures.openIncidents ? ', one open' : ''}`, hook(figures, 'incidents')],
             ['Recomputed steps', shown(figures, 'recomputedSteps'), hook(figures, 'recomputedSteps')],
             ['Nodes × ranks', `${count(job.NodeCount)} × ${count(job.RanksPerNode)}`],
-            ['Healthy nodes', `${shown(figures, 'healthyNodes')} of ${shown(figures, 'wantedNodes')}`, hook(figures, 'healthyNodes')],
+            ['Healthy nodes', figures.healthyNodes === undefined ? '–' : `${shown(figures, 'healthyNodes')} of ${shown(figures, 'wantedNodes')}`, hook(figures, 'healthyNodes')],
             ['Cost so far', figures.costUsd === undefined ? 'the fleet has no price' : shown(figures, 'costUsd'), hook(figures, 'costUsd')],
             ['Launch', count(job.Generation)],
             ['Fleet', <Link key="fleet" to={`/fleets/${encodeURIComponent(job.FleetName)}`}>{job.FleetName}</Link>],

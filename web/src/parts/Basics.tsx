@@ -31,10 +31,9 @@ export function Unbroken({ text }: { text: string }) {
 
 /** A state: icon, word and colour, never colour alone. */
 export function Status({ tone, word, title }: { tone: Tone; word: string; title?: string }) {
-  const shown = useIsStale() && tone === 'good' ? 'idle' : tone
   return (
-    <span className={`status tone-${shown}`} title={title}>
-      <ToneIcon tone={shown} size={13} />
+    <span className={`status tone-${tone}`} title={title}>
+      <ToneIcon tone={tone} size={13} />
       {word}
     </span>
   )

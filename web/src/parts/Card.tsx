@@ -31,6 +31,8 @@ export interface Figure {
   value: ReactNode
   /** Name by which tests find the value: it becomes the attribute `data-figure`. */
   name?: string
+  /** Attributes of the value's element, such as those of `hook` (model/figures.ts). */
+  attributes?: Record<`data-${string}`, string>
   /** Secondary text below the value, in lists of large figures only. */
   note?: ReactNode
 }
@@ -38,10 +40,10 @@ export interface Figure {
 export function Figures({ figures, isLarge = false }: { figures: Figure[]; isLarge?: boolean }) {
   return (
     <dl className={`figures${isLarge ? ' large' : ''}`}>
-      {figures.map(({ label, value, name, note }) => (
+      {figures.map(({ label, value, name, attributes, note }) => (
         <div key={label}>
           <dt>{label}</dt>
-          <dd data-figure={name}>
+          <dd data-figure={name} {...attributes}>
             {value}
             {note !== undefined && <small>{note}</small>}
           </dd>
