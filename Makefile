@@ -15,7 +15,7 @@ DASHBOARD := control_plane/static/index.html
 # Without its bytecode, every process that a test starts would compile Everstep again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup lock demo check fix web pictures test test-fast test-durations test-full test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity
+.PHONY: help setup lock demo check fix web pictures test test-fast test-durations test-full test-dashboard-stories test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -81,6 +81,9 @@ test-durations: setup  ## the 50 slowest tests of the newest run of make test or
 
 test-full: setup web  ## the whole matrix
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+test-dashboard-stories: setup web  ## COUNT (1,000) random stories of the control plane: fails if figures of the dashboard's pages contradict; SEED repeats
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.dashboard.stories --count $(or $(COUNT),1000) $(if $(SEED),--seed $(SEED))
 
 test-security: setup  ## every test that replays an attack or shows a promise of docs/security.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) -m 'security and not full'

@@ -860,6 +860,11 @@ class World:
 
     async def train(self, steps: int, name: str = "gpt") -> None:
         """Complete the given number of steps, then run the loops once."""
+        self.complete_steps(steps, name)
+        await self.tick()
+
+    def complete_steps(self, steps: int, name: str = "gpt") -> None:
+        """Complete the given number of steps of the newest generation. The loops do not run."""
         plan = self.plan(name)
         team = self.team(name)
         members = {agent.node_id: agent for agent in team if self.serves(agent.node_id)}
@@ -873,7 +878,6 @@ class World:
                             self.agents[holder].seal(rank, plan.generation, agent.boundary[rank])
             newest = max((step for agent in team for step in agent.boundary.values()), default=plan.base_step)
             seal_shares(plan, newest, members)
-        await self.tick()
 
     async def upload(
         self,
@@ -884,7 +888,21 @@ class World:
         nodes: int | None = None,
         frozen: tuple[SharedObject, ...] = (),
     ) -> None:
-        """Report every agent's shard of a step as uploaded to S3, after an upload of `seconds`.
+        """Report every agent's shard of a step as uploaded to S3, and run the loops twice. See `report_uploads`."""
+        self.report_uploads(step, name, seconds=seconds, nodes=nodes, frozen=frozen)
+        await self.tick()
+        await self.tick()
+
+    def report_uploads(
+        self,
+        step: int,
+        name: str = "gpt",
+        *,
+        seconds: float = 0.0,
+        nodes: int | None = None,
+        frozen: tuple[SharedObject, ...] = (),
+    ) -> None:
+        """Set every agent's next report: it has uploaded its shard of a step to S3 in `seconds`.
 
         With `nodes`, only the first agents in the order of GROUP_RANK have uploaded their shards: as many as `nodes`.
         Each report names the frozen objects.
@@ -911,8 +929,6 @@ class World:
                     next((key[1] for key in agent.slots if key[0] == rank and key[2] == step), agent.generation)
                 ]
             )
-        await self.tick()
-        await self.tick()
 
     def spare(self) -> Agent:
         """Return a living agent that works for no job."""

@@ -1,0 +1,86 @@
+"""Records the API's answers about a simulated fleet at one moment, for the tests that render the dashboard's pages.
+
+The routes of the API compute each answer from the fleet's database and its connected agents, in one call without HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from control_plane.api.archive import SourceLimits
+from control_plane.api.auth import Caller
+from control_plane.api.deps import Services, SortOrder
+from control_plane.api.held_tokens import HeldTokens
+from control_plane.api.routes import drills, events, fleets, incidents, job_lists, jobs, nodes, revisions
+from control_plane.api.schemas.common import Shape
+from control_plane.db.tokens import Role, TokenRecord
+from control_plane.loop.event_feed import EventFeed
+from tests.unit.control_plane.loop.world import BUCKET, START, World
+
+Answers = dict[str, Any]
+"""Answers as JSON, by `GET` and the path of the request without its query.
+
+The answers of lists contain all entries: the reader applies the filters of a request.
+"""
+MOST = 1000
+_TOKEN = TokenRecord(
+    id="t", digest="", kind="user", role="admin", project="", fleet_name=None, node_id=None, description="",
+    created_at=START, expires_at=None, revoked_at=None,
+)  # fmt: skip
+_CALLER = Caller(role=Role.ADMIN, project="", token=_TOKEN)
+
+
+def services_of(world: World) -> Services:
+    """Return the services of an API server over a simulated fleet. Reading routes need no others."""
+    return Services(
+        database=world.database,
+        tokens=cast(HeldTokens, None),
+        operator=world.operator,
+        events=None,
+        objects=world.objects,
+        registry=world.registry,
+        timeouts=world.timeouts,
+        bucket=BUCKET,
+        default_max_slowdown=0.0,
+        spool_directory=Path(),
+        source_limits=SourceLimits(),
+        session_key=b"",
+        nonce_key=b"",
+        server_id="",
+        feed=cast(EventFeed, None),
+        now=lambda: world.now,
+        wake=lambda: None,
+    )
+
+
+def answers(world: World) -> Answers:
+    """Return all answers at the present moment.
+
+    Each job has its answers under its name. The pages of the stories' jobs do not use run ids.
+    """
+    services = services_of(world)
+    found: Answers = {}
+
+    def add(path: str, shape: Shape) -> Any:
+        found[f"GET {path}"] = json.loads(shape.model_dump_json(by_alias=True, exclude_none=True))
+        return found[f"GET {path}"]
+
+    listed = add("/v1/training-jobs", job_lists.list_training_jobs(_CALLER, services, max_results=MOST))
+    for name in [job["TrainingJobName"] for job in listed["TrainingJobSummaries"]]:
+        path = f"/v1/training-jobs/{name}"
+        add(path, jobs.describe_training_job(name, _CALLER, services))
+        add(f"{path}/protection", jobs.describe_protection(name, _CALLER, services))
+        add(f"{path}/nodes", jobs.list_training_job_nodes(name, _CALLER, services, max_results=MOST))
+        add(f"{path}/checkpoints", jobs.list_checkpoints(name, _CALLER, services, max_results=MOST))
+        add(f"{path}/revisions", revisions.list_training_job_revisions(name, _CALLER, services))
+    happened = add("/v1/incidents", incidents.list_incidents(_CALLER, services, max_results=MOST))
+    for incident_id in [incident["IncidentId"] for incident in happened["Incidents"]]:
+        add(f"/v1/incidents/{incident_id}", incidents.describe_incident(incident_id, _CALLER, services))
+    add("/v1/fleets", fleets.list_fleets(_CALLER, services, max_results=MOST))
+    add("/v1/nodes", nodes.list_nodes(_CALLER, services, include_ended=True))
+    add("/v1/drills", drills.list_drills(_CALLER, services, max_results=MOST))
+    newest = events.list_events(_CALLER, services, max_results=MOST, sort_order=SortOrder.DESCENDING)
+    add("/v1/events", newest)
+    return found

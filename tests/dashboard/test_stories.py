@@ -1,0 +1,39 @@
+"""Random stories of the real control plane: no page of the dashboard contradicts itself or another page."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.dashboard.random_story import MOMENTS
+from tests.dashboard.stories import Outcome, run, tell
+
+
+def require_agreement(outcomes: list[Outcome], seed: int) -> None:
+    """Fail with vitest's output if a rule does not hold. The message names the seed."""
+    wrong = "\n".join(outcome.complaints for outcome in outcomes)
+    assert not wrong, f"seed {seed}\n{wrong}"
+
+
+@pytest.mark.timeout(600)
+def test_the_pages_of_random_stories_agree() -> None:
+    seed, count = random.SystemRandom().randrange(1 << 31), 16
+    outcomes = run(seed, count, processes=1)
+    assert sum(outcome.moment_count for outcome in outcomes) == count * MOMENTS
+    require_agreement(outcomes, seed)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(7200)
+def test_the_pages_of_a_thousand_random_stories_agree() -> None:
+    seed = random.SystemRandom().randrange(1 << 31)
+    require_agreement(run(seed, 1000), seed)
+
+
+def test_equal_seeds_give_equal_stories(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    assert tell(7, first) == tell(7, second)

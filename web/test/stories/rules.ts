@@ -1,0 +1,219 @@
+/** Rules that the figures of all pages of one moment keep. Each rule returns complaints; none means that it holds. */
+import type { DescribeProtectionResponse, Fleet, Incident, TrainingJob, TrainingJobNode } from '../../src/contract'
+import { formatted } from '../../src/model/figures'
+import { buckets } from '../../src/model/time'
+import { timeline } from '../../src/model/timeline'
+import { listed, type Moment } from './moment'
+
+export interface Shown {
+  page: string
+  figure: string
+  of: string
+  value: string
+  tone?: string
+  text: string
+}
+
+/** All elements of a page that show a figure. */
+export const figuresOn = (page: HTMLElement, address: string): Shown[] =>
+  [...page.querySelectorAll<HTMLElement>('[data-figure][data-of]')].map((element) => ({
+    page: address,
+    figure: element.dataset.figure!,
+    of: element.dataset.of ?? '',
+    value: element.dataset.value ?? '',
+    tone: element.dataset.tone,
+    text: [element.textContent, element.getAttribute('aria-label'), element.title].filter(Boolean).join(' '),
+  }))
+
+const told = ({ page, figure, of, value, text }: Shown) => `${figure} of ${of} is '${value}' on ${page} (“${text.slice(0, 80)}”)`
+
+/** Equal figures of one object have equal values and tones, on one page and across pages. */
+export function agree(shown: readonly Shown[]): string[] {
+  const first = new Map<string, Shown>()
+  const wrong: string[] = []
+  for (const each of shown) {
+    const key = `${each.of} ${each.figure}`
+    const other = first.get(key)
+    if (other === undefined) first.set(key, each)
+    else if (other.value !== each.value) wrong.push(`${told(each)}, but ${told(other)}`)
+    else if (other.tone !== each.tone) wrong.push(`${told(each)} is ${each.tone}, but ${told(other)} is ${other.tone}`)
+  }
+  return wrong
+}
+
+/** The text of a figure contains its value. A figure without a value contains no number. */
+export const readable = (shown: readonly Shown[]): string[] =>
+  shown
+    .filter(({ figure, value, text }) => {
+      if (value === '') return /\d/.test(text)
+      const isNumber = value.trim() !== '' && Number.isFinite(Number(value))
+      return !text.includes(isNumber ? formatted(figure, Number(value)) : value)
+    })
+    .map((each) => `the text lacks the value: ${told(each)}`)
+
+const NONSENSE = /\b(?:undefined|NaN|Infinity|null)\b|\[object |Invalid Date/
+const READ = ['title', 'aria-label', 'href', 'data-value', 'data-of']
+
+/** No text and no attribute shows a value that the program lacks. */
+export function sensible(page: HTMLElement, address: string): string[] {
+  const texts = [...page.querySelectorAll('*')].flatMap((element) => READ.map((name) => element.getAttribute(name) ?? ''))
+  const found = [page.textContent ?? '', ...texts].map((text) => NONSENSE.exec(text)).filter((each) => each !== null)
+  return found.map((match) => `nonsense on ${address}: “${match.input.slice(Math.max(0, match.index - 40), match.index + 40)}”`)
+}
+
+/** A page whose answers are old has no green figure, and its frame turns every color into grey. */
+export function grey(page: HTMLElement, address: string): string[] {
+  const green = [...page.querySelectorAll<HTMLElement>('[data-of][data-tone="good"]')]
+  const wrong = green.map((element) => `green on a stale page: “${element.textContent?.slice(0, 60)}” on ${address}`)
+  return page.querySelector('.app.is-stale') ? wrong : [...wrong, `the frame of the stale page ${address} has colors`]
+}
+
+const SECONDS = 0.05
+const PHASES = ['detect', 'replace', 'restore', 'rework'] as const
+
+/** The phases that a page shows of an incident add up to its total. */
+export function addUp(shown: readonly Shown[]): string[] {
+  const wrong: string[] = []
+  for (const total of shown.filter((each) => each.figure === 'total-seconds')) {
+    const phases = shown.filter((each) => each.of === total.of && each.page === total.page && /^(detect|replace|restore|rework)-seconds$/.test(each.figure))
+    const sum = [...new Map(phases.map((each) => [each.figure, Number(each.value)])).values()].reduce((a, b) => a + b, 0)
+    if (phases.length && Math.abs(sum - Number(total.value)) > SECONDS) wrong.push(`the phases add up to ${sum}: ${told(total)}`)
+  }
+  return wrong
+}
+
+type Answers = { job: TrainingJob; protection: DescribeProtectionResponse; nodes: TrainingJobNode[]; incidents: Incident[] }
+
+function answersOf(moment: Moment): Answers[] {
+  const { jobs, incidents } = listed(moment)
+  return jobs.map(({ TrainingJobName: name, RunId }) => ({
+    job: moment.answers[`GET /v1/training-jobs/${name}`] as TrainingJob,
+    protection: moment.answers[`GET /v1/training-jobs/${name}/protection`] as DescribeProtectionResponse,
+    nodes: (moment.answers[`GET /v1/training-jobs/${name}/nodes`] as { Nodes: TrainingJobNode[] }).Nodes,
+    incidents: incidents.filter((each) => each.RunId === RunId),
+  }))
+}
+
+const ENDED = ['Completed', 'Failed', 'Stopped']
+
+/** Figures and green tones follow from the answers, by derivations of their own. */
+export function supported(shown: readonly Shown[], moment: Moment): string[] {
+  const jobs = new Map(answersOf(moment).map((each) => [`job/${each.job.RunId}`, each]))
+  const { nodes } = listed(moment)
+  const fleets = (moment.answers['GET /v1/fleets'] as { Fleets: Fleet[] }).Fleets
+  const wrong: string[] = []
+  const claim = (each: Shown, holds: boolean, why: string) => holds || wrong.push(`${why}: ${told(each)}`)
+  for (const each of shown) {
+    const isGreen = each.tone === 'good'
+    const about = jobs.get(each.of)
+    if (about) ofJob(each, isGreen, about, claim)
+    const node = nodes.find(({ NodeId }) => each.of === `node/${NodeId}`)
+    if (node && isGreen && each.figure === 'status') claim(each, node.NodeStatus === 'assigned' && node.Connected, 'green without a working node')
+    if (node?.EndTime !== undefined) claim(each, each.value === 'gone' || each.value === '', 'an ended node works')
+    const fleet = fleets.find(({ FleetName }) => each.of === `fleet/${FleetName}`)
+    if (fleet && isGreen) claim(each, fleet.FleetStatus === 'active' && fleet.ConnectedNodeCount >= fleet.DesiredNodeCount, 'green without its nodes')
+  }
+  return wrong
+}
+
+function ofJob(each: Shown, isGreen: boolean, { job, protection, incidents }: Answers, claim: (each: Shown, holds: boolean, why: string) => unknown) {
+  const isOver = ENDED.includes(job.TrainingJobStatus)
+  const number = Number(each.value)
+  const isWhole = job.HealthyNodeCount >= job.GenerationNodeCount
+  const odds = protection.RecoveryOdds?.find((other) => other.LostNodes === 1)?.Probability ?? 1
+  const isTraining = job.SecondaryStatus === 'Training' && job.TrainingJobStatus === 'InProgress'
+  const isSafe = !isOver && protection.ProtectionState === 'Protected' && isWhole && odds >= 1
+  switch (each.figure) {
+    case 'status':
+    case 'moving':
+      if (isGreen) claim(each, isTraining || job.TrainingJobStatus === 'Completed', 'green without training')
+      break
+    case 'protection':
+    case 'safe':
+      if (isGreen) claim(each, isSafe, 'green without protection')
+      if (each.value === 'Protected') claim(each, !isOver && protection.ProtectionState === 'Protected' && isWhole, 'not protected')
+      break
+    case 'act':
+      if (isGreen && !isOver) claim(each, isTraining && isSafe, 'nothing to do, but not green')
+      break
+    case 'committed-step':
+      if (each.value !== '') claim(each, !isOver && number === job.CommittedStep && number <= job.MaxBoundary, 'not committed')
+      else claim(each, isOver || job.CommittedStep < 0 || !job.AssignedNodeCount || job.SecondaryStatus !== 'Training', 'a committed step is hidden')
+      break
+    case 'step':
+      claim(each, each.value === '' ? job.Boundary < 0 : number === job.Boundary, 'another step')
+      break
+    case 'checkpoint-step':
+      claim(each, each.value === String(protection.LastCheckpoint?.Step ?? ''), 'another checkpoint')
+      break
+    case 'healthy-nodes':
+      if (each.value !== '') claim(each, number === job.HealthyNodeCount, 'other nodes are healthy')
+      break
+    case 'incidents':
+      claim(each, number === incidents.length, `${incidents.length} incidents are listed`)
+      break
+    case 'open-incidents':
+      claim(each, number === incidents.filter((other) => other.ClosedAt === undefined).length, 'other incidents are open')
+      break
+    case 'recomputed-steps': {
+      const sum = incidents.reduce((total, other) => total + (other.LostSteps ?? 0), 0)
+      claim(each, number === sum, `the incidents add up to ${sum}`)
+    }
+  }
+}
+
+const SAME_SECONDS = 1
+
+/** The job's time by bucket agrees with the phases of its incidents, and adds up to its life. */
+export function accounted(moment: Moment): string[] {
+  const wrong: string[] = []
+  for (const { job, incidents } of answersOf(moment)) {
+    const open = incidents.find((each) => each.ClosedAt === undefined)
+    const found = buckets(job, moment.now, open)
+    const sum = found.buckets.reduce((total, each) => total + each.seconds, 0)
+    const life = (job.TrainingEndTime ?? moment.now) - job.CreationTime
+    if (Math.abs(sum - life) > SAME_SECONDS) wrong.push(`${job.TrainingJobName}: the time adds up to ${sum} s of ${life} s`)
+    for (const phase of PHASES) {
+      const of = (each: Incident) => lengthOf(each, phase, moment.now)
+      const wanted = incidents.reduce((total, each) => total + of(each), 0)
+      const counted = found.buckets.find((each) => each.name === phase)?.seconds ?? 0
+      const isMore = phase === 'restore' && counted > wanted // launches after a pause count as restore, too
+      if (Math.abs(counted - wanted) > SAME_SECONDS && !isMore) wrong.push(`${job.TrainingJobName}: ${phase} took ${counted} s by the job and ${wanted} s by its incidents`)
+    }
+  }
+  return wrong
+}
+
+/** By the API's times alone: the open phase lasts from the end of the phases before it until now. */
+function lengthOf(incident: Incident, phase: (typeof PHASES)[number], now: number): number {
+  const spent = [incident.DetectSeconds ?? incident.OpenedAt - incident.FailedAt, incident.ReplaceSeconds ?? 0, incident.RestoreSeconds ?? 0, incident.ReworkSeconds ?? 0]
+  const index = PHASES.indexOf(phase)
+  if (incident.ClosedAt !== undefined) return spent[index]!
+  const open = PHASES.indexOf(incident.Phase as typeof phase)
+  if (index !== open) return index < open ? spent[index]! : 0
+  return now - incident.FailedAt - spent.slice(0, index).reduce((a, b) => a + b, 0)
+}
+
+/** On the timeline, no lost node works after its failure, and nobody works after the job's end. */
+export function buried(moment: Moment): string[] {
+  const wrong: string[] = []
+  for (const { job, incidents, nodes } of answersOf(moment)) {
+    const { lanes } = timeline(job, incidents, nodes, moment.now, Infinity)
+    for (const lane of lanes.filter((each) => each.id.startsWith('i-'))) {
+      for (const span of lane.spans) {
+        const lost = incidents.find((each) => each.InstanceIds.includes(lane.id) && each.FailedAt > span.from && each.FailedAt < span.to - SECONDS)
+        if (lost) wrong.push(`${lane.id} works after incident ${lost.IncidentId} lost it`)
+        if (job.TrainingEndTime !== undefined && span.to > job.TrainingEndTime + SECONDS) wrong.push(`${lane.id} works for an ended job`)
+      }
+    }
+  }
+  return wrong
+}
+
+/** Each “step N” that a page mentions is a number of the answers about the moment. */
+export function mentioned(page: HTMLElement, address: string, known: ReadonlySet<string>): string[] {
+  const found = [...(page.textContent ?? '').matchAll(/\bsteps? (\d[\d,]*)/gi)].map(([, number]) => number!.replace(/,/g, ''))
+  return [...new Set(found)].filter((number) => !known.has(number)).map((number) => `step ${number} on ${address} is in no answer`)
+}
+
+export const numbersIn = (moment: Moment): Set<string> => new Set(JSON.stringify(moment.answers).match(/\d+/g))
