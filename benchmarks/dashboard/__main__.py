@@ -14,7 +14,8 @@ from playwright.sync_api import Browser, expect
 from benchmarks import command
 from benchmarks.command import Begun
 from benchmarks.dashboard.crowd import SMALL, WIDE, crowd, small, write_log
-from benchmarks.dashboard.report import PAGE
+from benchmarks.dashboard.report import METRICS_TAB, PAGE
+from benchmarks.dashboard.traffic import Logger, Traffic, load_of, traffic_of
 from benchmarks.dashboard.watching import frames, incidents_stored, seconds_until_interactive, seconds_until_shown
 from tests.dashboard.browsing import chromium, open_job, sign_in_unseen, signed_in, watched
 from tests.dashboard.service import Living
@@ -22,6 +23,8 @@ from tests.unit.control_plane.loop.world import World
 
 JOBS, NODES, LINES = 1_000, 256, 100_000
 LOADS, FAULTS = 10, 20
+HISTORY_STEPS, MEASURED_SECONDS = 2_000, 60
+PAGES = ("/", "/jobs", f"/jobs/{SMALL}", f"/jobs/{SMALL}/metrics", f"/jobs/{SMALL}/logs", "/incidents", "/fleets")
 INCIDENT: Final = "section[aria-label='The incident now']"
 LAST_INCIDENT: Final = "section[aria-label='The last incident']"
 
@@ -30,6 +33,7 @@ def measure(begun: Begun) -> dict[str, Any]:
     """Measure the job list and scrolling with many jobs, then faults with few jobs."""
     many_jobs = JOBS, NODES, LINES, LOADS, FAULTS
     jobs, nodes, lines, loads, faults = (60, 8, 3_000, 2, 2) if begun.is_quick else many_jobs
+    history, measured = (200, 20) if begun.is_quick else (HISTORY_STEPS, MEASURED_SECONDS)
     with chromium() as browser:
         begun.say(f"{jobs} jobs, one of them on {nodes} nodes")
         with served(begun.home / "crowd", nodes=nodes) as many:
@@ -39,9 +43,12 @@ def measure(begun: Begun) -> dict[str, Any]:
             interactive = [of_the_list(browser, many) for _ in range(loads)]
             begun.say(f"the list answers after {', '.join(f'{each:.2f}' for each in interactive)} s")
             scrolled = scrolling(browser, many)
+            listed = traffic_of(browser, many, "/jobs", lambda: many.run(a_second(many, WIDE)), measured)
         with served(begun.home / "small", nodes=3) as few:
             few.run(small(few.world))
             few.serve()
+            received = {f"the list of {jobs:,} jobs": listed, **of_a_job(browser, few, history, measured)}
+            loads_of = {path: load_of(browser, few, path) for path in PAGES}
             shown = of_faults(browser, few, faults)
         version = f"Chromium {browser.version}"
     return {
@@ -52,6 +59,9 @@ def measure(begun: Begun) -> dict[str, Any]:
         "interactive_seconds": interactive,
         "shown_seconds": shown,
         "frames_ms": scrolled,
+        "bytes_per_hour": {page: (each.bytes_per_hour, each.plain_bytes_per_hour) for page, each in received.items()},
+        "shifts": {path: each.shift for path, each in loads_of.items()},
+        "first_load_bytes": {path: each.first_load_bytes for path, each in loads_of.items()},
     }
 
 
@@ -89,6 +99,25 @@ def scrolling(browser: Browser, many: Living) -> dict[str, list[float]]:
             page.wait_for_timeout(300)
         found["the log"] = frames(page, ".log", step=120)
     return found
+
+
+async def a_second(served: Living, name: str) -> None:
+    """Advance a simulated fleet by one second, in which a job completes one step."""
+    await served.world.train(1, name)
+    await served.world.tick(1.0)
+
+
+def of_a_job(browser: Browser, few: Living, history: int, seconds: int) -> dict[str, Traffic]:
+    """Return what the pages of a job with metrics receive, by page."""
+    logger = Logger(few.world, SMALL)
+    logger.log(history)
+
+    async def second() -> None:
+        await a_second(few, SMALL)
+        logger.log(1)
+
+    paths = {METRICS_TAB: f"/jobs/{SMALL}/metrics", "the page of a job": f"/jobs/{SMALL}"}
+    return {what: traffic_of(browser, few, path, lambda: few.run(second()), seconds) for what, path in paths.items()}
 
 
 def of_faults(browser: Browser, few: Living, count: int) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from benchmarks.measures import percentile
@@ -15,6 +15,13 @@ INTERACTIVE_SECONDS: Final = 1.5
 SHOWN_SECONDS: Final = 0.5
 FRAME_MS: Final = 1000 / 30
 """Limit of the 95th percentile of frame times, in milliseconds: 30 frames per second."""
+METRICS_MB: Final = 5.0
+"""Limit of an open Metrics tab in megabytes per hour."""
+SHIFT: Final = 0.05
+"""Limit of the cumulative layout shift. Source: half of what web.dev calls good."""
+FIRST_LOAD_KB: Final = 250.0
+METRICS_TAB: Final = "an open Metrics tab"
+"""The page of `Run.bytes_per_hour` that has a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +36,25 @@ class Run(BenchmarkRun):
     shown_seconds: Sequence[float]
     frames_ms: dict[str, Sequence[float]]
     """Frame times in milliseconds, by the name of the scrolled element."""
+    bytes_per_hour: dict[str, tuple[float, float]]
+    """Bytes that an open page receives per hour, by page.
+
+    First the measured bytes, then those of the same polls if each response were complete and uncompressed.
+    """
+    shifts: dict[str, float]
+    """Cumulative layout shift of each page's first load, by path."""
+    first_load_bytes: dict[str, int]
+    """Compressed bytes of each page's first load, by path."""
 
 
 def rows(run: Run) -> list[Row]:
     """Return the rows of all measured values."""
-    found = [
+    found = [*_times(run), *_sizes(run)]
+    return without_verdicts(found) if run.is_busy else found
+
+
+def _times(run: Run) -> list[Row]:
+    return [
         _row(f"the list of {run.jobs:,} jobs answers, median", run.interactive_seconds, 0.5, INTERACTIVE_SECONDS, "s"),
         _row("a stored fault is on the page, p95", run.shown_seconds, 0.95, SHOWN_SECONDS, "s"),
         *(
@@ -41,7 +62,23 @@ def rows(run: Run) -> list[Row]:
             for what, frames in run.frames_ms.items()
         ),
     ]
-    return without_verdicts(found) if run.is_busy else found
+
+
+def _sizes(run: Run) -> list[Row]:
+    """Return the rows of traffic, layout shift and first load. They do not depend on the speed of the machine."""
+    found = []
+    for page, (received, plain) in run.bytes_per_hour.items():
+        against = f"{plain / 1e6:,.0f} MB without compression and changes"
+        row = Row(what=f"{page} receives per hour", value=received / 1e6, unit="MB", against=against)
+        found.append(replace(row, limit=METRICS_MB).judged() if page == METRICS_TAB else row)
+    for what, by_page, limit, unit in (
+        ("layout shift", run.shifts, SHIFT, ""),
+        ("first load", {page: size / 1e3 for page, size in run.first_load_bytes.items()}, FIRST_LOAD_KB, "kB"),
+    ):
+        worst = max(by_page, key=lambda page: by_page[page])
+        row = Row(what=f"largest {what}: {worst}", value=by_page[worst], unit=unit, n=len(by_page), limit=limit)
+        found.append(row.judged())
+    return found
 
 
 def _row(what: str, samples: Sequence[float], share: float, limit: float, unit: str) -> Row:
@@ -54,9 +91,11 @@ def values(run: Run) -> dict[str, str | None]:
     If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
     """
     samples = [run.interactive_seconds, run.shown_seconds, *run.frames_ms.values()]
+    judged = rows(run)
+    times, sizes = judged[: len(samples)], judged[len(samples) :]
     spreads = {
         row.what: f"{number(statistics.median(each))}, {number(min(each))} to {number(max(each))} {row.unit}"
-        for row, each in zip(rows(run), samples, strict=True)
+        for row, each in zip(times, samples, strict=True)
     }
     return {
         "machine": run.machine.words(),
@@ -64,7 +103,8 @@ def values(run: Run) -> dict[str, str | None]:
         "jobs": f"{run.jobs:,}",
         "nodes": str(run.nodes),
         "lines": f"{run.lines:,}",
-        "limits": limits(rows(run), ("what", "median, range"), lambda row: (row.what, spreads[row.what])),
+        "limits": limits(times, ("what", "median, range"), lambda row: (row.what, spreads[row.what])),
+        "sizes": limits(sizes),
     }
 
 

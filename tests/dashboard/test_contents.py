@@ -172,42 +172,138 @@ def test_a_phase_on_the_timeline_leads_to_its_incident(desk: Page, seeded: Seede
     expect(desk).to_have_url(re.compile(f"/incidents/{incident['IncidentId']}$"))
 
 
-def test_charts_have_a_gap_where_the_job_stood_still_share_the_cursor_and_zoom(
+def metric_results(api: httpx.Client, name: str) -> list[dict[str, Any]]:
+    """Return the metrics of a job as the Metrics tab receives them."""
+    found: list[dict[str, Any]] = get(api, f"/training-jobs/{name}/metric-data", MaxPoints=1000)["MetricDataResults"]
+    return found
+
+
+def drag(page: Page, chart: Locator, start: float, end: float) -> None:
+    """Drag across a plot, between two shares of its width."""
+    over = chart.locator(".u-over")
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * start, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * end, box["y"] + 50, steps=5)
+    page.mouse.up()
+    page.mouse.move(0, 0)
+
+
+def test_metrics_are_grouped_and_the_nodes_that_stand_out_are_links(
     desk: Page, seeded: Seeded, api: httpx.Client
 ) -> None:
     name = seeded.story.gpu
     open_job(desk, name, "/metrics")
-    measures = desk.get_by_role("region", name="What Everstep measures")
-    own = measures.locator(".chart")
-    results = get(api, f"/training-jobs/{name}/metric-data", MaxPoints=1000)["MetricDataResults"]
-    names = [each["MetricName"] for each in results]
-    expect(own).to_have_count(len([each for each in names if each.startswith("everstep/")]))
+    results = metric_results(api, name)
+    expect(desk.locator(".chart")).to_have_count(len(results))
+    for group, prefix in (("Logged by the script", ""), ("Steps and protection", "everstep/"), ("Nodes", "everstep/")):
+        charts = desk.get_by_role("region", name=group).locator(".chart")
+        expect(charts.first).to_be_visible()
+        assert charts.count() <= len([each for each in results if each["MetricName"].startswith(prefix)])
     (idle,) = (each for each in results if each["MetricName"] == "everstep/gpu_least_percent")
     stands_out = (
-        measures.locator("section", has=desk.get_by_text("Idlest GPU")).locator(".extremes").get_by_role("link")
+        desk.get_by_role("region", name="Least utilized GPU of a node").locator(".extremes").get_by_role("link")
     )
     expect(stands_out).to_have_text([idle["MinimumNodeIds"][-1], idle["MaximumNodeIds"][-1]])
-    charts = desk.locator(".chart")
-    expect(charts).to_have_count(len(names))
-    over = charts.first.locator(".u-over")
+
+
+def test_charts_share_the_cursor_and_do_not_move_while_it_moves(desk: Page, seeded: Seeded) -> None:
+    open_job(desk, seeded.story.gpu, "/metrics")
+    first, second = desk.locator(".chart").nth(0), desk.locator(".chart").nth(1)
+    newest = first.locator(".readout").inner_text()
+    over = first.locator(".u-over")
     over.scroll_into_view_if_needed()
+    before = second.bounding_box()
     over.hover(position={"x": 60, "y": 60})
-    legends = desk.locator(".u-legend .u-series:first-child .u-value")
-    expect(legends.nth(0)).not_to_have_text(re.compile("--|^–$"))
-    expect(legends.nth(1)).not_to_have_text(re.compile("--|^–$"))  # the second chart shows its cursor at the same step
-    box = over.bounding_box()
-    assert box is not None
-    before = charts.first.screenshot()
-    desk.mouse.move(box["x"] + 40, box["y"] + 50)
-    desk.mouse.down()
-    desk.mouse.move(box["x"] + 120, box["y"] + 50, steps=5)
-    desk.mouse.up()
+    expect(first.locator(".readout[data-cursor]")).to_be_visible()
+    at = first.locator(".readout").get_attribute("data-cursor")
+    expect(second.locator(".readout")).to_have_attribute("data-cursor", at or "")
+    assert first.locator(".readout").inner_text() != newest
+    over.hover(position={"x": 160, "y": 60})
+    assert second.bounding_box() == before
     desk.mouse.move(0, 0)
-    assert charts.first.screenshot() != before  # the picture differs, because the chart is zoomed in
+    expect(first.locator(".readout")).to_have_text(newest.replace("\n", ""))
+
+
+def test_the_address_names_axis_zoom_smoothing_and_scale(desk: Page, seeded: Seeded) -> None:
+    open_job(desk, seeded.story.gpu, "/metrics")
+    loss = desk.get_by_role("region", name="loss", exact=True)
+    reset = desk.get_by_role("button", name="Reset zoom")
+    expect(reset).to_be_disabled()
+    before = loss.locator("canvas").screenshot()
+    drag(desk, loss, 0.2, 0.4)
+    expect(reset).to_be_enabled()
+    expect(desk).to_have_url(re.compile(r"from=\d+&to=\d+"))
+    zoomed = loss.locator("canvas").screenshot()
+    assert zoomed != before
+    desk.get_by_label("Smoothing").select_option("0.9")
+    desk.get_by_label("Log scale").click()  # the box is checked when the address has changed
+    expect(desk).to_have_url(re.compile(r"smooth=0\.9.*log=1"))
+    smooth = loss.locator("canvas").screenshot()
+    assert smooth != zoomed
+    desk.reload()
+    expect(desk.get_by_label("Log scale")).to_be_checked()
+    expect(reset).to_be_enabled()
+    loss.locator(".u-over").dblclick()
+    expect(reset).to_be_disabled()
+    assert "from=" not in desk.url
     desk.get_by_text("Time", exact=True).click()
-    expect(charts.first).to_have_attribute("aria-label", re.compile("moments"))
+    expect(loss.get_by_role("img")).to_have_accessible_name(re.compile("times"))
     assert "axis=wall" in desk.url
+    desk.get_by_label("Range").select_option("900")
+    expect(desk).to_have_url(re.compile("last=900"))
+
+
+def test_failures_are_numbered_marks_that_lead_to_their_incident(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+    name = seeded.story.gpu
+    open_job(desk, name, "/metrics")
+    incident = get(api, "/incidents", TrainingJobName=name)["Incidents"][0]
+    mark = desk.locator(".chart").first.get_by_role("link", name=re.compile("^Failure 1: "))
+    box = mark.bounding_box()
+    assert box is not None
+    assert min(box["width"], box["height"]) >= 24
     expect(desk.get_by_role("list", name="Failures in these charts").get_by_role("link").first).to_be_visible()
+    mark.click()
+    expect(desk).to_have_url(re.compile(f"/incidents/{incident['IncidentId']}$"))
+
+
+def test_a_chart_is_pinned_maximised_and_read_as_a_table(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+    name = seeded.story.gpu
+    open_job(desk, name, "/metrics")
+    charts = desk.locator(".chart")
+    count = len(metric_results(api, name))
+    title = "Network traffic, per node"
+    desk.get_by_role("button", name=f"Pin {title}").click()
+    expect(charts.first).to_have_accessible_name(title)
+    expect(desk.get_by_role("region", name="Pinned").locator(".chart")).to_have_count(1)
+    desk.get_by_role("button", name=f"Maximise {title}").click()
+    expect(charts).to_have_count(1)
+    assert "chart=everstep" in desk.url
+    desk.get_by_role("button", name=f"Values of {title} as a table").click()
+    expect(desk.get_by_role("region", name=f"Values of {title} as a table").locator("tbody tr")).to_have_count(20)
+    desk.keyboard.press("Escape")
+    expect(charts).to_have_count(count)
+    desk.get_by_role("button", name=f"Unpin {title}").click()
+    expect(desk.get_by_role("region", name="Pinned")).to_have_count(0)
+
+
+def test_runs_are_compared_with_the_settings_in_which_they_differ(
+    desk: Page, seeded: Seeded, api: httpx.Client
+) -> None:
+    name, other = seeded.story.gpu, seeded.story.finished
+    open_job(desk, name, "/metrics")
+    desk.get_by_label("Compare with a job").select_option(other)
+    expect(desk).to_have_url(re.compile(f"with={other}"))
+    loss = desk.get_by_role("region", name="loss", exact=True)
+    expect(loss.locator(".readout")).to_contain_text(other)
+    table = desk.get_by_role("region", name="Differences between the jobs").locator("table")
+    rates = [get(api, f"/training-jobs/{each}")["HyperParameters"]["learning_rate"] for each in (name, other)]
+    row = table.get_by_role("row", name=re.compile("^learning_rate"))
+    expect(row.get_by_role("cell")).to_have_text(["learning_rate", *rates])
+    desk.get_by_role("button", name=f"Remove {other} from the comparison").click()
+    expect(table).to_have_count(0)
 
 
 @pytest.fixture(scope="module")

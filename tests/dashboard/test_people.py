@@ -183,7 +183,7 @@ COUNT_SHADED = """canvas => {
     const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)
     const near = (at, alpha, ...colour) => data[at + 3] === alpha && colour.every((value, index) => Math.abs(data[at + index] - value) <= 6)
     let count = 0
-    for (let at = 0; at < data.length; at += 4) if (near(at, 0x2e, 0x0a, 0x58, 0xca)) count++
+    for (let at = 0; at < data.length; at += 4) if (near(at, 0x2e, 0x14, 0x56, 0xc4)) count++
     return count
 }"""
 """JavaScript that counts the pixels of a chart in which only the shade is drawn, not the line.

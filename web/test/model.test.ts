@@ -4,13 +4,11 @@ import { join } from 'node:path'
 import { describe, expect, test } from 'vitest'
 
 import { address, all, ApiError } from '../src/api/client'
-import { pointsOf } from '../src/api/metrics'
-import type { Incident, MetricDataResult, SecondaryStatusTransition, TrainingJob } from '../src/contract'
+import type { Incident, TrainingJob } from '../src/contract'
 import { plain } from '../src/model/ansi'
 import { changesOf, figuresOf, spares } from '../src/model/fleets'
 import { ago, bytes, duration, headline, percent, sentence } from '../src/model/format'
 import { NOBODY_WAS_THERE, story } from '../src/model/incident'
-import { bands, csv, isCoarse, joined, series, standstills, windowOf, type Point } from '../src/model/metrics'
 import { progressOf, sampled } from '../src/model/progress'
 import { asCurl, asPython, asYaml, fromYaml, NotASpec, requestOf } from '../src/model/spec'
 import { problems, withParity } from '../src/model/submit'
@@ -245,76 +243,6 @@ describe('the figures of a fleet', () => {
     expect(changesOf(governed, { spares: 1, least: 2 })).toEqual({ SpareCount: 1 })
   })
   test('say what is wanted', () => expect([spares(counted), spares(governed)]).toEqual(['1', 'so many that one is free with 99 %']))
-})
-
-describe('metrics', () => {
-  const point = (firstStep: number, step: number, at: number, values: Point['values'], least = values, most = values): Point => ({ firstStep, step, at, values, least, most })
-  const points = [point(1, 1, 100, { loss: 3 }, { loss: 2 }, { loss: 4 }), point(2, 2, 150, { loss: 2.5, lr: 0.1 }), point(3, 3, 160, { loss: 'NaN' })]
-  const incident = { IncidentId: 'i1', Cause: 'node_fault', FailedAt: 115, ClosedAt: 150, FromStep: 1, ReachedStep: 2 } as Incident
-  test('over steps, what is not finite is a gap', () => expect(series(points, 'loss', 'step')).toEqual({ x: [1, 2, 3], values: [3, 2.5, null], least: [2, 2.5, null], most: [4, 2.5, null], leastOn: Array(3).fill(undefined), mostOn: Array(3).fill(undefined) }))
-  test('what is logged more seldom, or joined otherwise, is a line over its own points, and tears no hole into another', () => {
-    const mixed = Array.from({ length: 200 }, (_, step) => point(step, step, step, step % 50 ? { loss: 1 } : { loss: 1, eval_loss: 2 }))
-    expect(series(mixed, 'eval_loss', 'step')).toMatchObject({ x: [0, 50, 100, 150], values: [2, 2, 2, 2] })
-    const apart = [...mixed.map(({ step, at }) => point(step, step, at, { loss: 1 })), point(99, 300, 300, { eval_loss: 2 })]
-    expect(series(apart, 'loss', 'wall')).toMatchObject({ x: mixed.map(({ at }) => at), values: Array(200).fill(1) })
-  })
-  test('over time, downtime is a gap', () =>
-    expect(series(points, 'loss', 'wall', bands([incident], 'wall', 170))).toMatchObject({ x: [100, 115, 150, 160], least: [2, null, 2.5, null], values: [3, null, 2.5, null] }))
-  test('over time, whatever it stood still for is a gap: paused, preempted, queued again', () => {
-    const span = (State: SecondaryStatusTransition['State'], StartTime: number): SecondaryStatusTransition => ({ Status: 'Training', State, StartTime, StatusMessage: '' })
-    const gaps = standstills([span('queued', 80), span('running', 95), span('pausing', 155), span('queued', 156), span('running', 158)])
-    expect(gaps).toEqual([{ from: 155 }])
-    expect(series(points, 'loss', 'wall', gaps).x).toEqual([100, 150, 155, 160])
-    expect(series(points, 'loss', 'wall', gaps).values).toEqual([3, 2.5, null, null])
-    expect(standstills(undefined)).toEqual([])
-  })
-  test('failures are bands: over steps what was done again, over time until it was over, an open one until now', () => {
-    expect(bands([incident], 'step', 170)).toEqual([{ incidentId: 'i1', cause: 'node_fault', from: 1, to: 2 }])
-    expect(bands([{ ...incident, FromStep: undefined }], 'step', 170)[0]).toMatchObject({ from: 2, to: 2 })
-    expect(bands([{ ...incident, FromStep: undefined, ReachedStep: undefined }], 'step', 170)).toEqual([])
-    expect(bands([{ ...incident, ClosedAt: undefined }], 'wall', 170)[0]).toMatchObject({ from: 115, to: 170 })
-  })
-  test.each([
-    ['all of it', { min: 5, max: 54 }, [5, 6, 54], undefined],
-    ['a part of it', { min: 6, max: 7.5 }, [5, 6, 54], { axis: 'step', from: 6, to: 7.5 }],
-    ['one point, with the room that a plot makes around it', { min: 0, max: 10 }, [5], undefined],
-    ['nothing yet', { min: null, max: null }, [], undefined],
-  ])('what is looked at: %s', (_, scale, x, window) => expect(windowOf('step', scale, x)).toEqual(window))
-  test('metrics stand side by side, a point that joins steps at the last of them', () => {
-    const result = (MetricName: string, LastSteps: number[], Times: number[], Means: MetricDataResult['Means']) => ({ MetricName, Steps: LastSteps.map((step) => step - 1), LastSteps, Times, Minimums: [1, 'NaN'], Means, Maximums: [5, 'NaN'], MinimumNodeIds: [], MaximumNodeIds: [] }) as unknown as MetricDataResult
-    const found = pointsOf([result('loss', [2, 4], [120, 140], [2.5, 'NaN']), result('lr', [4], [141], [0.1])])
-    expect(found).toEqual([
-      point(1, 2, 120, { loss: 2.5 }, { loss: 1 }, { loss: 5 }),
-      point(3, 4, 140, { loss: 'NaN', lr: 0.1 }, { loss: 'NaN', lr: 1 }, { loss: 'NaN', lr: 5 }),
-    ])
-  })
-  test('of what several nodes measured, the nodes of the least and the most come along', () => {
-    const result = { MetricName: 'm', Steps: [1, 2], LastSteps: [1, 2], Times: [1, 2], Minimums: [1, 2], Means: [3, 3], Maximums: [5, 9], MinimumNodeIds: ['', 'i-a'], MaximumNodeIds: ['', 'i-b'] } as unknown as MetricDataResult
-    expect(series(pointsOf([result]), 'm', 'step')).toMatchObject({ leastOn: [undefined, 'i-a'], mostOn: [undefined, 'i-b'] })
-  })
-  describe('of a long run', () => {
-    const coarse = [point(1, 8, 80, { loss: 3 }), point(9, 16, 160, { loss: 2 }), point(17, 24, 240, { loss: 1 }), point(25, 25, 250, { loss: 0 })]
-    test.each([
-      ['step', 10, 12, true],
-      ['step', 25, 99, false],
-      ['step', 24.5, 24.9, false],
-      ['wall', 100, 170, true],
-      ['wall', 90, 150, false],
-      ['wall', 245, 260, false],
-    ] as const)('over %s, %d to %d: there is more to see: %s', (axis, from, to, expected) => expect(isCoarse(coarse, { axis, from, to })).toBe(expected))
-    test('finer points are in the place of those that say something of the same steps', () => {
-      const fine = [point(12, 12, 120, { loss: 2.2 }), point(13, 13, 130, { loss: 2.1 })]
-      expect(joined(coarse, fine).map(({ firstStep, step }) => [firstStep, step])).toEqual([[1, 8], [12, 12], [13, 13], [17, 24], [25, 25]])
-      expect(joined(coarse, [])).toEqual(coarse)
-    })
-  })
-  test('as CSV, every point', () => {
-    const [head, ...rows] = csv([...points, point(4, 4, 170, { 'a,"b"': 1 })]).split('\n')
-    expect(head).toBe('step,time,"a,""b""",loss,lr')
-    expect(rows[1]).toBe('2,1970-01-01T00:02:30.000Z,,2.5,0.1')
-    expect(rows[2]).toBe('3,1970-01-01T00:02:40.000Z,,NaN,')
-    expect(rows[3]).toBe('4,1970-01-01T00:02:50.000Z,1,,')
-  })
 })
 
 test.each([['\u001b[31mred\u001b[0m', 'red'], ['10%\r50%\r100%', '100%'], ['a\r', 'a'], ['\u001b]0;title\u0007x', 'x'], ['plain', 'plain']])('%j is read as %j', (raw, text) => expect(plain(raw)).toBe(text))

@@ -52,13 +52,23 @@ function heard(session: Session): Session {
   return session
 }
 
-async function send(method: string, url: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
+interface Sending {
+  body?: unknown
+  signal?: AbortSignal
+  /** ETag of the response that the client has. */
+  tag?: string
+}
+
+async function send(method: string, url: string, { body, signal, tag }: Sending = {}): Promise<Response> {
   const limit = AbortSignal.timeout(TIMEOUT_MS)
   let response: Response
   try {
     response = await fetch(url, {
       method,
-      headers: body === undefined ? {} : { 'content-type': 'application/json' },
+      headers: {
+        ...(body === undefined ? {} : { 'content-type': 'application/json' }),
+        ...(tag === undefined ? {} : { 'if-none-match': tag }),
+      },
       body: body === undefined ? undefined : JSON.stringify(body),
       signal: signal ? AbortSignal.any([signal, limit]) : limit,
       credentials: 'same-origin',
@@ -69,8 +79,26 @@ async function send(method: string, url: string, body?: unknown, signal?: AbortS
     throw new ApiError(0, 'NoAnswer', `The control plane does not answer: ${why}.`, '', 'Training goes on without it. Is the server running, and this machine online?')
   }
   if (response.status < 500) contact.at = Date.now() // one that fails, or a proxy before one that is away, is no news of any job
-  if (!response.ok) throw await refusal(response)
+  if (!response.ok && response.status !== 304) throw await refusal(response)
   return response
+}
+
+/** The newest responses to GET requests, by address. The server sends 304 without a body for an equal response. */
+const answers = new Map<string, { tag: string; value: unknown }>()
+const MAX_ANSWERS = 60
+
+async function get(url: string, signal?: AbortSignal): Promise<unknown> {
+  const held = answers.get(url)
+  const response = await send('GET', url, { signal, tag: held?.tag })
+  const tag = response.headers.get('etag')
+  const value: unknown = response.status === 304 && held ? held.value : await response.json()
+  answers.delete(url) // The map's order is the order of use.
+  if (tag !== null) answers.set(url, { tag, value })
+  for (const oldest of answers.keys()) {
+    if (answers.size <= MAX_ANSWERS) break
+    answers.delete(oldest)
+  }
+  return value
 }
 
 async function refusal(response: Response): Promise<ApiError> {
@@ -101,7 +129,9 @@ export function address<O extends Operation>(operation: O, request: Operations[O
 /** Call an operation that answers JSON. */
 export async function call<O extends Operation>(operation: O, request: Operations[O]['request'], signal?: AbortSignal): Promise<Operations[O]['response']> {
   const { url, body } = address(operation, request)
-  const response = await send(operations[operation].method, url, body, signal)
+  const { method } = operations[operation]
+  if (method === 'GET') return (await get(url, signal)) as Operations[O]['response']
+  const response = await send(method, url, { body, signal })
   return (await response.json()) as Operations[O]['response']
 }
 
@@ -143,9 +173,10 @@ export async function* open(url: string, signal: AbortSignal): AsyncGenerator<Ui
 export const session = {
   /** Who is signed in, or null: the server answers 204 then, so that asking is no error in the browser's console. */
   describe: async (signal?: AbortSignal): Promise<Session | null> => {
-    const response = await send('GET', '/v1/session', undefined, signal)
+    const response = await send('GET', '/v1/session', { signal })
     return response.status === 204 ? null : heard((await response.json()) as Session)
   },
-  signIn: async (token: string): Promise<Session> => heard((await (await send('POST', '/v1/session', { Token: token })).json()) as Session),
+  signIn: async (token: string): Promise<Session> =>
+    heard((await (await send('POST', '/v1/session', { body: { Token: token } })).json()) as Session),
   signOut: async (): Promise<void> => void (await send('DELETE', '/v1/session')),
 }

@@ -1,43 +1,46 @@
-/** What a job's script has logged, as points: the one place that knows which operation gives them. */
+/** Asks for the metrics of a job. A refresh receives only what changed since the last one. */
 import { queryOptions } from '@tanstack/react-query'
 
-import type { MetricDataResult } from '../contract'
-import type { Point, Window } from '../model/metrics'
+import { mergedMetrics, START, type Logged } from '../model/changes'
+import type { Window } from '../model/metrics'
 import { call } from './client'
 
-/** Of each metric: a chart is not much wider. */
-const MOST_POINTS = 1_000
+/** Points of each metric: a chart is not much wider. */
+const MAX_POINTS = 1_000
 const REFRESH_MS = 5_000
 
-/** Metrics side by side: a point that joins several steps lies at the last of them, and has their mean, the least and the most. */
-export function pointsOf(results: MetricDataResult[]): Point[] {
-  const points = new Map<number, Point>()
-  for (const { MetricName, Steps, LastSteps, Times, Minimums, Means, Maximums, MinimumNodeIds, MaximumNodeIds } of results) {
-    LastSteps.forEach((step, index) => {
-      const point: Point = points.get(step) ?? { step, firstStep: Steps[index]!, at: Times[index]!, values: {}, least: {}, most: {} }
-      point.firstStep = Math.min(point.firstStep, Steps[index]!)
-      point.values[MetricName] = Means[index] ?? null
-      point.least[MetricName] = Minimums[index] ?? null
-      point.most[MetricName] = Maximums[index] ?? null
-      if (MinimumNodeIds.length) {
-        point.leastOn = { ...point.leastOn, [MetricName]: MinimumNodeIds[index] }
-        point.mostOn = { ...point.mostOn, [MetricName]: MaximumNodeIds[index] }
-      }
-      points.set(step, point)
-    })
-  }
-  return [...points.values()].sort((a, b) => a.step - b.step)
+export interface LoggedData {
+  /** Identifies the state of the metrics for the next request. */
+  token: string
+  metrics: Logged
 }
 
-/** What was logged, or what was in a window of it, joined into as many points as a chart has room for. Steps that were done again are there once. */
-export const metricsQuery = (name: string, window?: Window) =>
-  queryOptions({
-    queryKey: ['metrics', name, ...(window ? [window] : [])],
-    queryFn: async ({ signal }): Promise<Point[]> => pointsOf((await call('GetMetricData', { TrainingJobName: name, MaxPoints: MOST_POINTS, ...within(window) }, signal)).MetricDataResults ?? []),
+/** All metrics of a job, or the part in a window, in at most as many points as a chart has room for. */
+export const metricsQuery = (name: string, window?: Window) => {
+  const queryKey = ['metrics', name, ...(window ? [window] : [])]
+  return queryOptions({
+    queryKey,
+    queryFn: async ({ signal, client }): Promise<LoggedData> => {
+      const held = client.getQueryData<LoggedData>(queryKey)
+      const asked = {
+        TrainingJobName: name,
+        MaxPoints: MAX_POINTS,
+        ChangesSince: held?.token ?? START,
+        ...within(window),
+      }
+      const answer = await call('GetMetricData', asked, signal)
+      return { token: answer.Changes?.ChangeToken ?? START, metrics: mergedMetrics(held?.metrics ?? new Map(), answer) }
+    },
+    structuralSharing: (before, now) =>
+      (before as LoggedData)?.metrics === (now as LoggedData).metrics ? before : now,
     refetchInterval: REFRESH_MS,
   })
+}
 
 function within(window?: Window) {
   if (!window) return {}
-  return window.axis === 'wall' ? { StartTime: window.from, EndTime: window.to } : { FirstStep: Math.max(0, Math.floor(window.from)), LastStep: Math.max(0, Math.ceil(window.to)) }
+  const [from, to] = [Math.max(0, window.from), Math.max(0, window.to)]
+  return window.axis === 'wall'
+    ? { StartTime: from, EndTime: to }
+    : { FirstStep: Math.floor(from), LastStep: Math.ceil(to) }
 }

@@ -2,6 +2,7 @@
 import { queryOptions, useQuery, type QueryClient } from '@tanstack/react-query'
 
 import type { Drill, Event, Incident, Token, TrainingJobSummary } from '../contract'
+import { merged, newestFirst, START } from '../model/changes'
 import { all, call, session } from './client'
 import { stream } from './live'
 
@@ -18,13 +19,32 @@ const MOST_NODES = 10_000
 
 export const sessionQuery = queryOptions({ queryKey: ['session'], queryFn: ({ signal }) => session.describe(signal), refetchInterval: 60_000, retry: false })
 
+/** A page of the list of jobs as the last response left it. */
+interface JobsPage {
+  token: string
+  jobs: ReadonlyMap<string, TrainingJobSummary>
+}
+
+/** The pages of the list of jobs, so that a refresh receives only the jobs that changed. */
+let jobsPages: JobsPage[] = []
+const MAX_JOBS = 5_000
+
+/** All jobs, the newest first. */
 export const jobsQuery = queryOptions({
   queryKey: ['jobs'],
-  queryFn: ({ signal }): Promise<TrainingJobSummary[]> =>
-    all(async (NextToken) => {
-      const page = await call('ListTrainingJobs', { MaxResults: 1000, NextToken }, signal)
-      return { items: page.TrainingJobSummaries ?? [], next: page.NextToken }
-    }),
+  queryFn: async ({ signal }): Promise<TrainingJobSummary[]> => {
+    const pages: JobsPage[] = []
+    await all(async (NextToken) => {
+      const held = jobsPages[pages.length]
+      const asked = { MaxResults: PAGE, NextToken, ChangesSince: held?.token ?? START }
+      const { TrainingJobSummaries: changed = [], ...answer } = await call('ListTrainingJobs', asked, signal)
+      const jobs = merged(held?.jobs ?? new Map(), answer.Changes, changed, (job) => job.RunId)
+      pages.push({ token: answer.Changes?.ChangeToken ?? START, jobs })
+      return { items: [...jobs.values()], next: answer.NextToken }
+    }, MAX_JOBS)
+    jobsPages = pages
+    return newestFirst(new Map(pages.flatMap((page) => [...page.jobs])))
+  },
   refetchInterval: FAST_MS,
 })
 

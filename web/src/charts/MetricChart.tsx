@@ -1,100 +1,212 @@
-/** One value over steps or time: the mean of each point, and the least and the most in it as a shade, with their nodes where several measured it. Downtime and figures that are not finite are gaps; failures are bands. */
-import { useElementSize } from '@mantine/hooks'
-import { useEffect, useRef } from 'react'
-import uPlot from 'uplot'
-import 'uplot/dist/uPlot.min.css'
+/** One chart of a metric: its title, the values at the cursor in a row of fixed height, the plot, and its failures. */
+import { memo, useEffect, useMemo, useRef, useState } from 'react'
+import { Link } from 'react-router'
 
-import { clock } from '../model/format'
-import { isSpan, windowOf, type Axis, type Band, type Series, type Window } from '../model/metrics'
+import { figure, marks, nearestPlace, positionWords, tablePlaces, type Range, type Unit } from '../model/chart'
+import type { Fault } from '../model/metrics'
+import { causeWords } from '../model/verdict'
+import { METRICS } from '../words/metrics'
+import { MARGIN, Plot, type Layout, type PlotLine, type View } from './Plot'
 
-interface Shown {
-  name: string
-  axis: Axis
-  of: Series
-  bands: Band[]
-  /** Changes with the theme: colours are read when a chart is made. */
+const WORDS = METRICS.chart
+const HEIGHT = 200
+const MAX_HEIGHT = 480
+const MARK_PIXELS = 24
+const TABLE_ROWS = 20
+/** Characters of a node's id in the row of values. */
+const SHORT_ID = 6
+
+interface Props {
+  title: string
+  unit: Unit
+  lines: readonly PlotLine[]
+  faults: readonly Fault[]
+  view: View
   scheme: string
-  /** Told what is looked at; undefined: all of it. */
-  onWindow: (window?: Window) => void
+  isPinned: boolean
+  isMaximised: boolean
+  onPin: () => void
+  onMaximise: () => void
+  onRange: (range: Range | undefined) => void
+  /** A line below the plot. */
+  children?: React.ReactNode
 }
 
-/** A figure of an axis, as short as there is room for. */
-const short = (value: number): string => (Math.abs(value) < 10_000 ? String(Number(value.toPrecision(6))) : value.toLocaleString('en-US', { notation: 'compact', maximumFractionDigits: 2 }))
-
-/** Charts with the same key share cursor and zoom. */
-const SYNC = 'metrics'
-
-export function MetricChart({ name, axis, of, bands, scheme, onWindow }: Shown) {
-  const { x, values, least, most } = of
-  const { ref, width } = useElementSize()
-  const host = useRef<HTMLDivElement>(null)
-  const plot = useRef<uPlot>(null)
-  const shown = useRef(bands)
-  shown.current = bands
-  const nodes = useRef(of)
-  nodes.current = of
-  useEffect(() => {
-    const root = host.current
-    if (!root || width < 50) return
-    const style = getComputedStyle(document.documentElement)
-    const token = (key: string) => style.getPropertyValue(key).trim()
-    const line = { stroke: token('--soft'), grid: { stroke: token('--line'), width: 1 }, ticks: { stroke: token('--line'), width: 1 } }
-    const hidden = (on: 'leastOn' | 'mostOn') => ({
-      width: 0,
-      points: { show: false },
-      value: (_: uPlot, value: number | null, __: number, index: number | null) => (value === null ? '–' : [value, index === null ? undefined : nodes.current[on][index]].filter((each) => each !== undefined).join(' on ')),
-    })
-    const told = (value: number | null) => (value === null ? '–' : axis === 'wall' ? `${clock(value)} UTC` : String(value))
-    const made = new uPlot(
-      {
-        width,
-        height: 220,
-        title: name,
-        scales: { x: { time: false } },
-        cursor: { sync: { key: SYNC } },
-        series: [{ label: axis === 'wall' ? 'time' : 'step', value: (_, value) => told(value) }, { label: name, stroke: token('--busy'), width: 1.5, spanGaps: false, points: { show: x.length < 40 } }, { label: 'least', ...hidden('leastOn') }, { label: 'most', ...hidden('mostOn') }],
-        bands: [{ series: [3, 2], fill: token('--busy-band') }],
-        axes: [axis === 'wall' ? { ...line, values: (_, splits) => splits.map((at) => clock(at)), space: 80 } : line, { ...line, size: 62, values: (_, splits) => splits.map(short) }],
-        hooks: {
-          setScale: [
-            (chart, key) => {
-              const held = chart.data[0] as number[]
-              if (key === 'x' && isSpan(held)) onWindow(windowOf(axis, chart.scales.x!, held))
-            },
-          ],
-          drawClear: [
-            (chart) => {
-              chart.ctx.fillStyle = token('--b-fault')
-              for (const band of shown.current) {
-                const from = chart.valToPos(band.from, 'x', true)
-                chart.ctx.fillRect(from, chart.bbox.top, Math.max(2, chart.valToPos(band.to, 'x', true) - from), chart.bbox.height)
-              }
-            },
-          ],
-        },
-      },
-      [x, values, least, most],
-      root,
-    )
-    plot.current = made
-    return () => {
-      made.destroy()
-      plot.current = null
-    }
-    // Data changes are given to the plot below: making it anew would lose the zoom.
-  }, [width, name, axis, scheme])
-  useEffect(() => {
-    const made = plot.current
-    if (!made) return
-    const isZoomed = windowOf(axis, made.scales.x!, made.data[0] as number[]) !== undefined
-    made.setData([x, values, least, most], !isZoomed)
-    if (isZoomed) made.redraw()
-  }, [of, bands])
-  const known = values.filter((value): value is number => value !== null)
-  const [lowest, highest] = [least, most].map((column) => column.filter((value): value is number => value !== null).slice(-5000))
+export const MetricChart = memo(function MetricChart(props: Props) {
+  const { title, unit, lines, faults, view, scheme, isPinned, isMaximised, onPin, onMaximise, onRange, children } =
+    props
+  const [layout, setLayout] = useState<Layout>()
+  const [isTable, setTable] = useState(false)
+  const report = useRef<(x: number | undefined) => void>(() => undefined)
+  const onCursor = useRef((x: number | undefined) => report.current(x)).current
   return (
-    <div ref={ref} className="chart" role="img" aria-label={`${name} over ${x.length} ${axis === 'wall' ? 'moments' : 'steps'}${known.length ? `, from ${Math.min(...lowest!)} to ${Math.max(...highest!)}, now ${known.at(-1)}` : ''}`}>
-      <div ref={host} />
+    <section className="card chart" aria-label={title}>
+      <header>
+        <h3>{title}</h3>
+        <div className="tools">
+          <Tool label={(isPinned ? WORDS.unpin : WORDS.pin)(title)} isOn={isPinned} path={PIN} onClick={onPin} />
+          <Tool label={WORDS.table(title)} isOn={isTable} path={TABLE} onClick={() => setTable(!isTable)} />
+          <Tool
+            label={(isMaximised ? WORDS.restore : WORDS.maximise)(title)}
+            isOn={isMaximised}
+            path={isMaximised ? RESTORE : MAXIMISE}
+            onClick={onMaximise}
+          />
+        </div>
+      </header>
+      <Readout lines={lines} unit={unit} view={view} report={report} />
+      <div className="plotted">
+        <Plot
+          label={summary(title, lines, unit, view)}
+          {...{ lines, faults, unit, view, scheme, onRange, onCursor }}
+          height={isMaximised ? MAX_HEIGHT : HEIGHT}
+          onLayout={setLayout}
+        />
+        {layout && <Marks faults={faults} layout={layout} />}
+      </div>
+      {children}
+      {isTable && <ValueTable title={title} lines={lines} unit={unit} view={view} />}
+    </section>
+  )
+})
+
+interface ReadoutProps {
+  lines: readonly PlotLine[]
+  unit: Unit
+  view: View
+  /** The row puts the function here that receives the position of the cursor. */
+  report: React.RefObject<(x: number | undefined) => void>
+}
+
+/** The values at the cursor, or the newest values. Only this row changes while the cursor moves. */
+function Readout({ lines, unit, view, report }: ReadoutProps) {
+  const [at, setAt] = useState<number>()
+  useEffect(() => {
+    report.current = setAt
+  }, [report])
+  const end = Math.max(...lines.map((line) => line.of.x.at(-1) ?? -Infinity))
+  if (!Number.isFinite(end)) return <div className="readout" />
+  const first = lines[0]!.of
+  const place = nearestPlace(first.x, at ?? end)
+  const shown = lines.length === 1 && place >= 0 ? first.x[place]! : (at ?? end)
+  return (
+    <div className="readout" data-cursor={at === undefined ? undefined : shown}>
+      <span className="where">{positionWords(view.axis, shown, view.zone)}</span>
+      {lines.map((line) => (
+        <Value key={line.label} line={line} unit={unit} at={at ?? end} isAlone={lines.length === 1} />
+      ))}
     </div>
+  )
+}
+
+function Value({ line, unit, at, isAlone }: { line: PlotLine; unit: Unit; at: number; isAlone: boolean }) {
+  const { of, label, colour } = line
+  const place = nearestPlace(of.x, at)
+  const [value, low, high] = [of.y[place], of.low[place], of.high[place]]
+  const [lowOn, highOn] = [of.lowOn[place], of.highOn[place]]
+  const words = (each: number, node?: string) =>
+    node ? WORDS.on(figure(each, unit), `…${node.slice(-SHORT_ID)}`) : figure(each, unit)
+  const hasSpread = isAlone && low != null && high != null && low !== high
+  return (
+    <>
+      {!isAlone && <span className="key" style={{ background: `var(--c-${colour})` }} />}
+      {!isAlone && <span className="who">{label}</span>}
+      <strong>{figure(value, unit)}</strong>
+      {hasSpread && <span className="spread">{WORDS.spread(words(low, lowOn), words(high, highOn))}</span>}
+    </>
+  )
+}
+
+/** The numbers of the failures above the plot, as links. Failures that are close together share a mark. */
+function Marks({ faults, layout }: { faults: readonly Fault[]; layout: Layout }) {
+  const found = useMemo(() => marks(faults, layout.limits, layout.width, MARK_PIXELS), [faults, layout])
+  return (
+    <>
+      {found.map(({ left, faults: each }) => {
+        const numbers = each.length > 1 ? `${each[0]!.number}–${each.at(-1)!.number}` : String(each[0]!.number)
+        const causes = [...new Set(each.map((fault) => causeWords(fault.cause)))]
+        const words = METRICS.faults.mark(numbers, causes.join(', '))
+        return (
+          <Link
+            key={numbers}
+            className="mark"
+            style={{ left: MARGIN.left + left }}
+            to={`/incidents/${encodeURIComponent(each.at(-1)!.incidentId)}`}
+            aria-label={words}
+            title={words}
+          >
+            {numbers}
+          </Link>
+        )
+      })}
+    </>
+  )
+}
+
+/** Evenly spaced points as text, for screen readers and for copying. */
+function ValueTable({ title, lines, unit, view }: { title: string } & Pick<ReadoutProps, 'lines' | 'unit' | 'view'>) {
+  const { of } = lines[0]!
+  const places = tablePlaces(of.x.length, TABLE_ROWS)
+  const others = lines.slice(1)
+  return (
+    <div className="scroll" tabIndex={0} role="region" aria-label={WORDS.table(title)}>
+      <table className="grid">
+        <thead>
+          <tr>
+            <th>{WORDS.columns.position}</th>
+            <th className="n">{others.length ? lines[0]!.label : WORDS.columns.mean}</th>
+            {others.map((line) => (
+              <th className="n" key={line.label}>
+                {line.label}
+              </th>
+            ))}
+            {!others.length && <th className="n">{WORDS.columns.low}</th>}
+            {!others.length && <th className="n">{WORDS.columns.high}</th>}
+          </tr>
+        </thead>
+        <tbody>
+          {places.map((place) => (
+            <tr key={place}>
+              <td className="moment">{positionWords(view.axis, of.x[place]!, view.zone)}</td>
+              <td className="n">{figure(of.y[place], unit)}</td>
+              {others.map((line) => (
+                <td className="n" key={line.label}>
+                  {figure(line.of.y[nearestPlace(line.of.x, of.x[place]!)], unit)}
+                </td>
+              ))}
+              {!others.length && <td className="n">{figure(of.low[place], unit)}</td>}
+              {!others.length && <td className="n">{figure(of.high[place], unit)}</td>}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  )
+}
+
+/** Return what a chart shows in one sentence. */
+function summary(title: string, lines: readonly PlotLine[], unit: Unit, { axis }: View): string {
+  const known = (values: readonly (number | null)[]) => values.filter((value): value is number => value !== null)
+  const lows = lines.flatMap((line) => known(line.of.low))
+  const highs = lines.flatMap((line) => known(line.of.high))
+  const points = Math.max(...lines.map((line) => line.of.y.filter((value) => value !== null).length))
+  if (!lows.length || !highs.length) return WORDS.empty(title)
+  const [least, most] = [lows.reduce((a, b) => Math.min(a, b)), highs.reduce((a, b) => Math.max(a, b))]
+  const last = known(lines[0]!.of.y).at(-1)
+  return WORDS.summary(title, points, WORDS.units[axis], figure(least, unit), figure(most, unit), figure(last, unit))
+}
+
+const PIN = 'M5.5 2h5l-.7 4 2.2 2.5H4L6.2 6zM8 8.5V14'
+const TABLE = 'M2.5 3.5h11v9h-11zM2.5 6.5h11M2.5 9.5h11M6.5 3.5v9'
+const MAXIMISE = 'M9.5 2.5h4v4M6.5 13.5h-4v-4M13.5 2.5l-4.5 4.5M2.5 13.5l4.5-4.5'
+const RESTORE = 'M13 7H9V3M3 9h4v4M9 7l4.5-4.5M7 9l-4.5 4.5'
+
+function Tool({ label, isOn, path, onClick }: { label: string; isOn: boolean; path: string; onClick: () => void }) {
+  return (
+    <button type="button" className="tool" aria-label={label} title={label} aria-pressed={isOn} onClick={onClick}>
+      <svg width="16" height="16" viewBox="0 0 16 16" aria-hidden="true">
+        <path d={path} />
+      </svg>
+    </button>
   )
 }

@@ -1,122 +1,205 @@
-/** Logged values as columns over steps or over time, and where failures lie on either axis. Pure. */
-import type { Incident, TrainingJob } from '../contract'
+/** Metrics as lines of a chart, over steps, time or tokens, and the failures between them. Pure. */
+import type { Incident, MetricDataResult, TrainingJob } from '../contract'
+import { COLUMNS, type Logged } from './changes'
 
-export type Axis = 'step' | 'wall'
+/** `elapsed`: seconds since the first value. `tokens`: the metric that counts tokens, see `tokensMetric`. */
+export type Axis = 'step' | 'wall' | 'elapsed' | 'tokens'
 
-export type Values = Record<string, number | 'NaN' | 'Infinity' | '-Infinity' | null>
-
-/** What was logged for one step, or what several steps up to this one come to. */
-export interface Point {
-  /** The last one. */
-  step: number
-  firstStep: number
-  /** Unix time. */
-  at: number
-  /** Means. */
-  values: Values
-  least: Values
-  most: Values
-  /** The node of each least, where it was measured on several. */
-  leastOn?: Names
-  mostOn?: Names
-}
-
-export type Names = Record<string, string | undefined>
-
-/** A part of an axis. */
+/** A part of an axis that the service can restrict metrics to. */
 export interface Window {
-  axis: Axis
+  axis: 'step' | 'wall'
   from: number
   to: number
 }
 
-/** One metric over its own points alone: a line joins neighbours, and metrics are not logged at the same steps. */
+type Values = readonly (number | null)[]
+
+/** One metric of one run. All columns have the same length. */
 export interface Series {
-  /** Steps or Unix times, rising. */
+  /** Positions on the axis, rising. */
   x: number[]
-  /** null where what was logged is not finite, and where training stood still: drawn as a gap. */
-  values: (number | null)[]
-  least: (number | null)[]
-  most: (number | null)[]
-  /** For each place in `x`: the node of the least, where it was measured on several. */
-  leastOn: (string | undefined)[]
-  mostOn: (string | undefined)[]
+  /** Means. null: the value is not finite, or training stood still; a chart draws a gap. */
+  y: Values
+  low: Values
+  high: Values
+  /** Nodes with the minimum and the maximum, for metrics that several nodes measure. */
+  lowOn: readonly (string | undefined)[]
+  highOn: readonly (string | undefined)[]
+  steps: readonly (number | null)[]
+  times: readonly (number | null)[]
 }
 
-export interface Band {
+/** A failure on an axis. */
+export interface Fault {
+  /** Place in the list of the job's failures, from 1. */
+  number: number
   incidentId: string
   cause: string
+  /** Over steps: the repeated steps. Over time: from the failure until training has reached the same step again. */
   from: number
   to: number
 }
 
-/** Where failures lie: over steps, those that were done again; over time, from the failure until training was where it had been. */
-export function bands(incidents: readonly Incident[], axis: Axis, now: number): Band[] {
-  const made = (each: Incident, from: number | undefined, to: number | undefined): Band[] => (from === undefined || to === undefined ? [] : [{ incidentId: each.IncidentId, cause: each.Cause, from, to }])
-  return incidents.flatMap((each) => (axis === 'step' ? made(each, each.FromStep ?? each.ReachedStep, each.ReachedStep) : made(each, each.FailedAt, each.ClosedAt ?? now)))
+/** Return the failures on an axis. `now`: end of open incidents, in Unix seconds. `startedAt`: zero of elapsed time. */
+export function faultsOn(incidents: readonly Incident[], axis: Axis, now: number, startedAt = 0): Fault[] {
+  if (axis === 'tokens') return []
+  return incidents.flatMap((each, index) => {
+    const [from, to] =
+      axis === 'step'
+        ? [each.FromStep ?? each.ReachedStep, each.ReachedStep]
+        : [each.FailedAt, each.ClosedAt ?? now].map((at) => at - (axis === 'elapsed' ? startedAt : 0))
+    if (from === undefined || to === undefined) return []
+    return [{ number: index + 1, incidentId: each.IncidentId, cause: each.Cause, from, to }]
+  })
 }
 
-/** Whether there is anything between the first and the last place: around a single one, a plot makes room as it likes. */
-export const isSpan = (x: readonly number[]): boolean => x.length > 0 && x[0] !== x.at(-1)
+/** Return the times at which training stopped for any reason: a pause, a preemption, a recovery. Unix seconds. */
+export const standstills = (transitions: TrainingJob['SecondaryStatusTransitions'] = []): number[] =>
+  transitions
+    .filter((each, index) => each.State !== 'running' && transitions[index - 1]?.State === 'running')
+    .map((each) => each.StartTime)
 
-/** What of its places a chart shows, by its scale; undefined: all of them. */
-export function windowOf(axis: Axis, scale: { min?: number | null; max?: number | null }, x: readonly number[]): Window | undefined {
-  const { min, max } = scale
-  if (min === undefined || max === undefined || min === null || max === null || !isSpan(x)) return undefined
-  return min !== x[0] || max !== x.at(-1) ? { axis, from: min, to: max } : undefined
+/** Return the time of the first value of any metric, in Unix seconds. */
+export const startOf = (metrics: Logged): number =>
+  [...metrics.values()].reduce((least, each) => Math.min(least, each.Times[0] ?? least), Infinity)
+
+/** Return the name of the metric that counts tokens, if the script logs one. */
+export const tokensMetric = (names: readonly string[]): string | undefined =>
+  names.find((name) => /(^|[/_])(tokens|tokens_seen|tokens_total|total_tokens|num_tokens|consumed_tokens)$/i.test(name))
+
+/** Return a function from a step to the number of tokens, by linear interpolation. null outside the logged steps. */
+export function tokensAt(counted: MetricDataResult | undefined): (step: number) => number | null {
+  if (!counted) return () => null
+  const { LastSteps: steps, LastValues: values } = counted
+  return (step) => {
+    const after = lowerBound(steps, step)
+    const high = finite(values[after])
+    if (high === null || steps[after] === step) return high
+    const low = finite(values[after - 1])
+    if (low === null) return null
+    return low + ((high - low) * (step - steps[after - 1]!)) / (steps[after]! - steps[after - 1]!)
+  }
 }
 
-/** Whether more can be seen of a window than is drawn: a point in it joins several steps. */
-export function isCoarse(points: readonly Point[], window: Window): boolean {
-  return points.some((point) => point.firstStep < point.step && touches(point, window))
+/** Return the first place in a rising list whose value is at least `wanted`, or the list's length. */
+export function lowerBound(list: readonly number[], wanted: number): number {
+  let [from, to] = [0, list.length]
+  while (from < to) {
+    const middle = (from + to) >> 1
+    if (list[middle]! < wanted) from = middle + 1
+    else to = middle
+  }
+  return from
 }
 
-/** Finer points, in order of steps, in place of those that say something of the same steps. */
-export function joined(points: readonly Point[], detail: readonly Point[]): Point[] {
-  if (!detail.length) return [...points]
-  const [from, to] = [detail[0]!.firstStep, detail.at(-1)!.step]
-  const outside = points.filter((point) => point.step < from || point.firstStep > to)
-  return [...outside, ...detail].sort((a, b) => a.step - b.step)
+const finite = (value: number | string | null | undefined): number | null =>
+  typeof value === 'number' && Number.isFinite(value) ? value : null
+
+interface Scale {
+  axis: Axis
+  /** Unix seconds at which a gap begins. Only over time. */
+  gaps?: readonly number[]
+  /** Zero of elapsed time, in Unix seconds. */
+  startedAt?: number
+  /** From a step to tokens. */
+  tokens?: (step: number) => number | null
 }
 
-function touches(point: Point, window: Window): boolean {
-  return window.axis === 'wall' ? window.from <= point.at && point.at <= window.to : point.step >= window.from && point.firstStep <= window.to
+/** Return one metric as a line over an axis. */
+export function series(metric: MetricDataResult, { axis, gaps = [], startedAt = 0, tokens }: Scale): Series {
+  const isTime = axis === 'wall' || axis === 'elapsed'
+  const shift = axis === 'elapsed' ? startedAt : 0
+  const position = (index: number): number | null => {
+    if (isTime) return metric.Times[index]! - shift
+    return axis === 'tokens' ? (tokens?.(metric.LastSteps[index]!) ?? null) : metric.LastSteps[index]!
+  }
+  const rows: { x: number; index?: number }[] = []
+  let next = 0
+  const breaks = isTime ? [...gaps, ...silences(metric.Times)].sort((a, b) => a - b) : []
+  metric.Steps.forEach((_, index) => {
+    const x = position(index)
+    if (x === null) return
+    while (next < breaks.length && breaks[next]! - shift < x) {
+      const at = breaks[next++]! - shift
+      const before = rows.at(-1)
+      if (before) rows.push({ x: at > before.x ? at : (before.x + x) / 2 })
+    }
+    rows.push({ x, index })
+  })
+  const column = <T>(of: (index: number) => T): (T | null)[] =>
+    rows.map((row) => (row.index === undefined ? null : of(row.index)))
+  const node = (ids: readonly string[]) =>
+    rows.map((row) => (row.index === undefined ? undefined : ids[row.index] || undefined))
+  return {
+    x: rows.map((row) => row.x),
+    y: column((index) => finite(metric.Means[index])),
+    low: column((index) => finite(metric.Minimums[index])),
+    high: column((index) => finite(metric.Maximums[index])),
+    lowOn: node(metric.MinimumNodeIds),
+    highOn: node(metric.MaximumNodeIds),
+    steps: column((index) => metric.LastSteps[index]!),
+    times: column((index) => metric.Times[index]!),
+  }
 }
 
-const finite = (value: Values[string] | undefined): number | null => (typeof value === 'number' && Number.isFinite(value) ? value : null)
+/** A longer pause between two points than this many usual ones is a gap. */
+const SILENCE_FACTOR = 10
+const MIN_SILENCE_SECONDS = 60
 
-/** A moment from which on nothing can have been logged. */
-export type Gap = Pick<Band, 'from'>
-
-/** When a job stopped training, whatever for: paused, preempted, queued, or being recovered. */
-export const standstills = (transitions: TrainingJob['SecondaryStatusTransitions'] = []): Gap[] =>
-  transitions.filter((each, index) => each.State !== 'running' && transitions[index - 1]?.State === 'running').map((each) => ({ from: each.StartTime }))
-
-/** What was logged by one name. Over time, it is shown when it was logged, with a gap for each failure and for whatever else training stood still for. */
-export function series(points: readonly Point[], name: string, axis: Axis, failures: readonly Gap[] = []): Series {
-  const mine = points.filter((point) => Object.hasOwn(point.values, name))
-  const rows: Row[] = axis === 'step' ? mine.map((point) => ({ x: point.step, point })) : overTime(mine, failures)
-  const column = (of: 'values' | 'least' | 'most') => rows.map((row) => finite(row.point?.[of][name]))
-  const nodes = (of: 'leastOn' | 'mostOn') => rows.map((row) => row.point?.[of]?.[name] || undefined)
-  return { x: rows.map((row) => row.x), values: column('values'), least: column('least'), most: column('most'), leastOn: nodes('leastOn'), mostOn: nodes('mostOn') }
+/** Return the starts of pauses that are much longer than usual, for example while no control plane ran. */
+function silences(times: readonly number[]): number[] {
+  const pauses = times.slice(1).map((at, index) => at - times[index]!)
+  const usual = pauses.toSorted((a, b) => a - b)[pauses.length >> 1] ?? 0
+  const most = Math.max(MIN_SILENCE_SECONDS, SILENCE_FACTOR * usual)
+  return pauses.flatMap((pause, index) => (pause > most ? [times[index]! + usual] : []))
 }
 
-interface Row {
-  x: number
-  point?: Point
+/** Return whether a window has more points than the response: one of its points joins several steps. */
+export function isCoarse(metrics: Logged, window: Window): boolean {
+  return [...metrics.values()].some((metric) =>
+    metric.LastSteps.some((last, index) => metric.Steps[index]! < last && touches(metric, index, window)),
+  )
 }
 
-function overTime(points: readonly Point[], failures: readonly Gap[]): Row[] {
-  const rows: Row[] = points.map((point) => ({ x: point.at, point }))
-  return [...rows, ...failures.map((band) => ({ x: band.from }))].sort((a, b) => a.x - b.x)
+function touches(metric: MetricDataResult, index: number, { axis, from, to }: Window): boolean {
+  if (axis === 'wall') return from <= metric.Times[index]! && metric.Times[index]! <= to
+  return metric.LastSteps[index]! >= from && metric.Steps[index]! <= to
 }
 
-/** Of all metrics, in the order of the alphabet. */
-export const namesIn = (points: readonly Point[]): string[] => [...new Set(points.flatMap((point) => Object.keys(point.values)))].sort()
+/** Return the metrics with the finer points of a window in place of the points that cover the same steps. */
+export function detailed(metrics: Logged, detail: Logged): Logged {
+  return new Map([...metrics].map(([name, metric]) => [name, refined(metric, detail.get(name))]))
+}
 
-/** Every point, one a line. */
-export function csv(points: readonly Point[]): string {
-  const names = namesIn(points)
+function refined(metric: MetricDataResult, finer: MetricDataResult | undefined): MetricDataResult {
+  if (!finer?.Steps.length) return metric
+  const before = lowerBound(metric.LastSteps, finer.Steps[0]!)
+  const after = lowerBound(metric.Steps, finer.LastSteps.at(-1)! + 1)
+  const joined = { ...metric }
+  for (const column of COLUMNS) {
+    const outside = [metric[column].slice(0, before), metric[column].slice(after)]
+    Object.assign(joined, { [column]: [...outside[0]!, ...finer[column], ...outside[1]!] })
+  }
+  return joined
+}
+
+/** Return all means, one row per step. */
+export function csv(metrics: Logged): string {
+  const names = [...metrics.keys()].toSorted()
+  const rows = new Map<number, { at: number; values: Map<string, unknown> }>()
+  for (const name of names) {
+    const metric = metrics.get(name)!
+    metric.LastSteps.forEach((step, index) => {
+      const row = rows.get(step) ?? { at: metric.Times[index]!, values: new Map() }
+      row.values.set(name, metric.Means[index])
+      rows.set(step, row)
+    })
+  }
   const quoted = (text: string) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)
-  return [['step', 'time', ...names.map(quoted)], ...points.map((point) => [point.step, new Date(point.at * 1000).toISOString(), ...names.map((name) => point.values[name] ?? '')])].map((row) => row.join(',') + '\n').join('')
+  const lines = [...rows]
+    .toSorted(([a], [b]) => a - b)
+    .map(([step, { at, values }]) =>
+      [step, new Date(at * 1000).toISOString(), ...names.map((name) => values.get(name) ?? '')].join(','),
+    )
+  return [['step', 'time', ...names.map(quoted)].join(','), ...lines].map((line) => `${line}\n`).join('')
 }

@@ -1,48 +1,83 @@
-/** What Everstep measures of a job itself, beside what its script logs. Pure. */
-import { bytes } from './format'
-import { namesIn, type Point, type Series } from './metrics'
+/** Names, units and groups of metrics: those that the script logs, and those that Everstep measures. Pure. */
+import { figure, type Unit } from './chart'
+import type { Series } from './metrics'
 
 const PREFIX = 'everstep/'
 
-/** In the order in which they are shown; others of our names come after these. */
-const TITLES: Record<string, string> = {
-  'everstep/step_seconds': 'Step time, seconds',
-  'everstep/snapshot_blocked_seconds': 'Held up by the snapshot, seconds a step',
-  'everstep/replicate_seconds': 'From a step to its last verified copy, seconds',
-  'everstep/replica_bytes_per_second': 'Replicas a node sends, bytes/s',
-  'everstep/network_bytes_per_second': 'Network of a node, bytes/s',
-  'everstep/memory_used_bytes': 'Memory of a node in use',
-  'everstep/rank_memory_bytes': 'Memory of the largest rank of a node',
-  'everstep/gpu_percent': 'GPUs busy, % of a node',
-  'everstep/gpu_least_percent': 'Idlest GPU of a node, % busy',
+interface Own {
+  title: string
+  group: string
 }
-const ORDER = Object.keys(TITLES)
 
-export const titleOf = (name: string): string => TITLES[name] ?? name
+const STEPS = 'Steps and protection'
+const NODES = 'Nodes'
+/** The metrics that Everstep measures, in the order of the page. */
+const OWN: Record<string, Own> = {
+  'everstep/step_seconds': { title: 'Time per step', group: STEPS },
+  'everstep/snapshot_blocked_seconds': { title: 'Snapshot: blocked time per step', group: STEPS },
+  'everstep/replicate_seconds': { title: 'Time until all copies are verified', group: STEPS },
+  'everstep/replica_bytes_per_second': { title: 'Replica traffic sent, per node', group: STEPS },
+  'everstep/gpu_percent': { title: 'GPU utilization, per node', group: NODES },
+  'everstep/gpu_least_percent': { title: 'Least utilized GPU of a node', group: NODES },
+  'everstep/network_bytes_per_second': { title: 'Network traffic, per node', group: NODES },
+  'everstep/memory_used_bytes': { title: 'Memory in use, per node', group: NODES },
+  'everstep/rank_memory_bytes': { title: 'Memory of the largest rank, per node', group: NODES },
+}
+const ORDER = Object.keys(OWN)
 
-const isOurs = (name: string): boolean => name.startsWith(PREFIX)
+export const titleOf = (name: string): string => OWN[name]?.title ?? name
 
-/** What the script logged. */
-export const scriptNames = (points: readonly Point[]): string[] => namesIn(points).filter((name) => !isOurs(name))
+export const isOwn = (name: string): boolean => name.startsWith(PREFIX)
 
-/** What Everstep measured, in the order in which it is shown. */
-export function ownNames(points: readonly Point[]): string[] {
+/** Return what a metric counts, by the end of its name. */
+export function unitOf(name: string): Unit {
+  if (/_bytes_per_(second|sec)$/.test(name)) return 'bytes/s'
+  if (name.endsWith('_bytes')) return 'bytes'
+  if (/_(seconds|secs)$/.test(name)) return 'seconds'
+  return name.endsWith('_percent') ? 'percent' : 'number'
+}
+
+export interface Group {
+  title: string
+  names: string[]
+}
+
+/** The title of metrics whose names have no prefix. */
+export const UNPREFIXED = 'Logged by the script'
+
+/** Return metrics by the prefix of their names (train/, eval/), then those that Everstep measures, by subject. */
+export function groups(names: readonly string[]): Group[] {
+  const found = new Map<string, string[]>()
+  const prefix = (name: string) => (name.includes('/') ? name.slice(0, name.indexOf('/')) : UNPREFIXED)
+  for (const name of names.filter((each) => !isOwn(each)).toSorted()) {
+    found.set(prefix(name), [...(found.get(prefix(name)) ?? []), name])
+  }
   const rank = (name: string) => (ORDER.indexOf(name) + ORDER.length + 1) % (ORDER.length + 1)
-  return namesIn(points).filter(isOurs).sort((a, b) => rank(a) - rank(b) || a.localeCompare(b))
+  const own = names.filter(isOwn).toSorted((a, b) => rank(a) - rank(b) || a.localeCompare(b))
+  for (const title of [STEPS, NODES]) {
+    const mine = own.filter((name) => (OWN[name]?.group ?? NODES) === title)
+    if (mine.length) found.set(title, mine)
+  }
+  const first = (title: string) => Number(title !== UNPREFIXED)
+  return [...found].map(([title, each]) => ({ title, names: each })).sort((a, b) => first(a.title) - first(b.title))
 }
 
-/** The nodes between which all others are, by the newest point that names any; undefined where one node alone was heard, or all say the same. */
-export function extremes(name: string, of: Series): { median: string; least: { node: string; value: string }; most: { node: string; value: string } } | undefined {
-  const at = of.leastOn.findLastIndex((node) => node !== undefined)
-  const [least, most, median] = [of.least[at], of.most[at], of.values[at]]
-  const [leastOn, mostOn] = [of.leastOn[at], of.mostOn[at]]
-  if (least === undefined || least === null || most === undefined || most === null || median === undefined || median === null || leastOn === undefined || mostOn === undefined || least === most) return undefined
-  return { median: figure(name, median), least: { node: leastOn, value: figure(name, least) }, most: { node: mostOn, value: figure(name, most) } }
+interface Extreme {
+  node: string
+  value: string
 }
 
-function figure(name: string, value: number): string {
-  if (name.endsWith('_bytes_per_second')) return `${bytes(Math.round(value))}/s`
-  if (name.endsWith('_bytes')) return bytes(Math.round(value))
-  const rounded = String(Number(value.toPrecision(3)))
-  return name.endsWith('_percent') ? `${rounded} %` : name.endsWith('_seconds') ? `${rounded} s` : rounded
+/** Return the nodes with the least and the greatest value at the newest point that names nodes. */
+export function extremes(name: string, of: Series): { median: string; least: Extreme; most: Extreme } | undefined {
+  const at = of.lowOn.findLastIndex((node) => node !== undefined)
+  const [least, most, median] = [of.low[at], of.high[at], of.y[at]]
+  const [leastOn, mostOn] = [of.lowOn[at], of.highOn[at]]
+  if (least == null || most == null || median == null || leastOn === undefined || mostOn === undefined) return undefined
+  if (least === most) return undefined
+  const words = (value: number) => figure(value, unitOf(name))
+  const [lowest, highest] = [
+    { node: leastOn, value: words(least) },
+    { node: mostOn, value: words(most) },
+  ]
+  return { median: words(median), least: lowest, most: highest }
 }

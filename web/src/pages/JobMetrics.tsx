@@ -1,101 +1,172 @@
-/** What the script logged and what Everstep measures, one chart a name, over steps or time, with failures as bands. */
-import { Button, SegmentedControl, useComputedColorScheme } from '@mantine/core'
-import { useQuery } from '@tanstack/react-query'
-import { useCallback, useMemo, useState } from 'react'
-import { Link, useSearchParams } from 'react-router'
+/** The Metrics tab of a job: one chart per metric, grouped, over steps, time or tokens, beside those of other jobs. */
+import { useComputedColorScheme } from '@mantine/core'
+import { useQueries, useQuery } from '@tanstack/react-query'
+import { useCallback, useEffect, useMemo } from 'react'
+import { Link } from 'react-router'
 
-import { metricsQuery } from '../api/metrics'
 import { useJobAddress } from '../api/addresses'
-import { incidentsQuery } from '../api/queries'
+import { metricsQuery } from '../api/metrics'
+import { incidentsQuery, jobQuery, jobsQuery } from '../api/queries'
 import { MetricChart } from '../charts/MetricChart'
+import type { View } from '../charts/Plot'
 import type { TrainingJob } from '../contract'
-import { clock, count } from '../model/format'
-import { bands, csv, isCoarse, joined, series, standstills, type Axis, type Point, type Series, type Window } from '../model/metrics'
-import { extremes, ownNames, scriptNames, titleOf } from '../model/ownMetrics'
+import type { Logged } from '../model/changes'
+import { positionWords, rangeOf, rangeParameters, type Range, type Zone } from '../model/chart'
+import {
+  csv,
+  detailed,
+  faultsOn,
+  isCoarse,
+  series,
+  standstills,
+  startOf,
+  tokensAt,
+  tokensMetric,
+} from '../model/metrics'
+import type { Axis, Fault, Window } from '../model/metrics'
+import { extremes, groups, isOwn, titleOf, unitOf } from '../model/ownMetrics'
 import { causeWords } from '../model/verdict'
+import { useAddress } from '../parts/address'
 import { Empty, NodeLink, Shown, useNow } from '../parts/Basics'
 import { download } from '../parts/download'
+import { useKept } from '../parts/kept'
+import { MetricControls } from '../parts/MetricControls'
+import { DifferenceTable, RunChips } from '../parts/RunComparison'
+import { METRICS } from '../words/metrics'
+import '../styles/charts.css'
 
-const MOST_TOLD = 12
-const NONE: Point[] = []
+const MAX_COMPARED = 7
+const MAX_FAULTS = 12
+const COMPARED_REFRESH_MS = 15_000
+const NONE: Logged = new Map()
+
+/** One run whose metrics are drawn. */
+interface Run {
+  name: string
+  colour: number
+  metrics: Logged
+  startedAt: number
+  tokens: (step: number) => number | null
+  gaps: readonly number[]
+}
+
+const runOf = (name: string, colour: number, metrics: Logged, gaps: readonly number[] = []): Run => ({
+  name,
+  colour,
+  metrics,
+  startedAt: startOf(metrics),
+  tokens: tokensAt(metrics.get(tokensMetric([...metrics.keys()]) ?? '')),
+  gaps,
+})
 
 export default function MetricsTab({ job }: { job: TrainingJob }) {
-  const [search, setSearch] = useSearchParams()
+  const [search, set] = useAddress()
   const address = useJobAddress(job)
   const query = useQuery(metricsQuery(address))
-  const incidents = useQuery(incidentsQuery(address)).data
   const scheme = useComputedColorScheme('light')
-  const now = useNow()
-  const axis: Axis = search.get('axis') === 'wall' ? 'wall' : 'step'
-  const [seen, setSeen] = useState<Window>()
-  const onWindow = useCallback((window?: Window) => setSeen((before) => (before?.axis === window?.axis && before?.from === window?.from && before?.to === window?.to ? before : window)), [])
-  const window = seen?.axis === axis && isCoarse(query.data ?? NONE, seen) ? seen : undefined
-  const detail = useQuery({ ...metricsQuery(address, window), enabled: window !== undefined }).data
-  const points = useMemo(() => (window && detail ? joined(query.data ?? NONE, detail) : (query.data ?? NONE)), [query.data, detail, window])
-  const mine = useMemo(() => (incidents ?? []).filter((each) => each.RunId === job.RunId), [incidents, job.RunId])
-  const isOpen = mine.some((each) => each.ClosedAt === undefined)
-  const failures = useMemo(() => bands(mine, axis, now), [mine, axis, isOpen && now])
-  const gaps = useMemo(() => [...failures, ...standstills(job.SecondaryStatusTransitions)], [failures, job.SecondaryStatusTransitions])
-  const [script, own] = useMemo(() => {
-    const lines = (names: string[]) => names.map((name) => ({ name, of: series(points, name, axis, gaps) }))
-    return [lines(scriptNames(points)), lines(ownNames(points))] as const
-  }, [points, axis, gaps])
+  const [zoneText, keepZone] = useKept('everstep-zone')
+  const [pinnedText, keepPinned] = useKept('everstep-pinned-metrics')
+  const metrics = query.data?.metrics ?? NONE
+  const names = useMemo(() => [...metrics.keys()], [metrics])
+  const hasTokens = tokensMetric(names) !== undefined
+  const axes: readonly Axis[] = ['step', 'wall', 'elapsed', ...(hasTokens ? (['tokens'] as const) : [])]
+  const axis = axes.find((each) => each === search.get('axis')) ?? 'step'
+  const range = useMemo(() => rangeOf(search), [search])
+  const smoothing = Math.min(0.999, Math.max(0, Number(search.get('smooth')) || 0))
+  const isLog = search.get('log') === '1'
+  const zone: Zone = zoneText === 'local' ? 'local' : 'utc'
+  const view = useMemo<View>(() => ({ axis, zone, isLog, smoothing, range }), [axis, zone, isLog, smoothing, range])
+  const onRange = useCallback((to: Range | undefined) => set(rangeParameters(to, axis)), [axis, set])
+
+  const asked = (search.get('with') ?? '').split(',').filter((name) => name && name !== address)
+  const compared = asked.slice(0, MAX_COMPARED)
+  const refresh = { refetchInterval: COMPARED_REFRESH_MS }
+  const others = useQueries({ queries: compared.map((name) => ({ ...metricsQuery(name), ...refresh })) })
+  const otherJobs = useQueries({ queries: compared.map((name) => ({ ...jobQuery(name), ...refresh })) })
+  const jobs = useQuery({ ...jobsQuery, refetchInterval: false }).data ?? []
+  const choices = jobs
+    .map((each) => each.TrainingJobName)
+    .filter((name) => name !== job.TrainingJobName && !compared.includes(name))
+
+  const startedAt = useMemo(() => startOf(metrics), [metrics])
+  const window = windowOf(axis, range, startedAt)
+  const isFine = window === undefined || !isCoarse(metrics, window)
+  const detail = useQuery({ ...metricsQuery(address, window), enabled: !isFine }).data?.metrics
+  const { faults, gaps } = useFailures(job, address, axis, startedAt)
+  const otherData = others.map((each) => each.data?.metrics)
+  // The list of dependencies has the same length in every render.
+  const padded = Array.from({ length: MAX_COMPARED }, (_, index) => otherData[index])
+  const runs = useMemo(() => {
+    const own = !isFine && detail ? detailed(metrics, detail) : metrics
+    const more = compared.map((name, index) => runOf(name, index + 2, otherData[index] ?? NONE))
+    return [runOf(job.TrainingJobName, 1, own, gaps), ...more]
+  }, [job.TrainingJobName, metrics, isFine, detail, gaps, compared.join(), ...padded])
+
+  const filter = search.get('q') ?? ''
+  const pinned = pinnedText.split('\n').filter(Boolean)
+  const all = useMemo(() => [...new Set(runs.flatMap((run) => [...run.metrics.keys()]))], [runs])
+  const wanted = all.filter((name) => `${name} ${titleOf(name)}`.toLowerCase().includes(filter.toLowerCase()))
+  const alone = wanted.find((name) => name === search.get('chart'))
+  const first = wanted.filter((name) => pinned.includes(name))
+  const sections = alone
+    ? [{ title: '', names: [alone] }]
+    : [
+        ...(first.length ? [{ title: METRICS.pinned, names: first }] : []),
+        ...groups(wanted.filter((name) => !pinned.includes(name))),
+      ]
+  useEscape(alone !== undefined, () => set({ chart: '' }))
+  const pin = (name: string) => {
+    const rest = pinned.filter((each) => each !== name)
+    keepPinned((rest.length < pinned.length ? rest : [...pinned, name]).join('\n'))
+  }
+  const described = [job, ...otherJobs.flatMap((each) => each.data ?? [])]
+
   return (
     <Shown query={query}>
       {() =>
-        points.length ? (
+        all.length ? (
           <div className="stack">
-            <div className="row between">
-              <SegmentedControl
-                size="xs"
-                aria-label="Over"
-                value={axis}
-                onChange={(value) => setSearch(value === 'wall' ? { axis: 'wall' } : {}, { replace: true, preventScrollReset: true })}
-                data={[{ value: 'step', label: 'Steps' }, { value: 'wall', label: 'Time' }]}
+            <MetricControls
+              {...{ axis, axes, range, smoothing, isLog, zone, filter, set, onRange }}
+              jobs={compared.length < MAX_COMPARED ? choices : []}
+              onZone={keepZone}
+              onCompare={(name) => set({ with: [...compared, name].join(',') })}
+              onCsv={() => download(`${job.TrainingJobName}-metrics.csv`, [csv(metrics)], 'text/csv')}
+            />
+            {compared.length > 0 && (
+              <RunChips
+                runs={runs.map((run, index) => ({ ...run, hasFailed: index > 0 && others[index - 1]?.isError }))}
+                onRemove={(name) => set({ with: compared.filter((each) => each !== name).join(',') })}
               />
-              <Button size="xs" variant="default" onClick={() => download(`${job.TrainingJobName}-metrics.csv`, [csv(points)], 'text/csv')}>
-                CSV
-              </Button>
-            </div>
-            {own.length > 0 && <h2>What the script logs</h2>}
-            {!script.length && <p className="dim">Nothing yet: <code>session.log(loss=loss.item())</code> in the training loop, on rank 0.</p>}
-            <div className="charts">
-              {script.map(({ name, of }) => (
-                <section className="card" key={name}>
-                  <MetricChart name={name} axis={axis} of={of} bands={failures} scheme={scheme} onWindow={onWindow} />
-                </section>
-              ))}
-            </div>
-            {own.length > 0 && (
-              <section className="stack" aria-labelledby="own-metrics">
-                <h2 id="own-metrics">What Everstep measures</h2>
-                <div className="charts">
-                  {own.map(({ name, of }) => (
-                    <section className="card" key={name}>
-                      <MetricChart name={titleOf(name)} axis={axis} of={of} bands={failures} scheme={scheme} onWindow={onWindow} />
-                      <Extremes name={name} of={of} fleet={job.FleetName} />
-                    </section>
+            )}
+            {sections.map((group) => (
+              <section key={group.title} aria-label={group.title || titleOf(alone ?? '')}>
+                {group.title && <h2>{group.title}</h2>}
+                <div className={alone ? 'charts alone' : 'charts'}>
+                  {group.names.map((name) => (
+                    <Panel
+                      key={name}
+                      {...{ name, runs, faults, view, scheme, onRange }}
+                      fleet={job.FleetName}
+                      isPinned={pinned.includes(name)}
+                      isMaximised={name === alone}
+                      onPin={() => pin(name)}
+                      onMaximise={() => set({ chart: name === alone ? '' : name })}
+                    />
                   ))}
                 </div>
-                <p className="dim">Means of about five seconds. The line is the median of the nodes, the shade reaches from the least to the most of them; whose those are is in the legend below the cursor.</p>
               </section>
-            )}
+            ))}
+            {!wanted.length && <p className="dim">{METRICS.noMatch}</p>}
+            {compared.length > 0 && <DifferenceTable jobs={described} />}
+            <FaultList faults={faults} axis={axis} zone={zone} />
             <p className="dim">
-              {axis === 'wall' ? 'Bands: from a failure until training was where it had been; times in UTC.' : 'Bands: steps done again after a failure.'} A point of a long run is the mean of several steps, between their least and their most. Drag to zoom, in all charts at once, until every step is there; double click for all.
+              {METRICS.help} {wanted.some(isOwn) && METRICS.ownHelp}
             </p>
-            {failures.length > 0 && (
-              <ul className="plain row" aria-label="Failures in these charts">
-                {failures.slice(-MOST_TOLD).map((band) => (
-                  <li key={band.incidentId}>
-                    <Link to={`/incidents/${encodeURIComponent(band.incidentId)}`}>{causeWords(band.cause)}</Link> <span className="dim">{axis === 'wall' ? clock(band.from) : `step ${count(band.to)}`}</span>
-                  </li>
-                ))}
-              </ul>
-            )}
           </div>
         ) : (
-          <Empty title="Nothing has been logged" command={'session.log(loss=loss.item())  # in the training loop, on rank 0'}>
-            What rank 0 logs is drawn here.
+          <Empty title={METRICS.empty.title} command={METRICS.empty.command}>
+            {METRICS.empty.text}
           </Empty>
         )
       }
@@ -103,14 +174,100 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
   )
 }
 
-/** Which nodes stand out, by the newest point. */
-function Extremes({ name, of, fleet }: { name: string; of: Series; fleet: string }) {
-  const found = extremes(name, of)
-  return (
-    found && (
-      <p className="dim extremes">
-        Least {found.least.value} on <NodeLink id={found.least.node} fleet={fleet} />, median {found.median}, most {found.most.value} on <NodeLink id={found.most.node} fleet={fleet} />
-      </p>
-    )
+/** Return the part of the metrics to ask for in full resolution, for a zoomed axis. */
+function windowOf(axis: Axis, range: Range | undefined, startedAt: number): Window | undefined {
+  if (!range || !('from' in range) || axis === 'tokens') return undefined
+  const shift = axis === 'elapsed' ? startedAt : 0
+  return { axis: axis === 'step' ? 'step' : 'wall', from: range.from + shift, to: range.to + shift }
+}
+
+interface Failures {
+  faults: Fault[]
+  /** Unix seconds at which training stopped. */
+  gaps: number[]
+}
+
+/** Return the failures on the axis, and the times at which training stopped. */
+function useFailures(job: TrainingJob, address: string, axis: Axis, startedAt: number): Failures {
+  const incidents = useQuery(incidentsQuery(address)).data
+  const mine = useMemo(() => (incidents ?? []).filter((each) => each.RunId === job.RunId), [incidents, job.RunId])
+  const now = useNow()
+  const until = mine.some((each) => each.ClosedAt === undefined) ? now : 0
+  const faults = useMemo(() => faultsOn(mine, axis, until, startedAt), [mine, axis, until, startedAt])
+  const transitions = job.SecondaryStatusTransitions
+  const gaps = useMemo(() => [...mine.map((each) => each.FailedAt), ...standstills(transitions)], [mine, transitions])
+  return { faults, gaps }
+}
+
+interface PanelProps {
+  name: string
+  runs: readonly Run[]
+  faults: readonly Fault[]
+  view: View
+  scheme: string
+  fleet: string
+  isPinned: boolean
+  isMaximised: boolean
+  onPin: () => void
+  onMaximise: () => void
+  onRange: (range: Range | undefined) => void
+}
+
+/** The chart of one metric, with one line per run. */
+function Panel({ name, runs, fleet, ...chart }: PanelProps) {
+  const { axis } = chart.view
+  const lines = useMemo(
+    () =>
+      runs.flatMap(({ name: label, colour, metrics, ...scale }) => {
+        const metric = metrics.get(name)
+        return metric ? [{ label, colour, of: series(metric, { axis, ...scale }) }] : []
+      }),
+    [runs, name, axis],
   )
+  const found = lines.length === 1 ? extremes(name, lines[0]!.of) : undefined
+  const words = METRICS.extremes
+  return (
+    <MetricChart title={titleOf(name)} unit={unitOf(name)} lines={lines} {...chart}>
+      {found && (
+        <p className="dim extremes">
+          <span>
+            {words.least} <NodeLink id={found.least.node} fleet={fleet} />
+          </span>
+          <span>
+            {words.most} <NodeLink id={found.most.node} fleet={fleet} />
+          </span>
+        </p>
+      )}
+    </MetricChart>
+  )
+}
+
+/** The numbered failures, the newest first, as links to their incidents. */
+function FaultList({ faults, axis, zone }: { faults: readonly Fault[]; axis: Axis; zone: Zone }) {
+  if (!faults.length) return null
+  const shown = faults.slice(-MAX_FAULTS).toReversed()
+  return (
+    <section className="card">
+      <h2>{METRICS.faults.title}</h2>
+      <ul className="plain faults" aria-label={METRICS.faults.title}>
+        {shown.map((fault) => (
+          <li key={fault.incidentId}>
+            <span className="number">{fault.number}</span>
+            <Link to={`/incidents/${encodeURIComponent(fault.incidentId)}`}>{causeWords(fault.cause)}</Link>
+            <span className="dim">{positionWords(axis, axis === 'step' ? fault.to : fault.from, zone)}</span>
+          </li>
+        ))}
+      </ul>
+      {shown.length < faults.length && <p className="dim">{METRICS.faults.more(faults.length - shown.length)}</p>}
+    </section>
+  )
+}
+
+function useEscape(isActive: boolean, leave: () => void): void {
+  useEffect(() => {
+    if (!isActive) return
+    const listen = (event: KeyboardEvent) => event.key === 'Escape' && !event.defaultPrevented && leave()
+    document.addEventListener('keydown', listen)
+    return () => document.removeEventListener('keydown', listen)
+  })
 }

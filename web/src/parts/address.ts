@@ -13,7 +13,7 @@ export function useAddress(): [URLSearchParams, (changes: Record<string, string>
     const next = new URLSearchParams(newest.current)
     for (const [key, value] of Object.entries(changes)) value ? next.set(key, value) : next.delete(key)
     newest.current = next
-    navigate.current(next, { replace: true })
+    navigate.current(next, { replace: true, preventScrollReset: true })
   }, [])
   return [search, set]
 }
