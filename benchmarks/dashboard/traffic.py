@@ -95,9 +95,9 @@ def _value(name: str, step: int) -> float:
     return (1.7 + 6.5 * math.exp(-step / 900)) * (1 + 0.05 * noise)
 
 
-@dataclass(slots=True)
+@dataclass
 class _Counted:
-    """Counts what the browser receives from the API."""
+    """Counts what the browser receives from the API. Playwright adds attributes to the object."""
 
     received_bytes: int = 0
     requests: Counter[str] = field(default_factory=Counter)
