@@ -19,7 +19,7 @@ from typing import Final
 
 from control_plane.core.metrics import Point
 
-BLOCK_POINTS: Final = 8
+BLOCK_POINTS: Final = 4
 _DIGEST_BYTES: Final = 8
 _ROUNDED_BYTES: Final = 2
 """Bytes of a mean's mantissa that digests ignore.

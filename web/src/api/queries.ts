@@ -10,6 +10,9 @@ const FAST_MS = 2_000
 const SLOW_MS = 10_000
 /** For what events tell, too: often only while they do not come. */
 const told = () => (stream.isOpen ? SLOW_MS : FAST_MS)
+/** Pause between two polls of figures that grow with every step. Events report changes of state at once. */
+const STEPS_MS = 4_000
+const steps = () => (stream.isOpen ? STEPS_MS : FAST_MS)
 /** What is asked for at once of what may be many; the newest come first. */
 const PAGE = 1_000
 /** Incidents of one job: as many as a timeline can tell of. */
@@ -49,10 +52,10 @@ export const jobsQuery = queryOptions({
 })
 
 export const jobQuery = (name: string) =>
-  queryOptions({ queryKey: ['job', name], queryFn: ({ signal }) => call('DescribeTrainingJob', { TrainingJobName: name }, signal), refetchInterval: FAST_MS })
+  queryOptions({ queryKey: ['job', name], queryFn: ({ signal }) => call('DescribeTrainingJob', { TrainingJobName: name }, signal), refetchInterval: steps })
 
 export const protectionQuery = (name: string) =>
-  queryOptions({ queryKey: ['protection', name], queryFn: ({ signal }) => call('DescribeProtection', { TrainingJobName: name }, signal), refetchInterval: FAST_MS })
+  queryOptions({ queryKey: ['protection', name], queryFn: ({ signal }) => call('DescribeProtection', { TrainingJobName: name }, signal), refetchInterval: steps })
 
 /** The newest incidents, the oldest of them first. */
 const incidents = (which: { TrainingJobName?: string; StatusEquals?: 'Open' }, limit: number, signal: AbortSignal): Promise<Incident[]> =>

@@ -159,7 +159,7 @@ function Fold({ job, at, error }: { job: TrainingJob; at: number; error: unknown
     return next
   }, [job.RunId, job.Boundary, at])
   const mine = incidents?.filter((each) => each.RunId === job.RunId)
-  const jobs = useQuery(jobsQuery).data
+  const jobs = useQuery({ ...jobsQuery, refetchInterval: false }).data // events renew it
   const neighbours = new Set(jobs?.filter((each) => each.FleetName === job.FleetName && each.RunId !== job.RunId).map((each) => each.RunId))
   const othersHit = hitAlike(job, openIncident(mine), open ?? [], neighbours)
   const hasLost = mine?.some((each) => each.InstanceIds?.length) ?? false

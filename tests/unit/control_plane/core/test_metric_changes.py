@@ -43,7 +43,7 @@ def test_a_recovery_that_drops_points_keeps_those_before_its_step() -> None:
     ],
 )
 def test_every_field_of_a_point_counts(change: dict) -> None:
-    assert common(POINTS, (*POINTS[:20], replace(POINTS[20], **change), *POINTS[21:])) == 16
+    assert common(POINTS, (*POINTS[:22], replace(POINTS[22], **change), *POINTS[23:])) == 20
 
 
 def test_equal_points_have_equal_digests_also_if_means_differ_by_a_rounding_error() -> None:
