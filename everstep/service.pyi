@@ -313,6 +313,15 @@ class ExecuteCommandResponse(TypedDict):
     """Whether Stdout or Stderr was truncated."""
     IsTimedOut: bool
 
+class ExportIncidentResponse(TypedDict):
+    """The post-mortem of an incident."""
+    IncidentId: str
+    Format: Literal["markdown"]
+    FileName: str
+    """A suitable name for a file with the content."""
+    Content: str
+    """The document in UTF-8, with line feeds."""
+
 class FieldChange(TypedDict):
     """The change of one field."""
     Field: str
@@ -489,6 +498,7 @@ class Incident(TypedDict):
     """A failure and its recovery."""
     IncidentId: str
     TrainingJobName: str
+    Project: str
     RunId: str
     Cause: Literal["notice", "requested", "grown", "returned", "pause_failed", "drill", "load_failed", "rank_exit", "hang", "agent_lost", "node_unreachable", "node_fault", "instance_terminated", "shrunk", "group_lost"]
     Phase: Literal["replace", "restore", "rework", "closed"]
@@ -535,6 +545,25 @@ class Incident(TypedDict):
     AcknowledgedBy: NotRequired[str]
     Acknowledgement: NotRequired[str]
     """The note of the person who acknowledged the incident."""
+    Owner: NotRequired[str]
+    """The person who takes care of the incident, as UpdateIncident sets it."""
+    Outcome: NotRequired[Literal["Open", "Recovered", "JobPaused", "JobCompleted", "JobFailed", "JobStopped"]]
+    """How the incident ended. Only in DescribeIncident."""
+    Verdict: NotRequired[str]
+    """What failed, how it ended, and what it cost, in a few sentences. Only in DescribeIncident."""
+    Actions: NotRequired[list[IncidentAction]]
+    """What a person can do now, the most urgent first. Only in DescribeIncident."""
+    Notes: NotRequired[list[Note]]
+    """At most 100 notes, oldest first. Only in DescribeIncident."""
+
+class IncidentAction(TypedDict):
+    """Something that a person can do about an incident now."""
+    Urgency: Literal["Now", "Later", "Optional"]
+    """Now: the job makes no progress until a person acts. Later: the fleet lacks a node until a person acts."""
+    Description: str
+    """One or two sentences in the imperative."""
+    Command: str
+    """The command for the first step."""
 
 class InitialCheckpoint(TypedDict):
     """A complete checkpoint of another job. Exactly one of TrainingJobName and RunId must be set in a request."""
@@ -610,6 +639,11 @@ class ListProjectQuotasResponse(TypedDict):
     Quotas: list[ProjectQuota]
     NextToken: NotRequired[str]
 
+class ListSimilarIncidentsResponse(TypedDict):
+    """Incidents of the same cause and project as a given one."""
+    Incidents: list[SimilarIncident]
+    """The most similar first: a shared instance, then a shared instance type, then the same fleet, then the newest."""
+
 class ListTokensResponse(TypedDict):
     """A page of tokens, oldest first."""
     Tokens: list[Token]
@@ -619,6 +653,11 @@ class ListTrainingJobNodesResponse(TypedDict):
     """A page of nodes that worked for a job, by start time."""
     Nodes: list[TrainingJobNode]
     NextToken: NotRequired[str]
+
+class ListTrainingJobNotesResponse(TypedDict):
+    """The notes of a job, without the notes of its incidents."""
+    Notes: list[Note]
+    """At most 100 notes, oldest first."""
 
 class ListTrainingJobRevisionsResponse(TypedDict):
     """A page of a job's revisions, oldest first."""
@@ -753,6 +792,14 @@ class NodeMemory(TypedDict):
     """Memory limit of the cgroup of agent and ranks. Absent if no cgroup limit is below the machine's memory."""
     Ranks: list[RankMemory]
     """Memory of the running ranks, by rank."""
+
+class Note(TypedDict):
+    """A note that a person has written about a job or an incident. A note never changes."""
+    NoteId: int
+    Author: str
+    """Description and id of the author's token."""
+    CreationTime: datetime
+    Text: str
 
 class OutputDataConfig(TypedDict):
     """Location in S3 where the job's outputs are stored."""
@@ -957,6 +1004,23 @@ class ShardProtection(TypedDict):
     """Holders of the shard. The owner's node is the first. With parity, the other holders are the other nodes of the group, which keep a share of the shard."""
     Reason: str
     """Reason why a holder is out of view, slow or unreachable, or why the owner or a holder refuses snapshots. Empty without such a problem."""
+
+class SimilarIncident(TypedDict):
+    """An incident of the same cause and project as a given one."""
+    IncidentId: str
+    TrainingJobName: str
+    RunId: str
+    FleetName: str
+    OpenedAt: datetime
+    ClosedAt: NotRequired[datetime]
+    Outcome: Literal["Open", "Recovered", "JobPaused", "JobCompleted", "JobFailed", "JobStopped"]
+    """How the incident ended."""
+    Decision: str
+    LostSteps: NotRequired[int]
+    """Number of steps that training had to repeat."""
+    FaultedInstanceIds: list[str]
+    Likeness: list[Literal["Instance", "InstanceType", "Fleet"]]
+    """What both incidents share besides cause and project, the closest likeness first."""
 
 class SourceConfig(TypedDict):
     """The user's code."""
@@ -1375,6 +1439,8 @@ class EverstepClient(Protocol):
         """Request a checkpoint in S3 of the newest committed step of a running job, or of the next one. With the strategies Strawman, HighFreq and CheckFreq, the checkpoint is of a step that the ranks have not finished yet. While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the job has no checkpoint of its newest step and cannot make one. The job is then not running, has the strategy None, or has the strategy Everstep and no committed step."""
     def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ..., ExpectedChanges: Sequence[GroupChange] = ...) -> CreateFleetResponse:
         """Register an Auto Scaling group as a fleet. From then on, only Everstep may resize the group and terminate its instances. The response lists the changes made to the group. With DryRun, the call changes and creates nothing and returns the planned changes. Pass these as ExpectedChanges to make the call fail if it would change anything else."""
+    def create_incident_note(self, *, IncidentId: str, Text: str, ClientRequestToken: str = ...) -> Note:
+        """Add a note to an incident. The caller's token is the author. Raises ConflictException if the incident has 100 notes."""
     def create_join_token(self, *, FleetName: str, ExpiresInSeconds: int = ...) -> CreateJoinTokenResponse:
         """Create a join token for a fleet's launch template. Each instance of the fleet's group can use the token once. Other instances cannot use it."""
     def create_source(self, *, SourceId: str, Bytes: int) -> CreateSourceResponse:
@@ -1383,6 +1449,8 @@ class EverstepClient(Protocol):
         """Create a token. Only this response contains the secret. A repeated call creates another token. Raises ValidationException if an administrator's token names a project."""
     def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., AlternativeFleetNames: Sequence[str] = ..., Requirements: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InitialCheckpoint: InitialCheckpoint = ..., InputDataConfig: Sequence[Channel] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., ElasticConfig: ElasticConfig = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
         """Create a training job, which starts once enough nodes are free. The job recovers from failures of ranks and nodes. With DryRun, the call creates nothing and returns the plan. Raises ValidationException if the name has the form of a RunId, 32 hexadecimal digits. Raises ConflictException if the project has a job with this name."""
+    def create_training_job_note(self, *, TrainingJobName: str, Text: str, ClientRequestToken: str = ...) -> Note:
+        """Add a note to a training job, ended or not. The caller's token is the author. Raises ConflictException if the job has 100 notes."""
     def delete_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Delete a checkpoint from S3. Raises ConflictException for a pinned checkpoint, for the one from which an unfinished job would be restored next, and for the initial state of an unfinished job."""
     def delete_fleet(self, *, FleetName: str) -> Fleet:
@@ -1407,6 +1475,8 @@ class EverstepClient(Protocol):
         """Move a node's job to another node, then hold the drained node. The job moves at an agreed stop, once the other node is ready. It loses no step. Repeated calls change nothing."""
     def execute_command(self, *, TrainingJobName: str, Rank: int, Command: Sequence[str], TimeoutInSeconds: int = ..., Stdin: str = ..., ClientRequestToken: str = ...) -> ExecuteCommandResponse:
         """Run a program beside a rank and return its output, for example `py-spy dump --pid {pid}`. Requires a fleet with AllowCommands. The program runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID in its environment. It has neither a shell nor a terminal. An event records the caller and the command. Raises ConflictException if the ClientRequestToken belongs to another command or the agent did not run the program. Raises ThrottlingException if too many commands run. Raises ServiceUnavailableException if the agent is not connected or does not answer in time; in the second case, the program may have run."""
+    def export_incident(self, *, IncidentId: str, Format: Literal["markdown"] = ...) -> ExportIncidentResponse:
+        """Return the post-mortem of an incident as a document. The document contains the verdict, the impact, the timeline in UTC, the evidence, the decision, the last log lines and stacks before the failure, the notes, similar incidents, and what to do. If S3 does not return the log, the document says so."""
     def follow_logs(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., NextToken: str = ...) -> FollowLogsResponse:
         """Follow the lines that a job's ranks print. The stream starts after NextToken, or at the beginning with StartFromHead or StartTime, else with the next new line. Each event has lines and a token from which a new call continues, for example after a disconnect. Agents send lines as they are printed; if an agent is unreachable, the lines come from the object store. Every line appears once. The stream ends after the last line of an ended job. Raises ThrottlingException if too many streams are open."""
     def get_caller_identity(self) -> GetCallerIdentityResponse:
@@ -1445,10 +1515,14 @@ class EverstepClient(Protocol):
         """List the files that a job's ranks wrote into EVERSTEP_OUTPUT_DIR, by generation."""
     def list_project_quotas(self, *, MaxResults: int = ..., NextToken: str = ...) -> ListProjectQuotasResponse:
         """List quotas by project. A token of one project sees only that project's quota."""
+    def list_similar_incidents(self, *, IncidentId: str, MaxResults: int = ...) -> ListSimilarIncidentsResponse:
+        """List the incidents of the same cause and project that are most like a given one, and how they ended. An incident on the same instance comes first, then one on the same instance type, then one in the same fleet. Compares the newest 200 incidents of the cause."""
     def list_tokens(self, *, Project: str = ..., IncludeEnded: bool = ..., MaxResults: int = ..., NextToken: str = ...) -> ListTokensResponse:
         """List tokens, oldest first, without secrets. IncludeEnded adds revoked and expired tokens."""
     def list_training_job_nodes(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListTrainingJobNodesResponse:
         """List the nodes that worked for a job, with the periods of their work. Covers the newest 400 launches."""
+    def list_training_job_notes(self, *, TrainingJobName: str) -> ListTrainingJobNotesResponse:
+        """List the notes of a training job, without the notes of its incidents."""
     def list_training_job_revisions(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListTrainingJobRevisionsResponse:
         """List the revisions of a training job, oldest first."""
     def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ..., Project: str = ..., CreationTimeAfter: datetime | float | str = ..., CreationTimeBefore: datetime | float | str = ..., LastModifiedTimeAfter: datetime | float | str = ..., LastModifiedTimeBefore: datetime | float | str = ..., TagKey: str = ..., TagValue: str = ..., SortBy: Literal["CreationTime", "LastModifiedTime", "Name"] = ..., SortOrder: Literal["Ascending", "Descending"] = ..., ChangesSince: str = ...) -> ListTrainingJobsResponse:
@@ -1489,6 +1563,8 @@ class EverstepClient(Protocol):
         """Allow the deletion of a pinned checkpoint again."""
     def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ...) -> Fleet:
         """Change a fleet's settings: node and spare counts, price, and how failed nodes are handled."""
+    def update_incident(self, *, IncidentId: str, Owner: str = ...) -> Incident:
+        """Set or remove the owner of an incident: the person who takes care of it. It does not change the recovery."""
     def update_training_job(self, *, TrainingJobName: str, Priority: int = ..., Preemptible: bool = ..., RetryStrategy: RetryStrategy = ..., StoppingCondition: StoppingConditionUpdate = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfigUpdate = ..., ElasticConfig: ElasticConfigUpdate = ..., Tags: Mapping[str, str] = ...) -> UpdateTrainingJobResponse:
         """Change a training job that has not ended. Omitted fields keep their value, and an update without a change creates no revision. Protection and CheckpointConfig are part of a generation's plan, so changes to them apply from the next generation on. The response says when each change applies. Raises ConflictException if the job has ended."""
     def verify_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:

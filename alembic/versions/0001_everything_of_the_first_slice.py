@@ -431,6 +431,7 @@ def upgrade() -> None:
         sa.Column("acknowledged_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("acknowledged_by", sa.Text(), nullable=False),
         sa.Column("acknowledgement", sa.Text(), nullable=False),
+        sa.Column("owner", sa.Text(), nullable=False),
         sa.Column("detail", sa.JSON(), nullable=False),
         sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_incident_run_id_job"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_incident")),
@@ -438,6 +439,25 @@ def upgrade() -> None:
     with op.batch_alter_table("incident", schema=None) as batch_op:
         batch_op.create_index(batch_op.f("ix_incident_opened_at_id"), ["opened_at", "id"], unique=False)
         batch_op.create_index(batch_op.f("ix_incident_run_id"), ["run_id"], unique=False)
+
+    op.create_table(
+        "note",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("run_id", sa.String(length=64), nullable=False),
+        sa.Column("incident_id", sa.String(length=64), nullable=True),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("author", sa.Text(), nullable=False),
+        sa.Column("text", sa.Text(), nullable=False),
+        sa.Column("request_token", sa.String(length=64), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["incident_id"], ["incident.id"], name=op.f("fk_note_incident_id_incident"), ondelete="CASCADE"
+        ),
+        sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_note_run_id_job"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_note")),
+        sa.UniqueConstraint("request_token", name=op.f("uq_note_request_token")),
+    )
+    with op.batch_alter_table("note", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_note_run_id"), ["run_id"], unique=False)
 
     op.create_table(
         "shard",
@@ -496,6 +516,10 @@ def downgrade() -> None:
     op.drop_table("fleet_hour")
     op.drop_table("replica")
     op.drop_table("shard")
+    with op.batch_alter_table("note", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_note_run_id"))
+
+    op.drop_table("note")
     with op.batch_alter_table("incident", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_incident_run_id"))
         batch_op.drop_index(batch_op.f("ix_incident_opened_at_id"))

@@ -23,16 +23,19 @@ from control_plane.api.schemas import health as health_schemas
 from control_plane.api.schemas import incidents as incidents_schemas
 from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.api.schemas import nodes as nodes_schemas
+from control_plane.api.schemas import notes as notes_schemas
 from control_plane.api.schemas import plans as plans_schemas
 from control_plane.api.schemas import tokens as tokens_schemas
 from control_plane.api.schemas.common import Shape
 from control_plane.cloud import contract
-from control_plane.core import accounting, domain_loss, hangs, parity, placement, states
+from control_plane.core import accounting, domain_loss, hangs, incident_accounts, parity, placement, states
 from control_plane.core.checkpoints import CheckpointStatus, Verification, policy_words
+from control_plane.core.incident_accounts import Account, Outcome
 from control_plane.core.observed.drills import DrillKind, DrillState
 from control_plane.core.observed.fleets import Hold, NodeRequest
 from control_plane.core.observed.nodes import Remedy
 from control_plane.core.queue import Schedule
+from control_plane.core.similar_incidents import Likeness
 from control_plane.core.states import (
     FleetStatus,
     JobState,
@@ -53,6 +56,7 @@ from control_plane.db.implications import ImplicationRecord
 from control_plane.db.incidents import IncidentRecord, IncidentTotals
 from control_plane.db.jobs import JobInput, JobRecord, JobTotals
 from control_plane.db.nodes import NodeRecord
+from control_plane.db.notes import NoteRecord
 from control_plane.db.protection import ShardRecord, ShardTotals
 from control_plane.db.tokens import TokenRecord
 from control_plane.errors import TooManyCases
@@ -594,14 +598,51 @@ def _verification(record: CheckpointRecord) -> Verification:
     return Verification.DAMAGED if record.verdict else Verification.INTACT
 
 
+def note(record: NoteRecord) -> notes_schemas.Note:
+    """Convert the record of a note into its response model."""
+    return notes_schemas.Note(note_id=record.id, author=record.author, creation_time=record.at, text=record.text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Similar:
+    """A similar incident, with how it ended and what it shares with the given incident."""
+
+    record: IncidentRecord
+    fleet_name: str
+    outcome: Outcome
+    likeness: tuple[Likeness, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentDetail:
+    """The parts of an incident that only DescribeIncident returns."""
+
+    account: Account
+    notes: Sequence[NoteRecord]
+    stacks_event_id: int | None
+    """Id of the event with the stacks of the ranks. None if no such event is stored."""
+    now: float
+    """Unix seconds."""
+
+
 def incident(
-    record: IncidentRecord, cost_usd: float | None, stacks_event_id: int | None = None
+    record: IncidentRecord, cost_usd: float | None, detail: IncidentDetail | None = None
 ) -> incidents_schemas.Incident:
     """Convert the record of an incident into its response model.
 
-    `cost_usd` is the cost until now. `stacks_event_id` identifies the event with the stacks of the ranks. It is None if
-    no such event is stored.
+    `cost_usd` is the cost until now. `detail` is None for an entry of a list.
     """
+    described: dict[str, Any] = {}
+    if detail is not None:
+        described = {
+            "outcome": detail.account.outcome,
+            "verdict": incident_accounts.verdict(detail.account, detail.now),
+            "actions": [
+                incidents_schemas.IncidentAction(urgency=each.urgency, description=each.words, command=each.command)
+                for each in incident_accounts.actions(detail.account)
+            ],
+            "notes": [note(each) for each in detail.notes],
+        }
     return incidents_schemas.Incident(
         **_alike(
             record,
@@ -612,6 +653,7 @@ def incident(
             "node_count_after",
             "acknowledged_by",
             "acknowledgement",
+            "owner",
         ),
         node_count_before=record.node_count_before or None,
         node_count_after=record.node_count_after or None,
@@ -621,10 +663,24 @@ def incident(
         replacement_instance_id=next(iter(record.replacement_instance_ids), None),
         cost_usd=cost_usd,
         rank_sources=_rank_sources(record),
-        stacks_event_id=stacks_event_id,
+        stacks_event_id=None if detail is None else detail.stacks_event_id,
         acknowledgement_time=record.acknowledged_at,
         acknowledged_by=record.acknowledged_by or None,
         acknowledgement=record.acknowledgement or None,
+        owner=record.owner or None,
+        **described,
+    )
+
+
+def similar_incident(found: Similar) -> incidents_schemas.SimilarIncident:
+    """Convert a similar incident into its response model."""
+    return incidents_schemas.SimilarIncident(
+        **_alike(found.record, incidents_schemas.SimilarIncident),
+        incident_id=found.record.id,
+        training_job_name=found.record.job_name,
+        fleet_name=found.fleet_name,
+        outcome=found.outcome,
+        likeness=list(found.likeness),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
+from typing import Protocol
 
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.nodes import Cause, Implication
@@ -188,7 +189,36 @@ def runs_of(sources: Iterable[str]) -> tuple[tuple[str, int], ...]:
     return tuple((source, sum(1 for _ in same)) for source, same in groupby(sources))
 
 
-def phase_moments(incident: IncidentRecord, now: float) -> tuple[float, ...]:
+class Interruption(Protocol):
+    """The five times that delimit an incident's phases, in Unix seconds. None for a phase that has not ended."""
+
+    @property
+    def failed_at(self) -> float:
+        """Time of the failure."""
+        ...
+
+    @property
+    def opened_at(self) -> float:
+        """Time at which the control plane detected the failure."""
+        ...
+
+    @property
+    def replaced_at(self) -> float | None:
+        """Time at which all nodes of the next generation were ready."""
+        ...
+
+    @property
+    def restored_at(self) -> float | None:
+        """Time at which training ran again."""
+        ...
+
+    @property
+    def closed_at(self) -> float | None:
+        """Time at which training had caught up, or the job ended."""
+        ...
+
+
+def phase_moments(incident: Interruption, now: float) -> tuple[float, ...]:
     """Return the five ordered times that delimit an incident's phases, in Unix seconds.
 
     A time in the future counts as `now`.

@@ -1,7 +1,7 @@
 """Incidents: failures and their recoveries.
 
-Invariant: only the holder of the job's lease writes an incident, and a closed incident never changes. The exception is
-a user's acknowledgement.
+Invariant: only the holder of the job's lease writes an incident, and a closed incident never changes. The exceptions
+are the acknowledgement and the owner, which users write.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, liter
 from sqlalchemy.orm import Session
 
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.states import JobState
 from control_plane.db import leases
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease
@@ -74,6 +75,8 @@ class IncidentRecord(NewIncident):
     acknowledged_at: datetime | None
     acknowledged_by: str
     acknowledgement: str
+    owner: str
+    """Name of the person who takes care of the incident, as a user entered it. Empty without an owner."""
 
 
 class IncidentUpdate(TypedDict, total=False):
@@ -299,6 +302,45 @@ def acknowledge(session: Session, incident_id: str, *, who: str, note: str, now:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOfIncident:
+    """The parts of a job that an account of its incidents needs."""
+
+    run_id: str
+    fleet_name: str
+    state: str
+    ended_at: datetime | None
+    queued_at: tuple[datetime, ...]
+    """When the job entered the queue."""
+
+
+def jobs_of(session: Session, run_ids: Collection[str]) -> dict[str, JobOfIncident]:
+    """Return the jobs of incidents by run id, in one query."""
+    query = select(Job.run_id, Job.fleet_name, Job.state, Job.ended_at, Job.transitions).where(Job.run_id.in_(run_ids))
+    return {
+        row.run_id: JobOfIncident(
+            run_id=row.run_id,
+            fleet_name=row.fleet_name,
+            state=row.state,
+            ended_at=row.ended_at,
+            queued_at=tuple(
+                datetime.fromisoformat(each["at"]) for each in row.transitions if each["state"] == JobState.QUEUED
+            ),
+        )
+        for row in session.execute(query)
+    }
+
+
+def set_owner(session: Session, incident_id: str, owner: str) -> bool:
+    """Set the owner of an incident. An empty `owner` removes it.
+
+    Return False, and change nothing, if the incident has this owner already. The function needs no lease, because the
+    job loop never writes this column.
+    """
+    query = update(Incident).where(Incident.id == incident_id, Incident.owner != owner)
+    return bool(changed_rows(session.execute(query.values(owner=owner))))
+
+
 def find(session: Session, incident_id: str) -> IncidentRecord | None:
     """Return one incident, or None if the database has no incident with this id.
 
@@ -326,6 +368,7 @@ class IncidentFilter:
     """Only incidents of these runs."""
     project: str | None = None
     is_open: bool | None = None
+    cause: str | None = None
 
 
 def page(
@@ -359,6 +402,8 @@ def page(
         query = query.where(Incident.run_id.in_(which.run_ids))
     if which.project is not None:
         query = query.where(Incident.project == which.project)
+    if which.cause is not None:
+        query = query.where(Incident.cause == which.cause)
     if which.is_open is not None:
         query = query.where(Incident.closed_at.is_(None) if which.is_open else Incident.closed_at.is_not(None))
     if after is not None:

@@ -7,8 +7,9 @@ dataclasses. The definitions work on SQLite and PostgreSQL.
                   └─ implication          ├─ shard ─ replica
     token                                 ├─ checkpoint
     source   intent   event   export   spent_nonce ├─ revision
-                              quota       ├─ incident
+                              quota       ├─ incident ─ note
     fleet ─ fleet_hour                    ├─ job_hour
+                                          ├─ note
                                           ├─ drill
                                           ├─ metric_log, metric, metric_chunk
                                           └─ log_export
@@ -579,9 +580,27 @@ class Incident(Base):
     acknowledged_at: Mapped[datetime | None]
     acknowledged_by: Mapped[str] = mapped_column(default="")
     acknowledgement: Mapped[str] = mapped_column(default="")
+    owner: Mapped[str] = mapped_column(default="")
+    """The person who takes care of the incident, as a user has entered the name. Empty without an owner."""
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
     __table_args__ = (Index(None, "opened_at", "id"),)  # This index serves the sort order of lists.
+
+
+class Note(Base):
+    """A note that a user has written about a job or about one of its incidents."""
+
+    __tablename__ = "note"
+
+    id: Mapped[int] = mapped_column(_BigId, primary_key=True, autoincrement=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), index=True)
+    incident_id: Mapped[str | None] = mapped_column(ForeignKey("incident.id", ondelete="CASCADE"))
+    """None for a note about the job itself."""
+    at: Mapped[datetime]
+    author: Mapped[str]
+    text: Mapped[str]
+    request_token: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
+    """SHA-256 of the job, the incident, the author's token and the ClientRequestToken. None without a token."""
 
 
 class Drill(Base):

@@ -188,6 +188,12 @@ def failure_domains(session: Session, node_ids: Collection[str]) -> dict[str, st
     return {node_id: domain for node_id, domain in rows if domain is not None}
 
 
+def among(session: Session, node_ids: Collection[str]) -> tuple[NodeRecord, ...]:
+    """Return the stored nodes among the given ones, ended nodes included, ordered by id."""
+    rows = session.scalars(select(Node).where(Node.id.in_(node_ids)).order_by(Node.id))
+    return tuple(record_of(row, NodeRecord) for row in rows)
+
+
 def arrivals(session: Session, fleet_name: str) -> tuple[int, float]:
     """Return how many arrival times of a fleet's nodes were measured, and their sum in seconds.
 

@@ -1,7 +1,9 @@
-"""`everstep incidents …`: list, show and acknowledge failures and their recoveries."""
+"""`everstep incidents …`: list, show and export failures and their recoveries, and work on them with other people."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -12,6 +14,14 @@ from everstep.cli.names import OnlyJob
 from everstep.cli.output import moment, seconds, step, when
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+IncidentId = Annotated[str, typer.Argument(help="Id of the incident, as `everstep incidents list` shows it.")]
+
+
+class Format(StrEnum):
+    """Format of an exported post-mortem."""
+
+    MARKDOWN = "markdown"
 
 
 @command(app, "list")
@@ -42,7 +52,7 @@ def list_incidents(
 @command(app)
 def describe(
     service: Service,
-    incident_id: Annotated[str, typer.Argument(help="Id of the incident, as `everstep incidents list` shows it.")],
+    incident_id: IncidentId,
 ) -> Shown:
     """Show one incident: its evidence, the decision with its reason, the phases of the recovery, and the cost."""
     incident = service.describe_incident(IncidentId=incident_id)
@@ -52,7 +62,7 @@ def describe(
 @command(app, "ack")
 def acknowledge(
     service: Service,
-    incident_id: Annotated[str, typer.Argument(help="Id of the incident, as `everstep incidents list` shows it.")],
+    incident_id: IncidentId,
     note: Annotated[str, typer.Option(help="Note for other users.")] = "",
 ) -> Shown:
     """Mark an incident as seen by you. The first acknowledgement counts; later ones change nothing."""
@@ -60,11 +70,64 @@ def acknowledge(
     return Shown(incident, f"{incident_id} was seen: {_seen(incident)}")
 
 
+@command(app)
+def update(
+    service: Service,
+    incident_id: IncidentId,
+    owner: Annotated[str, typer.Option(help="The person who takes care of the incident. Empty: nobody.")],
+) -> Shown:
+    """Set or remove the owner of an incident."""
+    incident = service.update_incident(IncidentId=incident_id, Owner=owner)
+    return Shown(incident, f"owner of {incident_id}: {incident.get('Owner', 'nobody')}")
+
+
+@command(app)
+def note(
+    service: Service,
+    incident_id: IncidentId,
+    text: Annotated[str, typer.Argument(help="Text of the note.")],
+) -> Shown:
+    """Add a note to an incident. `describe` shows the notes."""
+    added = service.create_incident_note(IncidentId=incident_id, Text=text)
+    return Shown(added, f"note {added['NoteId']} was added to {incident_id}")
+
+
+@command(app)
+def similar(service: Service, incident_id: IncidentId) -> Shown:
+    """List the incidents of the same cause that are most like one incident, and how they ended."""
+    answer = service.list_similar_incidents(IncidentId=incident_id)
+    columns: Columns = {
+        "INCIDENT": "IncidentId",
+        "JOB": "TrainingJobName",
+        "OPENED (UTC)": lambda row: when(row["OpenedAt"]),
+        "SAME": lambda row: ", ".join(row["Likeness"]) or "Cause",
+        "OUTCOME": "Outcome",
+        "LOST STEPS": lambda row: str(row.get("LostSteps", "-")),
+    }
+    return Shown(answer, Rows(answer["Incidents"], columns, empty="No similar incidents."))
+
+
+@command(app)
+def export(
+    service: Service,
+    incident_id: IncidentId,
+    format: Annotated[Format, typer.Option(help="Format of the document.")] = Format.MARKDOWN,
+) -> Shown:
+    """Print the post-mortem of an incident: impact, timeline, evidence, log lines, notes and what to do."""
+    answer = service.export_incident(IncidentId=incident_id, Format=format.value)
+    return Shown(answer, answer["Content"].rstrip("\n"))
+
+
 def _seen(incident: Json) -> str | None:
     if "AcknowledgementTime" not in incident:
         return None
     note = f": {incident['Acknowledgement']}" if "Acknowledgement" in incident else ""
     return f"{moment(incident['AcknowledgementTime'])} by {incident['AcknowledgedBy']}{note}"
+
+
+def notes_words(notes: Sequence[Json]) -> str | None:
+    """Return notes as text, oldest first, or None without notes."""
+    return "\n".join(f"{moment(note['CreationTime'])} {note['Author']}: {note['Text']}" for note in notes) or None
 
 
 def _sources(incident: Json) -> str:
@@ -93,6 +156,8 @@ def _facts(incident: Json) -> list[tuple[str, object]]:
     after, cost = incident.get("GenerationAfter"), incident.get("CostUsd")
     return [
         ("incident", incident["IncidentId"]),
+        ("verdict", incident.get("Verdict")),
+        ("do", "\n".join(f"{each['Description']}  {each['Command']}" for each in incident.get("Actions", [])) or None),
         ("job", incident["TrainingJobName"]),
         ("cause", incident["Cause"]),
         ("phase", incident["Phase"]),
@@ -115,4 +180,6 @@ def _facts(incident: Json) -> list[tuple[str, object]]:
         ("training again", moment(incident.get("RestoredAt"))),
         ("closed", moment(incident.get("ClosedAt"))),
         ("seen", _seen(incident)),
+        ("owner", incident.get("Owner")),
+        ("notes", notes_words(incident.get("Notes", []))),
     ]

@@ -401,6 +401,25 @@ def wait(
 
 
 @command(app)
+def note(service: Service, name: JobName, text: Annotated[str, typer.Argument(help="Text of the note.")]) -> Shown:
+    """Add a note to a training job, ended or not. `notes` shows the notes."""
+    added = service.create_training_job_note(TrainingJobName=name, Text=text)
+    return Shown(added, f"note {added['NoteId']} was added to {name}")
+
+
+@command(app)
+def notes(service: Service, name: JobName) -> Shown:
+    """List the notes of a training job. The notes of an incident are shown with the incident."""
+    answer = service.list_training_job_notes(TrainingJobName=name)
+    columns: Columns = {
+        "TIME (UTC)": lambda row: when(row["CreationTime"]),
+        "AUTHOR": "Author",
+        "NOTE": Prose("Text"),
+    }
+    return Shown(answer, Rows(answer["Notes"], columns, empty=f"{name} has no notes."))
+
+
+@command(app)
 def logs(
     service: Service,
     name: JobName,

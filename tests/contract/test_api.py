@@ -139,6 +139,13 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
     return {
         "AcknowledgeIncident": {"IncidentId": "inc-0", "Note": "seen"},
+        "BatchGetLossCurves": {"RunIds": world["job"].run},
+        "UpdateIncident": {"IncidentId": "inc-0", "Owner": "ann"},
+        "CreateIncidentNote": {"IncidentId": "inc-0", "Text": "the switch"},
+        "ListSimilarIncidents": {"IncidentId": "inc-0"},
+        "ExportIncident": {"IncidentId": "inc-0", "Format": "markdown"},
+        "CreateTrainingJobNote": {**job, "Text": "a baseline"},
+        "ListTrainingJobNotes": job,
         "ExecuteCommand": {**job, "Rank": 0, "Command": ["true"]},
         "StartDrill": {**job, "DrillType": "kill-rank", "Rank": 1},
         "ListDrills": job,

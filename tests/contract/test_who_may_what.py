@@ -62,6 +62,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "ExecuteCommand": {"Command": ["true"]},
     "UpdateTrainingJob": {"Priority": 0},
     "AcknowledgeIncident": {"Note": "seen"},
+    "CreateIncidentNote": {"Text": "the switch"},
+    "CreateTrainingJobNote": {"Text": "a baseline"},
 }
 BY_NAME = {"ListEvents", "ListIncidents", "ListDrills", "StreamEvents"}
 """List operations with a filter by job name."""

@@ -227,6 +227,15 @@ export interface CreateFleetResponse {
   Changes: GroupChange[]
 }
 
+/** Adds a note to an incident. */
+export interface CreateIncidentNoteRequest {
+  IncidentId: string
+  /** The note. The dashboard and the post-mortem show it as plain text. */
+  Text: string
+  /** Identifies the request. A repeated request with the same token returns the existing note. The SDK generates a token. */
+  ClientRequestToken?: string
+}
+
 /** Creates a token that each new instance of a fleet's group may use once. */
 export interface CreateJoinTokenRequest {
   /** The fleet whose instances may join. The fleet does not have to exist yet. */
@@ -277,6 +286,16 @@ export interface CreateTokenResponse {
   /** The secret token. Clients send it as `Authorization: Bearer …`. It is returned only once, because the service stores only its digest. */
   Secret: string
   Token: Token
+}
+
+/** Adds a note to a training job. */
+export interface CreateTrainingJobNoteRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
+  TrainingJobName: string
+  /** The note. The dashboard and the post-mortem show it as plain text. */
+  Text: string
+  /** Identifies the request. A repeated request with the same token returns the existing note. The SDK generates a token. */
+  ClientRequestToken?: string
 }
 
 /** A training job to run. */
@@ -528,6 +547,22 @@ export interface ExecuteCommandResponse {
   /** Whether Stdout or Stderr was truncated. */
   IsOutputCut: boolean
   IsTimedOut: boolean
+}
+
+export interface ExportIncidentRequest {
+  IncidentId: string
+  /** "markdown" unless given. */
+  Format?: 'markdown'
+}
+
+/** The post-mortem of an incident. */
+export interface ExportIncidentResponse {
+  IncidentId: string
+  Format: 'markdown'
+  /** A suitable name for a file with the content. */
+  FileName: string
+  /** The document in UTF-8, with line feeds. */
+  Content: string
 }
 
 /** The change of one field. */
@@ -810,6 +845,7 @@ export interface Holder {
 export interface Incident {
   IncidentId: string
   TrainingJobName: string
+  Project: string
   RunId: string
   Cause: 'notice' | 'requested' | 'grown' | 'returned' | 'pause_failed' | 'drill' | 'load_failed' | 'rank_exit' | 'hang' | 'agent_lost' | 'node_unreachable' | 'node_fault' | 'instance_terminated' | 'shrunk' | 'group_lost'
   Phase: 'replace' | 'restore' | 'rework' | 'closed'
@@ -856,6 +892,26 @@ export interface Incident {
   AcknowledgedBy?: string
   /** The note of the person who acknowledged the incident. */
   Acknowledgement?: string
+  /** The person who takes care of the incident, as UpdateIncident sets it. */
+  Owner?: string
+  /** How the incident ended. Only in DescribeIncident. */
+  Outcome?: 'Open' | 'Recovered' | 'JobPaused' | 'JobCompleted' | 'JobFailed' | 'JobStopped'
+  /** What failed, how it ended, and what it cost, in a few sentences. Only in DescribeIncident. */
+  Verdict?: string
+  /** What a person can do now, the most urgent first. Only in DescribeIncident. */
+  Actions?: IncidentAction[]
+  /** At most 100 notes, oldest first. Only in DescribeIncident. */
+  Notes?: Note[]
+}
+
+/** Something that a person can do about an incident now. */
+export interface IncidentAction {
+  /** Now: the job makes no progress until a person acts. Later: the fleet lacks a node until a person acts. */
+  Urgency: 'Now' | 'Later' | 'Optional'
+  /** One or two sentences in the imperative. */
+  Description: string
+  /** The command for the first step. */
+  Command: string
 }
 
 /** A complete checkpoint of another job. Exactly one of TrainingJobName and RunId must be set in a request. */
@@ -1022,6 +1078,18 @@ export interface ListProjectQuotasResponse {
   NextToken?: string
 }
 
+export interface ListSimilarIncidentsRequest {
+  IncidentId: string
+  /** 5 unless given. */
+  MaxResults?: number
+}
+
+/** Incidents of the same cause and project as a given one. */
+export interface ListSimilarIncidentsResponse {
+  /** The most similar first: a shared instance, then a shared instance type, then the same fleet, then the newest. */
+  Incidents: SimilarIncident[]
+}
+
 export interface ListTokensRequest {
   Project?: string
   /** false unless given. */
@@ -1049,6 +1117,17 @@ export interface ListTrainingJobNodesRequest {
 export interface ListTrainingJobNodesResponse {
   Nodes: TrainingJobNode[]
   NextToken?: string
+}
+
+export interface ListTrainingJobNotesRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
+  TrainingJobName: string
+}
+
+/** The notes of a job, without the notes of its incidents. */
+export interface ListTrainingJobNotesResponse {
+  /** At most 100 notes, oldest first. */
+  Notes: Note[]
 }
 
 export interface ListTrainingJobRevisionsRequest {
@@ -1223,6 +1302,15 @@ export interface NodeMemory {
   CgroupLimitBytes?: number
   /** Memory of the running ranks, by rank. */
   Ranks: RankMemory[]
+}
+
+/** A note that a person has written about a job or an incident. A note never changes. */
+export interface Note {
+  NoteId: number
+  /** Description and id of the author's token. */
+  Author: string
+  CreationTime: Timestamp
+  Text: string
 }
 
 /** Location in S3 where the job's outputs are stored. */
@@ -1538,6 +1626,24 @@ export interface ShardProtection {
   Reason: string
 }
 
+/** An incident of the same cause and project as a given one. */
+export interface SimilarIncident {
+  IncidentId: string
+  TrainingJobName: string
+  RunId: string
+  FleetName: string
+  OpenedAt: Timestamp
+  ClosedAt?: Timestamp
+  /** How the incident ended. */
+  Outcome: 'Open' | 'Recovered' | 'JobPaused' | 'JobCompleted' | 'JobFailed' | 'JobStopped'
+  Decision: string
+  /** Number of steps that training had to repeat. */
+  LostSteps?: number
+  FaultedInstanceIds: string[]
+  /** What both incidents share besides cause and project, the closest likeness first. */
+  Likeness: ('Instance' | 'InstanceType' | 'Fleet')[]
+}
+
 /** The user's code. */
 export interface SourceConfig {
   /** The SHA-256 of the archive, as PutSource and CreateSource return it. */
@@ -1850,6 +1956,13 @@ export interface UpdateFleetRequest {
   AllowCommands?: boolean
 }
 
+/** Changes fields of an incident that belong to people. */
+export interface UpdateIncidentRequest {
+  IncidentId: string
+  /** The person who takes care of the incident. An empty text removes the owner. Omitted: the owner stays. */
+  Owner?: string
+}
+
 /** Fields to change. Omitted fields keep their value. */
 export interface UpdateTrainingJobRequest {
   /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
@@ -1888,10 +2001,12 @@ export interface Operations {
   CompleteSource: { request: CompleteSourceRequest; response: PutSourceResponse }
   CreateCheckpoint: { request: CreateCheckpointRequest; response: CreateCheckpointResponse }
   CreateFleet: { request: CreateFleetRequest; response: CreateFleetResponse }
+  CreateIncidentNote: { request: CreateIncidentNoteRequest; response: Note }
   CreateJoinToken: { request: CreateJoinTokenRequest; response: CreateJoinTokenResponse }
   CreateSource: { request: CreateSourceRequest; response: CreateSourceResponse }
   CreateToken: { request: CreateTokenRequest; response: CreateTokenResponse }
   CreateTrainingJob: { request: CreateTrainingJobRequest; response: CreateTrainingJobResponse }
+  CreateTrainingJobNote: { request: CreateTrainingJobNoteRequest; response: Note }
   DeleteCheckpoint: { request: DeleteCheckpointRequest; response: Checkpoint }
   DeleteFleet: { request: DeleteFleetRequest; response: Fleet }
   DeleteProjectQuota: { request: DeleteProjectQuotaRequest; response: ProjectQuota }
@@ -1904,6 +2019,7 @@ export interface Operations {
   DescribeTrainingJob: { request: DescribeTrainingJobRequest; response: TrainingJob }
   DrainNode: { request: DrainNodeRequest; response: Node }
   ExecuteCommand: { request: ExecuteCommandRequest; response: ExecuteCommandResponse }
+  ExportIncident: { request: ExportIncidentRequest; response: ExportIncidentResponse }
   FollowLogs: { request: FollowLogsRequest; response: FollowLogsResponse }
   GetCallerIdentity: { request: Record<string, never>; response: GetCallerIdentityResponse }
   GetHealth: { request: Record<string, never>; response: HealthResponse }
@@ -1923,8 +2039,10 @@ export interface Operations {
   ListNodes: { request: ListNodesRequest; response: ListNodesResponse }
   ListOutputs: { request: ListOutputsRequest; response: ListOutputsResponse }
   ListProjectQuotas: { request: ListProjectQuotasRequest; response: ListProjectQuotasResponse }
+  ListSimilarIncidents: { request: ListSimilarIncidentsRequest; response: ListSimilarIncidentsResponse }
   ListTokens: { request: ListTokensRequest; response: ListTokensResponse }
   ListTrainingJobNodes: { request: ListTrainingJobNodesRequest; response: ListTrainingJobNodesResponse }
+  ListTrainingJobNotes: { request: ListTrainingJobNotesRequest; response: ListTrainingJobNotesResponse }
   ListTrainingJobRevisions: { request: ListTrainingJobRevisionsRequest; response: ListTrainingJobRevisionsResponse }
   ListTrainingJobs: { request: ListTrainingJobsRequest; response: ListTrainingJobsResponse }
   PauseTrainingJob: { request: PauseTrainingJobRequest; response: TrainingJobSummary }
@@ -1945,6 +2063,7 @@ export interface Operations {
   UnfreezeFleet: { request: UnfreezeFleetRequest; response: Fleet }
   UnpinCheckpoint: { request: UnpinCheckpointRequest; response: Checkpoint }
   UpdateFleet: { request: UpdateFleetRequest; response: Fleet }
+  UpdateIncident: { request: UpdateIncidentRequest; response: Incident }
   UpdateTrainingJob: { request: UpdateTrainingJobRequest; response: UpdateTrainingJobResponse }
   VerifyCheckpoint: { request: VerifyCheckpointRequest; response: Checkpoint }
 }
@@ -1956,10 +2075,12 @@ export const operations = {
   CompleteSource: { method: 'POST', path: '/v1/sources/{SourceId}/completion', query: [] },
   CreateCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: [] },
   CreateFleet: { method: 'POST', path: '/v1/fleets', query: [] },
+  CreateIncidentNote: { method: 'POST', path: '/v1/incidents/{IncidentId}/notes', query: [] },
   CreateJoinToken: { method: 'POST', path: '/v1/join-tokens', query: [] },
   CreateSource: { method: 'POST', path: '/v1/sources', query: [] },
   CreateToken: { method: 'POST', path: '/v1/tokens', query: [] },
   CreateTrainingJob: { method: 'POST', path: '/v1/training-jobs', query: [] },
+  CreateTrainingJobNote: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/notes', query: [] },
   DeleteCheckpoint: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}', query: ['Generation'] },
   DeleteFleet: { method: 'DELETE', path: '/v1/fleets/{FleetName}', query: [] },
   DeleteProjectQuota: { method: 'DELETE', path: '/v1/quotas/{Project}', query: [] },
@@ -1972,6 +2093,7 @@ export const operations = {
   DescribeTrainingJob: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}', query: [] },
   DrainNode: { method: 'POST', path: '/v1/nodes/{NodeId}/drain', query: [] },
   ExecuteCommand: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/ranks/{Rank}/commands', query: [] },
+  ExportIncident: { method: 'GET', path: '/v1/incidents/{IncidentId}/export', query: ['Format'] },
   FollowLogs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/follow', query: ['Rank', 'Generation', 'StartTime', 'FilterPattern', 'StartFromHead', 'NextToken'] },
   GetCallerIdentity: { method: 'GET', path: '/v1/caller-identity', query: [] },
   GetHealth: { method: 'GET', path: '/v1/health', query: [] },
@@ -1991,8 +2113,10 @@ export const operations = {
   ListNodes: { method: 'GET', path: '/v1/nodes', query: ['FleetName', 'IncludeEnded', 'MaxResults', 'NextToken'] },
   ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'] },
   ListProjectQuotas: { method: 'GET', path: '/v1/quotas', query: ['MaxResults', 'NextToken'] },
+  ListSimilarIncidents: { method: 'GET', path: '/v1/incidents/{IncidentId}/similar', query: ['MaxResults'] },
   ListTokens: { method: 'GET', path: '/v1/tokens', query: ['Project', 'IncludeEnded', 'MaxResults', 'NextToken'] },
   ListTrainingJobNodes: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/nodes', query: ['MaxResults', 'NextToken'] },
+  ListTrainingJobNotes: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/notes', query: [] },
   ListTrainingJobRevisions: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/revisions', query: ['MaxResults', 'NextToken'] },
   ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName', 'Project', 'CreationTimeAfter', 'CreationTimeBefore', 'LastModifiedTimeAfter', 'LastModifiedTimeBefore', 'TagKey', 'TagValue', 'SortBy', 'SortOrder', 'ChangesSince'] },
   PauseTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/pause', query: [] },
@@ -2013,6 +2137,7 @@ export const operations = {
   UnfreezeFleet: { method: 'POST', path: '/v1/fleets/{FleetName}/unfreeze', query: [] },
   UnpinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/unpin', query: ['Generation'] },
   UpdateFleet: { method: 'POST', path: '/v1/fleets/{FleetName}', query: [] },
+  UpdateIncident: { method: 'POST', path: '/v1/incidents/{IncidentId}', query: [] },
   UpdateTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}', query: [] },
   VerifyCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/verify', query: ['Generation'] },
 } as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[] }>

@@ -1,4 +1,4 @@
-"""Incidents: list and describe failures with their recoveries, and acknowledge them."""
+"""Incidents: list, describe and export failures with their recoveries, acknowledge them and set their owner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import Query
 from sqlalchemy.orm import Session
 
-from control_plane.api import page_tokens, views
+from control_plane.api import incident_reports, page_tokens, views
 from control_plane.api.auth import Caller, Reader, User
 from control_plane.api.deps import (
     IncidentIdPath,
@@ -23,12 +23,11 @@ from control_plane.api.deps import (
     same_order,
 )
 from control_plane.api.schemas import incidents as incidents_schemas
-from control_plane.core import accounting, hangs
-from control_plane.db import events, fleets, incidents, jobs
+from control_plane.core import postmortem
+from control_plane.db import events, incidents, jobs
 from control_plane.db.errors import NotFound
 from control_plane.db.events import NewEvent
 from control_plane.db.incidents import IncidentFilter, IncidentRecord
-from control_plane.loop.records import job_record
 
 
 class IncidentStatus(StrEnum):
@@ -36,6 +35,12 @@ class IncidentStatus(StrEnum):
 
     OPEN = "Open"
     CLOSED = "Closed"
+
+
+class ExportFormat(StrEnum):
+    """Format of a post-mortem."""
+
+    MARKDOWN = "markdown"
 
 
 router = Router(prefix="/v1/incidents", tags=["Incidents"])
@@ -70,7 +75,7 @@ def list_incidents(
         is_ascending = sort_order is SortOrder.ASCENDING
         page = incidents.page(session, which, after=after, limit=max_results + 1, is_ascending=is_ascending)
         shown, more = page_of(page, max_results, lambda record: (sort_order, record.opened_at.isoformat(), record.id))
-        costs = [_cost_usd(session, record, services.now()) for record in shown]
+        costs = [incident_reports.cost_usd(session, record, services.now()) for record in shown]
     return incidents_schemas.ListIncidentsResponse(
         incidents=[views.incident(record, cost) for record, cost in zip(shown, costs, strict=True)], next_token=more
     )
@@ -80,19 +85,79 @@ def list_incidents(
 def describe_incident(incident_id: IncidentIdPath, caller: Reader, services: ServicesDep) -> incidents_schemas.Incident:
     """Describe one incident: its evidence, the decision with its reason, and the cost."""
     with services.database.read() as session:
+        record = _visible(session, incident_id, caller)
+        now = services.now()
+        detail = incident_reports.detail(session, record, now)
+    return views.incident(record, detail.account.cost_usd, detail)
+
+
+@router.post("/{IncidentId}", operation_id="UpdateIncident")
+def update_incident(
+    incident_id: IncidentIdPath,
+    request: incidents_schemas.UpdateIncidentRequest,
+    caller: User,
+    services: ServicesDep,
+) -> incidents_schemas.Incident:
+    """Set or remove the owner of an incident: the person who takes care of it.
+
+    It does not change the recovery.
+    """
+    now = services.now()
+    with services.database.write() as session:
+        record = _visible(session, incident_id, caller)
+        owner = None if request.owner is None else request.owner.strip()
+        if owner is not None and incidents.set_owner(session, incident_id, owner):
+            change = f"made {owner} the owner" if owner else f"removed the owner {record.owner}"
+            _tell(
+                session, record, "IncidentOwnerChanged", f"{caller.name} {change} of the incident {incident_id}.", now
+            )
         record = incidents.get(session, incident_id)
-        # One transaction stores the incident and the event, so an incident is never read without its event.
-        stacks = events.newest_of(
-            session,
-            hangs.PROVEN,
-            project=record.project,
-            job_name=record.job_name,
-            since=record.opened_at,
-            until=record.closed_at,
-        )
-        cost = _cost_usd(session, record, services.now())
-    caller.require_sight("incident", incident_id, record.project)
-    return views.incident(record, cost, stacks)
+        return views.incident(record, incident_reports.cost_usd(session, record, now))
+
+
+@router.get("/{IncidentId}/similar", operation_id="ListSimilarIncidents")
+def list_similar_incidents(
+    incident_id: IncidentIdPath,
+    caller: Reader,
+    services: ServicesDep,
+    max_results: Annotated[int, Query(alias="MaxResults", ge=1, le=50)] = 5,
+) -> incidents_schemas.ListSimilarIncidentsResponse:
+    """List the incidents of the same cause and project that are most like a given one, and how they ended.
+
+    An incident on the same instance comes first, then one on the same instance type, then one in the same fleet.
+    Compares the newest 200 incidents of the cause.
+    """
+    with services.database.read() as session:
+        record = _visible(session, incident_id, caller)
+        found = incident_reports.similar(session, record, max_results)
+    return incidents_schemas.ListSimilarIncidentsResponse(incidents=[views.similar_incident(each) for each in found])
+
+
+@router.get("/{IncidentId}/export", operation_id="ExportIncident")
+def export_incident(
+    incident_id: IncidentIdPath,
+    caller: Reader,
+    services: ServicesDep,
+    format: Annotated[ExportFormat, Query(alias="Format")] = ExportFormat.MARKDOWN,
+) -> incidents_schemas.ExportIncidentResponse:
+    """Return the post-mortem of an incident as a document.
+
+    The document contains the verdict, the impact, the timeline in UTC, the evidence, the decision, the last log lines
+    and stacks before the failure, the notes, similar incidents, and what to do. If S3 does not return the log, the
+    document says so.
+    """
+    with services.database.read() as session:
+        record = _visible(session, incident_id, caller)
+    log = incident_reports.last_lines(services, record)
+    with services.database.read() as session:
+        record = incidents.get(session, incident_id)
+        content = postmortem.markdown(incident_reports.post_mortem(session, record, log, services.now()))
+    return incidents_schemas.ExportIncidentResponse(
+        incident_id=incident_id,
+        format=format.value,
+        file_name=f"post-mortem-{record.job_name}-{record.failed_at:%Y-%m-%d-%H%M}.md",
+        content=content,
+    )
 
 
 @router.post("/{IncidentId}/acknowledge", operation_id="AcknowledgeIncident", status_code=202)
@@ -108,17 +173,25 @@ def acknowledge_incident(
     """
     now = services.now()
     with services.database.write() as session:
-        record = incidents.get(session, incident_id)
-        caller.require_sight("incident", incident_id, record.project)
+        record = _visible(session, incident_id, caller)
         if incidents.acknowledge(session, incident_id, who=caller.name, note=request.note, now=now):
             message = f"{caller.name} acknowledged the incident {incident_id}" + (
                 f": {request.note}" if request.note else "."
             )
-            event = NewEvent(
-                at=now, type="IncidentAcknowledged", message=message, project=record.project, job_name=record.job_name
-            )
-            events.append(session, event)
-        return views.incident(incidents.get(session, incident_id), _cost_usd(session, record, now))
+            _tell(session, record, "IncidentAcknowledged", message, now)
+        return views.incident(incidents.get(session, incident_id), incident_reports.cost_usd(session, record, now))
+
+
+def _visible(session: Session, incident_id: str, caller: Caller) -> IncidentRecord:
+    """Return an incident. Raises NotFound if it does not exist or if the caller may not see it."""
+    record = incidents.get(session, incident_id)
+    caller.require_sight("incident", incident_id, record.project)
+    return record
+
+
+def _tell(session: Session, record: IncidentRecord, type: str, message: str, now: datetime) -> None:
+    event = NewEvent(at=now, type=type, message=message, project=record.project, job_name=record.job_name)
+    events.append(session, event)
 
 
 def _runs_of(session: Session, text: str | None, caller: Caller) -> tuple[str, ...] | None:
@@ -133,19 +206,3 @@ def _runs_of(session: Session, text: str | None, caller: Caller) -> tuple[str, .
     if not found:
         raise NotFound("training job", text)
     return tuple(job.run_id for job in found)
-
-
-def _cost_usd(session: Session, record: IncidentRecord, now: datetime) -> float | None:
-    """Return the cost of an incident until now.
-
-    For a closed incident, the function returns the stored cost. For the open incident of the job, it computes the cost
-    up to `now`.
-    """
-    if record.closed_at is not None:
-        return record.cost_usd
-    job = jobs.get_run(session, record.run_id)
-    stored = job_record(job)
-    if stored.incident is None or stored.incident.id != record.id:
-        return record.cost_usd
-    idle = accounting.idle_so_far(stored.incident, stored, now.timestamp())
-    return accounting.cost_usd(idle, fleets.get(session, job.fleet_name).price_usd_per_hour)

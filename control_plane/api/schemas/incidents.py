@@ -6,7 +6,10 @@ from datetime import datetime
 from typing import Literal
 
 from control_plane.api.schemas.common import Request, Shape, ShortText
+from control_plane.api.schemas.notes import Note
+from control_plane.core.incident_accounts import Outcome, Urgency
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.similar_incidents import Likeness
 from control_plane.core.states import IncidentPhase
 
 
@@ -18,11 +21,23 @@ class RankSource(Shape):
     last_rank: int
 
 
+class IncidentAction(Shape):
+    """Something that a person can do about an incident now."""
+
+    urgency: Urgency
+    """Now: the job makes no progress until a person acts. Later: the fleet lacks a node until a person acts."""
+    description: str
+    """One or two sentences in the imperative."""
+    command: str
+    """The command for the first step."""
+
+
 class Incident(Shape):
     """A failure and its recovery."""
 
     incident_id: str
     training_job_name: str
+    project: str
     run_id: str
     cause: Cause
     phase: IncidentPhase
@@ -85,12 +100,66 @@ class Incident(Shape):
     acknowledged_by: str | None
     acknowledgement: str | None
     """The note of the person who acknowledged the incident."""
+    owner: str | None
+    """The person who takes care of the incident, as UpdateIncident sets it."""
+    outcome: Outcome | None = None
+    """How the incident ended. Only in DescribeIncident."""
+    verdict: str | None = None
+    """What failed, how it ended, and what it cost, in a few sentences. Only in DescribeIncident."""
+    actions: list[IncidentAction] | None = None
+    """What a person can do now, the most urgent first. Only in DescribeIncident."""
+    notes: list[Note] | None = None
+    """At most 100 notes, oldest first. Only in DescribeIncident."""
 
 
 class AcknowledgeIncidentRequest(Request):
     """Confirms that a person has seen an incident."""
 
     note: ShortText = ""
+
+
+class UpdateIncidentRequest(Request):
+    """Changes fields of an incident that belong to people."""
+
+    owner: ShortText | None = None
+    """The person who takes care of the incident. An empty text removes the owner. Omitted: the owner stays."""
+
+
+class SimilarIncident(Shape):
+    """An incident of the same cause and project as a given one."""
+
+    incident_id: str
+    training_job_name: str
+    run_id: str
+    fleet_name: str
+    opened_at: datetime
+    closed_at: datetime | None
+    outcome: Outcome
+    """How the incident ended."""
+    decision: str
+    lost_steps: int | None
+    """Number of steps that training had to repeat."""
+    faulted_instance_ids: list[str]
+    likeness: list[Likeness]
+    """What both incidents share besides cause and project, the closest likeness first."""
+
+
+class ListSimilarIncidentsResponse(Shape):
+    """Incidents of the same cause and project as a given one."""
+
+    incidents: list[SimilarIncident]
+    """The most similar first: a shared instance, then a shared instance type, then the same fleet, then the newest."""
+
+
+class ExportIncidentResponse(Shape):
+    """The post-mortem of an incident."""
+
+    incident_id: str
+    format: Literal["markdown"]
+    file_name: str
+    """A suitable name for a file with the content."""
+    content: str
+    """The document in UTF-8, with line feeds."""
 
 
 class ListIncidentsResponse(Shape):

@@ -84,6 +84,45 @@ def test_an_incident_is_seen(run) -> None:
     assert calls == [("acknowledge_incident", {"IncidentId": "inc-1", "Note": "the switch"})]
 
 
+def test_an_incident_gets_an_owner_and_a_note(run) -> None:
+    owned = {"IncidentId": "inc-1", "Owner": "ann"}
+    code, out, _, calls = run("incidents", "update", "inc-1", "--owner", "ann", update_incident=owned)
+    assert (code, out) == (0, "owner of inc-1: ann\n")
+    assert calls == [("update_incident", {"IncidentId": "inc-1", "Owner": "ann"})]
+    _, out, _, calls = run("incidents", "update", "inc-1", "--owner", "", update_incident={"IncidentId": "inc-1"})
+    assert (out, calls[0][1]["Owner"]) == ("owner of inc-1: nobody\n", "")
+    _, out, _, calls = run("incidents", "note", "inc-1", "the switch", create_incident_note={"NoteId": 7})
+    assert (out, calls) == (
+        "note 7 was added to inc-1\n",
+        [("create_incident_note", {"IncidentId": "inc-1", "Text": "the switch"})],
+    )
+
+
+def test_a_job_gets_notes(run) -> None:
+    _, out, _, calls = run("jobs", "note", "gpt", "a baseline", create_training_job_note={"NoteId": 8})
+    assert (out, calls[0][1]) == ("note 8 was added to gpt\n", {"TrainingJobName": "gpt", "Text": "a baseline"})
+    note = {"NoteId": 8, "Author": "ann", "CreationTime": AT, "Text": "a baseline"}
+    _, out, _, _ = run("jobs", "notes", "gpt", list_training_job_notes={"Notes": [note]})
+    assert out.splitlines()[1].split() == ["2026-03-01", "12:00:00", "ann", "a", "baseline"]
+
+
+def test_similar_incidents_are_listed_with_what_they_share(run) -> None:
+    row = {"IncidentId": "inc-2", "TrainingJobName": "gpt", "OpenedAt": AT, "Outcome": "Recovered", "LostSteps": 2}
+    rows = [{**row, "Likeness": ["Instance", "Fleet"]}, {**row, "IncidentId": "inc-3", "Likeness": []}]
+    _, out, _, calls = run("incidents", "similar", "inc-1", list_similar_incidents={"Incidents": rows})
+    first, second = out.splitlines()[1:]
+    assert "Instance, Fleet" in first
+    assert "Cause" in second
+    assert calls == [("list_similar_incidents", {"IncidentId": "inc-1"})]
+
+
+def test_a_post_mortem_is_printed_as_it_is(run) -> None:
+    answer = {"IncidentId": "inc-1", "Format": "markdown", "FileName": "x.md", "Content": "# Post-mortem\n\n[a]\n"}
+    code, out, _, calls = run("incidents", "export", "inc-1", "--format", "markdown", export_incident=answer)
+    assert (code, out) == (0, "# Post-mortem\n\n[a]\n")
+    assert calls == [("export_incident", {"IncidentId": "inc-1", "Format": "markdown"})]
+
+
 def test_a_job_is_taken_over_and_handed_back(run) -> None:
     code, out, err, _ = run("jobs", "take-over", "gpt", "--reason", "x", take_over_training_job={})
     assert (code, out) == (0, "gpt is yours\n")

@@ -1,0 +1,249 @@
+"""Collects what DescribeIncident, ListSimilarIncidents and ExportIncident report about an incident.
+
+This module reads rows and, for the post-mortem, the log in S3. `core.incident_accounts`, `core.similar_incidents` and
+`core.postmortem` decide what the reports state.
+
+Invariant: reads only. An unreadable log costs the post-mortem its log lines and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from control_plane.api import views
+from control_plane.api.deps import Services
+from control_plane.cloud.errors import CloudError
+from control_plane.core import accounting, hangs, similar_incidents
+from control_plane.core.incident_accounts import Account, HeldNode, JobCourse, Outcome, outcome_of
+from control_plane.core.observed.fleets import Hold
+from control_plane.core.observed.nodes import Cause
+from control_plane.core.postmortem import Entry, PostMortem, SimilarIncident, Stack, WrittenNote
+from control_plane.core.similar_incidents import Candidate
+from control_plane.core.states import JobState, NodeState
+from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes, notes
+from control_plane.db.events import EventFilter, EventRecord
+from control_plane.db.incidents import IncidentFilter, IncidentRecord, JobOfIncident
+from control_plane.db.jobs import JobRecord
+from control_plane.loop.log_reader import LogEvent, LogFilter, LogReader, facts_of
+from control_plane.loop.records import job_record, prefix_of
+from everstep.protocol.ids import Step
+
+COMPARED_INCIDENTS = 200
+"""Number of the newest incidents of the same cause and project among which the API looks for similar ones."""
+_AROUND = timedelta(seconds=30)
+"""Time before the failure and after the end of an incident whose events the post-mortem lists."""
+_EVENTS = 100
+_LINES = 60
+_AFTER_SECONDS = 2.0
+"""Lines up to this time after the failure count as printed before it: rank and node clocks differ, and pipes delay."""
+_SIMILAR = 5
+
+
+def cost_usd(session: Session, record: IncidentRecord, now: datetime) -> float | None:
+    """Return the cost of an incident until now.
+
+    For a closed incident, the function returns the stored cost. For the open incident of the job, it computes the cost
+    up to `now`. None if the fleet has no price.
+    """
+    if record.closed_at is not None:
+        return record.cost_usd
+    job = jobs.get_run(session, record.run_id)
+    stored = job_record(job)
+    if stored.incident is None or stored.incident.id != record.id:
+        return record.cost_usd
+    idle = accounting.idle_so_far(stored.incident, stored, now.timestamp())
+    return accounting.cost_usd(idle, fleets.get(session, job.fleet_name).price_usd_per_hour)
+
+
+def detail(session: Session, record: IncidentRecord, now: datetime) -> views.IncidentDetail:
+    """Return the parts of an incident that only DescribeIncident returns."""
+    return views.IncidentDetail(
+        account=account(session, record, now),
+        notes=notes.about(session, record.run_id, record.id),
+        stacks_event_id=_stacks_event_id(session, record),
+        now=now.timestamp(),
+    )
+
+
+def account(session: Session, record: IncidentRecord, now: datetime) -> Account:
+    """Return the stored facts about an incident, its job and its nodes."""
+    job = jobs.get_run(session, record.run_id)
+    checkpoint = checkpoints.newest_complete(session, record.run_id)
+    lost = nodes.among(session, record.instance_ids)
+    course = incidents.jobs_of(session, [record.run_id])[record.run_id]
+    outcome = _outcome(record, course)
+    ended_it = outcome in (Outcome.JOB_FAILED, Outcome.JOB_STOPPED)
+    reached = job.max_boundary if ended_it else record.reached_step
+    return Account(
+        incident_id=record.id,
+        job_name=record.job_name,
+        project=record.project,
+        fleet_name=job.fleet_name,
+        cause=Cause(record.cause),
+        outcome=outcome,
+        evidence=record.evidence,
+        decision=record.decision,
+        reason=record.reason,
+        taken_over_by=job.taken_over_by if job.taken_over_at is not None else "",
+        reached_step=None if reached is None else Step(reached),
+        from_step=None if record.from_step is None else Step(record.from_step),
+        repeated_steps=record.lost_steps,
+        kept_step=None if checkpoint is None else Step(checkpoint.step),
+        restore_source=record.restore_source,
+        instance_ids=record.instance_ids,
+        faulted_instance_ids=record.faulted_instance_ids,
+        replacement_instance_ids=record.replacement_instance_ids,
+        held=tuple(
+            HeldNode(node_id=node.id, hold=Hold(node.hold))
+            for node in lost
+            if node.state == NodeState.HELD and node.hold is not None
+        ),
+        failed_at=record.failed_at.timestamp(),
+        opened_at=record.opened_at.timestamp(),
+        replaced_at=_unix(record.replaced_at),
+        restored_at=_unix(record.restored_at),
+        closed_at=_unix(record.closed_at),
+        cost_usd=cost_usd(session, record, now),
+    )
+
+
+def similar(session: Session, record: IncidentRecord, limit: int) -> tuple[views.Similar, ...]:
+    """Return the incidents of the same cause and project that are most like a given one, the most similar first.
+
+    The function compares the newest `COMPARED_INCIDENTS` incidents and returns at most `limit` of them. `session` comes
+    from `Database.read`.
+    """
+    which = IncidentFilter(project=record.project, cause=record.cause)
+    others = incidents.page(session, which, after=None, limit=COMPARED_INCIDENTS, is_ascending=False)
+    by_id = {each.id: each for each in (*others, record)}
+    courses = incidents.jobs_of(session, {each.run_id for each in by_id.values()})
+    instances = {id for each in by_id.values() for id in _instances(each)}
+    types = {node.id: node.instance_type for node in nodes.among(session, instances)}
+    of_fleet = {fleet.name: fleet.instance_type for fleet in fleets.every(session)}
+    candidates = {each.id: _candidate(each, courses[each.run_id], types, of_fleet) for each in by_id.values()}
+    found = similar_incidents.ranked(candidates[record.id], candidates.values(), limit=limit)
+    return tuple(
+        views.Similar(
+            record=by_id[candidate.incident_id],
+            fleet_name=candidate.fleet_name,
+            outcome=_outcome(by_id[candidate.incident_id], courses[by_id[candidate.incident_id].run_id]),
+            likeness=likeness,
+        )
+        for candidate, likeness in found
+    )
+
+
+def post_mortem(session: Session, record: IncidentRecord, log: LastLines, now: datetime) -> PostMortem:
+    """Return the content of an incident's post-mortem, for `core.postmortem.markdown`.
+
+    `session` comes from `Database.read`, and `log` from `last_lines`. The document is dated `now`.
+    """
+    since, until = record.failed_at - _AROUND, None if record.closed_at is None else record.closed_at + _AROUND
+    which = EventFilter(job_name=record.job_name, project=record.project, after=since, before=until)
+    around = events.page(session, which, limit=_EVENTS)
+    number = _stacks_event_id(session, record)
+    return PostMortem(
+        account=account(session, record, now),
+        owner=record.owner,
+        acknowledged_by=record.acknowledged_by,
+        events=tuple(Entry(each.at.timestamp(), each.message) for each in around),
+        lines=log.lines,
+        lines_missing=log.missing,
+        stacks=() if number is None else tuple(_stacks(each for each in around if each.id == number)),
+        notes=tuple(
+            WrittenNote(each.at.timestamp(), each.author, each.text)
+            for each in notes.about(session, record.run_id, record.id)
+        ),
+        similar=tuple(
+            SimilarIncident(each.record.id, each.record.job_name, each.record.opened_at.timestamp(), each.outcome)
+            for each in similar(session, record, _SIMILAR)
+        ),
+        written_at=now.timestamp(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LastLines:
+    """The last lines of the failed generation before the failure, oldest first."""
+
+    lines: tuple[str, ...]
+    missing: str = ""
+    """Why there are no lines. Empty if there are."""
+
+
+def last_lines(services: Services, record: IncidentRecord) -> LastLines:
+    """Read the last lines that the ranks printed before an incident. Blocks on the database and on S3."""
+    with services.database.read() as session:
+        job: JobRecord = jobs.get_run(session, record.run_id)
+        facts = facts_of(session, job)
+    place = prefix_of(job.spec.log_uri)
+    reader = LogReader(services.objects, place, *facts, services.now, services.caller_threads.is_closed)
+    end_ms = int((record.failed_at.timestamp() + _AFTER_SECONDS) * 1000)
+    wanted = LogFilter(generation=record.generation_before, end_ms=end_ms)
+    try:
+        page = reader.backward(reader.tail(wanted), wanted, _LINES)
+    except CloudError as error:
+        return LastLines((), f"S3 did not return the log: {error.message}")
+    if not page.events:
+        return LastLines((), "The job's log has no lines before the failure.")
+    return LastLines(tuple(_line(event) for event in page.events))
+
+
+def _stacks_event_id(session: Session, record: IncidentRecord) -> int | None:
+    # One transaction stores the incident and the event, so an incident is never read without its event.
+    return events.newest_of(
+        session,
+        hangs.PROVEN,
+        project=record.project,
+        job_name=record.job_name,
+        since=record.opened_at,
+        until=record.closed_at,
+    )
+
+
+def _outcome(record: IncidentRecord, job: JobOfIncident) -> Outcome:
+    course = JobCourse(
+        state=JobState(job.state),
+        ended_at=_unix(job.ended_at),
+        queued_at=tuple(at.timestamp() for at in job.queued_at),
+    )
+    return outcome_of(_unix(record.closed_at), course)
+
+
+def _candidate(
+    record: IncidentRecord, job: JobOfIncident, types: Mapping[str, str], of_fleet: Mapping[str, str]
+) -> Candidate:
+    instances = _instances(record)
+    fallback = of_fleet.get(job.fleet_name, "")
+    return Candidate(
+        incident_id=record.id,
+        opened_at=record.opened_at.timestamp(),
+        instance_ids=frozenset(instances),
+        instance_types=frozenset(types.get(id) or fallback for id in instances) - {""},
+        fleet_name=job.fleet_name,
+    )
+
+
+def _instances(record: IncidentRecord) -> Collection[str]:
+    return {*record.faulted_instance_ids, *record.instance_ids}
+
+
+def _stacks(found: Iterable[EventRecord]) -> Iterable[Stack]:
+    for event in found:
+        stored: list[Mapping[str, Any]] = event.detail.get("stacks", [])
+        for each in stored:
+            yield Stack(tuple(each["ranks"]), each["text"])
+
+
+def _line(event: LogEvent) -> str:
+    who = event.node_id if event.rank is None else f"rank {event.rank}"
+    return f"{datetime.fromtimestamp(event.at_ms / 1000, UTC):%H:%M:%S} {who}  {event.text}"
+
+
+def _unix(at: datetime | None) -> float | None:
+    return None if at is None else at.timestamp()

@@ -1,0 +1,304 @@
+"""The account of an incident for people: how it ended, its verdict, and what a person can do now.
+
+The API, the command line, the dashboard and the post-mortem show these sentences, so that they never disagree.
+
+Invariant: pure. A sentence states only stored facts. An unknown fact is omitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from control_plane.core.incidents import phase_moments
+from control_plane.core.observed.fleets import Hold
+from control_plane.core.observed.nodes import Cause
+from control_plane.core.states import JobState
+from everstep.protocol.ids import FIRST_STEP, Step
+
+_SAME_PASS_SECONDS = 1.0
+"""Largest difference between two times that one pass of the job loop stores for the same decision."""
+_NAMED_NODES = 3
+"""Maximum number of instance ids in a verdict."""
+
+
+class Outcome(StrEnum):
+    """The end of an incident.
+
+    - OPEN: training has not caught up with the step before the failure.
+    - RECOVERED: training has caught up.
+    - JOB_PAUSED: the job returned to the queue before training had caught up.
+    - JOB_COMPLETED, JOB_FAILED, JOB_STOPPED: the job ended before training had caught up.
+    """
+
+    OPEN = "Open"
+    RECOVERED = "Recovered"
+    JOB_PAUSED = "JobPaused"
+    JOB_COMPLETED = "JobCompleted"
+    JOB_FAILED = "JobFailed"
+    JOB_STOPPED = "JobStopped"
+
+
+_BY_END = {
+    JobState.COMPLETED: Outcome.JOB_COMPLETED,
+    JobState.FAILED: Outcome.JOB_FAILED,
+    JobState.STOPPED: Outcome.JOB_STOPPED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCourse:
+    """The parts of a job's history that determine how its incidents ended."""
+
+    state: JobState
+    ended_at: float | None
+    """Unix seconds. None if the job has not ended."""
+    queued_at: tuple[float, ...]
+    """Unix seconds at which the job entered the queue."""
+
+
+def outcome_of(closed_at: float | None, job: JobCourse) -> Outcome:
+    """Return how an incident ended. `closed_at` is in Unix seconds, or None for an open incident."""
+    if closed_at is None:
+        return Outcome.OPEN
+    if job.ended_at is not None and abs(job.ended_at - closed_at) <= _SAME_PASS_SECONDS:
+        return _BY_END[job.state]
+    if any(abs(at - closed_at) <= _SAME_PASS_SECONDS for at in job.queued_at):
+        return Outcome.JOB_PAUSED
+    return Outcome.RECOVERED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldNode:
+    """A node of the incident that its fleet holds now."""
+
+    node_id: str
+    hold: Hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """The stored facts about an incident, its job and its nodes. Times are Unix seconds."""
+
+    incident_id: str
+    job_name: str
+    project: str
+    fleet_name: str
+    cause: Cause
+    outcome: Outcome
+    evidence: tuple[str, ...]
+    decision: str
+    reason: str
+    taken_over_by: str = ""
+    """The person who controls the job. Empty while Everstep controls it."""
+    reached_step: Step | None = None
+    """Newest step before the failure. For a job that ended with the incident: the newest step of any generation."""
+    from_step: Step | None = None
+    repeated_steps: int | None = None
+    """Steps that training repeated. None until the control plane has chosen the step to restore."""
+    kept_step: Step | None = None
+    """Step of the job's newest complete checkpoint in S3. None without a checkpoint."""
+    restore_source: str | None = None
+    instance_ids: tuple[str, ...] = ()
+    """Instances that the job lost."""
+    faulted_instance_ids: tuple[str, ...] = ()
+    replacement_instance_ids: tuple[str, ...] = ()
+    held: tuple[HeldNode, ...] = ()
+    failed_at: float
+    opened_at: float
+    replaced_at: float | None = None
+    restored_at: float | None = None
+    closed_at: float | None = None
+    cost_usd: float | None = None
+
+    @property
+    def has_ended_the_job(self) -> bool:
+        """Whether the job failed or was stopped before training had caught up."""
+        return self.outcome in (Outcome.JOB_FAILED, Outcome.JOB_STOPPED)
+
+    @property
+    def lost_steps(self) -> int | None:
+        """Number of steps that the incident cost.
+
+        For a job that ended with the incident, the steps after the newest checkpoint are lost. Otherwise training
+        repeats the lost steps. None if the number is unknown.
+        """
+        if not self.has_ended_the_job:
+            return self.repeated_steps
+        return None if self.reached_step is None else max(0, self.reached_step - (self.kept_step or FIRST_STEP))
+
+    def interruption_seconds(self, now: float) -> float:
+        """Return the time from the failure until the end of the incident, or until `now`, in seconds."""
+        moments = phase_moments(self, now)
+        return moments[-1] - moments[0]
+
+
+def verdict(account: Account, now: float) -> str:
+    """Return what failed, how it ended, and what it cost: one short sentence for each."""
+    sentences = (_failure(account), _ending(account, now), _loss(account))
+    return " ".join(each for each in sentences if each)
+
+
+class Urgency(StrEnum):
+    """The time by which a person must act.
+
+    - NOW: the job makes no progress until a person acts.
+    - LATER: the job continues, but the fleet lacks a node until a person acts.
+    - OPTIONAL: nothing waits for a person.
+    """
+
+    NOW = "Now"
+    LATER = "Later"
+    OPTIONAL = "Optional"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Something that a person can do about an incident now."""
+
+    urgency: Urgency
+    words: str
+    """What to do: one or two sentences in the imperative."""
+    command: str
+    """The command for the first step of the action."""
+
+
+def actions(account: Account) -> tuple[Action, ...]:
+    """Return what a person can do about an incident now, the most urgent first."""
+    of_nodes = (_of_a_node(node) for node in account.held if node.hold is not Hold.UNREACHABLE)
+    every = (*_of_the_job(account), *of_nodes)
+    return tuple(sorted(every, key=lambda each: tuple(Urgency).index(each.urgency)))
+
+
+def duty(account: Account) -> str:
+    """Return whether a person must act, and what is most urgent, in one or two sentences."""
+    first = next(iter(actions(account)), None)
+    if first is None or first.urgency is Urgency.OPTIONAL:
+        return "Nothing to do."
+    return f"{'Act now' if first.urgency is Urgency.NOW else 'Not urgent'}: {first.words[0].lower()}{first.words[1:]}"
+
+
+def _of_the_job(account: Account) -> tuple[Action, ...]:
+    name = account.job_name
+    if account.outcome is Outcome.OPEN:
+        if account.taken_over_by:
+            return (
+                Action(Urgency.NOW, "Hand the job back, and Everstep recovers it.", f"everstep jobs hand-back {name}"),
+            )
+        return (Action(Urgency.OPTIONAL, "See what the recovery waits for.", f"everstep jobs describe {name}"),)
+    if account.outcome is Outcome.JOB_FAILED:
+        start = "the beginning" if account.kept_step is None else f"the checkpoint of step {account.kept_step:,}"
+        words = (
+            "Read the last lines of the failed rank and correct the cause. "
+            f"Then submit the job under another name; it can start from {start}."
+        )
+        return (Action(Urgency.NOW, words, f"everstep jobs logs {name}"),)
+    if account.outcome is Outcome.JOB_PAUSED:
+        return (Action(Urgency.OPTIONAL, "Resume the job if it is still paused.", f"everstep jobs resume {name}"),)
+    return ()
+
+
+def _of_a_node(node: HeldNode) -> Action:
+    words = f"Inspect the held node {node.node_id}. Then terminate it, or release it if it is healthy."
+    return Action(Urgency.LATER, words, f"everstep nodes describe {node.node_id}")
+
+
+def _failure(account: Account) -> str:
+    where = account.faulted_instance_ids or account.instance_ids
+    on = f" on {_listed(where)}" if where else ""
+    nodes, are = _listed(where) or "a node", "were" if len(where) > 1 else "was"
+    match account.cause:
+        case Cause.NOTICE:
+            words = f"AWS announced the end of {nodes}"
+        case Cause.REQUESTED:
+            words = f"A person requested {nodes}"
+        case Cause.GROWN:
+            words = "The job stopped to continue on more nodes"
+        case Cause.RETURNED:
+            words = "The job stopped to return nodes to its fleet"
+        case Cause.PAUSE_FAILED:
+            words = "The job could not be paused"
+        case Cause.DRILL:
+            words = f"A drill caused a fault{on}"
+        case Cause.LOAD_FAILED:
+            words = f"A shard could not be loaded{on}"
+        case Cause.RANK_EXIT:
+            words = f"A training process failed{on}"
+        case Cause.HANG:
+            words = "The ranks made no progress and hung"
+        case Cause.AGENT_LOST:
+            words = f"An agent lost its state of the job{on}"
+        case Cause.NODE_UNREACHABLE:
+            words = f"{_capital(nodes)} became unreachable"
+        case Cause.NODE_FAULT:
+            words = f"{_capital(nodes)} reported a fault"
+        case Cause.INSTANCE_TERMINATED:
+            words = f"{_capital(nodes)} {are} terminated"
+        case Cause.SHRUNK:
+            words = "No other node replaced the lost nodes, so the job continues on fewer nodes"
+        case Cause.GROUP_LOST:
+            words = "All nodes that held a shard were lost"
+    return f"{words}."
+
+
+def _ending(account: Account, now: float) -> str:
+    took = duration(account.interruption_seconds(now))
+    match account.outcome:
+        case Outcome.OPEN if account.taken_over_by:
+            return f"Nobody recovers the job, because {account.taken_over_by} controls it."
+        case Outcome.OPEN:
+            return f"Everstep has been recovering the job for {took}."
+        case Outcome.RECOVERED:
+            return f"Everstep recovered the job in {took}."
+        case Outcome.JOB_PAUSED:
+            return f"The job was paused after {took}."
+        case Outcome.JOB_COMPLETED:
+            return f"The job completed after {took}."
+        case Outcome.JOB_FAILED:
+            return f"The job failed after {took}."
+        case Outcome.JOB_STOPPED:
+            return f"The job was stopped after {took}."
+
+
+def _loss(account: Account) -> str:
+    lost = account.lost_steps
+    if lost is None:
+        return ""
+    if account.has_ended_the_job:
+        kept = "no checkpoint is left" if account.kept_step is None else f"step {account.kept_step:,} is in S3"
+        return f"{_capital(_counted(lost))} {'is' if lost == 1 else 'are'} lost; {kept}."
+    if not lost:
+        return "No step was lost."
+    verb = "recomputes" if account.outcome is Outcome.OPEN else "recomputed"
+    return f"Training {verb} {_counted(lost)}."
+
+
+def _counted(steps: int) -> str:
+    return "no step" if steps == 0 else "1 step" if steps == 1 else f"{steps:,} steps"
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = tuple(names)
+    shown, more = every[:_NAMED_NODES], len(every) - _NAMED_NODES
+    if more > 0:
+        return f"{', '.join(shown)} and {more} more"
+    return " and ".join((", ".join(shown[:-1]), shown[-1])) if len(shown) > 1 else "".join(shown)
+
+
+def _capital(text: str) -> str:
+    """Return a text that begins a sentence. Instance ids keep their case."""
+    return text if text.startswith("i-") else text[:1].upper() + text[1:]
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time for people: `0.42 s`, `12.3 s`, `4 min 10 s`, `2 h 5 min`."""
+    if seconds < 9.995:
+        return f"{seconds:.2f} s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min"

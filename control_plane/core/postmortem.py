@@ -1,0 +1,255 @@
+"""The post-mortem of an incident as a Markdown document.
+
+    # Post-mortem: job gpt, 2026-03-01 12:00 UTC
+    verdict
+    ## Impact          figures; the phases add up to the interruption
+    ## Timeline        UTC
+    ## Evidence
+    ## Decision
+    ## Last lines before the failure
+    ## Stacks          only if ranks hung
+    ## Notes
+    ## Similar incidents
+    ## What to do
+
+ExportIncident is the only caller. The command line and the dashboard store what ExportIncident returns.
+
+Invariant: pure. Text of users, ranks and AWS never becomes a heading or a table of the document.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from control_plane.core.incident_accounts import Account, Outcome, actions, duty, verdict
+from control_plane.core.incidents import PHASES, phase_moments
+
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
+"""ANSI escape sequences and control characters. Tabs and line ends are none."""
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
+"""Characters with a meaning inside a line of Markdown."""
+_FIRST = re.compile(r"^(?:(\d+)([.)])|([-+=]))")
+"""A beginning of a line that Markdown reads as a list, a rule or an underline."""
+_SOURCES = {
+    "local": "the memory of the own nodes",
+    "peer": "the memory of other nodes",
+    "parity": "parity in the memory of other nodes",
+    "s3": "a checkpoint in S3",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Something that happened, with its Unix time in seconds."""
+
+    at: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenNote:
+    """A note of a person, with its Unix time in seconds."""
+
+    at: float
+    author: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The equal stacks of several ranks."""
+
+    ranks: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarIncident:
+    """An earlier or later incident of the same cause. `opened_at` is in Unix seconds."""
+
+    incident_id: str
+    job_name: str
+    opened_at: float
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostMortem:
+    """The content of a post-mortem."""
+
+    account: Account
+    owner: str
+    """Empty without an owner."""
+    acknowledged_by: str
+    """Empty if nobody has acknowledged the incident."""
+    events: tuple[Entry, ...]
+    """Stored events around the incident, in any order."""
+    lines: tuple[str, ...]
+    """The last lines of the failed generation before the failure, oldest first."""
+    lines_missing: str
+    """Why `lines` is empty although ranks may have printed lines. Empty if `lines` is complete."""
+    stacks: tuple[Stack, ...]
+    notes: tuple[WrittenNote, ...]
+    similar: tuple[SimilarIncident, ...]
+    written_at: float
+    """Unix seconds at which the document is written."""
+
+
+def markdown(post_mortem: PostMortem) -> str:
+    """Return the document. Every line ends with a line feed."""
+    account = post_mortem.account
+    blocks = [
+        f"# Post-mortem: job {_inline(account.job_name)}, {_minute(account.failed_at)} UTC",
+        f"**{_inline(verdict(account, post_mortem.written_at))}** {_inline(duty(account))}",
+        _identity(post_mortem),
+        *_section("Impact", _impact(account, post_mortem.written_at)),
+        *_section("Timeline", _timeline(post_mortem)),
+        *_section("Evidence", "\n".join(f"- {_inline(each)}" for each in account.evidence) or "None was recorded."),
+        *_section("Decision", "\n\n".join(_inline(each) for each in (account.decision, account.reason) if each)),
+        *_section("Last lines before the failure", _lines(post_mortem)),
+        *_section("Stacks", "\n\n".join(_stack(each) for each in post_mortem.stacks)),
+        *_section("Notes", "\n\n".join(_note(each) for each in post_mortem.notes)),
+        *_section("Similar incidents", "\n".join(_similar(each) for each in post_mortem.similar)),
+        *_section("What to do", _to_do(account)),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _section(title: str, body: str) -> Iterator[str]:
+    """Yield the heading and the body of a section. A section without a body is omitted."""
+    if body:
+        yield f"## {title}"
+        yield body
+
+
+def _identity(post_mortem: PostMortem) -> str:
+    account = post_mortem.account
+    facts = [
+        ("Incident", account.incident_id),
+        ("Cause", account.cause.value),
+        ("Project", account.project),
+        ("Fleet", account.fleet_name),
+        ("Owner", post_mortem.owner or "none"),
+        ("Acknowledged by", post_mortem.acknowledged_by or "nobody"),
+        ("Written", f"{_second(post_mortem.written_at)} UTC"),
+    ]
+    return "\n".join(f"- {name}: {_inline(value)}" for name, value in facts)
+
+
+def _impact(account: Account, now: float) -> str:
+    moments = phase_moments(account, now)
+    # Round the times instead of the lengths, so that the rounded lengths add up to the rounded total.
+    ends = [round((moment - moments[0]) * 100) for moment in moments]
+    rows = [(phase, later - earlier) for phase, earlier, later in zip(PHASES, ends, ends[1:], strict=False)]
+    rows.append(("**interruption**", ends[-1]))
+    table = ["| phase | seconds |", "| --- | ---: |", *(f"| {name} | {part / 100:.2f} |" for name, part in rows)]
+    return "\n".join((*table, "", *(f"- {name}: {_inline(value)}" for name, value in _figures(account))))
+
+
+def _figures(account: Account) -> Iterator[tuple[str, str]]:
+    lost = account.lost_steps
+    kind = "Unsaved steps" if account.has_ended_the_job else "Recomputed steps"
+    yield kind, "unknown" if lost is None else f"{lost:,}"
+    if account.reached_step is not None:
+        yield "Step before the failure", f"{account.reached_step:,}"
+    if account.has_ended_the_job:
+        yield "Newest checkpoint", "none" if account.kept_step is None else f"step {account.kept_step:,}"
+    elif account.from_step is not None:
+        source = account.restore_source
+        yield "Resumed from", f"step {account.from_step:,}" + (f", from {_SOURCES[source]}" if source else "")
+    yield (
+        "Cost of idle nodes",
+        "unknown, the fleet has no price" if account.cost_usd is None else f"${account.cost_usd:,.2f}",
+    )
+    yield "Failure on", ", ".join(account.faulted_instance_ids) or "no particular node"
+    yield "Lost nodes", ", ".join(account.instance_ids) or "none"
+    yield "Replacements", ", ".join(account.replacement_instance_ids) or "none"
+
+
+def _timeline(post_mortem: PostMortem) -> str:
+    account = post_mortem.account
+    milestones = (
+        (account.failed_at, "**The failure occurred.**"),
+        (account.opened_at, "**Everstep detected the failure.**"),
+        (account.replaced_at, "**All nodes were ready.**"),
+        (account.restored_at, "**Training ran again.**"),
+        (account.closed_at, f"**{_CLOSED[account.outcome]}**"),
+    )
+    entries = [(at, words) for at, words in milestones if at is not None]
+    entries += [(each.at, _inline(each.words)) for each in post_mortem.events]
+    entries.sort(key=lambda each: each[0])  # stable: a milestone precedes an event of the same time
+    return "\n".join(f"- {_second(at)} {words}" for at, words in entries)
+
+
+_CLOSED = {
+    Outcome.OPEN: "The incident is open.",
+    Outcome.RECOVERED: "Training had caught up.",
+    Outcome.JOB_PAUSED: "The job was paused.",
+    Outcome.JOB_COMPLETED: "The job completed.",
+    Outcome.JOB_FAILED: "The job failed.",
+    Outcome.JOB_STOPPED: "The job was stopped.",
+}
+
+
+def _lines(post_mortem: PostMortem) -> str:
+    return _fenced(post_mortem.lines) if post_mortem.lines else _inline(post_mortem.lines_missing)
+
+
+def _stack(stack: Stack) -> str:
+    noun = "Rank" if len(stack.ranks) == 1 else "Ranks"
+    return f"{noun} {_spans(stack.ranks)}:\n\n{_fenced(stack.text.splitlines())}"
+
+
+def _spans(ranks: Iterable[int]) -> str:
+    """Return ranks as text, neighbours joined: `0-3, 7`."""
+    spans: list[tuple[int, int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1] = spans[-1][0], rank
+        else:
+            spans.append((rank, rank))
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def _note(note: WrittenNote) -> str:
+    text = "\n".join(f"> {_inline(line)}" if line.strip() else ">" for line in note.text.splitlines())
+    return f"{_second(note.at)} {_inline(note.author)}:\n\n{text}"
+
+
+def _similar(incident: SimilarIncident) -> str:
+    how = {Outcome.OPEN: "still open", Outcome.RECOVERED: "recovered"}.get(
+        incident.outcome, _CLOSED[incident.outcome].rstrip(".").lower()
+    )
+    return f"- {_second(incident.opened_at)} {_inline(incident.incident_id)}, job {_inline(incident.job_name)}: {how}"
+
+
+def _to_do(account: Account) -> str:
+    steps = [f"{number}. {_inline(each.words)} `{each.command}`" for number, each in enumerate(actions(account), 1)]
+    nothing = [] if steps else ["Nothing."]
+    advice = f"The runbook explains this cause: `/runbook.html#{account.cause.value}` on the control plane."
+    return "\n".join((*steps, *nothing, "", advice))
+
+
+def _fenced(lines: Iterable[str]) -> str:
+    """Return lines as a code block whose fence is longer than every run of backticks in them."""
+    shown = [_CONTROL.sub("", line) for line in lines]
+    longest = max((len(run) for line in shown for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join((f"{fence}text", *shown, fence))
+
+
+def _inline(text: str) -> str:
+    """Return a text as one line without any formatting of its own."""
+    line = _SPECIAL.sub(r"\\\1", " ".join(_CONTROL.sub("", text).split()))
+    return _FIRST.sub(lambda found: f"{found[1] or ''}\\{found[2] or found[3]}", line)
+
+
+def _minute(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}"
+
+
+def _second(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"

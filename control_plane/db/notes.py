@@ -1,0 +1,85 @@
+"""Notes that people write about jobs and incidents.
+
+Invariant: a note never changes. It is deleted with its job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import Session
+
+from control_plane.db.errors import Conflict
+from control_plane.db.models import Note
+from control_plane.db.session import record_of, values_of
+
+MAX_NOTES = 100
+"""Maximum number of notes of one incident, and of one job itself. A list of notes therefore needs no pages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewNote:
+    """A note to store."""
+
+    run_id: str
+    incident_id: str | None
+    """The incident that the note is about. None for a note about the job itself."""
+    author: str
+    """Name of the caller who wrote the note."""
+    text: str
+    request_token: str | None = None
+    """Digest that identifies the request. None without a ClientRequestToken. Equal requests have equal digests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteRecord(NewNote):
+    """A row of the table of notes."""
+
+    id: int
+    at: datetime
+
+
+def create(session: Session, note: NewNote, now: datetime) -> tuple[NoteRecord, bool]:
+    """Store a note, unless an earlier request with the same token has stored it.
+
+    Args:
+        session: from `Database.write`.
+        note: the note. Its job and its incident exist.
+        now: the note's time, if this call stores it.
+
+    Returns:
+        The stored note, and whether this call stored it.
+
+    Raises:
+        Conflict: an earlier request with the same token had another text, or the incident or job already has
+            `MAX_NOTES` notes.
+    """
+    if note.request_token is not None:
+        earlier = session.scalar(select(Note).where(Note.request_token == note.request_token))
+        if earlier is not None:
+            if earlier.text != note.text:
+                raise Conflict("the ClientRequestToken was used for a note with another text; use a new token")
+            return record_of(earlier, NoteRecord), False
+    subject = _is_about(note.run_id, note.incident_id)
+    if (session.scalar(select(func.count()).select_from(Note).where(*subject)) or 0) >= MAX_NOTES:
+        about = "the training job" if note.incident_id is None else f"the incident {note.incident_id!r}"
+        raise Conflict(f"{about} has {MAX_NOTES} notes already, which is the maximum")
+    row = Note(**values_of(note), at=now)
+    session.add(row)
+    session.flush()
+    return record_of(row, NoteRecord), True
+
+
+def about(session: Session, run_id: str, incident_id: str | None) -> tuple[NoteRecord, ...]:
+    """Return the notes about an incident, or about the job itself if `incident_id` is None, oldest first.
+
+    `session` comes from `Database.read` or `Database.write`.
+    """
+    query = select(Note).where(*_is_about(run_id, incident_id)).order_by(Note.id)
+    return tuple(record_of(row, NoteRecord) for row in session.scalars(query))
+
+
+def _is_about(run_id: str, incident_id: str | None) -> tuple[ColumnElement[bool], ...]:
+    return Note.run_id == run_id, Note.incident_id == incident_id

@@ -1,0 +1,142 @@
+"""How incidents ended, their verdicts, and what a person can do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from control_plane.core.incident_accounts import (
+    Account,
+    HeldNode,
+    JobCourse,
+    Outcome,
+    Urgency,
+    actions,
+    duration,
+    duty,
+    outcome_of,
+    verdict,
+)
+from control_plane.core.observed.fleets import Hold
+from control_plane.core.observed.nodes import Cause
+from control_plane.core.states import JobState
+from everstep.protocol.ids import Step
+
+RECOVERED = Account(
+    incident_id="inc-1",
+    job_name="gpt",
+    project="default",
+    fleet_name="main",
+    cause=Cause.INSTANCE_TERMINATED,
+    outcome=Outcome.RECOVERED,
+    evidence=("EC2 reports i-1 as terminated",),
+    decision="replace i-1 and restart all ranks",
+    reason="restores step 10 from peer",
+    reached_step=Step(12),
+    from_step=Step(10),
+    repeated_steps=2,
+    kept_step=Step(5),
+    restore_source="peer",
+    instance_ids=("i-1",),
+    faulted_instance_ids=("i-1",),
+    replacement_instance_ids=("i-2",),
+    failed_at=100.0,
+    opened_at=100.5,
+    replaced_at=101.0,
+    restored_at=102.0,
+    closed_at=112.3,
+)
+OPEN = replace(RECOVERED, outcome=Outcome.OPEN, replaced_at=None, restored_at=None, closed_at=None, repeated_steps=None)
+FAILED = replace(RECOVERED, outcome=Outcome.JOB_FAILED, cause=Cause.RANK_EXIT, instance_ids=(), reached_step=Step(33))
+
+
+@pytest.mark.parametrize(
+    ("closed_at", "job", "outcome"),
+    [
+        (None, JobCourse(state=JobState.PREPARING, ended_at=None, queued_at=()), Outcome.OPEN),
+        (100.0, JobCourse(state=JobState.RUNNING, ended_at=None, queued_at=(50.0,)), Outcome.RECOVERED),
+        (100.0, JobCourse(state=JobState.QUEUED, ended_at=None, queued_at=(50.0, 100.5)), Outcome.JOB_PAUSED),
+        (100.0, JobCourse(state=JobState.FAILED, ended_at=100.9, queued_at=()), Outcome.JOB_FAILED),
+        (100.0, JobCourse(state=JobState.STOPPED, ended_at=99.5, queued_at=()), Outcome.JOB_STOPPED),
+        (100.0, JobCourse(state=JobState.COMPLETED, ended_at=100.0, queued_at=()), Outcome.JOB_COMPLETED),
+        (100.0, JobCourse(state=JobState.FAILED, ended_at=102.0, queued_at=()), Outcome.RECOVERED),
+    ],
+)
+def test_the_course_of_the_job_determines_how_an_incident_ended(
+    closed_at: float | None, job: JobCourse, outcome: Outcome
+) -> None:
+    assert outcome_of(closed_at, job) is outcome
+
+
+def test_a_verdict_says_what_failed_how_it_ended_and_what_it_cost() -> None:
+    assert verdict(RECOVERED, 500.0) == (
+        "i-1 was terminated. Everstep recovered the job in 12.3 s. Training recomputed 2 steps."
+    )
+    assert verdict(OPEN, 500.0) == "i-1 was terminated. Everstep has been recovering the job for 6 min 40 s."
+    assert verdict(replace(RECOVERED, repeated_steps=0), 500.0).endswith("No step was lost.")
+    assert verdict(FAILED, 500.0) == (
+        "A training process failed on i-1. The job failed after 12.3 s. 28 steps are lost; step 5 is in S3."
+    )
+    assert "33 steps are lost; no checkpoint is left." in verdict(replace(FAILED, kept_step=None), 500.0)
+
+
+@pytest.mark.parametrize("cause", Cause)
+@pytest.mark.parametrize("nodes", [(), ("i-1",), ("i-1", "i-2"), ("i-1", "i-2", "i-3", "i-4", "i-5")])
+def test_every_cause_has_a_sentence(cause: Cause, nodes: tuple[str, ...]) -> None:
+    said = verdict(replace(RECOVERED, cause=cause, faulted_instance_ids=nodes, instance_ids=nodes), 500.0)
+    first = said.split(". ")[0]
+    assert first[0].isupper() or first.startswith("i-")
+    assert "  " not in said
+    assert " and 2 more" in said or "i-4" not in said
+
+
+def test_the_duty_is_the_most_urgent_action_unless_it_is_optional() -> None:
+    assert duty(RECOVERED) == duty(OPEN) == "Nothing to do."
+    assert duty(FAILED) == (
+        "Act now: read the last lines of the failed rank and correct the cause. Then submit the job under another "
+        "name; it can start from the checkpoint of step 5."
+    )
+    assert "it can start from the beginning." in duty(replace(FAILED, kept_step=None))
+
+
+def test_a_job_that_a_person_controls_waits_for_that_person() -> None:
+    taken = replace(OPEN, taken_over_by="ann")
+    assert "Nobody recovers the job, because ann controls it." in verdict(taken, 500.0)
+    assert [(each.urgency, each.command) for each in actions(taken)] == [(Urgency.NOW, "everstep jobs hand-back gpt")]
+    assert [each.urgency for each in actions(OPEN)] == [Urgency.OPTIONAL]
+
+
+def test_a_held_node_waits_for_a_person_unless_it_is_only_unreachable() -> None:
+    held = replace(OPEN, held=(HeldNode(node_id="i-1", hold=Hold.INSPECTION),))
+    assert [(each.urgency, each.command) for each in actions(held)] == [
+        (Urgency.LATER, "everstep nodes describe i-1"),
+        (Urgency.OPTIONAL, "everstep jobs describe gpt"),
+    ]
+    assert duty(held) == "Not urgent: inspect the held node i-1. Then terminate it, or release it if it is healthy."
+    silent = replace(RECOVERED, held=(HeldNode(node_id="i-1", hold=Hold.UNREACHABLE),))
+    assert actions(silent) == ()
+
+
+def test_lost_steps_are_those_after_the_checkpoint_only_if_the_job_ended() -> None:
+    assert RECOVERED.lost_steps == 2
+    assert FAILED.lost_steps == 28
+    assert replace(FAILED, kept_step=Step(33)).lost_steps == 0
+    assert replace(FAILED, reached_step=None).lost_steps is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.0, "0.00 s"),
+        (9.994, "9.99 s"),
+        (9.996, "10.0 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 0 s"),
+        (250.4, "4 min 10 s"),
+        (3599.6, "1 h 0 min"),
+        (7500.0, "2 h 5 min"),
+    ],
+)
+def test_a_duration_never_shows_sixty_of_a_unit(seconds: float, words: str) -> None:
+    assert duration(seconds) == words

@@ -1,0 +1,128 @@
+"""The Markdown document of a post-mortem."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from control_plane.core.incident_accounts import Outcome
+from control_plane.core.postmortem import Entry, PostMortem, SimilarIncident, Stack, WrittenNote, markdown
+from tests.unit.control_plane.core.test_incident_accounts import FAILED, RECOVERED
+
+WHOLE = PostMortem(
+    account=RECOVERED,
+    owner="ann",
+    acknowledged_by="bob",
+    events=(Entry(101.5, "The spare i-2 joins gpt."), Entry(100.0, "EC2 reports i-1.")),
+    lines=("00:01:39 rank 0  step 12", "00:01:40 rank 1  \x1b[31mKilled\x1b[0m"),
+    lines_missing="",
+    stacks=(Stack((0, 1, 2, 5), "train.py:7 all_reduce"),),
+    notes=(WrittenNote(130.0, "ann", "The host failed.\n\nAWS confirmed it."),),
+    similar=(SimilarIncident("inc-0", "gpt", 40.0, Outcome.RECOVERED),),
+    written_at=200.0,
+)
+
+
+def test_a_document_has_its_sections_in_order() -> None:
+    assert (
+        markdown(replace(WHOLE, account=replace(RECOVERED, cost_usd=0.5)))
+        == """\
+# Post-mortem: job gpt, 1970-01-01 00:01 UTC
+
+**i-1 was terminated. Everstep recovered the job in 12.3 s. Training recomputed 2 steps.** Nothing to do.
+
+- Incident: inc-1
+- Cause: instance\\_terminated
+- Project: default
+- Fleet: main
+- Owner: ann
+- Acknowledged by: bob
+- Written: 1970-01-01 00:03:20 UTC
+
+## Impact
+
+| phase | seconds |
+| --- | ---: |
+| detect | 0.50 |
+| replace | 0.50 |
+| restore | 1.00 |
+| rework | 10.30 |
+| **interruption** | 12.30 |
+
+- Recomputed steps: 2
+- Step before the failure: 12
+- Resumed from: step 10, from the memory of other nodes
+- Cost of idle nodes: $0.50
+- Failure on: i-1
+- Lost nodes: i-1
+- Replacements: i-2
+
+## Timeline
+
+- 1970-01-01 00:01:40 **The failure occurred.**
+- 1970-01-01 00:01:40 EC2 reports i-1.
+- 1970-01-01 00:01:40 **Everstep detected the failure.**
+- 1970-01-01 00:01:41 **All nodes were ready.**
+- 1970-01-01 00:01:41 The spare i-2 joins gpt.
+- 1970-01-01 00:01:42 **Training ran again.**
+- 1970-01-01 00:01:52 **Training had caught up.**
+
+## Evidence
+
+- EC2 reports i-1 as terminated
+
+## Decision
+
+replace i-1 and restart all ranks
+
+restores step 10 from peer
+
+## Last lines before the failure
+
+```text
+00:01:39 rank 0  step 12
+00:01:40 rank 1  Killed
+```
+
+## Stacks
+
+Ranks 0-2, 5:
+
+```text
+train.py:7 all_reduce
+```
+
+## Notes
+
+1970-01-01 00:02:10 ann:
+
+> The host failed.
+>
+> AWS confirmed it.
+
+## Similar incidents
+
+- 1970-01-01 00:00:40 inc-0, job gpt: recovered
+
+## What to do
+
+Nothing.
+
+The runbook explains this cause: `/runbook.html#instance_terminated` on the control plane.
+"""
+    )
+
+
+def test_a_document_without_lines_says_why_and_omits_empty_sections() -> None:
+    written = markdown(replace(WHOLE, lines=(), lines_missing="S3 did not answer", stacks=(), notes=(), similar=()))
+    assert "## Last lines before the failure\n\nS3 did not answer\n" in written
+    for section in ("Stacks", "Notes", "Similar incidents"):
+        assert f"## {section}" not in written
+
+
+def test_the_post_mortem_of_a_failed_job_counts_steps_from_the_checkpoint() -> None:
+    written = markdown(replace(WHOLE, account=FAILED))
+    assert "- Unsaved steps: 28\n" in written
+    assert "- Newest checkpoint: step 5\n" in written
+    assert "Resumed from" not in written
+    assert "1. Read the last lines of the failed rank" in written
+    assert "`everstep jobs logs gpt`" in written
