@@ -23,7 +23,7 @@ const NOW = Math.floor(Date.now() / 1000)
 const AWS = 'We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested (us-east-2a)'
 const again = new Date((NOW + 30) * 1000).toISOString().slice(11, 19)
 const incident = (changes: Partial<Incident> = {}): Incident => ({
-  IncidentId: 'inc-1', TrainingJobName: 'gpt', RunId: 'run', Cause: 'instance_terminated', Phase: 'replace', Evidence: ['EC2 says so'], Decision: 'replace i-0123456789abcdef0 and restart all ranks', Reason: 'lost',
+  IncidentId: 'inc-1', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'instance_terminated', Phase: 'replace', Evidence: ['EC2 says so'], Decision: 'replace i-0123456789abcdef0 and restart all ranks', Reason: 'lost',
   GenerationBefore: 1, RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 60, OpenedAt: NOW - 58, DetectSeconds: 2, ReachedStep: 78, ...changes,
 })
 const closed = (cause: Incident['Cause'], seconds: number, id: string) =>

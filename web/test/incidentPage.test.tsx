@@ -1,51 +1,155 @@
 // @vitest-environment jsdom
-/** The page of one incident: where its ranks stood, what they printed last, and where the runbook tells of its cause. */
-import { screen } from '@testing-library/react'
+/** The page of one incident: the verdict, what to do, the timeline with log lines and stacks, and work of people. */
+import { fireEvent, screen, waitFor, within } from '@testing-library/react'
 import { Route, Routes } from 'react-router'
-import { expect, test } from 'vitest'
+import { expect, test, vi } from 'vitest'
 
-import type { Event, Incident, LogEvent } from '../src/contract'
+import type { Event, Incident, LogEvent, SimilarIncident } from '../src/contract'
 import IncidentPage from '../src/pages/Incident'
-import { drawn } from './drawn'
+import { drawn, served } from './drawn'
 
 const NOW = Math.floor(Date.now() / 1000)
 const incident: Incident = {
-  IncidentId: 'inc-1', TrainingJobName: 'gpt', RunId: 'run', Cause: 'hang', Phase: 'closed', Evidence: ['hang: all 4 ranks stood still'], Decision: 'restart all ranks on the same nodes', Reason: '', GenerationBefore: 1, GenerationAfter: 2,
-  RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 100, OpenedAt: NOW - 40, ClosedAt: NOW - 20, DetectSeconds: 60,
+  IncidentId: 'inc-1', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'hang', Phase: 'closed',
+  Evidence: ['hang: all 4 ranks stood still', 'b', 'c', 'd'], Decision: 'restart all ranks on the same nodes', Reason: '',
+  GenerationBefore: 1, GenerationAfter: 2, RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'],
+  ReplacementInstanceIds: [], FailedAt: NOW - 100, OpenedAt: NOW - 40, ClosedAt: NOW - 20, DetectSeconds: 60,
+  FromStep: 10, ReachedStep: 12, LostSteps: 2, RestoreSource: 'peer', Outcome: 'Recovered',
+  Verdict: 'The ranks made no progress and hung. Everstep recovered the job in 80 s.', Actions: [], Notes: [],
 }
-const look = (EventId: number, Time: number, Type: string, text: string): Event => ({ EventId, Time, Type, Message: `${Type} told`, Detail: { stacks: [{ ranks: [0, 1], text }] } })
-const line = (Rank: number, Message: string): LogEvent => ({ Timestamp: NOW - 101, Generation: 1, NodeId: 'i-a', Rank, Stream: 'stdout', Message })
-const page = (job: object) =>
-  drawn(
+const look = (EventId: number, Time: number, Type: string, text: string): Event => ({
+  EventId, Time, Type, Message: `${Type} told`, Detail: { stacks: [{ ranks: [0, 1], text }] },
+})
+const line = (Rank: number, Message: string): LogEvent => ({
+  Timestamp: NOW - 101, Generation: 1, NodeId: 'i-a', Rank, Stream: 'stdout', Message,
+})
+const similar: SimilarIncident = {
+  IncidentId: 'inc-0', TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', OpenedAt: NOW - 5000, Outcome: 'JobFailed',
+  Decision: '', FaultedInstanceIds: ['i-a'], Likeness: ['Instance', 'Fleet'],
+}
+
+function page(changes: Partial<Incident> = {}, { job = {}, role = 'admin' }: { job?: object; role?: string } = {}) {
+  const shown = { ...incident, ...changes }
+  return drawn(
     <Routes>
       <Route path="/incidents/:id" element={<IncidentPage />} />
     </Routes>,
     {
       at: '/incidents/inc-1',
+      role,
       answers: {
-        '["incident","inc-1"]': incident,
-        '["job","gpt"]': { TrainingJobName: 'gpt', FleetName: 'main', ...job },
-        [JSON.stringify(['events', 'gpt', 'around', 'inc-1', incident.ClosedAt])]: [look(2, NOW - 60, 'RanksStandStill', 'the first look'), look(3, NOW - 40, 'RanksHang', 'the proof')],
-        [JSON.stringify(['nodes', 'main', false])]: [{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection' }],
-        [JSON.stringify(['printed', 'inc-1', incident.FailedAt])]: [line(0, 'step 7'), line(1, '\u001b[31mwaits\u001b[0m')],
+        '["incident","inc-1"]': shown,
+        '["incident","inc-1","similar"]': [similar],
+        '["job","gpt"]': { TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', ...job },
+        [JSON.stringify(['events', 'gpt', 'around', 'inc-1', shown.ClosedAt])]: [
+          look(2, NOW - 60, 'RanksStandStill', 'the first look'),
+          look(3, NOW - 40, 'RanksHang', 'the proof'),
+        ],
+        [JSON.stringify(['printed', 'inc-1', shown.FailedAt])]: [
+          line(0, 'step 7'), line(1, '\u001b[31mwaits\u001b[0m'),
+        ],
       },
     },
   )
+}
+const card = (name: string) => within(screen.getByRole('region', { name }))
 
-test('the looks of this incident, the newest first and open, and the last lines', () => {
-  page({ RunId: 'run' })
-  screen.getByRole('heading', { level: 1, name: 'The ranks stood still' })
-  expect(screen.getByRole('link', { name: 'The runbook about this' }).getAttribute('href')).toBe('/runbook.html#hang')
-  const stood = screen.getByRole('region', { name: 'Where the ranks stood' })
-  expect([...stood.querySelectorAll('pre')].map((each) => each.textContent)).toEqual(['the proof', 'the first look'])
-  expect([...stood.querySelectorAll('details')].map((each) => each.open)).toEqual([true, false])
-  const printed = screen.getByRole('region', { name: 'What the ranks printed last' }).querySelector('pre')!
-  expect(printed.textContent).toMatch(/ rank 0 {2}step 7\n.* rank 1 {2}waits$/)
-  screen.getByText('Yes, but for a held node')
+test('the head says what happened and whether to act', () => {
+  page()
+  screen.getByRole('heading', { level: 1, name: 'The ranks hung' })
+  expect(screen.getByRole('status').textContent).toBe(
+    'Nothing to do. The ranks made no progress and hung. Everstep recovered the job in 80 s.',
+  )
+  expect(screen.getByRole('link', { name: 'Runbook' }).getAttribute('href')).toBe('/runbook.html#hang')
+  screen.getByText('Recovered')
+  screen.getByText('1 more under Evidence')
+  screen.getByText('Training resumed from step 10, from the memory of other nodes.')
+  card('What to do').getByText(/^Nothing\./)
 })
-test('of a run whose name another one has by now, nothing of that one is told', () => {
-  page({ RunId: 'later', TrainingJobStatus: 'Failed', FailureReason: 'another story', TrainingEndTime: incident.ClosedAt })
-  screen.getByText('Yes')
+
+test('an urgent action leads the verdict and shows its command', () => {
+  page({
+    Outcome: 'JobFailed',
+    Actions: [{ Urgency: 'Now', Description: 'Read the last lines.', Command: 'everstep jobs logs gpt' }],
+  })
+  expect(screen.getByRole('status').textContent).toMatch(/^Act now\. /)
+  expect(screen.getByRole('status').getAttribute('data-tone')).toBe('bad')
+  card('What to do').getByText('Read the last lines.')
+  card('What to do').getByText('everstep jobs logs gpt')
+})
+
+test('an open incident shows its phase, and an optional action demands nothing', () => {
+  page({
+    ClosedAt: undefined, Phase: 'replace', Outcome: 'Open', LostSteps: undefined, FromStep: undefined,
+    Actions: [{ Urgency: 'Optional', Description: 'See it.', Command: 'everstep jobs describe gpt' }],
+  })
+  expect(screen.getByRole('status').textContent).toMatch(/^Nothing to do\. /)
+  screen.getByText('Recovering')
+  screen.getByText('replace', { selector: '.status' })
+  screen.getByText('What Everstep does')
+  screen.getByText('The number of lost steps is not known yet.')
+})
+
+test('the timeline has milestones, events, log lines, stacks and notes in the order of time', () => {
+  page({ Notes: [{ NoteId: 1, Author: 'ann', CreationTime: NOW - 10, Text: 'The switch\nfailed.' }] })
+  const timeline = card('Timeline')
+  const entries = timeline.getAllByRole('listitem').map((each) => each.querySelector('.what')!.textContent)
+  expect(entries.map((text) => /^(The last 2 lines|The failure|Ranks\w+|Everstep|The incident|Note of ann)/.exec(text)?.[1])).toEqual(
+    ['The last 2 lines', 'The failure', 'RanksStandStill', 'Everstep', 'RanksHang', 'The incident', 'Note of ann'],
+  )
+  const pre = [...document.querySelectorAll('.moments pre')].map((each) => each.textContent)
+  expect(pre[0]).toMatch(/ rank 0 {2}step 7\n.* rank 1 {2}waits$/)
+  expect(pre.slice(1)).toEqual(['the first look', 'the proof'])
+  expect(timeline.getByRole('link', { name: 'Open the log at this moment' }).getAttribute('href')).toBe(
+    '/jobs/gpt/logs?failure=inc-1',
+  )
+})
+
+test('similar incidents show what they share and how they ended', () => {
+  page()
+  const table = card('Similar incidents')
+  expect(table.getByRole('link', { name: 'inc-0' }).getAttribute('href')).toBe('/incidents/inc-0')
+  table.getByText('same instance, same fleet')
+  table.getByText('Job failed')
+})
+
+test('a person acknowledges, takes the incident, adds a note and saves the post-mortem', async () => {
+  const click = vi.spyOn(HTMLAnchorElement.prototype, 'click').mockImplementation(() => undefined)
+  URL.createObjectURL = vi.fn(() => 'blob:x')
+  URL.revokeObjectURL = vi.fn()
+  const asked = served({
+    '/v1/incidents/inc-1/acknowledge': { body: incident },
+    '/v1/incidents/inc-1': { body: incident },
+    '/v1/incidents/inc-1/notes': { body: { NoteId: 1 } },
+    '/v1/incidents/inc-1/export': { body: { FileName: 'x.md', Content: '# Post-mortem', Format: 'markdown' } },
+  })
+  page()
+  for (const name of ['Acknowledge', 'Export post-mortem']) fireEvent.click(screen.getByRole('button', { name }))
+  fireEvent.click(screen.getByRole('button', { name: 'Change' }))
+  fireEvent.change(screen.getByRole('textbox', { name: 'Owner' }), { target: { value: 'ann' } })
+  fireEvent.click(screen.getByRole('button', { name: 'Save' }))
+  expect(screen.getByRole('button', { name: 'Add note' })).toHaveProperty('disabled', true)
+  fireEvent.change(screen.getByRole('textbox', { name: 'New note' }), { target: { value: ' the switch ' } })
+  fireEvent.click(screen.getByRole('button', { name: 'Add note' }))
+  await waitFor(() => expect(click).toHaveBeenCalled())
+  const sent = asked.filter(({ method }) => method === 'POST').map(({ path, body }) => [path, body])
+  expect(sent).toEqual([
+    ['/v1/incidents/inc-1/acknowledge', {}],
+    ['/v1/incidents/inc-1', { Owner: 'ann' }],
+    ['/v1/incidents/inc-1/notes', { Text: 'the switch', ClientRequestToken: expect.stringMatching(/^[0-9a-f]{8,32}$/) }],
+  ])
+  expect(asked.some(({ path }) => path.endsWith('/export'))).toBe(true)
+  await waitFor(() => expect(screen.getByRole('textbox', { name: 'New note' })).toHaveProperty('value', ''))
+})
+
+test('a viewer changes nothing', () => {
+  page({}, { role: 'viewer' })
+  for (const name of ['Acknowledge', 'Change', 'Add note']) expect(screen.queryByRole('button', { name })).toBeNull()
+  screen.getByRole('button', { name: 'Export post-mortem' })
+})
+
+test('a job that took over the name changes nothing', () => {
+  page({}, { job: { RunId: 'later', TrainingJobStatus: 'Failed', FailureReason: 'another story', TrainingEndTime: incident.ClosedAt } })
+  screen.getByText('Recovered')
   expect(screen.queryByText(/another story/)).toBeNull()
-  expect(screen.queryByRole('region', { name: 'What the ranks printed last' })).toBeNull()
 })

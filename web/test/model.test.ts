@@ -47,7 +47,7 @@ describe('where the time went', () => {
 })
 
 const incident = (changes: Partial<Incident> = {}): Incident => ({
-  IncidentId: 'inc-1', TrainingJobName: 'gpt', RunId: 'run', Cause: 'instance_terminated', Phase: 'closed', Evidence: ['EC2 says so'], Decision: 'replace i-a', Reason: '', GenerationBefore: 1, GenerationAfter: 2, RankSources: [],
+  IncidentId: 'inc-1', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'instance_terminated', Phase: 'closed', Evidence: ['EC2 says so'], Decision: 'replace i-a', Reason: '', GenerationBefore: 1, GenerationAfter: 2, RankSources: [],
   InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: ['i-c'], FailedAt: NOW - 60, OpenedAt: NOW - 59, ClosedAt: NOW - 50, DetectSeconds: 1, ReplaceSeconds: 2, RestoreSeconds: 6, ReworkSeconds: 1, LostSteps: 2, FromStep: 10, RestoreSource: 'peer', ...changes,
 })
 
@@ -120,8 +120,8 @@ describe('the story of an incident', () => {
     const [what, done] = told({ ...loop, Evidence: [...loop.Evidence] }, { ...failed, FailureReason: reason })
     expect(what).toMatch(/^Your script ended with KeyError: 'labels': .* UTC\. Before: Rank 0 on i-a ended: crashed, signal 11\. Last, and decisive: Rank 0 on i-a ended: error, code 1\.$/)
     expect(done).not.toMatch(/restores step/i)
-    expect(told({ ...loop, Evidence: [...loop.Evidence] }, { ...failed, FailureReason: 'out of budget' })[0]).toMatch(/^A training process ended: .*Rank 0 on i-a ended: error, code 1\. Rank 0/)
-    expect(told({ ...loop, Evidence: [...loop.Evidence] })[0]).toMatch(/^A training process ended/)
+    expect(told({ ...loop, Evidence: [...loop.Evidence] }, { ...failed, FailureReason: 'out of budget' })[0]).toMatch(/^A training process failed: .*Rank 0 on i-a ended: error, code 1\. Rank 0/)
+    expect(told({ ...loop, Evidence: [...loop.Evidence] })[0]).toMatch(/^A training process failed/)
   })
   test.each([
     [[], 'i-a has ended.'],

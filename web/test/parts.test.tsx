@@ -30,7 +30,7 @@ const job: Facts['job'] = {
 const shard = { Rank: 0, OwnerNodeId: 'i-a', CommittedStep: 1203, Bytes: 1, Reason: '', Holders: [{ NodeId: 'i-a', InView: true }, { NodeId: 'i-b', InView: true }] }
 const protection: Facts['protection'] = { CommittedStep: 1203, CommittedAt: NOW - 1, ProtectionState: 'Protected', RecoveryOdds: [{ LostNodes: 1, Probability: 1 }, { LostNodes: 2, Probability: 0.93 }], Shards: [shard] }
 const incident: Incident = {
-  IncidentId: 'inc-1', TrainingJobName: 'gpt', RunId: 'run', Cause: 'node_fault', Phase: 'replace', Evidence: ['Xid 79 on i-a'], Decision: 'replace i-a', Reason: 'the plan follows', GenerationBefore: 1,
+  IncidentId: 'inc-1', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'node_fault', Phase: 'replace', Evidence: ['Xid 79 on i-a'], Decision: 'replace i-a', Reason: 'the plan follows', GenerationBefore: 1,
   RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 12, OpenedAt: NOW - 10, DetectSeconds: 2,
 }
 const told = (changes: Partial<Facts> = {}): Verdict => verdict({ job, protection, incidents: [], now: NOW, ...changes })

@@ -27,7 +27,7 @@ const protection = (changes: Partial<DescribeProtectionResponse> = {}): Partial<
 })
 const progress = (changes: Partial<Progress> = {}): Progress => ({ boundary: 1204, movedAt: NOW - 1, rate: 2, usualRate: 2, watchedSince: NOW - 100, ...changes })
 const incident = (changes: Partial<Incident> = {}): Incident => ({
-  IncidentId: 'inc-1', TrainingJobName: 'gpt', RunId: 'run', Cause: 'instance_terminated', Phase: 'replace', Evidence: ['EC2 says so'], Decision: 'replace i-a', Reason: 'lost',
+  IncidentId: 'inc-1', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'instance_terminated', Phase: 'replace', Evidence: ['EC2 says so'], Decision: 'replace i-a', Reason: 'lost',
   GenerationBefore: 1, RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 12, OpenedAt: NOW - 10, DetectSeconds: 2, ...changes,
 })
 const closed = (seconds: number, id: string): Incident =>

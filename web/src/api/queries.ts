@@ -78,6 +78,22 @@ export const openIncidentsQuery = queryOptions({ queryKey: ['incidents', '', 'op
 export const incidentQuery = (id: string) =>
   queryOptions({ queryKey: ['incident', id], queryFn: ({ signal }) => call('DescribeIncident', { IncidentId: id }, signal), refetchInterval: told })
 
+/** The most similar first. */
+export const similarIncidentsQuery = (id: string) =>
+  queryOptions({
+    queryKey: ['incident', id, 'similar'],
+    queryFn: async ({ signal }) => (await call('ListSimilarIncidents', { IncidentId: id }, signal)).Incidents ?? [],
+    staleTime: 60_000,
+  })
+
+/** Notes of a job, oldest first, without the notes of its incidents. */
+export const jobNotesQuery = (name: string) =>
+  queryOptions({
+    queryKey: ['notes', name],
+    queryFn: async ({ signal }) => (await call('ListTrainingJobNotes', { TrainingJobName: name }, signal)).Notes ?? [],
+    refetchInterval: SLOW_MS,
+  })
+
 const PRINTED_LINES = 20
 const AFTER_SECONDS = 1
 

@@ -5,6 +5,7 @@
  */
 import type { DescribeProtectionResponse, Fleet, Incident, TrainingJob } from '../contract'
 import { actOf, isLaunchSuspended, LATE_FACTOR, LATE_SECONDS, LEAST_LATE_SECONDS, type Act } from './act'
+import { CAUSES } from '../words/incident'
 import type { Facts, PhaseNow, Progress, Statement } from './facts'
 import { jobFigures, phaseLengths, shown, STALE_SECONDS, type JobFigures } from './figures'
 import { ago, count, duration, headline, nearest, percent, plural, sentence, words } from './format'
@@ -34,25 +35,11 @@ const PHASE_WORDS: Record<string, string> = {
   restore: 'restoring state',
   rework: 'redoing lost steps',
 } satisfies Partial<Record<Incident['Phase'] | 'detect', string>>
-const CAUSES: Record<string, string> = {
-  load_failed: 'a shard could not be loaded',
-  rank_exit: 'a training process ended',
-  hang: 'the ranks stood still',
-  notice: 'AWS announced that a node goes',
-  requested: 'a person asked for a node',
-  pause_failed: 'the job could not be paused',
-  drill: 'a drill',
-  agent_lost: 'an agent lost its memory of the job',
-  node_unreachable: 'a node does not answer over the network',
-  node_fault: 'a node reported a fault',
-  instance_terminated: 'an instance was terminated',
-  shrunk: 'lost nodes were not replaced: the job continues on fewer',
-  grown: 'the job stopped to continue on more nodes',
-  returned: 'the job stopped to return nodes to its fleet',
-  group_lost: 'all nodes that held a shard were lost',
-} satisfies Record<Incident['Cause'], string>
-
-export const causeWords = (cause: string): string => CAUSES[cause] ?? words(cause)
+/** What happened, as a clause. Instance ids never begin these words. */
+export const causeWords = (cause: string): string => {
+  const said: string = (CAUSES as Readonly<Record<string, string>>)[cause] ?? words(cause)
+  return said.startsWith('AWS') ? said : said.charAt(0).toLowerCase() + said.slice(1)
+}
 export const phaseWords = (phase: string): string => PHASE_WORDS[phase] ?? words(phase)
 
 /** The incident that is not closed, if any; the newest of them. */

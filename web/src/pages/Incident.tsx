@@ -1,184 +1,452 @@
-/** One incident: what failed, when, why, what was done, what was lost, and whether it is over. */
+/** One incident: what failed, why, what was done, what was lost, and what to do; then its timeline, figures and history. */
+import { Button } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useParams } from 'react-router'
 
 import { useJobAddresses } from '../api/addresses'
-import { eventsAroundQuery, incidentQuery, jobQuery, nodesQuery, printedQuery, protectionQuery } from '../api/queries'
-import type { Incident } from '../contract'
+import { call } from '../api/client'
+import {
+  eventsAroundQuery, incidentQuery, jobQuery, printedQuery, protectionQuery, similarIncidentsQuery, useRole,
+} from '../api/queries'
+import type { Incident, SimilarIncident } from '../contract'
 import { plain } from '../model/ansi'
-import { clock, duration, plural, sentence, utc } from '../model/format'
-import { story } from '../model/incident'
+import { hook, incidentFigures, phaseHook, shown, type IncidentFigures } from '../model/figures'
+import { clock, count, duration, sentence, utc } from '../model/format'
+import { hasStacks, momentsOf, type Moment } from '../model/incidentTimeline'
 import { inLineOrder } from '../model/printed'
-import { stacksOf } from '../model/stacks'
-import { hook, incidentFigures, phaseHook, shown } from '../model/figures'
-import { causeWords, isOver } from '../model/verdict'
-import { Ago, FactList, type Fact, JobLink, NodeLink, RunbookLink, Shown, Status, ToneIcon, Unbroken, useNow } from '../parts/Basics'
-import { PhaseBar, SOURCES } from '../parts/IncidentTable'
+import { isOver } from '../model/verdict'
+import { Ago, Command, JobLink, NodeLink, Shown, Status, ToneIcon, Unbroken, useNow } from '../parts/Basics'
+import { Card, Figures } from '../parts/Card'
+import { CopyId } from '../parts/CopyId'
+import { Doing } from '../parts/Doing'
+import { download } from '../parts/download'
+import { PhaseBar } from '../parts/IncidentTable'
+import { Notes } from '../parts/Notes'
+import { Owner } from '../parts/Owner'
+import { PageHead, type VerdictLine } from '../parts/PageHead'
 import { Stacks } from '../parts/Stacks'
+import { CAUSES, INCIDENT, NOTES, OUTCOMES, SOURCES, URGENCIES } from '../words/incident'
 
 const AROUND_SECONDS = 30
+const SHOWN_EVIDENCE = 3
 
 export default function IncidentPage() {
   const { id = '' } = useParams()
   useDocumentTitle(`Incident ${id}, Everstep`)
   const query = useQuery(incidentQuery(id))
-  return <Shown query={query}>{(incident) => <Told incident={incident} />}</Shown>
+  return <Shown query={query}>{(incident) => <Described incident={incident} />}</Shown>
 }
 
-function Told({ incident }: { incident: Incident }) {
+/** What the parts of the page share. */
+interface Part {
+  incident: Incident
+  figures: IncidentFigures
+  /** The fleet of the incident's job, for links to nodes. */
+  fleet?: string
+}
+
+function Described({ incident }: { incident: Incident }) {
   const now = useNow()
   const address = useJobAddresses()(incident)
   const described = useQuery(jobQuery(address)).data
-  const job = described?.RunId === incident.RunId ? described : undefined // the name may be another run's by now
-  const fleetNodes = useQuery({ ...nodesQuery(job?.FleetName), enabled: job !== undefined && (incident.InstanceIds ?? []).length > 0 }).data
+  // Another job may have the name by now.
+  const job = described?.RunId === incident.RunId ? described : undefined
   const protection = useQuery({ ...protectionQuery(address), enabled: job !== undefined && isOver(job) }).data
-  const near = useQuery(eventsAroundQuery(incident, AROUND_SECONDS)).data ?? []
-  const nodes = (ids: string[] | undefined, otherwise = 'none') => (ids?.length ? ids.map((id) => <div key={id}><NodeLink id={id} fleet={described?.FleetName} /></div>) : otherwise)
   const figures = incidentFigures(incident, now, job, { protection })
-  const told = story(incident, job, now, { nodes: fleetNodes, protection })
-  const looks = near.filter((event) => stacksOf(event).length > 0).toReversed()
+  const part: Part = { incident, figures, fleet: job?.FleetName }
   return (
     <div className="stack">
-      <div>
-        <div className="dim">
-          <Link to="/incidents">Incidents</Link> / <JobLink name={incident.TrainingJobName} address={address} />
-        </div>
-        <div className="row">
-          <h1>{sentence(causeWords(incident.Cause)).slice(0, -1)}</h1>
-          <span {...hook(figures, 'phase')}><Status tone={figures.phaseTone} word={figures.phase} /></span>
-          <span className="dim mono">{incident.IncidentId}</span>
-          <RunbookLink section={incident.Cause} />
+      <Head {...part} address={address} />
+      <div className="incident">
+        <Happened {...part} />
+        <div className="stack">
+          <ToDo incident={incident} />
+          <Card title={INCIDENT.people.title}>
+            <Owner incident={incident} />
+            <h3 className="below">{NOTES.title}</h3>
+            <Notes
+              notes={incident.Notes ?? []}
+              create={(Text, ClientRequestToken) =>
+                call('CreateIncidentNote', { IncidentId: incident.IncidentId, Text, ClientRequestToken })
+              }
+            />
+          </Card>
         </div>
       </div>
-      <div className="fold four">
-        {told.map((each) => (
-          <section key={each.question} className={`card say tone-${each.tone}`}>
-            <div className="q">{each.question}</div>
-            <div className="a">
-              <ToneIcon tone={each.tone} size={20} /> <span><Unbroken text={each.title} /></span>
-            </div>
-            <p><Unbroken text={each.text} /></p>
-          </section>
-        ))}
-      </div>
-      <section className="card">
-        <h2>Where the <span {...hook(figures, 'totalSeconds')}>{shown(figures, 'totalSeconds')}</span> went</h2>
-        <PhaseBar incident={incident} height={26} width="100%" />
-        <ul className="legend">
-          {figures.phases.map(({ phase, seconds, isOpen: isNow }) => (
-            <li key={phase} {...phaseHook(incident, phase, seconds)}>
-              <span className="key" style={{ background: `var(--b-${phase})` }} />
-              <span>
-                {phase}
-                {isNow && <span className="dim"> now</span>}
-              </span>
-              <span>{duration(seconds)}</span>
-            </li>
-          ))}
-        </ul>
-      </section>
+      <Phases {...part} />
+      <Timeline incident={incident} address={address} />
       <div className="split">
-        <section className="card">
-          <h2>Evidence</h2>
-          {(incident.Evidence ?? []).length ? (
-            <ul>
-              {incident.Evidence.map((each) => (
-                <li key={each}>{sentence(each)}</li>
-              ))}
-            </ul>
-          ) : (
-            <p className="dim">None was recorded.</p>
-          )}
-        </section>
-        <section className="card">
-          <h2>Decision</h2>
-          <p>{sentence(incident.Decision ?? '')}</p>
-          <p className="dim">{sentence(incident.Reason ?? '')}</p>
-        </section>
+        <Evidence incident={incident} />
+        <Facts {...part} />
       </div>
-      <section className="card">
-        <FactList
-          facts={[
-            ['Failed', <span key="f">{utc(incident.FailedAt)}, <Ago at={incident.FailedAt} /></span>],
-            ['Noticed', utc(incident.OpenedAt)],
-            ['Over', incident.ClosedAt === undefined ? 'not yet' : utc(incident.ClosedAt)],
-            ['Launch', `${incident.GenerationBefore} → ${incident.GenerationAfter ?? '…'}`],
-            ['Reached step', shown(figures, 'reachedStep'), hook(figures, 'reachedStep')],
-            ['Resumed from step', shown(figures, 'resumedStep'), hook(figures, 'resumedStep')],
-            ['Recomputed steps', shown(figures, 'recomputedSteps'), hook(figures, 'recomputedSteps')],
-            ...(figures.unsavedSteps === undefined ? [] : [['Lost', plural(figures.unsavedSteps, 'step'), hook(figures, 'unsavedSteps')] as Fact]),
-            ['Restored from', incident.RestoreSource ? (SOURCES[incident.RestoreSource] ?? incident.RestoreSource) : 'not yet'],
-            ['Sources', (incident.RankSources ?? []).length ? incident.RankSources.map((each) => <div key={each.FirstRank}>{each.FirstRank === each.LastRank ? `rank ${each.FirstRank}` : `ranks ${each.FirstRank}–${each.LastRank}`}: {SOURCES[each.Source] ?? each.Source}</div>) : 'not known'],
-            ['Happened on', nodes(incident.FaultedInstanceIds, 'no node in particular')],
-            ['Lost nodes', nodes(incident.InstanceIds)],
-            ['Replaced by', nodes(incident.ReplacementInstanceIds)],
-            ['Cost', figures.costUsd === undefined ? 'the price of the nodes is not known' : shown(figures, 'costUsd'), hook(figures, 'costUsd')],
-          ]}
-        />
-      </section>
-      {looks.length > 0 && (
-        <section className="card" aria-label="Where the ranks stood">
-          <h2>Where the ranks stood</h2>
-          {looks.map((event, index) => (
-            <div key={event.EventId}>
-              <p>
-                <Ago at={event.Time} />: {sentence(event.Message)}
-              </p>
-              <Stacks event={event} isOpen={index === 0} />
-            </div>
-          ))}
-        </section>
-      )}
-      {job && <Printed incident={incident} />}
-      <section className="card">
-        <h2>Events around it</h2>
-        {near.length ? (
-          <div className="scroll">
-            <table className="grid stacked">
-              <tbody>
-                {near.map((event) => (
-                  <tr key={event.EventId}>
-                    <td data-name="After" className="n" title={utc(event.Time)}>
-                      {event.Time < incident.FailedAt ? '−' : '+'}
-                      {duration(Math.abs(event.Time - incident.FailedAt))}
-                    </td>
-                    <td data-name="Event">{event.Type}</td>
-                    <td className="reason">{event.Message}</td>
-                  </tr>
-                ))}
-              </tbody>
-            </table>
-          </div>
-        ) : (
-          <p className="dim">None within {AROUND_SECONDS} s.</p>
-        )}
-      </section>
+      <Similar incident={incident} />
     </div>
   )
 }
 
-/** The last lines of all ranks before the failure, as they are. */
-function Printed({ incident }: { incident: Incident }) {
-  const query = useQuery(printedQuery(incident))
-  const address = useJobAddresses()(incident)
+function Head({ incident, figures, address }: Part & { address: string }) {
+  const { mayRun } = useRole()
+  const outcome = OUTCOMES[incident.Outcome ?? (figures.isOpen ? 'Open' : 'Recovered')]
+  const save = async () => {
+    const document = await call('ExportIncident', { IncidentId: incident.IncidentId, Format: 'markdown' })
+    download(document.FileName, [document.Content], 'text/markdown')
+  }
   return (
-    <section className="card" aria-label="What the ranks printed last">
-      <div className="row between">
-        <h2>What the ranks printed last</h2>
-        <Link to={`/jobs/${encodeURIComponent(address)}/logs?failure=${encodeURIComponent(incident.IncidentId)}`}>That moment in the log</Link>
-      </div>
-      <Shown query={query} rows={3}>
-        {(lines) =>
-          lines.length ? (
-            <pre className="log wrap" tabIndex={0}>
-              {inLineOrder(lines).map((line) => `${clock(line.Timestamp)} ${line.Rank === undefined ? line.NodeId : `rank ${line.Rank}`}  ${plain(line.Message)}`).join('\n')}
-            </pre>
+    <PageHead
+      crumbs={
+        <>
+          <Link to="/incidents">{INCIDENT.crumb}</Link> / <JobLink name={incident.TrainingJobName} address={address} /> /{' '}
+          <CopyId id={incident.IncidentId} />
+        </>
+      }
+      title={CAUSES[incident.Cause]}
+      status={
+        <>
+          <Status tone={outcome.tone} word={outcome.word} />
+          {figures.isOpen && (
+            <span {...hook(figures, 'phase')}>
+              <Status tone={figures.phaseTone} word={figures.phase} />
+            </span>
+          )}
+        </>
+      }
+      actions={
+        <>
+          {incident.AcknowledgementTime !== undefined ? (
+            <span className="dim">
+              {INCIDENT.acknowledged} {incident.AcknowledgedBy} <Ago at={incident.AcknowledgementTime} />
+            </span>
           ) : (
-            <p className="dim">Nothing that is kept.</p>
-          )
-        }
+            mayRun && (
+              <Doing does={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}>
+                {INCIDENT.acknowledge}
+              </Doing>
+            )
+          )}
+          <Doing does={save}>{INCIDENT.export}</Doing>
+          <Button
+            component="a" size="xs" variant="default" target="_blank" rel="noreferrer"
+            href={`/runbook.html#${encodeURIComponent(incident.Cause)}`}
+          >
+            {INCIDENT.runbook}
+          </Button>
+        </>
+      }
+      verdict={verdictOf(incident)}
+    />
+  )
+}
+
+/** The lead says whether to act, and the text what happened. */
+function verdictOf(incident: Incident): VerdictLine {
+  const urgency = incident.Actions?.[0]?.Urgency
+  const text = incident.Verdict ?? `${CAUSES[incident.Cause]}.`
+  if (urgency === 'Now' || urgency === 'Later') {
+    return { tone: URGENCIES[urgency].tone, lead: INCIDENT.lead[urgency], text }
+  }
+  return { tone: incident.ClosedAt === undefined ? 'busy' : 'good', lead: INCIDENT.lead.none, text }
+}
+
+function Happened({ incident, figures, fleet }: Part) {
+  const words = INCIDENT.happened
+  const evidence = incident.Evidence ?? []
+  const faulted = incident.FaultedInstanceIds ?? []
+  const replacements = incident.ReplacementInstanceIds ?? []
+  const source = SOURCES[incident.RestoreSource ?? '']
+  return (
+    <Card title={words.title}>
+      <dl className="answers">
+        <dt>{words.what}</dt>
+        <dd>
+          <strong>{CAUSES[incident.Cause]}</strong> <NodeList ids={faulted} fleet={fleet} />
+          <div className="dim">
+            {utc(incident.FailedAt)}, <Ago at={incident.FailedAt} />
+          </div>
+        </dd>
+        <dt>{words.why}</dt>
+        <dd>
+          {evidence.length === 0 && <p className="dim">{words.noEvidence}</p>}
+          {evidence.slice(0, SHOWN_EVIDENCE).map((each) => (
+            <p key={each}>
+              <Unbroken text={sentence(each)} />
+            </p>
+          ))}
+          {evidence.length > SHOWN_EVIDENCE && <p className="dim">{words.more(evidence.length - SHOWN_EVIDENCE)}</p>}
+        </dd>
+        <dt>{words.done(figures.isOpen)}</dt>
+        <dd>
+          <p>
+            <Unbroken text={sentence(incident.Decision)} />
+          </p>
+          {replacements.length > 0 && (
+            <p>
+              {words.replacedBy} <NodeList ids={replacements} fleet={fleet} />
+            </p>
+          )}
+          {figures.resumedStep !== undefined && source && <p>{words.resumed(count(figures.resumedStep), source)}</p>}
+        </dd>
+        <dt>{words.lost}</dt>
+        <dd>
+          <ul className="plain losses">
+            {figures.unsavedSteps !== undefined ? (
+              <Loss figures={figures} field="unsavedSteps" words={words.unsaved} />
+            ) : (
+              figures.recomputedSteps !== undefined && (
+                <Loss figures={figures} field="recomputedSteps" words={words.recomputed} />
+              )
+            )}
+            <Loss figures={figures} field="totalSeconds" words={words.interrupted(figures.isOpen)} />
+            {figures.costUsd !== undefined && <Loss figures={figures} field="costUsd" words={words.costs} />}
+          </ul>
+          {figures.unsavedSteps === undefined && figures.recomputedSteps === undefined && (
+            <p className="dim">{words.unknown}</p>
+          )}
+        </dd>
+      </dl>
+    </Card>
+  )
+}
+
+type LossField = 'unsavedSteps' | 'recomputedSteps' | 'totalSeconds' | 'costUsd'
+const Loss = ({ figures, field, words }: { figures: IncidentFigures; field: LossField; words: string }) => (
+  <li>
+    <strong {...hook(figures, field)}>{shown(figures, field)}</strong> <span className="dim">{words}</span>
+  </li>
+)
+
+const NodeList = ({ ids, fleet }: { ids: readonly string[]; fleet?: string }) => (
+  <>
+    {ids.map((id, index) => (
+      <span key={id} className="nowrap">
+        {index > 0 && ', '}
+        <NodeLink id={id} fleet={fleet} />
+      </span>
+    ))}
+  </>
+)
+
+function ToDo({ incident }: { incident: Incident }) {
+  const actions = incident.Actions ?? []
+  const { title, none } = INCIDENT.todo
+  return (
+    <Card title={title} label={title}>
+      {actions.length === 0 && <p className="dim">{none}</p>}
+      <ol className="plain actions">
+        {actions.map((each) => (
+          <li key={each.Description}>
+            <Status tone={URGENCIES[each.Urgency].tone} word={URGENCIES[each.Urgency].word} />
+            <p>
+              <Unbroken text={each.Description} />
+            </p>
+            <Command text={each.Command} />
+          </li>
+        ))}
+      </ol>
+    </Card>
+  )
+}
+
+function Phases({ incident, figures }: Part) {
+  return (
+    <Card title={INCIDENT.phases.title}>
+      <PhaseBar incident={incident} height={24} width="100%" />
+      <ul className="legend">
+        {figures.phases.map(({ phase, seconds, isOpen }) => (
+          <li key={phase} {...phaseHook(incident, phase, seconds)}>
+            <span className="key" style={{ background: `var(--b-${phase})` }} />
+            <span>
+              {phase} {isOpen && <span className="dim">{INCIDENT.phases.now}</span>}
+            </span>
+            <span>{duration(seconds)}</span>
+          </li>
+        ))}
+      </ul>
+    </Card>
+  )
+}
+
+function Timeline({ incident, address }: { incident: Incident; address: string }) {
+  const events = useQuery(eventsAroundQuery(incident, AROUND_SECONDS))
+  const lines = useQuery(printedQuery(incident)).data
+  const words = INCIDENT.timeline
+  return (
+    <Card
+      title={words.title}
+      label={words.title}
+      actions={
+        <Link to={`/jobs/${encodeURIComponent(address)}/logs?failure=${encodeURIComponent(incident.IncidentId)}`}>
+          {words.log}
+        </Link>
+      }
+    >
+      <Shown query={events} rows={4}>
+        {(near) => (
+          <ol className="plain moments">
+            {momentsOf(incident, near, inLineOrder(lines ?? [])).map((moment) => (
+              <Entry key={moment.key} moment={moment} failedAt={incident.FailedAt} />
+            ))}
+          </ol>
+        )}
       </Shown>
-    </section>
+      {lines?.length === 0 && <p className="dim">{words.none}</p>}
+    </Card>
+  )
+}
+
+function Entry({ moment, failedAt }: { moment: Moment; failedAt: number }) {
+  const { at, title, tone, event, lines, note } = moment
+  return (
+    <li className={tone && `milestone tone-${tone}`}>
+      <time dateTime={new Date(at * 1000).toISOString()} title={utc(at)}>
+        {clock(at)}
+      </time>
+      <span className="dim after">
+        {at < failedAt ? '−' : '+'}
+        {duration(Math.abs(at - failedAt))}
+      </span>
+      <div className="what">
+        {tone && <ToneIcon tone={tone} />}
+        <Unbroken text={title} /> {event && <span className="dim">{event.Type}</span>}
+        {note && <p className="text">{note.Text}</p>}
+        {lines && (
+          <pre className="log wrap" tabIndex={0}>
+            {lines
+              .map((line) => {
+                const who = line.Rank === undefined ? line.NodeId : `rank ${line.Rank}`
+                return `${clock(line.Timestamp)} ${who}  ${plain(line.Message)}`
+              })
+              .join('\n')}
+          </pre>
+        )}
+        {event && hasStacks(event) && <Stacks event={event} />}
+      </div>
+    </li>
+  )
+}
+
+function Evidence({ incident }: { incident: Incident }) {
+  const words = INCIDENT.evidence
+  const evidence = incident.Evidence ?? []
+  return (
+    <Card title={words.title}>
+      <h3>{words.evidence}</h3>
+      {evidence.length === 0 && <p className="dim">{INCIDENT.happened.noEvidence}</p>}
+      <ul>
+        {evidence.map((each) => (
+          <li key={each}>
+            <Unbroken text={sentence(each)} />
+          </li>
+        ))}
+      </ul>
+      <h3>{words.decision}</h3>
+      <p>
+        <Unbroken text={sentence(incident.Decision)} />
+      </p>
+      <p className="dim">
+        <Unbroken text={sentence(incident.Reason)} />
+      </p>
+    </Card>
+  )
+}
+
+function Facts({ incident, figures, fleet }: Part) {
+  const words = INCIDENT.facts
+  const nodes = (ids: readonly string[] | undefined, none: string = words.none) =>
+    ids?.length ? <NodeList ids={ids} fleet={fleet} /> : none
+  const sources = (incident.RankSources ?? []).map(({ FirstRank, LastRank, Source }) => {
+    const ranks = FirstRank === LastRank ? `rank ${FirstRank}` : `ranks ${FirstRank}–${LastRank}`
+    return <div key={FirstRank}>{`${ranks}: ${SOURCES[Source] ?? Source}`}</div>
+  })
+  const after = incident.GenerationAfter === undefined ? '…' : String(incident.GenerationAfter)
+  const size = (nodeCount?: number) => (nodeCount === undefined ? '…' : count(nodeCount))
+  const figure = (label: string, field: 'reachedStep' | 'resumedStep' | 'recomputedSteps' | 'unsavedSteps') => ({
+    label, value: <span {...hook(figures, field)}>{shown(figures, field)}</span>,
+  })
+  return (
+    <Card title={words.title}>
+      <Figures
+        figures={[
+          { label: words.failed, value: utc(incident.FailedAt) },
+          { label: words.detected, value: utc(incident.OpenedAt) },
+          { label: words.closed, value: incident.ClosedAt === undefined ? words.open : utc(incident.ClosedAt) },
+          figure(words.reached, 'reachedStep'),
+          figure(words.resumed, 'resumedStep'),
+          figure(words.recomputed, 'recomputedSteps'),
+          ...(figures.unsavedSteps === undefined ? [] : [figure(words.unsaved, 'unsavedSteps')]),
+          { label: words.launch, value: `${incident.GenerationBefore} → ${after}` },
+          { label: words.nodes, value: `${size(incident.NodeCountBefore)} → ${size(incident.NodeCountAfter)}` },
+          { label: words.faulted, value: nodes(incident.FaultedInstanceIds, words.noNode) },
+          { label: words.lost, value: nodes(incident.InstanceIds) },
+          { label: words.replaced, value: nodes(incident.ReplacementInstanceIds) },
+          { label: words.sources, value: sources.length ? sources : words.nowhere },
+          {
+            label: words.cost,
+            value:
+              figures.costUsd === undefined ? words.noPrice : (
+                <span {...hook(figures, 'costUsd')}>{shown(figures, 'costUsd')}</span>
+              ),
+          },
+          { label: words.project, value: incident.Project },
+        ]}
+      />
+    </Card>
+  )
+}
+
+function Similar({ incident }: { incident: Incident }) {
+  const query = useQuery(similarIncidentsQuery(incident.IncidentId))
+  const { title, none } = INCIDENT.similar
+  return (
+    <Card title={title} isFlush label={title}>
+      <Shown query={query} rows={2}>
+        {(similar) => (similar.length === 0 ? <p className="dim empty">{none}</p> : <SimilarTable similar={similar} />)}
+      </Shown>
+    </Card>
+  )
+}
+
+function SimilarTable({ similar }: { similar: readonly SimilarIncident[] }) {
+  const { columns, shares } = INCIDENT.similar
+  const addressOf = useJobAddresses()
+  return (
+    <div className="scroll">
+      <table className="grid stacked">
+        <thead>
+          <tr>
+            <th>{columns.incident}</th>
+            <th>{columns.job}</th>
+            <th>{columns.failed}</th>
+            <th>{columns.shares}</th>
+            <th>{columns.outcome}</th>
+            <th className="n">{columns.steps}</th>
+          </tr>
+        </thead>
+        <tbody>
+          {similar.map((each) => (
+            <tr key={each.IncidentId}>
+              <td data-name={columns.incident}>
+                <Link className="id" to={`/incidents/${encodeURIComponent(each.IncidentId)}`}>
+                  {each.IncidentId}
+                </Link>
+              </td>
+              <td className="name" data-name={columns.job}>
+                <JobLink name={each.TrainingJobName} address={addressOf(each)} />
+              </td>
+              <td className="moment" data-name={columns.failed}>
+                <Ago at={each.OpenedAt} />
+              </td>
+              <td data-name={columns.shares}>{shares(each.Likeness)}</td>
+              <td data-name={columns.outcome}>
+                <Status {...OUTCOMES[each.Outcome]} />
+              </td>
+              <td className="n" data-name={columns.steps}>
+                {each.LostSteps === undefined ? '–' : count(each.LostSteps)}
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
   )
 }

@@ -1,50 +1,115 @@
-/** Incidents of all jobs, newest first; the filter is in the URL. */
-import { SegmentedControl } from '@mantine/core'
+/** Incidents of all jobs: open ones first, with filters in the address. */
+import { NativeSelect, SegmentedControl } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 
 import { incidentsQuery } from '../api/queries'
-import { count, plural } from '../model/format'
+import type { Incident } from '../contract'
+import { filtered, NO_OWNER, troubleFirst, valuesOf, type IncidentFilter } from '../model/incidentList'
 import { causeWords } from '../model/verdict'
 import { Empty, Filter, Shown } from '../parts/Basics'
+import { Card } from '../parts/Card'
 import { IncidentTable } from '../parts/IncidentTable'
+import { PageHead, type VerdictLine } from '../parts/PageHead'
 import { useAddress } from '../parts/address'
+import { INCIDENTS } from '../words/incident'
 
-const MOST = 500
+const SHOWN = 500
+/** The page asks for this many of the newest incidents. */
+const ASKED = 1_000
+const WORDS = INCIDENTS.filters
 
 export default function IncidentsPage() {
   useDocumentTitle('Incidents, Everstep')
   const query = useQuery(incidentsQuery())
-  const [search, set] = useAddress()
-  const text = search.get('q') ?? ''
-  const which = search.get('show') ?? 'all'
   return (
     <div className="stack">
-      <h1>Incidents</h1>
+      <PageHead title={INCIDENTS.title} verdict={query.data?.length ? verdictOf(query.data) : undefined} />
       <Shown query={query}>
-        {(incidents) => {
-          const found = incidents
-            .filter((each) => which !== 'open' || each.ClosedAt === undefined)
-            .filter((each) => `${each.TrainingJobName} ${each.Cause} ${causeWords(each.Cause)} ${(each.FaultedInstanceIds ?? []).join(' ')} ${each.IncidentId}`.toLowerCase().includes(text.toLowerCase()))
-            .toSorted((a, b) => b.OpenedAt - a.OpenedAt)
-          return incidents.length ? (
-            <>
-              <div className="row">
-                <Filter label="Filter incidents" placeholder="Job, cause or instance  ( / )" value={text} onChange={(value) => set({ q: value })} />
-                <SegmentedControl size="xs" aria-label="Which" value={which} onChange={(value) => set({ show: value === 'all' ? '' : value })} data={[{ value: 'all', label: 'All' }, { value: 'open', label: 'Open' }]} />
-                <span className="dim">{incidents.length >= 1_000 && 'The newest 1,000: '}{found.length === incidents.length ? plural(found.length, 'incident') : `${count(found.length)} of ${plural(incidents.length, 'incident')}`}</span>
-              </div>
-              <section className="card" style={{ padding: '4px 8px' }}>
-                {found.length ? <IncidentTable incidents={found.slice(0, MOST)} /> : <p className="dim" style={{ padding: 12 }}>No incident is like that.</p>}
-              </section>
-            </>
+        {(incidents) =>
+          incidents.length ? (
+            <List incidents={incidents} />
           ) : (
-            <Empty title="No incident yet" command="everstep incidents list">
-              A failure that ends a launch of a job is one incident, with its recovery.
+            <Empty title={INCIDENTS.empty.title} command="everstep incidents list">
+              {INCIDENTS.empty.text}
             </Empty>
           )
-        }}
+        }
       </Shown>
     </div>
+  )
+}
+
+function verdictOf(incidents: readonly Incident[]): VerdictLine {
+  const open = incidents.filter((each) => each.ClosedAt === undefined)
+  const unseen = open.filter((each) => each.AcknowledgementTime === undefined).length
+  if (open.length === 0) return { tone: 'good', lead: INCIDENTS.verdict.calm }
+  const text = unseen ? INCIDENTS.verdict.unseen(unseen) : undefined
+  return { tone: unseen ? 'warn' : 'busy', lead: INCIDENTS.verdict.open(open.length), text }
+}
+
+function List({ incidents }: { incidents: Incident[] }) {
+  const [search, set] = useAddress()
+  const filter: IncidentFilter = {
+    text: search.get('q') ?? '',
+    state: (search.get('state') ?? '') as IncidentFilter['state'],
+    cause: search.get('cause') ?? '',
+    owner: search.get('owner') ?? '',
+    project: search.get('project') ?? '',
+  }
+  const found = troubleFirst(filtered(incidents, filter))
+  const projects = valuesOf(incidents, 'Project')
+  const owners = valuesOf(incidents, 'Owner').map((owner) => ({ value: owner, label: owner }))
+  const counted = INCIDENTS.counted(found.length, incidents.length)
+  return (
+    <>
+      <div className="row">
+        <Filter label={WORDS.text} placeholder={WORDS.placeholder} value={filter.text} onChange={(q) => set({ q })} />
+        <SegmentedControl
+          size="xs"
+          aria-label={WORDS.state}
+          value={filter.state || 'all'}
+          onChange={(state) => set({ state: state === 'all' ? '' : state })}
+          data={Object.entries(WORDS.states).map(([value, label]) => ({ value, label }))}
+        />
+        <NativeSelect
+          size="xs"
+          aria-label={WORDS.cause}
+          value={filter.cause}
+          onChange={(event) => set({ cause: event.currentTarget.value })}
+          data={[
+            { value: '', label: WORDS.everyCause },
+            ...valuesOf(incidents, 'Cause').map((cause) => ({ value: cause, label: causeWords(cause) })),
+          ]}
+        />
+        <NativeSelect
+          size="xs"
+          aria-label={WORDS.owner}
+          value={filter.owner}
+          onChange={(event) => set({ owner: event.currentTarget.value })}
+          data={[{ value: '', label: WORDS.everyOwner }, { value: NO_OWNER, label: WORDS.noOwner }, ...owners]}
+        />
+        {projects.length > 1 && (
+          <NativeSelect
+            size="xs"
+            aria-label={WORDS.project}
+            value={filter.project}
+            onChange={(event) => set({ project: event.currentTarget.value })}
+            data={[{ value: '', label: WORDS.everyProject }, ...projects]}
+          />
+        )}
+        <span className="dim">
+          {incidents.length >= ASKED && `${INCIDENTS.newest} `}
+          {counted}
+        </span>
+      </div>
+      <Card isFlush>
+        {found.length ? (
+          <IncidentTable incidents={found.slice(0, SHOWN)} withOwner />
+        ) : (
+          <p className="dim empty">{INCIDENTS.none}</p>
+        )}
+      </Card>
+    </>
   )
 }

@@ -13,12 +13,13 @@ export const SOURCES: Record<string, string> = { local: 'the node’s own memory
 interface Listed {
   incidents: Incident[]
   withJob?: boolean
+  withOwner?: boolean
   /** A page that knows the incidents' job passes figures that include it. */
   figuresOf?: (incident: Incident) => IncidentFigures
 }
 
 /** A list of incidents. Each row links to the incident's page. */
-export function IncidentTable({ incidents, withJob = true, figuresOf }: Listed) {
+export function IncidentTable({ incidents, withJob = true, withOwner = false, figuresOf }: Listed) {
   const now = useNow()
   const of = figuresOf ?? ((incident: Incident) => incidentFigures(incident, now))
   const addressOf = useJobAddresses()
@@ -35,6 +36,7 @@ export function IncidentTable({ incidents, withJob = true, figuresOf }: Listed) 
             <th>In phases</th>
             <th className="n">Recomputed steps</th>
             <th>Restored from</th>
+            {withOwner && <th>Owner</th>}
           </tr>
         </thead>
         <tbody>
@@ -64,6 +66,7 @@ export function IncidentTable({ incidents, withJob = true, figuresOf }: Listed) 
                 {shown(figures, 'recomputedSteps')}
               </td>
               <td data-name="Restored from">{each.RestoreSource ? (SOURCES[each.RestoreSource] ?? each.RestoreSource) : '–'}</td>
+              {withOwner && <td data-name="Owner">{each.Owner ?? '–'}</td>}
             </tr>
           ))}
         </tbody>

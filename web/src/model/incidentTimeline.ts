@@ -1,0 +1,51 @@
+/** The timeline of one incident: milestones, events, log lines, stacks and notes, in the order of time. Pure. */
+import type { Event, Incident, LogEvent, Note } from '../contract'
+import { INCIDENT } from '../words/incident'
+import { sentence } from './format'
+import { stacksOf } from './stacks'
+import type { Tone } from './standing'
+
+/** One entry. `tone` marks a milestone. */
+export interface Moment {
+  key: string
+  at: number
+  title: string
+  tone?: Tone
+  event?: Event
+  lines?: readonly LogEvent[]
+  note?: Note
+}
+
+/** Types of events that repeat what the timeline shows itself. */
+const REPEATED = new Set(['IncidentNoteCreated'])
+
+/**
+ * Return the moments of an incident, oldest first. At equal times, a milestone precedes an event.
+ *
+ * `events`: of the job, around the incident. `lines`: the last lines before the failure, in the order of time.
+ */
+export function momentsOf(incident: Incident, events: readonly Event[], lines: readonly LogEvent[]): Moment[] {
+  const words = INCIDENT.timeline
+  const restored = incident.RestoredAt
+  const milestones: Moment[] = [
+    { key: 'failed', at: incident.FailedAt, title: words.failed, tone: 'bad' },
+    { key: 'detected', at: incident.OpenedAt, title: words.detected, tone: 'warn' },
+    ...(restored === undefined ? [] : [{ key: 'restored', at: restored, title: words.restored, tone: 'good' as const }]),
+    ...(incident.ClosedAt === undefined
+      ? []
+      : [{ key: 'closed', at: incident.ClosedAt, title: words.closed, tone: 'idle' as const }]),
+  ]
+  const printed: Moment[] = lines.length
+    ? [{ key: 'lines', at: Math.min(incident.FailedAt, lines.at(-1)!.Timestamp), title: words.lines(lines.length), lines }]
+    : []
+  const told = events
+    .filter((event) => !REPEATED.has(event.Type))
+    .map((event) => ({ key: `event-${event.EventId}`, at: event.Time, title: sentence(event.Message), event }))
+  const notes = (incident.Notes ?? []).map((note) => ({
+    key: `note-${note.NoteId}`, at: note.CreationTime, title: words.note(note.Author), note,
+  }))
+  return [...printed, ...milestones, ...told, ...notes].toSorted((a, b) => a.at - b.at)
+}
+
+/** Whether an event has the stacks of ranks. */
+export const hasStacks = (event: Pick<Event, 'Detail'>): boolean => stacksOf(event).length > 0

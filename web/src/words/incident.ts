@@ -1,0 +1,168 @@
+/** Every text of the pages of incidents. The verdict and the actions of an incident come from the server. */
+import type { Incident, IncidentAction, SimilarIncident } from '../contract'
+import { count, plural } from '../model/format'
+import type { Tone } from '../model/standing'
+
+/** What happened, by cause. */
+export const CAUSES: Readonly<Record<Incident['Cause'], string>> = {
+  load_failed: 'A shard could not be loaded',
+  rank_exit: 'A training process failed',
+  hang: 'The ranks hung',
+  notice: 'AWS announced the end of a node',
+  requested: 'A person requested a node',
+  pause_failed: 'The job could not be paused',
+  drill: 'A drill caused a fault',
+  agent_lost: 'An agent lost its state of the job',
+  node_unreachable: 'A node became unreachable',
+  node_fault: 'A node reported a fault',
+  instance_terminated: 'An instance was terminated',
+  shrunk: 'Lost nodes were not replaced',
+  grown: 'The job stopped to continue on more nodes',
+  returned: 'The job stopped to return nodes to its fleet',
+  group_lost: 'All nodes that held a shard were lost',
+}
+
+type Outcome = NonNullable<Incident['Outcome']>
+export const OUTCOMES: Readonly<Record<Outcome, { word: string; tone: Tone }>> = {
+  Open: { word: 'Recovering', tone: 'busy' },
+  Recovered: { word: 'Recovered', tone: 'good' },
+  JobPaused: { word: 'Job paused', tone: 'idle' },
+  JobCompleted: { word: 'Job completed', tone: 'good' },
+  JobFailed: { word: 'Job failed', tone: 'bad' },
+  JobStopped: { word: 'Job stopped', tone: 'idle' },
+}
+
+export const URGENCIES: Readonly<Record<IncidentAction['Urgency'], { word: string; tone: Tone }>> = {
+  Now: { word: 'Act now', tone: 'bad' },
+  Later: { word: 'Not urgent', tone: 'warn' },
+  Optional: { word: 'Optional', tone: 'idle' },
+}
+
+export const SOURCES: Readonly<Record<string, string>> = {
+  local: 'the memory of the own nodes',
+  peer: 'the memory of other nodes',
+  parity: 'parity in the memory of other nodes',
+  s3: 'a checkpoint in S3',
+}
+
+const LIKENESS: Readonly<Record<SimilarIncident['Likeness'][number], string>> = {
+  Instance: 'same instance',
+  InstanceType: 'same instance type',
+  Fleet: 'same fleet',
+}
+
+export const INCIDENT = {
+  crumb: 'Incidents',
+  lead: { Now: 'Act now.', Later: 'Nothing is urgent, but a node waits for you.', none: 'Nothing to do.' },
+  acknowledge: 'Acknowledge',
+  acknowledged: 'Acknowledged by',
+  export: 'Export post-mortem',
+  runbook: 'Runbook',
+  happened: {
+    title: 'What happened',
+    what: 'What failed',
+    why: 'Why',
+    done: (isOpen: boolean) => (isOpen ? 'What Everstep does' : 'What Everstep did'),
+    lost: 'What was lost',
+    noEvidence: 'No evidence was recorded.',
+    more: (more: number) => `${count(more)} more under Evidence`,
+    replacedBy: 'Replaced by',
+    resumed: (step: string, source: string) => `Training resumed from step ${step}, from ${source}.`,
+    recomputed: 'steps recomputed',
+    unsaved: 'steps without a checkpoint',
+    interrupted: (isOpen: boolean) => (isOpen ? 'without training so far' : 'without training'),
+    costs: 'for idle nodes',
+    unknown: 'The number of lost steps is not known yet.',
+  },
+  todo: { title: 'What to do', none: 'Nothing. The incident is closed and no node waits for you.' },
+  people: {
+    title: 'Owner and notes',
+    owner: 'Owner',
+    nobody: 'Nobody',
+    take: 'Assign to me',
+    change: 'Change',
+    save: 'Save',
+    cancel: 'Cancel',
+    clear: 'Remove',
+  },
+  phases: { title: 'Time without training', now: 'now' },
+  timeline: {
+    title: 'Timeline',
+    log: 'Open the log at this moment',
+    lines: (lines: number) => `The last ${plural(lines, 'line')} before the failure`,
+    stacks: 'Stacks of the ranks',
+    none: 'The log has no lines before the failure.',
+    failed: 'The failure occurred',
+    detected: 'Everstep detected the failure',
+    restored: 'Training ran again',
+    closed: 'The incident was closed',
+    note: (author: string) => `Note of ${author}`,
+  },
+  evidence: { title: 'Evidence and decision', evidence: 'Evidence', decision: 'Decision' },
+  facts: {
+    title: 'Figures',
+    failed: 'Failed',
+    detected: 'Detected',
+    closed: 'Closed',
+    open: 'open',
+    launch: 'Launch',
+    reached: 'Step before the failure',
+    resumed: 'Resumed from step',
+    recomputed: 'Recomputed steps',
+    unsaved: 'Steps without a checkpoint',
+    sources: 'Restored from',
+    nowhere: 'no restore was needed',
+    faulted: 'Failure on',
+    noNode: 'no particular node',
+    lost: 'Lost nodes',
+    replaced: 'Replacements',
+    none: 'none',
+    cost: 'Cost of idle nodes',
+    noPrice: 'the fleet has no price',
+    nodes: 'Nodes',
+    project: 'Project',
+  },
+  similar: {
+    title: 'Similar incidents',
+    none: 'The project has no other incident of this cause.',
+    cause: 'same cause',
+    columns: { incident: 'Incident', job: 'Job', failed: 'Opened', shares: 'In common', outcome: 'Outcome', steps: 'Recomputed steps' },
+    shares: (likeness: readonly SimilarIncident['Likeness'][number][]) =>
+      likeness.length ? likeness.map((each) => LIKENESS[each]).join(', ') : 'same cause',
+  },
+} as const
+
+export const INCIDENTS = {
+  title: 'Incidents',
+  verdict: {
+    open: (open: number) => `${plural(open, 'incident')} ${open === 1 ? 'is' : 'are'} open.`,
+    unseen: (unseen: number) => `Nobody has acknowledged ${unseen === 1 ? 'one of them' : `${count(unseen)} of them`}.`,
+    calm: 'No incident is open.',
+  },
+  empty: { title: 'No incident yet', text: 'An incident is a failure that ends a launch of a job, together with its recovery.' },
+  filters: {
+    text: 'Filter incidents',
+    placeholder: 'Job, cause, node or id  ( / )',
+    state: 'State',
+    states: { all: 'All', open: 'Open', closed: 'Closed' },
+    cause: 'Cause',
+    everyCause: 'All causes',
+    owner: 'Owner',
+    everyOwner: 'All owners',
+    noOwner: 'Without an owner',
+    project: 'Project',
+    everyProject: 'All projects',
+  },
+  counted: (found: number, all: number) => (found === all ? plural(all, 'incident') : `${count(found)} of ${plural(all, 'incident')}`),
+  newest: 'The newest 1,000:',
+  none: 'No incident matches these filters.',
+} as const
+
+export const NOTES = {
+  title: 'Notes',
+  none: 'No notes yet.',
+  label: 'New note',
+  placeholder: 'What you found, what you did, what to do next',
+  add: 'Add note',
+  failed: 'The note was not stored',
+} as const
