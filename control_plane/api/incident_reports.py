@@ -89,6 +89,7 @@ def account(session: Session, record: IncidentRecord, now: datetime) -> Account:
         evidence=record.evidence,
         decision=record.decision,
         reason=record.reason,
+        job_reason=job.reason,
         taken_over_by=job.taken_over_by if job.taken_over_at is not None else "",
         reached_step=None if reached is None else Step(reached),
         from_step=None if record.from_step is None else Step(record.from_step),

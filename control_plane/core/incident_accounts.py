@@ -7,6 +7,7 @@ Invariant: pure. A sentence states only stored facts. An unknown fact is omitted
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -90,6 +91,8 @@ class Account:
     evidence: tuple[str, ...]
     decision: str
     reason: str
+    job_reason: str
+    """Reason of the job's present state, for example `waits for 1 node: …`."""
     taken_over_by: str = ""
     """The person who controls the job. Empty while Everstep controls it."""
     reached_step: Step | None = None
@@ -248,7 +251,7 @@ def _ending(account: Account, now: float) -> str:
         case Outcome.OPEN if account.taken_over_by:
             return f"Nobody recovers the job, because {account.taken_over_by} controls it."
         case Outcome.OPEN:
-            return f"Everstep has been recovering the job for {took}."
+            return f"Everstep is recovering the job{_waiting(account)}."
         case Outcome.RECOVERED:
             return f"Everstep recovered the job in {took}."
         case Outcome.JOB_PAUSED:
@@ -259,6 +262,12 @@ def _ending(account: Account, now: float) -> str:
             return f"The job failed after {took}."
         case Outcome.JOB_STOPPED:
             return f"The job was stopped after {took}."
+
+
+def _waiting(account: Account) -> str:
+    """Return what an open recovery waits for, without AWS's words and without times, which pages show themselves."""
+    wait, _, _ = account.job_reason.partition(": ")
+    return f"; it {wait}" if wait.startswith("waits ") else ""
 
 
 def _loss(account: Account) -> str:
@@ -292,13 +301,26 @@ def _capital(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time for people: `0.42 s`, `12.3 s`, `4 min 10 s`, `2 h 5 min`."""
-    if seconds < 9.995:
-        return f"{seconds:.2f} s"
-    if seconds < 59.95:
+    """Return a length of time for people: `0.4 s`, `12 s`, `4 min 05 s`, `2 h 05 min`, `3 d 4 h`.
+
+    The dashboard formats durations in the same way (`duration` in web/src/model/format.ts).
+    """
+    if 0 < seconds < 0.05:
+        return "< 0.1 s"
+    if seconds < 9.95:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
+    whole = _rounded(seconds)
+    if whole < 60:
+        return f"{whole} s"
     if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min"
+        return f"{whole // 60} min {whole % 60:02} s"
+    minutes = _rounded(seconds / 60)
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60:02} min"
+    hours = _rounded(seconds / 3600)
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def _rounded(value: float) -> int:
+    """Return the nearest whole number. A half is rounded up, as in JavaScript."""
+    return math.floor(value + 0.5)

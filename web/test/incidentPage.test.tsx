@@ -62,7 +62,7 @@ test('the head says what happened and whether to act', () => {
   )
   expect(screen.getByRole('link', { name: 'Runbook' }).getAttribute('href')).toBe('/runbook.html#hang')
   screen.getByText('Recovered')
-  screen.getByText('1 more under Evidence')
+  screen.getByText('1 more')
   screen.getByText('Training resumed from step 10, from the memory of other nodes.')
   card('What to do').getByText(/^Nothing\./)
 })

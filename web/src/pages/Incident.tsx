@@ -59,7 +59,10 @@ function Described({ incident }: { incident: Incident }) {
     <div className="stack">
       <Head {...part} address={address} />
       <div className="incident">
-        <Happened {...part} />
+        <div className="stack">
+          <Happened {...part} jobReason={figures.isOpen ? job?.Reason : undefined} />
+          <Phases {...part} />
+        </div>
         <div className="stack">
           <ToDo incident={incident} />
           <Card title={INCIDENT.people.title}>
@@ -74,12 +77,8 @@ function Described({ incident }: { incident: Incident }) {
           </Card>
         </div>
       </div>
-      <Phases {...part} />
       <Timeline incident={incident} address={address} />
-      <div className="split">
-        <Evidence incident={incident} />
-        <Facts {...part} />
-      </div>
+      <Facts {...part} />
       <Similar incident={incident} />
     </div>
   )
@@ -148,7 +147,8 @@ function verdictOf(incident: Incident): VerdictLine {
   return { tone: incident.ClosedAt === undefined ? 'busy' : 'good', lead: INCIDENT.lead.none, text }
 }
 
-function Happened({ incident, figures, fleet }: Part) {
+/** `jobReason`: what an open recovery waits for. */
+function Happened({ incident, figures, fleet, jobReason }: Part & { jobReason?: string }) {
   const words = INCIDENT.happened
   const evidence = incident.Evidence ?? []
   const faulted = incident.FaultedInstanceIds ?? []
@@ -167,18 +167,18 @@ function Happened({ incident, figures, fleet }: Part) {
         <dt>{words.why}</dt>
         <dd>
           {evidence.length === 0 && <p className="dim">{words.noEvidence}</p>}
-          {evidence.slice(0, SHOWN_EVIDENCE).map((each) => (
-            <p key={each}>
-              <Unbroken text={sentence(each)} />
-            </p>
-          ))}
-          {evidence.length > SHOWN_EVIDENCE && <p className="dim">{words.more(evidence.length - SHOWN_EVIDENCE)}</p>}
+          <Sentences texts={evidence.slice(0, SHOWN_EVIDENCE)} />
+          {evidence.length > SHOWN_EVIDENCE && (
+            <details>
+              <summary>{words.more(evidence.length - SHOWN_EVIDENCE)}</summary>
+              <Sentences texts={evidence.slice(SHOWN_EVIDENCE)} />
+            </details>
+          )}
         </dd>
         <dt>{words.done(figures.isOpen)}</dt>
         <dd>
-          <p>
-            <Unbroken text={sentence(incident.Decision)} />
-          </p>
+          <Sentences texts={[incident.Decision]} />
+          {jobReason && <Sentences texts={[words.now(jobReason)]} />}
           {replacements.length > 0 && (
             <p>
               {words.replacedBy} <NodeList ids={replacements} fleet={fleet} />
@@ -208,6 +208,16 @@ function Happened({ incident, figures, fleet }: Part) {
   )
 }
 
+const Sentences = ({ texts }: { texts: readonly string[] }) => (
+  <>
+    {texts.filter(Boolean).map((text) => (
+      <p key={text}>
+        <Unbroken text={sentence(text)} />
+      </p>
+    ))}
+  </>
+)
+
 type LossField = 'unsavedSteps' | 'recomputedSteps' | 'totalSeconds' | 'costUsd'
 const Loss = ({ figures, field, words }: { figures: IncidentFigures; field: LossField; words: string }) => (
   <li>
@@ -232,7 +242,7 @@ function ToDo({ incident }: { incident: Incident }) {
   return (
     <Card title={title} label={title}>
       {actions.length === 0 && <p className="dim">{none}</p>}
-      <ol className="plain actions">
+      <ul className="plain actions">
         {actions.map((each) => (
           <li key={each.Description}>
             <Status tone={URGENCIES[each.Urgency].tone} word={URGENCIES[each.Urgency].word} />
@@ -242,7 +252,7 @@ function ToDo({ incident }: { incident: Incident }) {
             <Command text={each.Command} />
           </li>
         ))}
-      </ol>
+      </ul>
     </Card>
   )
 }
@@ -322,31 +332,6 @@ function Entry({ moment, failedAt }: { moment: Moment; failedAt: number }) {
         {event && hasStacks(event) && <Stacks event={event} />}
       </div>
     </li>
-  )
-}
-
-function Evidence({ incident }: { incident: Incident }) {
-  const words = INCIDENT.evidence
-  const evidence = incident.Evidence ?? []
-  return (
-    <Card title={words.title}>
-      <h3>{words.evidence}</h3>
-      {evidence.length === 0 && <p className="dim">{INCIDENT.happened.noEvidence}</p>}
-      <ul>
-        {evidence.map((each) => (
-          <li key={each}>
-            <Unbroken text={sentence(each)} />
-          </li>
-        ))}
-      </ul>
-      <h3>{words.decision}</h3>
-      <p>
-        <Unbroken text={sentence(incident.Decision)} />
-      </p>
-      <p className="dim">
-        <Unbroken text={sentence(incident.Reason)} />
-      </p>
-    </Card>
   )
 }
 

@@ -44,7 +44,7 @@ function verdictOf(incidents: readonly Incident[]): VerdictLine {
   const open = incidents.filter((each) => each.ClosedAt === undefined)
   const unseen = open.filter((each) => each.AcknowledgementTime === undefined).length
   if (open.length === 0) return { tone: 'good', lead: INCIDENTS.verdict.calm }
-  const text = unseen ? INCIDENTS.verdict.unseen(unseen) : undefined
+  const text = unseen ? INCIDENTS.verdict.unseen(unseen, open.length) : undefined
   return { tone: unseen ? 'warn' : 'busy', lead: INCIDENTS.verdict.open(open.length), text }
 }
 

@@ -4,7 +4,7 @@ import { useJobAddresses } from '../api/addresses'
 import type { Incident } from '../contract'
 import { duration } from '../model/format'
 import { hook, incidentFigures, phaseHook, phaseLengths, shown, type IncidentFigures } from '../model/figures'
-import { causeWords } from '../model/verdict'
+import { CAUSES } from '../words/incident'
 import { Ago, JobLink, Status, useNow } from './Basics'
 
 /** Where the state came from, in words. */
@@ -43,7 +43,7 @@ export function IncidentTable({ incidents, withJob = true, withOwner = false, fi
           {incidents.map((each) => ({ each, figures: of(each) })).map(({ each, figures }) => (
             <tr key={each.IncidentId}>
               <td data-name="Cause">
-                <Link to={`/incidents/${encodeURIComponent(each.IncidentId)}`}>{causeWords(each.Cause)}</Link>
+                <Link to={`/incidents/${encodeURIComponent(each.IncidentId)}`}>{CAUSES[each.Cause]}</Link>
               </td>
               {withJob && (
                 <td data-name="Job">

@@ -65,7 +65,8 @@ export const INCIDENT = {
     done: (isOpen: boolean) => (isOpen ? 'What Everstep does' : 'What Everstep did'),
     lost: 'What was lost',
     noEvidence: 'No evidence was recorded.',
-    more: (more: number) => `${count(more)} more under Evidence`,
+    more: (more: number) => `${count(more)} more`,
+    now: (reason: string) => `Now: ${reason}`,
     replacedBy: 'Replaced by',
     resumed: (step: string, source: string) => `Training resumed from step ${step}, from ${source}.`,
     recomputed: 'steps recomputed',
@@ -98,7 +99,6 @@ export const INCIDENT = {
     closed: 'The incident was closed',
     note: (author: string) => `Note of ${author}`,
   },
-  evidence: { title: 'Evidence and decision', evidence: 'Evidence', decision: 'Decision' },
   facts: {
     title: 'Figures',
     failed: 'Failed',
@@ -136,7 +136,8 @@ export const INCIDENTS = {
   title: 'Incidents',
   verdict: {
     open: (open: number) => `${plural(open, 'incident')} ${open === 1 ? 'is' : 'are'} open.`,
-    unseen: (unseen: number) => `Nobody has acknowledged ${unseen === 1 ? 'one of them' : `${count(unseen)} of them`}.`,
+    unseen: (unseen: number, open: number) =>
+      `Nobody has acknowledged ${open === 1 ? 'it' : unseen === open ? 'them' : `${count(unseen)} of them`}.`,
     calm: 'No incident is open.',
   },
   empty: { title: 'No incident yet', text: 'An incident is a failure that ends a launch of a job, together with its recovery.' },

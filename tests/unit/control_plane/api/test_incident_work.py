@@ -161,7 +161,7 @@ def test_similar_incidents_share_cause_and_project_and_the_instance_comes_first(
 def test_an_incident_says_its_outcome_its_verdict_and_what_to_do(client, job, service):
     described = client.describe_incident(IncidentId="inc-1")
     assert (described["Project"], described["Outcome"]) == ("default", "Open")
-    assert described["Verdict"].startswith("i-1 and i-2 were terminated. Everstep has been recovering the job for")
+    assert described["Verdict"].startswith("i-1 and i-2 were terminated. Everstep is recovering the job")
     assert [each["Command"] for each in described["Actions"]] == ["everstep jobs describe gpt"]
     assert "Verdict" not in client.list_incidents()["Incidents"][0]
     with service.database.write() as session:

@@ -33,6 +33,7 @@ RECOVERED = Account(
     evidence=("EC2 reports i-1 as terminated",),
     decision="replace i-1 and restart all ranks",
     reason="restores step 10 from peer",
+    job_reason="trains from step 10",
     reached_step=Step(12),
     from_step=Step(10),
     repeated_steps=2,
@@ -71,12 +72,14 @@ def test_the_course_of_the_job_determines_how_an_incident_ended(
 
 def test_a_verdict_says_what_failed_how_it_ended_and_what_it_cost() -> None:
     assert verdict(RECOVERED, 500.0) == (
-        "i-1 was terminated. Everstep recovered the job in 12.3 s. Training recomputed 2 steps."
+        "i-1 was terminated. Everstep recovered the job in 12 s. Training recomputed 2 steps."
     )
-    assert verdict(OPEN, 500.0) == "i-1 was terminated. Everstep has been recovering the job for 6 min 40 s."
+    assert verdict(OPEN, 500.0) == "i-1 was terminated. Everstep is recovering the job."
+    waiting = replace(OPEN, job_reason="waits for 1 node: AWS has none; Everstep retries at 05:34:53 UTC")
+    assert verdict(waiting, 500.0) == "i-1 was terminated. Everstep is recovering the job; it waits for 1 node."
     assert verdict(replace(RECOVERED, repeated_steps=0), 500.0).endswith("No step was lost.")
     assert verdict(FAILED, 500.0) == (
-        "A training process failed on i-1. The job failed after 12.3 s. 28 steps are lost; step 5 is in S3."
+        "A training process failed on i-1. The job failed after 12 s. 28 steps are lost; step 5 is in S3."
     )
     assert "33 steps are lost; no checkpoint is left." in verdict(replace(FAILED, kept_step=None), 500.0)
 
@@ -128,14 +131,16 @@ def test_lost_steps_are_those_after_the_checkpoint_only_if_the_job_ended() -> No
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
-        (0.0, "0.00 s"),
-        (9.994, "9.99 s"),
-        (9.996, "10.0 s"),
-        (59.94, "59.9 s"),
-        (59.96, "1 min 0 s"),
-        (250.4, "4 min 10 s"),
-        (3599.6, "1 h 0 min"),
-        (7500.0, "2 h 5 min"),
+        (0.0, "0.0 s"),
+        (0.04, "< 0.1 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (10.5, "11 s"),
+        (59.6, "1 min 00 s"),
+        (245.4, "4 min 05 s"),
+        (3599.6, "1 h 00 min"),
+        (7500.0, "2 h 05 min"),
+        (183_600.0, "2 d 3 h"),
     ],
 )
 def test_a_duration_never_shows_sixty_of_a_unit(seconds: float, words: str) -> None:
