@@ -88,3 +88,72 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
     assert box is not None
     # Check the size last, because the card of the incident grows until all its content is loaded.
     assert box["y"] + box["height"] <= DESKTOP[1], "not on the first screen"
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_the_page_of_an_incident_answers_on_its_first_screen(
+    desk: Page, replayed: Replayed, api: httpx.Client, story: str
+) -> None:
+    """The first screen shows what failed, why, what was done, what was lost, and whether to act, as the API says."""
+    listed = api.get("/incidents", params={"TrainingJobName": replayed.jobs[story]}).json()["Incidents"][-1]
+    incident = api.get(f"/incidents/{listed['IncidentId']}").json()
+    desk.goto(f"/incidents/{incident['IncidentId']}")
+    verdict = desk.locator("p.verdict")
+    expect(verdict).to_contain_text(incident["Verdict"])
+    urgency = next((each["Urgency"] for each in incident["Actions"]), "Optional")
+    lead = {"Now": "Act now.", "Later": "Nothing is urgent", "Optional": "Nothing to do."}[urgency]
+    expect(verdict.locator("strong")).to_contain_text(lead)
+    card = desk.locator("section.card", has=desk.get_by_role("heading", name="What happened"))
+    for evidence in incident["Evidence"][:3]:
+        expect(card).to_contain_text(sentence(evidence))
+    expect(card).to_contain_text(sentence(incident["Decision"]))
+    if "LostSteps" in incident and incident["Outcome"] != "JobFailed":
+        expect(card.locator("[data-figure=recomputed-steps]")).to_have_text(f"{incident['LostSteps']:,}")
+    expect(card.locator("[data-figure=total-seconds]")).to_be_visible()
+    todo = desk.get_by_role("region", name="What to do")
+    for action in incident["Actions"]:
+        expect(todo).to_contain_text(action["Description"])
+        expect(todo).to_contain_text(action["Command"])
+    for part in (verdict, card, todo):
+        box = part.bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= DESKTOP[1], "not on the first screen"
+
+
+def test_a_person_works_on_an_incident_and_finds_it_by_its_owner(
+    desk: Page, replayed: Replayed, api: httpx.Client
+) -> None:
+    """A person takes, acknowledges and annotates an incident, and saves its post-mortem."""
+    listed = api.get("/incidents", params={"TrainingJobName": replayed.jobs["network-partition"]}).json()["Incidents"][
+        -1
+    ]
+    path = f"/incidents/{listed['IncidentId']}"
+    desk.goto(path)
+    desk.get_by_role("button", name="Assign to me").click()
+    expect(desk.get_by_role("button", name="Remove")).to_be_visible()
+    desk.get_by_role("button", name="Acknowledge").click()
+    expect(desk.get_by_text("Acknowledged by")).to_be_visible()
+    desk.get_by_role("textbox", name="New note").fill("The switch of the rack failed.\nThe network team replaced it.")
+    desk.get_by_role("button", name="Add note").click()
+    expect(desk.locator(".notes")).to_contain_text("The network team replaced it.")
+    stored = api.get(path).json()
+    assert "AcknowledgementTime" in stored
+    assert stored["Owner"]
+    assert [note["Text"] for note in stored["Notes"]] == [
+        "The switch of the rack failed.\nThe network team replaced it."
+    ]
+    with desk.expect_download() as saved:
+        desk.get_by_role("button", name="Export post-mortem").click()
+    document = saved.value.path().read_text()
+    assert document == api.get(f"{path}/export").json()["Content"]
+    assert "> The network team replaced it." in document
+    desk.goto("/incidents")
+    desk.get_by_role("combobox", name="Owner").select_option(stored["Owner"])
+    expect(desk.locator("tbody tr")).to_have_count(1)
+    expect(desk.locator("tbody tr")).to_contain_text(replayed.jobs["network-partition"])
+    desk.reload()
+    expect(desk.locator("tbody tr")).to_have_count(1)
+    desk.get_by_role("combobox", name="Owner").select_option("")
+    open_count = len(api.get("/incidents", params={"StatusEquals": "Open"}).json()["Incidents"])
+    desk.get_by_text("Open", exact=True).first.click()
+    expect(desk.locator("tbody tr")).to_have_count(open_count)

@@ -83,7 +83,7 @@ def test_the_failure_is_one_click_away_and_its_line_has_an_address(
     desk.reload()
     expect(here).to_contain_text(told[-1])
     desk.goto(f"/incidents/{incident['IncidentId']}")
-    desk.get_by_role("link", name="That moment in the log").click()
+    desk.get_by_role("link", name="Open the log at this moment").click()
     expect(here).to_contain_text(told[-1])
 
 

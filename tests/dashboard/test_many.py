@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.dashboard.browsing import open_job, signed_in
+from tests.dashboard.browsing import open_job, sentence, signed_in
 from tests.dashboard.many import EVENTS, INCIDENTS, JOBS, NODES, STEP, TARGET, WIDE, Many, served
 from tests.dashboard.service import Living
 
@@ -123,7 +123,7 @@ def test_many_incidents_and_nodes_are_listed(page: Page, week: tuple[Living, Man
     scroll_down(page, "")
     expect(rows.last).to_be_in_viewport()
     rows.first.get_by_role("link").first.click()
-    around = page.locator("section", has=page.get_by_role("heading", name="Events around it"))
+    entries = page.get_by_role("region", name="Timeline").get_by_role("listitem")
     with httpx.Client(
         base_url=f"{week[0].url}/v1",
         headers={"authorization": f"Bearer {week[0].admin_token}"},
@@ -135,8 +135,11 @@ def test_many_incidents_and_nodes_are_listed(page: Page, week: tuple[Living, Man
         near = api.get("/events", params=span).json()["Events"]
     expect(page.get_by_text(newest["IncidentId"], exact=True)).to_be_visible()
     assert near
-    expect(around.locator("tbody tr")).to_have_count(len(near))
-    expect(around.locator("tbody tr").first).to_contain_text(near[0]["Message"])
+    events = entries.filter(has_not=page.locator(".milestone, pre"))
+    expect(events.filter(has_text=near[0]["Type"])).not_to_have_count(0)
+    for event in near:
+        expect(events.filter(has_text=sentence(event["Message"])).first).to_be_visible()
+    expect(page.locator(".moments > li:not(.milestone)")).to_have_count(len(near))
     page.goto("/fleets/main")
     expect(page.get_by_role("link", name=week[1].nodes[-1]).first).to_be_visible()
     scroll_down(page, "")

@@ -21,13 +21,14 @@ export function drawn(what: ReactNode, { role = 'admin', answers = {}, at = '/' 
   const client = new QueryClient({ defaultOptions: { queries: { retry: false, staleTime: Infinity, refetchInterval: false } } })
   client.setQueryData(['session'], { Role: role })
   for (const [key, answer] of Object.entries(answers)) client.setQueryData(JSON.parse(key) as string[], answer)
-  return render(
+  const page = render(
     <MantineProvider env="test">
       <QueryClientProvider client={client}>
         <MemoryRouter initialEntries={[at]}>{what}</MemoryRouter>
       </QueryClientProvider>
     </MantineProvider>,
   )
+  return { ...page, client }
 }
 
 /** Answer requests from a table of path and answer; return what was asked, in order. Whatever is not in the table is refused. */

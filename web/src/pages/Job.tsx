@@ -23,11 +23,13 @@ import { Ago, Empty, FactList, Loading, Shown, Status, useIsStale, useNow, useSt
 import { ConfirmByName } from '../parts/ConfirmByName'
 import { Doing } from '../parts/Doing'
 import { FirstFold } from '../parts/FirstFold'
+import { JobButtons } from '../parts/JobButtons'
 import { LastLines } from '../parts/LastLines'
 import { Progress } from '../parts/Progress'
 import { IncidentTable } from '../parts/IncidentTable'
 import { CheckpointsTab, EventsTab, ProtectionTab } from './JobTabs'
 
+const JobPeople = part(() => import('../parts/JobPeople'))
 const LogsTab = part(() => import('./JobLogs'))
 const SpecTab = part(() => import('./JobSpec'))
 const MetricsTab = part(() => import('./JobMetrics'))
@@ -102,31 +104,34 @@ function Head({ job, staleSeconds }: { job: TrainingJob; staleSeconds: number })
           <span {...hook(figures, 'status')}><Status tone={figures.statusTone} word={figures.status} title={job.Reason} /></span>
         </div>
       </div>
-      {mayRun && !isOver(job) && job.TrainingJobStatus !== 'Stopping' && (
-        <div className="row" role="group" aria-label="What to do with this job">
-          {job.TakenOverTime === undefined ? (
-            <Doing does={() => call('TakeOverTrainingJob', name)} title="Everstep observes this job and decides nothing until you hand it back">
-              Take over
-            </Doing>
-          ) : (
-            <Doing does={() => call('HandBackTrainingJob', name)} title={`Taken over by ${job.TakenOverBy ?? 'a person'}`}>
-              Hand back
-            </Doing>
-          )}
-          {job.PauseRequestedTime === undefined ? (
-            <Doing does={() => call('PauseTrainingJob', name)} title="All ranks stop at one agreed step, kept in S3; its nodes are free until it is resumed">
-              Pause
-            </Doing>
-          ) : (
-            <Doing does={() => call('ResumeTrainingJob', name)} title="It goes on from its checkpoint once its turn in the queue has come">
-              Resume
-            </Doing>
-          )}
-          <Button color="red" variant="outline" size="xs" onClick={() => setAsking(true)}>
-            Stop
-          </Button>
-        </div>
-      )}
+      <div className="row">
+        <JobButtons job={job} />
+        {mayRun && !isOver(job) && job.TrainingJobStatus !== 'Stopping' && (
+          <div className="row" role="group" aria-label="What to do with this job">
+            {job.TakenOverTime === undefined ? (
+              <Doing does={() => call('TakeOverTrainingJob', name)} title="Everstep observes this job and decides nothing until you hand it back">
+                Take over
+              </Doing>
+            ) : (
+              <Doing does={() => call('HandBackTrainingJob', name)} title={`Taken over by ${job.TakenOverBy ?? 'a person'}`}>
+                Hand back
+              </Doing>
+            )}
+            {job.PauseRequestedTime === undefined ? (
+              <Doing does={() => call('PauseTrainingJob', name)} title="All ranks stop at one agreed step, kept in S3; its nodes are free until it is resumed">
+                Pause
+              </Doing>
+            ) : (
+              <Doing does={() => call('ResumeTrainingJob', name)} title="It goes on from its checkpoint once its turn in the queue has come">
+                Resume
+              </Doing>
+            )}
+            <Button color="red" variant="outline" size="xs" onClick={() => setAsking(true)}>
+              Stop
+            </Button>
+          </div>
+        )}
+      </div>
       <ConfirmByName
         name={job.TrainingJobName}
         verb="Stop"
@@ -239,6 +244,9 @@ function Overview({ job }: { job: TrainingJob }) {
           {() => (mine.length ? <IncidentTable incidents={mine.toReversed()} withJob={false} figuresOf={(each) => incidentFigures(each, now, job, { protection })} /> : <p className="dim">None. What ends a launch of this job would be listed here.</p>)}
         </Shown>
       </section>
+      <Suspense fallback={<Loading rows={2} />}>
+        <JobPeople job={job} />
+      </Suspense>
     </div>
   )
 }

@@ -7,6 +7,7 @@ import { nodesQuery, sessionQuery, useRole } from '../api/queries'
 import { ago, utc } from '../model/format'
 import { versionsOf } from '../model/nodes'
 import { FactList, Shown, useTold } from '../parts/Basics'
+import { NotificationSettings } from '../parts/NotificationSettings'
 import { Tokens } from '../parts/Tokens'
 
 const MAY: Record<string, string> = { admin: 'everything, in every project', submitter: 'run and stop jobs of its project; read fleets', viewer: 'read' }
@@ -40,6 +41,7 @@ export default function SettingsPage() {
         </Shown>
       </section>
       {isAdmin && query.data && <Tokens own={query.data.TokenId} />}
+      <NotificationSettings />
       <section className="card">
         <h2>Theme</h2>
         <SegmentedControl aria-label="Theme" value={colorScheme} onChange={(value) => setColorScheme(value as 'auto')} data={[{ value: 'auto', label: 'As the system' }, { value: 'light', label: 'Light' }, { value: 'dark', label: 'Dark' }]} />

@@ -2,8 +2,8 @@
 import { Button, NativeSelect, NumberInput, Textarea, TextInput } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
-import { useRef, useState } from 'react'
-import { useNavigate } from 'react-router'
+import { useEffect, useRef, useState } from 'react'
+import { useNavigate, useSearchParams } from 'react-router'
 
 import { ApiError, call } from '../api/client'
 import { fleetsQuery, jobsQuery, jobQuery, useRole } from '../api/queries'
@@ -64,20 +64,27 @@ function Form() {
     setYamlError('')
   }
   const change = (changes: Draft) => take({ ...draft, ...changes }, Object.keys(changes))
-  /** Nothing is left of what stood there, and only the name that stands in the field counts when an answer comes: names begin alike. */
-  const begin = (name: string) => {
-    wanted.current = name
-    if (!jobs.some((job) => job.TrainingJobName === name)) return
-    client.fetchQuery(jobQuery(name)).then(
+  /** Fill the form from a job. `address`: its name or RunId. Only the answer for the newest address counts. */
+  const load = (address: string) => {
+    wanted.current = address
+    client.fetchQuery(jobQuery(address)).then(
       (job) => {
-        if (wanted.current !== name) return
+        if (wanted.current !== address) return
         const request = { ...requestOf(job), TrainingJobName: '' }
-        setBegun(name)
+        setBegun(job.TrainingJobName)
         take({ ...START, ...request }, Object.keys(request))
       },
-      (refused: unknown) => wanted.current === name && setError(refused),
+      (refused: unknown) => wanted.current === address && setError(refused),
     )
   }
+  const begin = (name: string) => {
+    if (jobs.some((job) => job.TrainingJobName === name)) load(name)
+    else wanted.current = name
+  }
+  const [search] = useSearchParams()
+  const origin = search.get('from')
+  // A link to this page may name the job to clone.
+  useEffect(() => void (origin && load(origin)), [origin])
   const write = (text: string) => {
     setYaml(text)
     try {

@@ -13,9 +13,11 @@ import { STALE_SECONDS } from '../model/figures'
 import { SHELL } from '../words/shell'
 import { Loading, Problem, Status, useStaleSeconds } from './Basics'
 import { NavIcon, type NavIconName } from './NavIcons'
+import { isNotifying, useWatching } from './watching'
 
 // Few visits open these parts, so they load when they are opened.
 const Palette = part(() => import('./Palette'))
+const Notifier = part(() => import('./Notifier'))
 const AccountMenu = part(() => import('./AccountMenu'))
 
 /** Whether the server answers, and whether its events arrive. */
@@ -67,6 +69,7 @@ export function Shell() {
   const isShown = Boolean(signedIn.data) && !ending.isPending
   const liveness = useLive(client, isShown)
   const isStale = useStaleSeconds() > STALE_SECONDS
+  const watching = useWatching()
 
   useEffect(() => {
     if (isSignedOut) void navigate(`/sign-in?next=${encodeURIComponent(location.pathname + location.search + location.hash)}`, { replace: true })
@@ -153,6 +156,11 @@ export function Shell() {
       <main id="main" tabIndex={-1}>
         <div className="page">
           {ending.error && <Problem error={ending.error} title={SHELL.notSignedOut} retry={() => ending.mutate()} />}
+          {isShown && isNotifying(watching) && (
+            <Suspense fallback={null}>
+              <Notifier runIds={watching.runIds} />
+            </Suspense>
+          )}
           {isShown ? <Outlet /> : signedIn.error ? <Problem error={signedIn.error} retry={() => void signedIn.refetch()} /> : <Loading />}
         </div>
       </main>

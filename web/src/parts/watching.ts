@@ -1,0 +1,61 @@
+/** What this browser remembers about watched jobs: their RunIds, and whether it notifies. */
+import { useSyncExternalStore } from 'react'
+
+export interface Watching {
+  isOn: boolean
+  runIds: ReadonlySet<string>
+}
+
+const KEY = 'everstep-watching'
+/** The oldest entries are forgotten first. */
+const MOST = 100
+
+function load(): Watching {
+  try {
+    const stored = JSON.parse(localStorage.getItem(KEY) ?? '{}') as { isOn?: unknown; runIds?: unknown }
+    const runIds = Array.isArray(stored.runIds) ? stored.runIds.filter((each): each is string => typeof each === 'string') : []
+    return { isOn: stored.isOn === true, runIds: new Set(runIds) }
+  } catch {
+    return { isOn: false, runIds: new Set() }
+  }
+}
+
+let current = load()
+const listeners = new Set<() => void>()
+
+export function setWatching(changes: Partial<Watching>): void {
+  current = { ...current, ...changes }
+  const runIds = [...current.runIds].slice(-MOST)
+  try {
+    localStorage.setItem(KEY, JSON.stringify({ isOn: current.isOn, runIds }))
+  } catch {
+    // A browser without storage forgets the choice when the tab closes.
+  }
+  for (const listener of listeners) listener()
+}
+
+export function toggleWatched(runId: string): void {
+  const runIds = new Set(current.runIds)
+  if (!runIds.delete(runId)) runIds.add(runId)
+  setWatching({ runIds })
+}
+
+const subscribe = (listener: () => void) => {
+  const changed = (event: StorageEvent) => {
+    if (event.key !== KEY) return
+    current = load()
+    listener()
+  }
+  listeners.add(listener)
+  window.addEventListener('storage', changed) // another tab has changed the choice
+  return () => {
+    listeners.delete(listener)
+    window.removeEventListener('storage', changed)
+  }
+}
+
+/** Whether this browser shows notifications, and a job is watched. */
+export const isNotifying = ({ isOn, runIds }: Watching): boolean =>
+  isOn && runIds.size > 0 && typeof Notification !== 'undefined' && Notification.permission === 'granted'
+
+export const useWatching = (): Watching => useSyncExternalStore(subscribe, () => current)
