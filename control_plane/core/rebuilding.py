@@ -1,18 +1,20 @@
-"""Finds lost shards that the rest of a stripe can rebuild by parity (docs/adr/0035-parity-in-memory.md).
+"""Finds the shards that the rest of a stripe can rebuild by parity (docs/adr/0035-parity-in-memory.md).
 
     stripe A B C, C is lost:   A's shard and share, B's shard and share ──▶ C's shard
 
 A *content* is an origin generation and a step. A share is the XOR of parts of the shards of all other members of its
 stripe. Its record names these shards by digest.
 
-Invariant: exactly one member's shard is missing. The shards and shares of all other members have one content, and each
-share names the same lost shard and the shards that exist.
+A shard that exists can be rebuilt, too. Its node needs that if the memory is damaged or its agent loses the slot.
+
+Invariant: no other member's shard is missing. The shards and shares of all other members have one content, and each
+share names the same rebuilt shard and the shards that exist.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.parity import Contribution, Rebuild, Survivor, holder_of, is_share, stripe_of
@@ -25,9 +27,12 @@ Held = Mapping[NodeId, SlotRecord]
 
 
 def rebuilds(
-    slots: Iterable[tuple[NodeId, SlotRecord]], worlds: Mapping[Generation, int]
+    slots: Iterable[tuple[NodeId, SlotRecord]],
+    worlds: Mapping[Generation, int],
+    *,
+    existing: Collection[Content] = (),
 ) -> list[tuple[Content, Rebuild]]:
-    """Return the shards that are missing and can be rebuilt, with the shards and shares that determine them.
+    """Return the shards that can be rebuilt, with the shards and shares that determine them.
 
     `recovery.choose` calls this function for each restore. Deterministic.
 
@@ -35,9 +40,11 @@ def rebuilds(
         slots: the usable slots with their nodes, of shards and of shares. A missing or an unusable slot only removes
             possible rebuilds.
         worlds: number of ranks of each generation. Shares of other generations are ignored.
+        existing: contents of which the result also contains shards that exist, in stripes without a missing shard.
+            Of other contents, the result contains missing shards only.
 
     Returns:
-        At most one rebuild per stripe and content.
+        At most one rebuild per shard and content.
     """
     shards: defaultdict[Content, defaultdict[Rank, dict[NodeId, SlotRecord]]] = defaultdict(lambda: defaultdict(dict))
     shares: defaultdict[tuple[Content, Stripe], defaultdict[Rank, dict[NodeId, SlotRecord]]] = defaultdict(
@@ -52,8 +59,13 @@ def rebuilds(
     found: list[tuple[Content, Rebuild]] = []
     for (content, stripe), held in sorted(shares.items(), key=lambda item: item[0]):
         missing = [rank for rank in stripe if rank not in shards[content]]
-        if len(missing) == 1 and (rebuild := _rebuild(stripe, missing[0], shards[content], held)) is not None:
-            found.append((content, rebuild))
+        if len(missing) > 1:
+            continue
+        for rank in missing or (stripe if content in existing else ()):
+            rebuild = _rebuild(stripe, rank, shards[content], held)
+            present = {slot.digest for slot in shards[content].get(rank, {}).values()}
+            if rebuild is not None and (not present or rebuild.lost.digest in present):
+                found.append((content, rebuild))
     return found
 
 
@@ -71,7 +83,7 @@ def _stripe(share: SlotRecord, worlds: Mapping[Generation, int]) -> Stripe | Non
 def _rebuild(
     stripe: Stripe, lost_rank: Rank, shards: Mapping[Rank, Held], shares: Mapping[Rank, Held]
 ) -> Rebuild | None:
-    """Return the rebuild of one lost shard, or None if a share is missing or names other shards.
+    """Return the rebuild of one shard, or None if a share is missing or names other shards.
 
     A rank is a survivor if one node has both its shard and its share.
     """
@@ -116,10 +128,10 @@ def _named(share: SlotRecord, rank: Rank) -> Contribution:
 
 def _agree(survivors: Sequence[tuple[Rank, NodeId, SlotRecord, SlotRecord]]) -> bool:
     """Return whether each share names the shards of all other survivors."""
+    present = {rank: (shard.digest, shard.payload_bytes) for rank, _, shard, _ in survivors}
     return all(
-        (named.digest, named.payload_bytes) == (shard.digest, shard.payload_bytes)
-        for holder, _, _, share in survivors
-        for rank, _, shard, _ in survivors
-        if rank != holder
-        for named in (_named(share, rank),)
+        (named.digest, named.payload_bytes) == present[named.rank]
+        for _, _, _, share in survivors
+        for named in share.contributions
+        if named.rank in present
     )

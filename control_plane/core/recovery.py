@@ -18,13 +18,13 @@ in docs/design.md#restore. The model `tests/model/step_protocol.py` contains the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from control_plane.core import rebuilding
 from control_plane.core.observed.steps import NO_GENERATION, NO_STEP, CheckpointRecord, GenerationRecord, RefusedSource
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
-from everstep.protocol.parity import holder_of, is_share
+from everstep.protocol.parity import Rebuild, holder_of, is_share
 from everstep.protocol.plan import ObjectReference, Relayout, ShardSource, SlotRecord, SlotReference
 
 FARTHEST = ("local", "peer", "parity", "s3")
@@ -178,6 +178,7 @@ def choose(survey: Survey) -> Restore:
     base = max(states, key=lambda state: (state.step, state.world_size == new_world))
     if base.world_size != new_world:
         base = _shared_state(survey, base, {state: found[state] for state in states})
+    _add_rebuilds(survey, base, found[base])
     shards = tuple(tuple(found[base][Rank(rank)]) for rank in range(base.world_size))
     # Another job's ranks may divide their state in another way, even if both jobs have equally many ranks.
     is_relayout = base.world_size != new_world or shards[0][0].origin_generation == NO_GENERATION
@@ -235,19 +236,8 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
     has no source from parity either, because this job's nodes hold no shares of it.
     """
     found: defaultdict[_State, defaultdict[Rank, list[ShardSource]]] = defaultdict(lambda: defaultdict(list))
-    refused = {(item.rank, item.is_object, item.origin_generation, item.step) for item in survey.refused}
-    new_world = len(survey.owners)
-
-    def usable(rank: Rank, origin: Generation, step: Step, *, is_object: bool) -> bool:
-        is_refused = (rank, is_object, origin, step) in refused
-        return step > 0 and is_on_path(survey.path, origin, step) and not is_refused
-
-    slots = [
-        (node, slot)
-        for node in sorted(survey.inventories)
-        for slot in survey.inventories[node]
-        if usable(holder_of(slot.owner_rank), slot.origin_generation, slot.step, is_object=False)
-    ]
+    new_world, usable = len(survey.owners), _usable(survey)
+    slots = _usable_slots(survey)
     for node, slot in slots:
         rank, world_size = slot.owner_rank, survey.worlds.get(slot.origin_generation, 0)
         if not is_share(rank) and 0 <= rank < world_size:
@@ -266,16 +256,7 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
     for (origin, step), rebuild in rebuilding.rebuilds(slots, survey.worlds):
         lost, world_size = rebuild.lost, survey.worlds[origin]
         if origin != NO_GENERATION and usable(lost.rank, origin, step, is_object=False):
-            found[_State(step, world_size)][lost.rank].append(
-                ShardSource(
-                    kind="parity",
-                    origin_generation=origin,
-                    step=step,
-                    digest=lost.digest,
-                    payload_bytes=lost.payload_bytes,
-                    rebuild=rebuild,
-                )
-            )
+            found[_State(step, world_size)][lost.rank].append(_parity_source(origin, step, rebuild))
     for checkpoint in survey.checkpoints:
         for shard in checkpoint.shards:
             if usable(shard.rank, shard.origin_generation, checkpoint.step, is_object=True):
@@ -290,6 +271,53 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
                     )
                 )
     return {state: dict(shards) for state, shards in found.items()}
+
+
+def _usable(survey: Survey) -> Callable[..., bool]:
+    """Return the rule for usable shards: on the path, and not refused after a failed load."""
+    refused = {(item.rank, item.is_object, item.origin_generation, item.step) for item in survey.refused}
+
+    def usable(rank: Rank, origin: Generation, step: Step, *, is_object: bool) -> bool:
+        is_refused = (rank, is_object, origin, step) in refused
+        return step > 0 and is_on_path(survey.path, origin, step) and not is_refused
+
+    return usable
+
+
+def _usable_slots(survey: Survey) -> list[tuple[NodeId, SlotRecord]]:
+    """Return the usable slots with their nodes, in the order of the nodes."""
+    usable = _usable(survey)
+    return [
+        (node, slot)
+        for node in sorted(survey.inventories)
+        for slot in survey.inventories[node]
+        if usable(holder_of(slot.owner_rank), slot.origin_generation, slot.step, is_object=False)
+    ]
+
+
+def _add_rebuilds(survey: Survey, base: _State, shards: Mapping[Rank, list[ShardSource]]) -> None:
+    """Add a rebuild by parity to the sources of each shard of the base that exists, before S3.
+
+    A node uses this source if its own slot is damaged, or if its agent loses the base before the first commit.
+    """
+    contents = {(source.origin_generation, base.step) for sources in shards.values() for source in sources}
+    for (origin, step), rebuild in rebuilding.rebuilds(_usable_slots(survey), survey.worlds, existing=contents):
+        sources = shards.get(rebuild.lost.rank, [])
+        is_source = any(source.kind in ("local", "peer") and source.digest == rebuild.lost.digest for source in sources)
+        if is_source and (origin, step) in contents and survey.worlds[origin] == base.world_size:
+            place = next((index for index, source in enumerate(sources) if source.kind == "s3"), len(sources))
+            sources.insert(place, _parity_source(origin, step, rebuild))
+
+
+def _parity_source(origin: Generation, step: Step, rebuild: Rebuild) -> ShardSource:
+    return ShardSource(
+        kind="parity",
+        origin_generation=origin,
+        step=step,
+        digest=rebuild.lost.digest,
+        payload_bytes=rebuild.lost.payload_bytes,
+        rebuild=rebuild,
+    )
 
 
 def _forgotten(found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]], world_size: int) -> tuple[Rank, ...]:

@@ -1078,7 +1078,10 @@ def place_any(
 
 
 def rebuild_from_some(
-    listed: Iterable[tuple[NodeId, SlotRecord]], worlds: Mapping[Generation, int]
+    listed: Iterable[tuple[NodeId, SlotRecord]],
+    worlds: Mapping[Generation, int],
+    *,
+    existing: Collection[rebuilding.Content] = (),
 ) -> list[tuple[rebuilding.Content, Rebuild]]:
     """Planted bug: treat a lost shard as rebuildable as soon as any one share contains it."""
     shares, owners = _sorted(listed)
@@ -1091,7 +1094,10 @@ def rebuild_from_some(
 
 
 def rebuild_without_shares(
-    listed: Iterable[tuple[NodeId, SlotRecord]], worlds: Mapping[Generation, int]
+    listed: Iterable[tuple[NodeId, SlotRecord]],
+    worlds: Mapping[Generation, int],
+    *,
+    existing: Collection[rebuilding.Content] = (),
 ) -> list[tuple[rebuilding.Content, Rebuild]]:
     """Planted bug: treat a lost shard as rebuildable although a survivor never sealed its share."""
     shares, owners = _sorted(listed)

@@ -245,8 +245,9 @@ class BaseLoading:
     async def regain(self, shard: OwnedShard) -> None:
         """Fetch the base of a shard (the state to restore) if this node lost its copy while the agent restarted.
 
-        The shard's rank cannot vote without its base. The method repeats failed attempts until the base is on this node
-        or a step is committed.
+        The sources are the nodes with copies, and the plan's sources without this node: peers, parity and S3. The
+        shard's rank cannot vote without its base. The method repeats failed attempts until the base is on this node or
+        a step is committed.
         """
         rank = self._plan.ranks[shard.rank]
         asked = {source.node_id for source in rank.sources if source.kind == "peer"}

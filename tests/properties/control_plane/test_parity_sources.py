@@ -144,8 +144,15 @@ def test_the_base_is_the_newest_step_whose_shards_exist_or_can_be_rebuilt(
         return
     held = memory[restore.base_step]
     for rank, sources in enumerate(restore.sources):
-        (source,) = sources
-        assert (source.kind == "local") == (rank in alive and rank in held.shards)
+        assert (sources[0].kind == "local") == (rank in alive and rank in held.shards)
+        is_rebuildable = is_available(rank, held, alive - {rank})
+        if sources[0].kind == "local":
+            named = {held.shares[other][rank] for other in group_of(rank) if other != rank and is_rebuildable}
+            is_rebuildable = named == {held.shards[rank]}
+        assert [source.kind for source in sources] == ["local"] * (sources[0].kind == "local") + (
+            ["parity"] * is_rebuildable
+        )
+        source = sources[-1]
         if source.rebuild is not None:
             others = [other for other in group_of(rank) if other != rank]
             assert source.rebuild.stripe == group_of(rank)

@@ -21,6 +21,7 @@ from everstep.protocol.agent_messages import (
     MemberPhase,
     NodeFault,
     ShardProtection,
+    Start,
     TakeCheckpoint,
     UploadedShard,
 )
@@ -34,6 +35,7 @@ from worker.core.slots import Content
 from worker.member import base_loading
 from worker.replication.rebuilding import rebuild_shard
 from worker.replication.tcp import TcpSession
+from worker.shm.store import Slot
 
 pytestmark = pytest.mark.integration
 
@@ -276,3 +278,62 @@ async def test_fewer_nodes_rebuild_the_lost_shard_and_form_a_new_stripe(
     assert group.plan is not None
     assert group.plan.base_step >= plan.base_step + 2
     check_restored(group, group.plan.base_step)
+
+
+def base_slot(group: Fleet, index: int) -> Slot:
+    assert group.plan is not None
+    slot = group.nodes[index].agent.store.sealed(Rank(index), Content(Generation(1), group.plan.base_step))
+    assert slot is not None
+    return slot
+
+
+async def test_a_damaged_shard_on_its_own_node_is_rebuilt(group: Fleet) -> None:
+    await group.launch()
+    await group.train(2)
+    await group.prepare()
+    await restart(group.nodes[1])  # A restarted agent knows no digests, and reads its shard before it restores it.
+    await group.prepare()
+    plan = group.make_parity_plan()
+    with base_slot(group, 1).file.payload(5, 6) as byte:
+        byte[0] ^= 1
+    await group.load(plan)
+    await group.start()
+    check_restored(group, plan.base_step)
+    member = group.control.member(group.nodes[1].id)
+    assert member is not None
+    assert member.restored_from == ("parity",)
+    await group.train(plan.base_step + 1)
+
+
+async def test_an_agent_that_loses_the_base_before_its_commit_rebuilds_it(group: Fleet) -> None:
+    """The coordinator starts last, so that the base is not committed before the agent restarts without its shard."""
+    await group.launch()
+    await group.train(2)
+    await group.prepare()
+    plan = group.make_parity_plan()
+    await group.load(plan)
+    coordinator, holder, _ = group.nodes
+    start = Start(job=JOB, run=RUN, generation=Generation(group.generation))
+    for node in group.nodes[1:]:
+        await group.send(node, start)
+    await until("ranks", lambda: all(rank in group.nodes[rank].shim.ranks for rank in (1, 2)))
+    await until("the rank", lambda: holder.shim.ranks[Rank(1)].is_connected)
+    path = base_slot(group, 1).file.path
+    await holder.stop()
+    path.write_bytes(bytes(path.stat().st_size))
+    holder.start()
+    holder.agent.store.memory_bytes = 1 << 28
+    await until("the rebuilt base", lambda: _has_base(holder, plan.base_step))
+    assert payload(1, plan.base_step)[0] == _bytes_of(base_slot(group, 1))
+    await group.send(coordinator, start)
+    await until("ranks", lambda: all(rank.is_connected for rank in group.ranks))
+    await group.train(plan.base_step + 2)
+
+
+def _has_base(node: Node, step: Step) -> bool:
+    return node.agent.store.sealed(Rank(1), Content(Generation(1), step)) is not None
+
+
+def _bytes_of(slot: Slot) -> bytes:
+    with slot.file.payload(0, slot.file.header.payload_bytes) as view:
+        return bytes(view)

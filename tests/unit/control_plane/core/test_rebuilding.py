@@ -125,7 +125,7 @@ def test_a_node_without_a_share_of_the_base_has_a_free_slot_for_it() -> None:
 
 def test_a_shard_in_memory_is_preferred_to_its_rebuild() -> None:
     inventories = {**held(8), D: (shard(2, 8),)}
-    assert [source.kind for source in recovery.choose(survey(inventories)).sources[2]] == ["local"]
+    assert [source.kind for source in recovery.choose(survey(inventories)).sources[2]] == ["local", "parity"]
     assert found(inventories) == []
 
 
@@ -204,8 +204,32 @@ def test_a_share_beyond_the_branch_rebuilds_nothing() -> None:
     assert recovery.choose(survey(held(7, 8), path=path, worlds=worlds)).base_step == 7
 
 
-def test_a_restore_with_another_number_of_ranks_reads_no_shares() -> None:
-    assert recovery.choose(survey(held(8), owners=[A, B])).base_step == 0
+def test_a_restore_with_another_number_of_ranks_rebuilds_the_lost_shard() -> None:
+    restore = recovery.choose(survey(held(8), owners=[A, B]))
+    assert (restore.base_step, restore.sources) == (8, ((), ()))
+    assert restore.relayout is not None
+    assert [[source.kind for source in sources] for sources in restore.relayout.shards] == [
+        ["peer"],
+        ["peer"],
+        ["parity"],
+    ]
+
+
+def test_each_shard_of_a_whole_stripe_has_its_rebuild_as_second_source() -> None:
+    restore = recovery.choose(survey(held(7, 8, nodes=NODES), owners=NODES))
+    for rank, sources in enumerate(restore.sources):
+        assert [source.kind for source in sources] == ["local", "parity"]
+        rebuild = sources[1].rebuild
+        assert rebuild is not None
+        assert (rebuild.lost, sources[1].step) == (contribution(rank, 8), 8)
+        assert [survivor.rank for survivor in rebuild.survivors] == [other for other in STRIPE if other != rank]
+
+
+def test_shares_that_name_another_shard_are_no_second_source() -> None:
+    inventories = held(8, nodes=NODES)
+    inventories[C] = (msgspec.structs.replace(shard(2, 8), digest=bytes(16)), share(2, 8))
+    restore = recovery.choose(survey(inventories, owners=NODES))
+    assert [source.kind for source in restore.sources[2]] == ["local"]
 
 
 def test_a_lost_rank_that_can_be_rebuilt_is_not_forgotten() -> None:
