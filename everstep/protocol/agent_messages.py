@@ -39,6 +39,7 @@ from enum import StrEnum
 import msgspec
 
 from everstep.protocol.codec import Message
+from everstep.protocol.fixed_length import Digest, Key
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.log_chunks import LogLine
 from everstep.protocol.manifest import SharedObject
@@ -282,8 +283,8 @@ class UploadedShard(Message, frozen=True):
     object_bytes: int
     etag: str
     payload_bytes: int
-    payload_digest: bytes
-    layout_hash: bytes
+    payload_digest: Digest
+    layout_hash: Digest
     upload_seconds: float = 0.0
     """Duration of the upload in seconds.
 
@@ -641,7 +642,7 @@ class Load(Message, frozen=True):
     """
 
     plan: GenerationPlan
-    key: bytes
+    key: Key
     """The generation's key, 32 bytes. Agents use it to authenticate peers. Never logged."""
 
 
@@ -822,8 +823,8 @@ class HeldShard(Message, frozen=True):
     origin_generation: Generation
     object_bytes: int
     payload_bytes: int
-    payload_digest: bytes
-    layout_hash: bytes
+    payload_digest: Digest
+    layout_hash: Digest
 
 
 class SnapshotHeld(Message, frozen=True):

@@ -22,6 +22,7 @@ import msgspec
 
 from everstep.protocol.codec import Message
 from everstep.protocol.errors import MalformedMessage
+from everstep.protocol.fixed_length import Digest
 from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.slot import CHUNK_BYTES, MAX_CHUNKS
 
@@ -40,9 +41,9 @@ class Contribution(Message, frozen=True):
 
     rank: Rank
     payload_bytes: int
-    digest: bytes
+    digest: Digest
     """Digest of the whole shard. The share contains only those chunks of the shard that are assigned to its holder."""
-    layout_hash: bytes
+    layout_hash: Digest
     index_offset: int
     """Start of the index within the shard's payload. A rebuilt slot needs this field for its header."""
     index_bytes: int
@@ -55,10 +56,10 @@ class Survivor(Message, frozen=True):
     node_id: NodeId
     shard_bytes: int
     """Size of the payload of this member's shard."""
-    shard_digest: bytes
+    shard_digest: Digest
     share_bytes: int
     """Size of the payload of this member's share."""
-    share_digest: bytes
+    share_digest: Digest
 
 
 class Rebuild(Message, frozen=True):

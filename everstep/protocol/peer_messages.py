@@ -43,6 +43,7 @@ import struct
 from typing import Literal
 
 from everstep.protocol.codec import Message
+from everstep.protocol.fixed_length import Digest, Nonce, Sha256
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import ObjectReference
 from everstep.protocol.rounds import Announcement, RoundReport
@@ -71,7 +72,7 @@ class Open(Message, frozen=True):
     node_id: NodeId
     owner_rank: Rank
     """The rank whose shard is copied in a replica session; -1 in other kinds of sessions."""
-    nonce: bytes
+    nonce: Nonce
     """32 random bytes, which also serve as the session's name."""
     session: bytes = b""
     """Nonce of the session that a stream belongs to; empty for other connections."""
@@ -81,8 +82,8 @@ class Challenge(Message, frozen=True):
     """The listener's proof that it holds the generation's key, and the listener's challenge to the dialler."""
 
     node_id: NodeId
-    nonce: bytes
-    mac: bytes
+    nonce: Nonce
+    mac: Sha256
 
 
 class Answer(Message, frozen=True):
@@ -91,7 +92,7 @@ class Answer(Message, frozen=True):
     The listener replies with `Accepted` or `Refused`.
     """
 
-    mac: bytes
+    mac: Sha256
 
 
 class Accepted(Message, frozen=True):
@@ -117,7 +118,7 @@ class ReserveShard(Message, frozen=True):
     """
 
     capacity_bytes: int
-    layout_hash: bytes
+    layout_hash: Digest
 
 
 class PreparingShard(Message, frozen=True):
@@ -136,7 +137,7 @@ class ShardReserved(Message, frozen=True):
     """
 
     capacity_bytes: int
-    layout_hash: bytes
+    layout_hash: Digest
 
 
 class BeginShard(Message, frozen=True):
@@ -151,7 +152,7 @@ class BeginShard(Message, frozen=True):
     capacity_bytes: int
     index_offset: int
     index_bytes: int
-    layout_hash: bytes
+    layout_hash: Digest
     committed: Step
     """The newest committed step that the sender has received.
 
@@ -189,7 +190,7 @@ class EndShard(Message, frozen=True):
     """Announcement that the shard is complete and consistent. The receiver seals nothing before this message."""
 
     transfer: int
-    digest: bytes
+    digest: Digest
     """Digest of the shard's payload."""
 
 
@@ -217,7 +218,7 @@ class ShardSealed(Message, frozen=True):
     """The receiver's report that it has verified and sealed the shard."""
 
     transfer: int
-    digest: bytes
+    digest: Digest
 
 
 class ShardRefused(Message, frozen=True, omit_defaults=True):
@@ -240,7 +241,7 @@ class HolderInventory(Message, frozen=True):
     """
 
     owner_rank: Rank
-    sealed: tuple[tuple[Generation, Step, bytes], ...]
+    sealed: tuple[tuple[Generation, Step, Digest], ...]
     """Entries of (origin generation, step, digest)."""
 
 
@@ -253,7 +254,7 @@ class FetchShard(Message, frozen=True):
     owner_rank: Rank
     origin_generation: Generation
     step: Step
-    digest: bytes
+    digest: Digest
 
 
 class UploadPart(Message, frozen=True):
@@ -266,7 +267,7 @@ class UploadPart(Message, frozen=True):
     owner_rank: Rank
     origin_generation: Generation
     step: Step
-    digest: bytes
+    digest: Digest
     """Digest of the shard's payload."""
     object: ObjectReference
     object_bytes: int
@@ -288,7 +289,7 @@ class PartStored(Message, frozen=True):
     size: int
     crc: int
     """CRC64NVME of the part, which S3 has verified."""
-    sha256: bytes
+    sha256: Sha256
     """SHA-256 of the part, 32 bytes."""
 
 
@@ -299,7 +300,7 @@ class LoadShard(Message, frozen=True):
     """
 
     owner_rank: Rank
-    digest: bytes
+    digest: Digest
     """Digest of the shard's payload. The plan names an S3 source with this digest for the rank."""
     object: ObjectReference
     object_bytes: int
@@ -332,7 +333,7 @@ class OfferTensors(Message, frozen=True):
 
     owner_rank: Rank
     step: Step
-    digests: tuple[bytes, ...]
+    digests: tuple[Digest, ...]
     """Digest of each offered item: of one tensor, or of one frozen object. 16 bytes each."""
     sizes: tuple[int, ...]
     """Size of each offered item in bytes."""

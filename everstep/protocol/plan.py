@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from everstep.protocol.codec import Message
+from everstep.protocol.fixed_length import Digest
 from everstep.protocol.ids import FIRST_STEP, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.parity import Contribution, Rebuild
 
@@ -46,8 +47,8 @@ class SlotRecord(Message, frozen=True, omit_defaults=True):
     origin_generation: Generation
     step: Step
     payload_bytes: int
-    digest: bytes
-    layout_hash: bytes
+    digest: Digest
+    layout_hash: Digest
     contributions: tuple[Contribution, ...] = ()
     """The shards that a share contains, in the order of their ranks; empty for a shard.
 
@@ -61,7 +62,7 @@ class SlotReference(Message, frozen=True):
     owner_rank: Rank
     origin_generation: Generation
     step: Step
-    digest: bytes
+    digest: Digest
 
 
 class ObjectReference(Message, frozen=True):
@@ -80,7 +81,7 @@ class ShardSource(Message, frozen=True, omit_defaults=True):
     kind: SourceKind
     origin_generation: Generation
     step: Step
-    digest: bytes
+    digest: Digest
     payload_bytes: int
     node_id: NodeId | None = None
     """The node to fetch the shard from; None if `kind` is parity or s3."""

@@ -49,6 +49,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from everstep.protocol.codec import Message
+from everstep.protocol.fixed_length import Digest
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 
 RANK_WORD_BYTES = 4096
@@ -430,7 +431,7 @@ class SlotsRequest(Message, frozen=True):
     """
 
     generation: Generation
-    layout_hash: bytes
+    layout_hash: Digest
     capacity_bytes: int
 
 
@@ -441,7 +442,7 @@ class SlotsGranted(Message, frozen=True):
     that reads a grant must therefore first read all pending messages on the socket.
     """
 
-    layout_hash: bytes
+    layout_hash: Digest
     capacity_bytes: int
     paths: tuple[str, ...]
 
@@ -452,7 +453,7 @@ class SlotsRefused(Message, frozen=True):
     Training continues, and the agent votes ABANDON on each proposed step. Users see the reason.
     """
 
-    layout_hash: bytes
+    layout_hash: Digest
     reason: str
 
 
@@ -467,7 +468,7 @@ class Capturing(Message, frozen=True):
     generation: Generation
     step: Step
     slot: int
-    layout_hash: bytes
+    layout_hash: Digest
     payload_bytes: int
     index_offset: int
     index_bytes: int
@@ -487,7 +488,7 @@ class Captured(Message, frozen=True):
     generation: Generation
     step: Step
     slot: int
-    layout_hash: bytes
+    layout_hash: Digest
     payload_bytes: int
     index_offset: int
     index_bytes: int

@@ -48,8 +48,6 @@ Each part occupies a thread of the agent's only thread pool, which digests, slot
 POLL_SECONDS = 0.1
 """Seconds between two checks for cancellation and late helpers, while an upload waits for helpers."""
 
-_SHA256_BYTES = 32
-
 
 @dataclass(frozen=True, slots=True)
 class _Named:
@@ -207,8 +205,6 @@ class UploadHelpers(PartSharing):
         )
 
     def _store(self, peer: NodeId, stored: PartStored) -> None:
-        if len(stored.sha256) != _SHA256_BYTES:
-            raise MalformedMessage(f"part {stored.number} has a SHA-256 of {len(stored.sha256)} bytes")
         with self._changed:
             state = self._state.finish(peer, stored.number)
             if state is self._state:

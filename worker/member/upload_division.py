@@ -22,7 +22,7 @@ from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.peer_messages import OfferTensors, TensorsDivided
 from everstep.protocol.plan import GenerationPlan
-from worker.core.upload_division import DIGEST_BYTES, MAX_OFFERED, OWN, Division, Item, divide
+from worker.core.upload_division import MAX_OFFERED, OWN, Division, Item, divide
 from worker.errors import PeerError
 from worker.replication.transport import Session
 from worker.shm.store import in_thread
@@ -198,7 +198,6 @@ def _items_of(offer: OfferTensors) -> Items:
     is_sound = (
         len(offer.digests) == len(offer.sizes) <= 2 * MAX_OFFERED
         and 0 <= offer.frozen_count <= len(offer.digests)
-        and all(len(digest) == DIGEST_BYTES for digest in offer.digests)
         and all(0 < size < 2**63 for size in offer.sizes)
     )
     if not is_sound:

@@ -29,7 +29,6 @@ from everstep.protocol.peer_messages import (
     ShardSealed,
     ShardWanted,
 )
-from everstep.protocol.slot import DIGEST_BYTES
 from worker.core.slots import Content
 from worker.errors import NoRoom, PeerError, PeerLost
 from worker.replication.contributions import Contributions
@@ -249,7 +248,7 @@ class ReplicaReceiver:
                     case CancelShard():
                         if message.transfer == number:
                             await end(taking)
-                    case ReserveShard() if message.capacity_bytes >= 0 and len(message.layout_hash) == DIGEST_BYTES:
+                    case ReserveShard() if message.capacity_bytes >= 0:
                         await end(reserving)
                         reserving = asyncio.create_task(
                             self._in_turn(owner, taking, partial(self._reserve, session, rank, message))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from everstep.protocol import agent_messages, peer_messages, plan, rank_messages, rounds
+from everstep.protocol import agent_messages, parity, peer_messages, plan, rank_messages, rounds
 from everstep.protocol.agent_messages import FaultCode, NodeFault
 from everstep.protocol.codec import (
     LENGTH,
@@ -21,7 +21,7 @@ from everstep.protocol.errors import MalformedMessage, OversizedMessage, Unknown
 from everstep.protocol.ids import RunId
 from everstep.protocol.peer_messages import Accepted, PeerMessage, Refused
 
-MODULES = (agent_messages, peer_messages, plan, rank_messages, rounds)
+MODULES = (agent_messages, peer_messages, parity, plan, rank_messages, rounds)
 CLASSES: list[type[Message]] = sorted(
     {
         kind
@@ -43,7 +43,7 @@ def sample(info: msgspec.inspect.Type, depth: int = 0) -> object:
         case msgspec.inspect.StrType():
             return "å"
         case msgspec.inspect.BytesType():
-            return b"\x00\xff"
+            return b"\x00\xff" * ((info.min_length or 2) // 2)
         case msgspec.inspect.BoolType():
             return True
         case msgspec.inspect.EnumType():
@@ -115,6 +115,74 @@ def test_a_missing_field_is_refused(kind: type[Message]) -> None:
             decode(
                 data[:2] + msgspec.msgpack.encode({key: value for key, value in fields.items() if key != name}), kind
             )
+
+
+def byte_types(info: msgspec.inspect.Type) -> list[msgspec.inspect.BytesType]:
+    """Return the types of the bytes in a field, without those in nested messages."""
+    match info:
+        case msgspec.inspect.BytesType():
+            return [info]
+        case msgspec.inspect.VarTupleType():
+            return byte_types(info.item_type)
+        case msgspec.inspect.TupleType():
+            return [each for item in info.item_types for each in byte_types(item)]
+        case msgspec.inspect.UnionType():
+            return [each for item in info.types for each in byte_types(item)]
+    return []
+
+
+def byte_fields(kind: type[Message]) -> dict[str, msgspec.inspect.BytesType]:
+    """Return the fields of a message class that contain bytes."""
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return {field.name: found[0] for field in info.fields if (found := byte_types(field.type))}
+
+
+OF_ANY_LENGTH = {
+    "Captured": {"chunk_digests"},
+    "CommandEnded": {"stdout", "stderr"},
+    "ObjectHeader": {"data"},
+    "Open": {"session"},
+    "PrintedLines": {"lines"},
+    "RunCommand": {"stdin"},
+    "ShardDigests": {"chunk_digests"},
+    "SnapshotBytes": {"data"},
+    "UploadedShard": {"lists"},
+}
+"""The fields with bytes whose length a message does not fix."""
+
+
+def test_all_other_bytes_have_a_fixed_length() -> None:
+    found = {
+        kind.__name__: names
+        for kind in CLASSES
+        if (
+            names := {
+                name
+                for name, info in byte_fields(kind).items()
+                if info.min_length != info.max_length or not info.min_length
+            }
+        )
+    }
+    assert found == OF_ANY_LENGTH
+
+
+def resized(value: object, change: int) -> object:
+    """Return a decoded value whose bytes are longer by `change`."""
+    if isinstance(value, list | tuple):
+        return [resized(each, change) for each in value]
+    return (value + bytes(1))[: len(value) + change] if isinstance(value, bytes) else value
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_bytes_of_another_length_are_refused(kind: type[Message], change: int) -> None:
+    data = encode(example(kind))
+    fields = msgspec.msgpack.decode(data[2:])
+    for name in byte_fields(kind).keys() - OF_ANY_LENGTH.get(kind.__name__, set()):
+        broken = {**fields, name: resized(fields[name], change)}
+        with pytest.raises(MalformedMessage, match=r"Expected `bytes` of length"):
+            decode(data[:2] + msgspec.msgpack.encode(broken), kind)
 
 
 @pytest.mark.parametrize("version", [0, PROTOCOL_VERSION + 1, 0xFFFF])

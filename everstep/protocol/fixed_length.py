@@ -1,0 +1,20 @@
+"""Defines the byte strings of fixed length in messages.
+
+Invariant: `codec.decode` raises `MalformedMessage` for a value of another length. A receiver therefore never stores
+such a value in a slot's header, which has a fixed layout.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+Digest: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+"""A digest of `everstep.protocol.slot` (xxh3-128), or a layout hash: 16 bytes."""
+Sha256: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+"""A SHA-256 digest, or a proof that is computed with it: 32 bytes."""
+Nonce: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+"""Random bytes that make a session unique: 32 bytes."""
+Key: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+"""The key of a generation: 32 bytes."""
