@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from everstep.protocol.ids import Rank
 
@@ -35,8 +36,7 @@ OWN = -1
 """Marks a tensor that stays in the object of its own rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One offered tensor, or one frozen object: an object in S3 with tensors that training does not change."""
 
     digest: bytes
@@ -71,76 +71,119 @@ def divide(
     Returns:
         The division of each rank. Equal arguments give equal divisions.
     """
-    holders: defaultdict[Item, list[Rank]] = defaultdict(list)
-    for rank, items in sorted(offers.items()):
-        for item in dict.fromkeys(items):
-            holders[item].append(rank)
-    frozen = {item: ranks for item, ranks in holders.items() if item.is_frozen}
-    equal = {item: tuple(ranks) for item, ranks in holders.items() if not item.is_frozen and len(ranks) > 1}
-    object_of: dict[Item, int] = {}
+    table = _Table(offers)
+    items, ranks_of = table.items, table.ranks_of
+    object_of = [OWN] * len(items)
     writers: list[Rank] = []
     loads = dict.fromkeys(offers, 0)
-    for item in sorted(frozen, key=_largest_first):
-        object_of[item] = len(writers)
-        writers.append(_assign(item, frozen[item], loads))
-    loads = {rank: sum(item.bytes for item in items if item not in equal) for rank, items in offers.items()}
-    for ranks, items in sorted(_classes(offers, equal).items(), key=lambda each: (-len(each[0]), each[0])):
-        count = min(len(ranks), max_writers, sum(item.bytes for item in items) // least_bytes)
+    for number in sorted((number for number in range(len(items)) if items[number].is_frozen), key=table.largest_first):
+        object_of[number] = len(writers)
+        writers.append(_assign(items[number], ranks_of[number], loads))
+    is_equal = [not item.is_frozen and len(ranks) > 1 for item, ranks in zip(items, ranks_of, strict=True)]
+    for numbers, ranks in table.groups:
+        loads.update(dict.fromkeys(ranks, sum(items[number].bytes for number in numbers if not is_equal[number])))
+    for held_by, equal in sorted(table.classes(is_equal).items(), key=lambda each: (-len(each[0]), each[0])):
+        count = min(len(held_by), max_writers, sum(items[number].bytes for number in equal) // least_bytes)
         if not count:
             continue
-        chosen = [ranks[number * len(ranks) // count] for number in range(count)]
-        number_of: dict[Rank, int] = {}
-        for item in sorted(items, key=_largest_first):
-            writer = _assign(item, chosen, loads)
-            if writer not in number_of:
-                number_of[writer] = len(writers)
+        chosen = [held_by[place * len(held_by) // count] for place in range(count)]
+        object_by: dict[Rank, int] = {}
+        for number in sorted(equal, key=table.largest_first):
+            writer = _assign(items[number], chosen, loads)
+            if writer not in object_by:
+                object_by[writer] = len(writers)
                 writers.append(writer)
-            object_of[item] = number_of[writer]
-    return {
-        rank: Division(
-            tuple(_numbers(items, object_of)),
-            frozenset(number for number, writer in enumerate(writers) if writer == rank),
-        )
-        for rank, items in offers.items()
-    }
+            object_of[number] = object_by[writer]
+    writes: defaultdict[Rank, set[int]] = defaultdict(set)
+    for object_number, writer in enumerate(writers):
+        writes[writer].add(object_number)
+    objects_of = {rank: _objects(numbers, object_of) for numbers, ranks in table.groups for rank in ranks}
+    return {rank: Division(objects_of[rank], frozenset(writes[rank])) for rank in offers}
 
 
-def _classes(
-    offers: Mapping[Rank, Sequence[Item]], equal: Mapping[Item, tuple[Rank, ...]]
-) -> dict[tuple[Rank, ...], list[Item]]:
-    """Group equal tensors by the exact set of ranks that hold them, in the order of the payload.
+class _Table:
+    """The offered items with numbers, so that `divide` computes the hash of each offered item only once."""
 
-    A group is omitted if its ranks hold the tensors in different orders, because an object has one order.
-    """
-    found: defaultdict[tuple[Rank, ...], dict[Rank, list[Item]]] = defaultdict(dict)
-    for rank, items in offers.items():
-        for item in dict.fromkeys(items):
-            if item in equal:
-                found[equal[item]].setdefault(rank, []).append(item)
-    classes: dict[tuple[Rank, ...], list[Item]] = {}
-    for ranks, orders in found.items():
-        first = orders[ranks[0]]
-        if all(order == first for order in orders.values()):
-            classes[ranks] = first
-    return classes
+    def __init__(self, offers: Mapping[Rank, Sequence[Item]]) -> None:
+        number_of: defaultdict[Item, int] = defaultdict()
+        number_of.default_factory = number_of.__len__
+        groups: dict[tuple[int, ...], list[Rank]] = {}
+        for rank, offer in sorted(offers.items()):
+            groups.setdefault(tuple(map(number_of.__getitem__, offer)), []).append(rank)
+        self.groups = list(groups.items())
+        """The numbers of the items of each offer, and the ranks that made the offer, in ascending order."""
+        self.items = list(number_of)
+        """Each item, by its number."""
+        self.ranks_of = self._ranks_of()
+        """The ranks that offer each item, in ascending order, by the item's number."""
+
+    def _ranks_of(self) -> list[tuple[Rank, ...]]:
+        first: list[int] = []
+        """The first group that offers each item. Numbers are in the order of the first offers."""
+        later: defaultdict[int, list[int]] = defaultdict(list)
+        for place, (numbers, _) in enumerate(self.groups):
+            known = len(first)
+            first += [place] * (max(numbers, default=-1) + 1 - known)
+            for number in {number for number in numbers if number < known}:
+                later[number].append(place)
+        ranks_in = [tuple(ranks) for _, ranks in self.groups]
+        ranks_of = list(map(ranks_in.__getitem__, first))
+        merged: dict[tuple[int, ...], tuple[Rank, ...]] = {}
+        for number, places in later.items():
+            key = (first[number], *places)
+            if key not in merged:
+                merged[key] = tuple(sorted(rank for place in key for rank in ranks_in[place]))
+            ranks_of[number] = merged[key]
+        return ranks_of
+
+    def largest_first(self, number: int) -> tuple[int, bytes]:
+        """Return the sort key of an item."""
+        item = self.items[number]
+        return -item.bytes, item.digest
+
+    def classes(self, is_equal: Sequence[bool]) -> dict[tuple[Rank, ...], list[int]]:
+        """Group equal tensors by the exact set of ranks that hold them, in the order of the payload.
+
+        A class is omitted if its ranks hold the tensors in different orders, because an object has one order.
+
+        Args:
+            is_equal: by item number: whether several ranks hold the item, and it is a tensor.
+        """
+        class_of: dict[tuple[Rank, ...], int] = {}
+        ranks_of = self.ranks_of
+        classes = [
+            class_of.setdefault(ranks, len(class_of)) if equal else OWN
+            for ranks, equal in zip(ranks_of, is_equal, strict=True)
+        ]
+        found: list[list[list[int]]] = [[] for _ in class_of]
+        for numbers, _ in self.groups:
+            orders: defaultdict[int, list[int]] = defaultdict(list)
+            for number in dict.fromkeys(numbers):
+                if is_equal[number]:
+                    orders[classes[number]].append(number)
+            for each, order in orders.items():
+                found[each].append(order)
+        return {
+            ranks: found[each][0]
+            for ranks, each in class_of.items()
+            if all(order == found[each][0] for order in found[each])
+        }
 
 
-def _numbers(items: Sequence[Item], object_of: Mapping[Item, int]) -> list[int]:
+def _objects(numbers: tuple[int, ...], object_of: Sequence[int]) -> tuple[int, ...]:
     """Return the object of each item. If a rank offers an item twice, the object contains the item once."""
-    seen: set[Item] = set()
-    numbers: list[int] = []
-    for item in items:
-        numbers.append(OWN if item in seen else object_of.get(item, OWN))
-        seen.add(item)
-    return numbers
+    if len(set(numbers)) == len(numbers):
+        return tuple(map(object_of.__getitem__, numbers))
+    seen: set[int] = set()
+    objects: list[int] = []
+    for number in numbers:
+        objects.append(OWN if number in seen else object_of[number])
+        seen.add(number)
+    return tuple(objects)
 
 
 def _assign(item: Item, ranks: Sequence[Rank], loads: dict[Rank, int]) -> Rank:
     """Assign an item to the rank with the fewest assigned bytes."""
-    rank = min(ranks, key=lambda each: loads[each])
+    rank = min(ranks, key=loads.__getitem__)
     loads[rank] += item.bytes
     return rank
-
-
-def _largest_first(item: Item) -> tuple[int, bytes]:
-    return -item.bytes, item.digest
