@@ -5,12 +5,13 @@ The script runs alone, under torchrun and under Everstep, unchanged.
 
 import torch
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 import everstep.integrations.transformers
 from everstep.training import hyperparameters, output_dir
 
-settings = hyperparameters(steps=200, learning_rate=1e-3, batch_size=4)
+settings = hyperparameters(steps=200, learning_rate=1e-3, batch_size=4, seed=1)
+set_seed(settings.seed)  # the model's first weights
 
 
 class Tokens(Dataset):
