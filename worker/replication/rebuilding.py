@@ -15,7 +15,7 @@ from functools import partial
 
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import NodeId, Rank
-from everstep.protocol.parity import Rebuild, Survivor, share_owner
+from everstep.protocol.parity import MAX_SHARD_BYTES, Rebuild, Survivor, share_owner
 from everstep.protocol.peer_messages import BeginShard, FetchShard
 from everstep.protocol.plan import ShardSource
 from worker.core.parity import Missing, Stripe
@@ -57,13 +57,11 @@ async def rebuild_shard(
     Raises:
         ShardRejected: a survivor lacks its shard or share, or the rebuilt bytes do not match the lost owner's digest.
             The error names each survivor that can be the cause.
-        NoRoom: this node lacks memory for the slot, or `keep` protects every slot.
+        NoRoom: this node lacks memory for the slot, `keep` protects every slot, or the slot is too small.
         PeerLost: a survivor's connection broke, or the survivor violated the protocol or did not answer in time.
-        MalformedMessage: the plan's source names no survivors.
+        MalformedMessage: the plan's source names no survivors, or contradicts itself.
     """
-    rebuild, content = source.rebuild, Content(source.origin_generation, source.step)
-    if rebuild is None or len(rebuild.stripe) < 2:
-        raise MalformedMessage("a source of kind parity names no survivors")
+    rebuild, content = _checked(source), Content(source.origin_generation, source.step)
     lost = rebuild.lost
     index = await store.grant(
         lost.rank,
@@ -76,7 +74,11 @@ async def rebuild_shard(
     if index is None:
         raise NoRoom(needed_bytes=lost.payload_bytes, available_bytes=0)
     slot = store.shards[lost.rank][index]
-    target = Rebuilding(slot.file, rebuild)
+    try:
+        target = Rebuilding(slot.file, rebuild)
+    except NoRoom:
+        slot.file.empty()
+        raise
 
     async def fetch_part(survivor: Survivor, owner: Rank, digest: bytes) -> None:
         wanted = FetchShard(owner_rank=owner, origin_generation=content.origin, step=content.step, digest=digest)
@@ -121,6 +123,23 @@ async def rebuild_shard(
         raise ShardRejected(f"the shard that was rebuilt from {names} does not match the digest of its owner")
 
 
+def _checked(source: ShardSource) -> Rebuild:
+    """Return the rebuild of a source of kind parity. Raise MalformedMessage if the source contradicts itself."""
+    rebuild = source.rebuild
+    if rebuild is None or len(rebuild.stripe) < 2:
+        raise MalformedMessage("a source of kind parity names no survivors")
+    lost = rebuild.lost
+    if (lost.payload_bytes, lost.digest) != (source.payload_bytes, source.digest):
+        raise MalformedMessage(f"a source of kind parity names another shard of rank {lost.rank} than its rebuild")
+    is_index_inside = 0 <= lost.index_offset <= lost.payload_bytes - lost.index_bytes <= lost.payload_bytes
+    if not 0 < lost.payload_bytes <= MAX_SHARD_BYTES or not is_index_inside:
+        raise MalformedMessage(
+            f"the lost shard of rank {lost.rank} has {lost.payload_bytes} bytes, with an index of {lost.index_bytes} "
+            f"bytes at {lost.index_offset}"
+        )
+    return rebuild
+
+
 async def _receive(
     target: Rebuilding,
     survivor: Survivor,
@@ -151,7 +170,12 @@ class Rebuilding:
         Args:
             file: the slot, with room for the lost shard.
             rebuild: the lost shard and its survivors.
+
+        Raises:
+            NoRoom: the slot is smaller than the lost shard. The slot's bytes are unchanged.
         """
+        if file.header.capacity_bytes < rebuild.lost.payload_bytes:
+            raise NoRoom(needed_bytes=rebuild.lost.payload_bytes, available_bytes=file.header.capacity_bytes)
         self._file = file
         self._missing = Missing(Stripe(rebuild.stripe), rebuild.lost)
         self._begun: set[int] = set()

@@ -26,10 +26,13 @@ def combine(target: memoryview, source: memoryview) -> None:
     Args:
         target: uint8[at least the length of `source`], writable and contiguous.
         source: uint8[n], contiguous.
+
+    Raises:
+        ValueError: `source` is longer than `target`. The target's bytes are unchanged.
     """
     import numpy as np
 
-    size = source.nbytes
+    size = _fitting(target, source)
     words = size // 8 * 8
     for kind, begin, end in ((np.uint64, 0, words), (np.uint8, words, size)):
         if end > begin:
@@ -44,10 +47,20 @@ def replace(target: memoryview, source: memoryview) -> None:
     Args:
         target: uint8[at least the length of `source`], writable and contiguous.
         source: uint8[n], writable and contiguous.
+
+    Raises:
+        ValueError: `source` is longer than `target`. The target's bytes are unchanged.
     """
-    size = source.nbytes
+    size = _fitting(target, source)
     into = (ctypes.c_char * target.nbytes).from_buffer(target)
     out_of = (ctypes.c_char * size).from_buffer(source)
     ctypes.memmove(into, out_of, size)
     ctypes.memset(ctypes.addressof(into) + size, 0, target.nbytes - size)
     del into, out_of
+
+
+def _fitting(target: memoryview, source: memoryview) -> int:
+    """Return the size of `source`. ctypes and numpy do not compare it with the target's size."""
+    if source.nbytes > target.nbytes:
+        raise ValueError(f"{source.nbytes} bytes do not fit into {target.nbytes} bytes")
+    return source.nbytes
