@@ -36,6 +36,7 @@ from worker.shards.owned_shard import OwnedShard
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import VERIFY_THREADS, SlotStore
 from worker.storage.downloads import download_shard
+from worker.storage.node_loads import NodeLoads
 from worker.storage.object_store import ObjectStore
 from worker.tasks import together
 
@@ -86,6 +87,7 @@ class BaseLoading:
         self._slot_count = slot_count
         self._arrived = arrived
         self._restored_from: dict[Rank, SourceKind] = {}
+        self._loads = NodeLoads()
         self.is_loaded = asyncio.Event()
         """Set once this node has loaded its own shards. From then on, it helps other nodes with their loads from S3."""
 
@@ -328,4 +330,5 @@ class BaseLoading:
             keep=keep,
             slot_count=self._slot_count,
             share=share,
+            loads=self._loads,
         )

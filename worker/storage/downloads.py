@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import Protocol
@@ -26,6 +26,7 @@ from worker.errors import CorruptCheckpoint, NoRoom, ObjectMissing, StorageError
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore, in_thread
 from worker.storage.checkpoints import MAX_ATTEMPTS
+from worker.storage.node_loads import NodeLoads
 from worker.storage.object_store import ObjectReader, ObjectStore, cut
 from worker.storage.shard_parts import ShardParts, read_length
 
@@ -106,6 +107,7 @@ async def download_shard(
     keep: Collection[Content],
     slot_count: int,
     share: LoadShareOf | None = None,
+    loads: NodeLoads | None = None,
 ) -> None:
     """Download one shard into a slot and seal it.
 
@@ -119,7 +121,9 @@ async def download_shard(
         content: origin generation and step of the slot's new content.
         keep: contents of this shard that the download must not overwrite.
         slot_count: maximum slots of this shard on this node.
-        share: the nodes that read some of the parts; None without helpers.
+        share: the nodes that read some of the parts; None without helpers. A load that waits for shared objects of
+            another load has no helpers, because they would read these objects again.
+        loads: the other loads of this node, which share objects with this one; None without them.
 
     Raises:
         CorruptCheckpoint: the object contradicts the plan; no slot is sealed.
@@ -140,6 +144,7 @@ async def download_shard(
                 keep=keep,
                 slot_count=slot_count,
                 share=share,
+                loads=loads,
             )
             return
         except StorageError as error:
@@ -166,6 +171,7 @@ async def _download(
     keep: Collection[Content],
     slot_count: int,
     share: LoadShareOf | None,
+    loads: NodeLoads | None,
 ) -> None:
     """Download once: read the object's header, reserve a slot of that size, and read the parts into the slot."""
     reading = objects.open(where)
@@ -196,28 +202,40 @@ async def _download(
         if index is None:
             raise NoRoom(needed_bytes=plan.payload_bytes, available_bytes=0)
         slot = store.shards[rank][index]
-        helpers = None if share is None or parts.count == 1 else share.of(parts, source, slot.file)
+        load = (NodeLoads() if loads is None else loads).join(store, rank, content, parts)
         try:
-            await in_thread(lambda cancelled: _fill(objects, reader, parts, slot.file, cancelled, helpers))
+            has_helpers = parts.count > 1 and not load.awaited
+            helpers = share.of(parts, source, slot.file) if share is not None and has_helpers else None
+            filling, later = _Filling(objects, reader, parts, slot.file, helpers), load.later_parts
+            await in_thread(partial(filling.fill, [each for each in parts.numbers if each not in later]))
+            if later:
+                present = await load.copy_awaited(slot.file)
+                await in_thread(partial(filling.fill, sorted(later), present=present))
+            store.seal_verified(slot, _header(store, slot.file, plan, rank, content), plan.chunk_digests)
+            load.end(is_loaded=True)
         except BaseException:
+            load.end(is_loaded=False)
             slot.file.empty()
             raise
     finally:
         reading.__exit__(None, None, None)
-    header = SlotHeader(
+
+
+def _header(store: SlotStore, slot: SlotFile, plan: Restore, rank: Rank, content: Content) -> SlotHeader:
+    """Return the header with which the downloaded slot is sealed."""
+    return SlotHeader(
         job=store.job,
-        run=slot.file.header.run,
+        run=slot.header.run,
         owner_rank=rank,
         origin_generation=content.origin,
         step=content.step,
         state=SlotState.WRITING,
-        capacity_bytes=slot.file.header.capacity_bytes,
+        capacity_bytes=slot.header.capacity_bytes,
         payload_bytes=plan.payload_bytes,
         index_offset=plan.index_offset,
         index_bytes=len(plan.index),
         layout_hash=plan.layout_hash,
     )
-    store.seal_verified(slot, header, plan.chunk_digests)
 
 
 def _read_header(reader: ObjectReader, where: ObjectReference) -> ShardParts:
@@ -239,63 +257,100 @@ def _check(plan: Restore, source: ShardSource, where: ObjectReference) -> None:
         )
 
 
-def _fill(
-    objects: ObjectStore,
-    reader: ObjectReader,
-    parts: ShardParts,
-    slot: SlotFile,
-    cancelled: threading.Event,
-    share: LoadShare | None,
-) -> None:
-    """Read and verify all parts of a shard, together with the helpers."""
+class _Filling:
+    """Reads and verifies the parts of a shard, together with the helpers. All methods block, in threads."""
 
-    def check() -> None:
-        if cancelled.is_set():
-            raise _Cancelled
+    def __init__(
+        self,
+        objects: ObjectStore,
+        reader: ObjectReader,
+        parts: ShardParts,
+        slot: SlotFile,
+        share: LoadShare | None,
+    ) -> None:
+        self._objects = objects
+        self._reader = reader
+        self._parts = parts
+        self._slot = slot
+        self._share = share
+        self._ready: int | None = None
+        """Bytes of data that the reader's first request has returned; None before the first `fill`."""
 
-    for place, size in parts.shared.items():
-        check()
-        found = objects.head(place)
-        if found is None:
-            raise ObjectMissing(f"s3://{place.bucket}/{place.key} does not exist")
-        if found.bytes != size:
-            raise CorruptCheckpoint(f"s3://{place.bucket}/{place.key} has {found.bytes} bytes, not {size}")
-    ready = min(reader.ready_bytes, parts.plan.data_bytes)
-    if ready:
-        with slot.payload(0, parts.plan.payload_bytes) as payload:
-            reader.read_into(payload, next(cut(parts.plan.spans, ready)))
+    def fill(
+        self, numbers: Sequence[int], cancelled: threading.Event, *, present: Collection[ObjectReference] = ()
+    ) -> None:
+        """Read and verify some parts.
 
-    def read(number: int) -> None:
+        Args:
+            numbers: the parts, in increasing order. With helpers, all parts of the shard.
+            cancelled: set when the caller no longer waits.
+            present: shared objects whose data the slot already contains.
+        """
+        share = self._share
+
+        def check() -> None:
+            if cancelled.is_set():
+                raise _Cancelled
+
         try:
-            with slot.payload(*parts.bounds(number)) as target:
+            if self._ready is None:
+                self._ready = self._begin(check)
+            ready, after = self._ready, self._parts.data_begin + self._ready
+            read = partial(self._read, after=after, present=present, cancelled=cancelled)
+            # The first request has returned bytes of the first part. Claim this part before a helper can read them
+            # again.
+            claimed = 1 if share is not None and ready and share.claim(1) else 0
+            if share is not None:
+                share.begin(check)
+            try:
+                _read_parts(numbers, claimed, read, share, check)
+            finally:
+                if share is not None:
+                    share.end()
+        except _Cancelled:
+            return  # the waiting task was cancelled, so nothing uses the slot
+
+    def _begin(self, check: Callable[[], None]) -> int:
+        """Check the shared objects, and take the bytes of the first request. Return the number of these bytes."""
+        for place, size in self._parts.shared.items():
+            check()
+            found = self._objects.head(place)
+            if found is None:
+                raise ObjectMissing(f"s3://{place.bucket}/{place.key} does not exist")
+            if found.bytes != size:
+                raise CorruptCheckpoint(f"s3://{place.bucket}/{place.key} has {found.bytes} bytes, not {size}")
+        plan = self._parts.plan
+        ready = min(self._reader.ready_bytes, plan.data_bytes)
+        if ready:
+            with self._slot.payload(0, plan.payload_bytes) as payload:
+                self._reader.read_into(payload, next(cut(plan.spans, ready)))
+        return ready
+
+    def _read(
+        self, number: int, *, after: int, present: Collection[ObjectReference], cancelled: threading.Event
+    ) -> None:
+        """Read one part. If bytes that others have written into the slot are wrong, read the whole part again."""
+        parts, is_cancelled = self._parts, cancelled.is_set
+        has_others_bytes = bool(present) or (self._share is not None and after > parts.data_begin)
+        try:
+            with self._slot.payload(*parts.bounds(number)) as target:
                 try:
-                    parts.read(objects, number, target, after=parts.data_begin + ready, is_cancelled=cancelled.is_set)
+                    parts.read(self._objects, number, target, after=after, present=present, is_cancelled=is_cancelled)
                 except CorruptCheckpoint:
-                    if share is None or not ready:
+                    if not has_others_bytes:
                         raise
-                    # A helper may have overwritten bytes that `reader` had written into the slot. The second read reads
-                    # all bytes of the part again.
-                    parts.read(objects, number, target, is_cancelled=cancelled.is_set)
+                    parts.read(self._objects, number, target, is_cancelled=is_cancelled)
         finally:
-            if share is not None:
-                share.ended(number)
-
-    # The first request has returned bytes of the first part. Claim this part before a helper can read them again.
-    claimed = 1 if share is not None and ready and share.claim(1) else 0
-    try:
-        if share is not None:
-            share.begin(check)
-        try:
-            _read_parts(parts.count, claimed, read, share, check)
-        finally:
-            if share is not None:
-                share.end()
-    except _Cancelled:
-        return  # the waiting task was cancelled, so nothing uses the slot
+            if self._share is not None:
+                self._share.ended(number)
 
 
 def _read_parts(
-    count: int, claimed: int, read: Callable[[int], None], share: LoadShare | None, check: Callable[[], None]
+    numbers: Sequence[int],
+    claimed: int,
+    read: Callable[[int], None],
+    share: LoadShare | None,
+    check: Callable[[], None],
 ) -> None:
     """Read the parts that no helper reads. The caller has already claimed the parts up to `claimed`."""
     with side_by_side("s3-get", CONNECTIONS) as (begin, errors):
@@ -307,7 +362,7 @@ def _read_parts(
             while len(in_flight) >= CONNECTIONS:
                 in_flight = wait(in_flight, return_when=FIRST_COMPLETED).not_done
 
-        for number in range(1, count + 1):
+        for number in numbers:
             check()
             if errors:
                 return

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from everstep.protocol import safetensors
@@ -105,6 +105,11 @@ class ShardParts:
         self.count = -(-chunk_count(self.plan.payload_bytes) // self._chunks_per_part)
         """Number of the last part."""
 
+    @property
+    def numbers(self) -> range:
+        """The numbers of all parts."""
+        return range(1, self.count + 1)
+
     def chunks(self, number: int) -> range:
         """Return the chunks of a part."""
         first = (number - 1) * self._chunks_per_part
@@ -113,6 +118,22 @@ class ShardParts:
     def part_of(self, chunk: int) -> int:
         """Return the number of the part that contains a chunk."""
         return chunk // self._chunks_per_part + 1
+
+    def spans_of(self, place: ObjectReference) -> tuple[Span, ...]:
+        """Return the ranges of the payload that an object fills, in the order of the object's data. Each is nonempty.
+
+        Two shards with the same shared object have equally long ranges for it.
+        """
+        return next(source.spans for source in self._sources if source.reference == place)
+
+    def parts_with(self, place: ObjectReference) -> frozenset[int]:
+        """Return the numbers of the parts that contain bytes of an object."""
+        width = chunk_bytes(self.plan.payload_bytes)
+        return frozenset(
+            number
+            for begin, end in self.spans_of(place)
+            for number in range(self.part_of(begin // width), self.part_of((end - 1) // width) + 1)
+        )
 
     def bounds(self, number: int) -> Span:
         """Return begin and end of a part within the payload."""
@@ -127,6 +148,7 @@ class ShardParts:
         target: memoryview,
         *,
         after: int = 0,
+        present: Collection[ObjectReference] = (),
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         """Read one part and verify its chunks. Blocks.
@@ -136,6 +158,7 @@ class ShardParts:
             number: part to read, from 1.
             target: uint8 memory of exactly the part.
             after: position in the shard's object; `target` already contains the data before this position.
+            present: shared objects whose data `target` already contains.
             is_cancelled: returns True when the read must end early. The content of `target` is then undefined.
 
         Raises:
@@ -147,7 +170,7 @@ class ShardParts:
         filled: list[Span] = []
         for position, source in enumerate(self._sources):
             place, spans = source.within(begin, end, 0 if position else after)
-            if spans and not is_cancelled():
+            if spans and source.reference not in present and not is_cancelled():
                 own = [(low - begin, high - begin) for low, high in spans]
                 objects.read_range(source.reference, place, target, own, is_cancelled=is_cancelled)
             filled += source.within(begin, end, 0)[1]

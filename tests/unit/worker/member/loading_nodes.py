@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from everstep.protocol.agent_messages import UploadedShard
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, RankPlan, ShardSource
 from everstep.protocol.slot import SlotState, payload_chunk_digests
@@ -63,16 +64,9 @@ class Nodes(Generic[StoreT]):
             self.stores[0], slot.file, payload_chunk_digests(self.payload), self.plan, rank=RANK
         )
         store.close()
-        self.source = ShardSource(
-            kind="s3",
-            origin_generation=uploaded.origin_generation,
-            step=uploaded.step,
-            digest=uploaded.payload_digest,
-            payload_bytes=uploaded.payload_bytes,
-            object=uploaded.object,
-        )
+        self.source = source_of(uploaded)
         ranks = (RankPlan(rank=RANK, holders=(OWNER,), sources=(self.source,)), *self.plan.ranks[1:])
-        self.plan = _replaced(self.plan, ranks=ranks)
+        self.plan = replaced(self.plan, ranks=ranks)
         self.helpers = [
             LoadHelper(self.plan, store, is_loaded=event)
             for store, event in zip(self.stores, self.is_loaded, strict=True)
@@ -131,6 +125,19 @@ class Nodes(Generic[StoreT]):
             self.ends = await asyncio.gather(*serving, return_exceptions=True)
 
 
-def _replaced(plan: GenerationPlan, **changes: Any) -> GenerationPlan:
+def source_of(uploaded: UploadedShard) -> ShardSource:
+    """Return the source of an uploaded shard, as a plan names it."""
+    return ShardSource(
+        kind="s3",
+        origin_generation=uploaded.origin_generation,
+        step=uploaded.step,
+        digest=uploaded.payload_digest,
+        payload_bytes=uploaded.payload_bytes,
+        object=uploaded.object,
+    )
+
+
+def replaced(plan: GenerationPlan, **changes: Any) -> GenerationPlan:
+    """Return a plan with other fields."""
     fields = {name: getattr(plan, name) for name in plan.__struct_fields__}
     return GenerationPlan(**fields | changes)

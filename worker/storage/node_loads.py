@@ -1,0 +1,131 @@
+"""Lets the loads of one node read each shared object from S3 once.
+
+    rank 0   reads its own object, and the shared objects that it is the first to need ◀── S3
+    rank 1   reads its own object ◀── S3, waits for rank 0, and copies the shared tensors from rank 0's slot
+
+Invariant: a load waits only for loads that began before it, so loads never wait for each other in a circle. A load that
+copies bytes verifies them like bytes from S3, and reads them from S3 if they are wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Collection
+
+from everstep.protocol.ids import Rank
+from everstep.protocol.plan import ObjectReference
+from worker.core.slots import Content
+from worker.shm.slot_file import SlotFile
+from worker.shm.store import Slot, SlotStore, in_thread
+from worker.storage.shard_parts import ShardParts
+
+PIECE_BYTES = 4 * 1024 * 1024
+"""Maximum bytes that a thread copies between two checks for cancellation."""
+
+
+class NodeLoads:
+    """The loads of one generation on this node. `BaseLoading` owns it, and all methods run on the event loop."""
+
+    def __init__(self) -> None:
+        """Create the object without loads."""
+        self._readers: dict[ObjectReference, NodeLoad] = {}
+        """For each shared object, the load that reads it or has read it."""
+
+    def join(self, store: SlotStore, rank: Rank, content: Content, parts: ShardParts) -> NodeLoad:
+        """Begin a load, and decide which shared objects it reads itself: those that no earlier load reads.
+
+        Args:
+            store: this node's slots, in which the earlier loads seal their shards.
+            rank: owner of the shard.
+            content: the content that the load seals.
+            parts: the parts of the shard.
+
+        Returns:
+            The load, for which the caller must call `end`.
+        """
+        load = NodeLoad(store, rank, content, parts, {place: self._readers.get(place) for place in parts.shared})
+        for place in parts.shared:
+            self._readers.setdefault(place, load)
+        load.ended.add_done_callback(lambda ended: None if ended.result() else self._drop(load))
+        return load
+
+    def _drop(self, failed: NodeLoad) -> None:
+        self._readers = {place: load for place, load in self._readers.items() if load is not failed}
+
+
+class NodeLoad:
+    """One load of a shard from S3."""
+
+    def __init__(
+        self,
+        store: SlotStore,
+        rank: Rank,
+        content: Content,
+        parts: ShardParts,
+        readers: dict[ObjectReference, NodeLoad | None],
+    ) -> None:
+        """Create the load; `NodeLoads.join` calls this.
+
+        Args:
+            store: this node's slots.
+            rank: owner of the shard.
+            content: the content that the load seals.
+            parts: the parts of the shard.
+            readers: for each shared object of the shard, the earlier load that reads it; None if this load reads it.
+        """
+        self.rank = rank
+        self.content = content
+        self.parts = parts
+        self.awaited = {place: load for place, load in readers.items() if load is not None}
+        """For each shared object that this load does not read from S3, the load that reads it."""
+        self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """Set when the load has ended: True if its shard is sealed."""
+        self._store = store
+
+    @property
+    def later_parts(self) -> frozenset[int]:
+        """Numbers of the parts that contain bytes of an awaited object."""
+        return frozenset(number for place in self.awaited for number in self.parts.parts_with(place))
+
+    def end(self, *, is_loaded: bool) -> None:
+        """Record the end of the load. Later calls change nothing."""
+        if not self.ended.done():
+            self.ended.set_result(is_loaded)
+
+    async def copy_awaited(self, target: SlotFile) -> frozenset[ObjectReference]:
+        """Wait for the awaited objects, and copy their tensors from the slots of the other loads.
+
+        Args:
+            target: slot that receives this load's shard. The caller verifies the copied bytes.
+
+        Returns:
+            The copied objects. The caller reads the other ones from S3, because their load failed, its slot was
+            reused, or the shards contradict each other.
+        """
+        copied: set[ObjectReference] = set()
+        for place, load in self.awaited.items():
+            is_loaded = await asyncio.shield(load.ended)
+            source = self._store.sealed(load.rank, load.content) if is_loaded else None
+            there, here = load.parts.spans_of(place), self.parts.spans_of(place)
+            if source is not None and [end - begin for begin, end in there] == [end - begin for begin, end in here]:
+                await self._copy(source, there, target, here)
+                copied.add(place)
+        return frozenset(copied)
+
+    async def _copy(
+        self, source: Slot, there: Collection[tuple[int, int]], target: SlotFile, here: Collection[tuple[int, int]]
+    ) -> None:
+        def work(cancelled: threading.Event) -> None:
+            for (first, last), (begin, end) in zip(there, here, strict=True):
+                with source.file.payload(first, last) as data, target.payload(begin, end) as place:
+                    for start in range(0, last - first, PIECE_BYTES):
+                        if cancelled.is_set():
+                            return
+                        place[start : start + PIECE_BYTES] = data[start : start + PIECE_BYTES]
+
+        source.pins += 1
+        try:
+            await in_thread(work)
+        finally:
+            source.pins -= 1
