@@ -2,7 +2,7 @@
 
 Every writer has its own slot store, its own S3 client and its own capped proxy in front of the S3 server:
 
-    writer 0 (owner)   UploadHelpers ─▶ proxy 0 ─▶
+    writer 0 (owner)   HelpedUpload ─▶ proxy 0 ─▶
     writer 1 …         UploadHelper  ─▶ proxy 1 ─▶   SeaweedFS
 
 Invariant: the messages between the owner and its helpers pass no proxy, so only bytes for S3 count against a cap.
@@ -30,7 +30,7 @@ from tests.unit.worker.rank_plans import rank_plan
 from tests.unit.worker.storage.slots import JOB, RUN, header_of, payload_of
 from worker.core.slots import Content
 from worker.errors import PeerLost
-from worker.member.shared_uploads import UploadHelper, UploadHelpers
+from worker.member.shared_uploads import HelpedUpload, UploadHelper
 from worker.shm.store import SlotStore
 from worker.storage.checkpoints import upload_shard
 from worker.storage.s3 import s3_store
@@ -192,7 +192,7 @@ async def _upload(
         assert other is not None
         await store.digests(other)
     assert digests is not None
-    share = UploadHelpers(slot.file.header, nodes[1:], dial, on_stored=lambda _: None)
+    share = HelpedUpload(slot.file.header, nodes[1:], dial, on_stored=lambda _: None)
     begun = time.perf_counter()
     uploaded = await upload_shard(
         clients[0], slot.file, digests.known, plan, rank=RANK, share=share if helpers else None

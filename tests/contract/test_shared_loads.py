@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tests.unit.worker.member.loading_nodes import CONTENT, OWNER, Nodes, replac
 from tests.unit.worker.rank_plans import rank_plan
 from tests.unit.worker.storage.slots import JOB, RUN, header_of, payload_of
 from worker.core.upload_division import Division, Item, divide
-from worker.member.shared_loads import LoadHelper, LoadHelpers, SharedLoads
+from worker.member.shared_loads import HelpedLoad, LoadHelper
 from worker.shm.store import SlotStore
 from worker.storage.checkpoints import upload_shard
 from worker.storage.downloads import download_shard
@@ -70,14 +71,14 @@ async def test_s3_serves_every_byte_of_a_shard_once(
     counts = [Count(threading.Event()), *(Count(has_help) for _ in stores[1:])]
     for store, count in zip(stores, counts, strict=True):
         store.client.meta.events.register("after-call.s3.GetObject", count)
-    claim = LoadHelpers.claim
+    claim = HelpedLoad.claim
 
-    def patient(helpers: LoadHelpers, number: int) -> bool:
+    def patient(helpers: HelpedLoad, number: int) -> bool:
         if number == 2:
             assert has_help.wait(30.0)
         return claim(helpers, number)
 
-    monkeypatch.setattr(LoadHelpers, "claim", patient)
+    monkeypatch.setattr(HelpedLoad, "claim", patient)
     await nodes.load()
     assert nodes.source.object is not None
     head = stores[0].head(nodes.source.object)
@@ -172,7 +173,7 @@ class Pair:
                     content=CONTENT,
                     keep=(),
                     slot_count=1,
-                    share=SharedLoads(Rank(rank), peers, dialler),
+                    share=partial(HelpedLoad, Rank(rank), peers, dialler),
                     loads=loads,
                 )
                 for rank in range(2)

@@ -26,7 +26,7 @@ from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint, LoadFailed, NoRoom, ObjectMissing, PeerError, StorageError
 from worker.member.kept_contents import KeptContents
 from worker.member.peer_sessions import NO_RANK, PeerSessions
-from worker.member.shared_loads import SharedLoads
+from worker.member.shared_loads import HelpedLoad
 from worker.node.priority import before_other_sessions
 from worker.replication.fetching import fetch_shard
 from worker.replication.rebuilding import rebuild_shard
@@ -320,7 +320,7 @@ class BaseLoading:
         share = None
         if is_shared:
             peers = load_helpers(self._plan, rank, self._here.node_id)
-            share = SharedLoads(rank, peers, lambda peer: self._sessions.dialler(peer, "load", NO_RANK))
+            share = partial(HelpedLoad, rank, peers, lambda peer: self._sessions.dialler(peer, "load", NO_RANK))
         await download_shard(
             self._objects,
             source,

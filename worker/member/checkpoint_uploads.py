@@ -27,7 +27,7 @@ from worker.core.upload_progress import UploadProgress
 from worker.errors import CorruptCheckpoint, StorageError
 from worker.member.faults import ReportedFaults
 from worker.member.kept_contents import KeptContents
-from worker.member.shared_uploads import UploadHelpers
+from worker.member.shared_uploads import HelpedUpload
 from worker.replication.transport import Session
 from worker.shards.owned_shard import OwnedShard
 from worker.shm.slot_file import SlotFile
@@ -258,7 +258,7 @@ class CheckpointUploads:
         def on_waiting(name: str) -> None:
             note(lambda progress: progress.waiting(name, loop.time()))
 
-        helpers = UploadHelpers(slot.header, shard.holders_of(slot.header.step), self._dial, on_stored=on_stored)
+        helpers = HelpedUpload(slot.header, shard.holders_of(slot.header.step), self._dial, on_stored=on_stored)
         return await upload_shard(
             self._objects,
             slot,

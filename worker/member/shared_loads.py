@@ -1,12 +1,12 @@
 """Shares the load of a shard from S3 between the node that needs the shard and other nodes of the generation.
 
-    owner's agent    reads parts from the beginning ◀── S3
-                     LoadShard, ShardWanted ──▶ helper's agent, reads parts from the end ◀── S3
-                     ◀── chunks over a stream
+    owner's agent (HelpedLoad)    reads parts from the beginning ◀── S3
+                                  LoadShard, ShardWanted ──▶ helper's agent (LoadHelper),
+                                  ◀── chunks over streams    reads parts from the end ◀── S3
 
 `worker.core.shared_parts` decides which node reads which part. Each byte is read once from S3 unless a helper fails.
 
-Invariant: the owner's slot receives only chunks that match the digests of the plan's payload. After `LoadHelpers.end`,
+Invariant: the owner's slot receives only chunks that match the digests of the plan's payload. After `HelpedLoad.end`,
 no helper's byte reaches the slot. A helper reads only objects that the plan names, and keeps at most `MAX_HELPED_PARTS`
 parts in memory for all owners together.
 """
@@ -65,28 +65,8 @@ RETRY_SECONDS = 0.1
 TRANSFER = 1
 
 
-class SharedLoads:
-    """Asks other nodes for help with the load of one shard of this node. Implements `LoadShareOf`."""
-
-    def __init__(self, rank: Rank, peers: Sequence[NodeId], dialler: Callable[[NodeId], Dialler]) -> None:
-        """Create the object; `of` creates the helpers of one attempt.
-
-        Args:
-            rank: the rank whose shard this node loads.
-            peers: nodes to ask, from `load_helpers`.
-            dialler: opens sessions of kind load to a peer.
-        """
-        self._rank = rank
-        self._peers = peers
-        self._dialler = dialler
-
-    def of(self, parts: ShardParts, source: ShardSource, slot: SlotFile) -> LoadHelpers:
-        """See `LoadShareOf.of`."""
-        return LoadHelpers(self._rank, self._peers, self._dialler, parts, source, slot)
-
-
-class LoadHelpers(PartSharing):
-    """The helpers of one attempt to load a shard, on the owner's node. Implements `LoadShare`."""
+class HelpedLoad(PartSharing):
+    """One attempt to load a shard of this node with the help of other nodes. Implements `LoadShare`."""
 
     def __init__(
         self,
@@ -101,7 +81,7 @@ class LoadHelpers(PartSharing):
 
         Args:
             rank: the rank whose shard is loaded.
-            peers: nodes to ask.
+            peers: nodes to ask, from `load_helpers`.
             dialler: opens sessions of kind load to a peer.
             parts: the parts of the shard.
             source: the plan's source, with the digest of the payload.
@@ -278,9 +258,14 @@ class LoadHelper:
         """The objects that the plan names, by rank and payload digest."""
         self._room = asyncio.Semaphore(MAX_HELPED_PARTS)
         """Limits the number of parts in memory, for all sessions together."""
+        self._serving: dict[tuple[NodeId, Rank], asyncio.Task[None]] = {}
+        """The newest session of each owner, by the owner's node and the rank whose shard it loads."""
 
     async def serve(self, session: Session, streams: Streams) -> None:
         """Read the parts that an owner requests, and send them, until the connection ends.
+
+        An earlier session for the same shard ends first. The owner has left it, and its parts occupy the memory for
+        parts of other sessions.
 
         Args:
             session: an authenticated session of kind load, from a member of the same generation.
@@ -296,6 +281,19 @@ class LoadHelper:
         if self._places.get((wanted.owner_rank, wanted.digest)) != wanted.object:
             await session.send(ShardRefused(transfer=TRANSFER, reason="the plan does not name the object"))
             return
+        key, task = (session.peer, wanted.owner_rank), asyncio.current_task()
+        assert task is not None
+        earlier, self._serving[key] = self._serving.get(key), task
+        try:
+            if earlier is not None:
+                await end(earlier)
+            await self._supply(session, streams, wanted)
+        finally:
+            if self._serving.get(key) is task:
+                del self._serving[key]
+
+    async def _supply(self, session: Session, streams: Streams, wanted: LoadShard) -> None:
+        """Serve a session whose request is valid."""
         if not self._is_loaded.is_set():
             await first_of(self._is_loaded.wait(), _silent(session))
         await session.send(ReadyToLoad())
@@ -435,20 +433,22 @@ class _Buffers:
 
 
 class _PartQueue(ChunkQueue):
-    """A queue that reports each chunk that the kernel has accepted completely. One stream's thread uses it."""
+    """A queue that reports each chunk that the kernel has accepted completely. The threads of all streams use it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.on_sent: Callable[[int], object] = lambda _: None
-        self._sending = -1
+        self._sending: dict[int, int] = {}
+        """The chunk that each thread sends, by thread. Each thread changes only its own entry."""
 
     def next(self) -> int | None:
         """Return the next chunk to send; see `ChunkQueue.next`."""
         found = super().next()
-        self._sending = -1 if found is None else found
+        if found is not None:
+            self._sending[threading.get_ident()] = found
         return found
 
     def finish(self) -> None:
-        """Record that the kernel has accepted the chunk that `next` returned last."""
+        """Record that the kernel has accepted the chunk that `next` returned last in this thread."""
         super().finish()
-        self.on_sent(self._sending)
+        self.on_sent(self._sending.pop(threading.get_ident()))

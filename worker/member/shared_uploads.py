@@ -60,8 +60,8 @@ class _Named:
     part_bytes: int
 
 
-class UploadHelpers(PartSharing):
-    """The helpers of one upload, on the owner's node. Implements `ShareOf` and `Share`.
+class HelpedUpload(PartSharing):
+    """One upload of this node with the help of the shard's holders. Implements `ShareOf` and `Share`.
 
     `CheckpointUploads` creates one object per upload. The object store ends the helpers before it completes or aborts
     the upload.
@@ -97,7 +97,7 @@ class UploadHelpers(PartSharing):
 
     def of(
         self, where: ObjectReference, object_bytes: int, shared: SharedGroups, check: Callable[[], None]
-    ) -> UploadHelpers:
+    ) -> HelpedUpload:
         """See `ShareOf.of`."""
         self._where, self._check = (where, object_bytes, shared), check
         return self

@@ -76,21 +76,12 @@ class LoadShare(Protocol):
         """End the work of all helpers. Afterwards, none of their bytes reach the slot. Called once after `begin`."""
 
 
-class LoadShareOf(Protocol):
-    """Returns the helpers of a load."""
+LoadShareOf = Callable[[ShardParts, ShardSource, SlotFile], LoadShare]
+"""Returns the helpers of one attempt to load a shard.
 
-    def of(self, parts: ShardParts, source: ShardSource, slot: SlotFile) -> LoadShare:
-        """Return the helpers of one attempt to download a shard. Called on the event loop.
-
-        Args:
-            parts: the parts of the shard.
-            source: a source of kind s3 from the plan.
-            slot: the slot that receives the parts.
-
-        Returns:
-            The helpers. They deliver verified chunks into the slot.
-        """
-        ...
+The download calls it on the event loop, with the parts, the plan's source of kind s3, and the slot that receives the
+parts. The helpers deliver verified chunks into the slot.
+"""
 
 
 class _Cancelled(Exception):
@@ -205,7 +196,7 @@ async def _download(
         load = (NodeLoads() if loads is None else loads).join(store, rank, content, parts)
         try:
             has_helpers = parts.count > 1 and not load.awaited
-            helpers = share.of(parts, source, slot.file) if share is not None and has_helpers else None
+            helpers = share(parts, source, slot.file) if share is not None and has_helpers else None
             filling, later = _Filling(objects, reader, parts, slot.file, helpers), load.later_parts
             await in_thread(partial(filling.fill, [each for each in parts.numbers if each not in later]))
             if later:

@@ -21,7 +21,7 @@ from tests.integration.worker.agent.fleet import Fleet, Node, state, until
 from worker.core.slots import Content
 from worker.errors import PeerLost
 from worker.member.earlier_shards import EarlierShards
-from worker.member.shared_loads import LoadHelpers
+from worker.member.shared_loads import HelpedLoad
 from worker.storage.object_store import Span
 
 pytestmark = pytest.mark.integration
@@ -81,7 +81,7 @@ async def test_s3_is_read_once_for_the_owner_and_its_holders(fleet: Fleet, monke
     read = Counter[int]()
     readers = set[str]()
     has_help = threading.Event()
-    read_range, claim = MemoryObjectStore.read_range, LoadHelpers.claim
+    read_range, claim = MemoryObjectStore.read_range, HelpedLoad.claim
 
     def counted(
         objects: MemoryObjectStore,
@@ -100,13 +100,13 @@ async def test_s3_is_read_once_for_the_owner_and_its_holders(fleet: Fleet, monke
             has_help.set()
         read_range(objects, reference, begin, target, spans, **named)
 
-    def patient(helpers: LoadHelpers, number: int) -> bool:
+    def patient(helpers: HelpedLoad, number: int) -> bool:
         if number == 2:
             assert has_help.wait(30.0)
         return claim(helpers, number)
 
     monkeypatch.setattr(MemoryObjectStore, "read_range", counted)
-    monkeypatch.setattr(LoadHelpers, "claim", patient)
+    monkeypatch.setattr(HelpedLoad, "claim", patient)
     await fleet.load(plan)
     await fleet.start()
     await fleet.train(uploaded.step + 2)

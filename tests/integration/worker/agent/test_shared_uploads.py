@@ -30,14 +30,14 @@ from worker.core import shared_parts
 from worker.core.slots import Content
 from worker.errors import StoreDenied
 from worker.member.member import Member
-from worker.member.shared_uploads import UploadHelpers
+from worker.member.shared_uploads import HelpedUpload
 from worker.storage.object_store import Piece
 from worker.storage.shared_tensors import SharedTensors
 
 pytestmark = pytest.mark.integration
 
 
-class HelpedUpload:
+class PatientUpload:
     """An upload of rank 0's shard in which the owner waits after its first part until a holder begins to send one."""
 
     def __init__(self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, put_part: Callable[..., StoredPart]) -> None:
@@ -52,14 +52,14 @@ class HelpedUpload:
         self._put_part = put_part
         fleet.objects.part_bytes = 50
         monkeypatch.setattr(fleet.objects, "put_part", self.put_part)
-        claim = UploadHelpers.claim
+        claim = HelpedUpload.claim
 
-        def patient(helpers: UploadHelpers, number: int) -> bool:
+        def patient(helpers: HelpedUpload, number: int) -> bool:
             if number == 2:
                 assert self._begun.wait(30.0)
             return claim(helpers, number)
 
-        monkeypatch.setattr(UploadHelpers, "claim", patient)
+        monkeypatch.setattr(HelpedUpload, "claim", patient)
 
     @property
     def owner(self) -> Member:
@@ -110,7 +110,7 @@ class HelpedUpload:
 
 
 async def test_a_holder_sends_parts_of_the_owners_upload(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    upload = HelpedUpload(fleet, monkeypatch, MemoryObjectStore.put_part)
+    upload = PatientUpload(fleet, monkeypatch, MemoryObjectStore.put_part)
     await upload.begin()
     await upload.check()
     assert upload.helped
@@ -135,7 +135,7 @@ async def test_a_holder_builds_the_same_object_without_the_frozen_tensors(
 
     monkeypatch.setattr(worker.member.checkpoint_uploads, "SharedTensors", partial(SharedTensors, least_bytes=1))
     monkeypatch.setattr(agent_fleet, "payload", partly_frozen)
-    upload = HelpedUpload(fleet, monkeypatch, MemoryObjectStore.put_part)
+    upload = PatientUpload(fleet, monkeypatch, MemoryObjectStore.put_part)
     await upload.begin()
     for node in fleet.nodes[1:]:
         member = node.agent.lifecycle.member
@@ -183,7 +183,7 @@ def with_sha256(sha256: bytes, *given: Any, **named: Any) -> StoredPart:
 async def test_the_owner_sends_the_parts_that_a_holder_cannot_send(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, put_part: Callable[..., StoredPart]
 ) -> None:
-    upload = HelpedUpload(fleet, monkeypatch, put_part)
+    upload = PatientUpload(fleet, monkeypatch, put_part)
     await upload.begin()
     await upload.check()
     assert upload.helped
@@ -201,7 +201,7 @@ async def test_the_owner_sends_the_parts_of_a_holder_that_does_not_answer(
         return MemoryObjectStore.put_part(objects, *given, is_cancelled=is_cancelled)
 
     monkeypatch.setattr(shared_parts, "LATE_SECONDS", 0.0 if how == "late" else 1e9)
-    upload = HelpedUpload(fleet, monkeypatch, hang)
+    upload = PatientUpload(fleet, monkeypatch, hang)
     try:
         await upload.begin()
         await until("the holder to begin", lambda: upload.helped)

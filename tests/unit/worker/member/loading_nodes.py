@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -16,7 +17,7 @@ from tests.unit.worker.member.lines import LineDialler
 from tests.unit.worker.rank_plans import rank_plan
 from tests.unit.worker.storage.slots import JOB, RUN, Tensors, header_of, payload_of
 from worker.core.slots import Content
-from worker.member.shared_loads import LoadHelper, SharedLoads
+from worker.member.shared_loads import HelpedLoad, LoadHelper
 from worker.replication.streams import Streams
 from worker.replication.transport import Session
 from worker.shm.store import SlotStore
@@ -112,7 +113,7 @@ class Nodes(Generic[StoreT]):
                 content=CONTENT,
                 keep=(),
                 slot_count=1,
-                share=SharedLoads(RANK, peers, self.dialler),
+                share=partial(HelpedLoad, RANK, peers, self.dialler),
             )
             slot = store.sealed(RANK, CONTENT)
             assert slot is not None

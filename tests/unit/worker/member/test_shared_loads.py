@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,14 @@ from everstep.protocol import slot as slot_layout
 from everstep.protocol.codec import Message
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import NodeId, Rank
-from everstep.protocol.peer_messages import LoadShard, ObjectHeader, ReadyToLoad, ShardRefused, ShardWanted
+from everstep.protocol.peer_messages import (
+    CHUNK_HEADER,
+    LoadShard,
+    ObjectHeader,
+    ReadyToLoad,
+    ShardRefused,
+    ShardWanted,
+)
 from everstep.protocol.plan import ObjectReference
 from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.member.lines import Line
@@ -25,8 +33,8 @@ from tests.unit.worker.member.loading_nodes import OWNER, RANK, Nodes
 from tests.unit.worker.storage.slots import Tensors
 from worker.core import shared_parts
 from worker.errors import CorruptCheckpoint, PeerLost, StoreUnavailable
-from worker.member.shared_loads import LoadHelpers
-from worker.replication.streams import Streams
+from worker.member.shared_loads import MAX_HELPED_PARTS, HelpedLoad
+from worker.replication.streams import ChunkQueue, Streams
 from worker.storage.object_store import ObjectReader, Span
 from worker.storage.shard_parts import ShardParts
 
@@ -101,14 +109,14 @@ def stored(nodes: Nodes[ReadStore]) -> tuple[str, bytes]:
 def wait_for_helper(monkeypatch: pytest.MonkeyPatch, nodes: Nodes[ReadStore]) -> None:
     """Delay the owner's second part until a helper has begun to read a part."""
     begun = threading.Event()
-    claim = LoadHelpers.claim
+    claim = HelpedLoad.claim
 
-    def patient(helpers: LoadHelpers, number: int) -> bool:
+    def patient(helpers: HelpedLoad, number: int) -> bool:
         if number == 2:
             assert begun.wait(30.0)
         return claim(helpers, number)
 
-    monkeypatch.setattr(LoadHelpers, "claim", patient)
+    monkeypatch.setattr(HelpedLoad, "claim", patient)
 
     def note(before: Callable[[], None]) -> None:
         begun.set()
@@ -184,18 +192,18 @@ async def test_the_owner_claims_the_part_that_it_has_already_before_it_asks_help
 ) -> None:
     """The owner's first request returns bytes of the first part. No helper reads these bytes again."""
     calls: list[object] = []
-    claim, begin = LoadHelpers.claim, LoadHelpers.begin
+    claim, begin = HelpedLoad.claim, HelpedLoad.begin
 
-    def claimed(helpers: LoadHelpers, number: int) -> bool:
+    def claimed(helpers: HelpedLoad, number: int) -> bool:
         calls.append(number)
         return claim(helpers, number)
 
-    def begun(helpers: LoadHelpers, check: Callable[[], None]) -> None:
+    def begun(helpers: HelpedLoad, check: Callable[[], None]) -> None:
         calls.append("begin")
         begin(helpers, check)
 
-    monkeypatch.setattr(LoadHelpers, "claim", claimed)
-    monkeypatch.setattr(LoadHelpers, "begin", begun)
+    monkeypatch.setattr(HelpedLoad, "claim", claimed)
+    monkeypatch.setattr(HelpedLoad, "begin", begun)
     nodes.stores[0].is_ready = True
     await nodes.load()
     assert calls[:3] == [1, "begin", 2]
@@ -305,6 +313,26 @@ class Owner:
     async def says(self, *messages: Message) -> None:
         await self.line.send(*messages)
 
+    async def begin(self, nodes: Nodes[ReadStore], *, stream_count: int) -> list[socket.socket]:
+        """Begin a load over several streams, and return the owner's ends of the streams."""
+        ends = []
+        for _ in range(stream_count):
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                ends.append(socket.create_connection(listener.getsockname(), timeout=20.0))
+                self.streams.add(listener.accept()[0])
+        _, data = stored(nodes)
+        await self.says(request(nodes))
+        assert isinstance(await self.line.receive(), ReadyToLoad)
+        await self.says(ObjectHeader(data=data[8 : 8 + header_bytes(data)]))
+        return ends
+
+    async def end(self) -> BaseException | None:
+        """End the session, and return the error with which the helper ended."""
+        self.line.close()
+        (error,) = await asyncio.gather(self.serving, return_exceptions=True)
+        await self.streams.close()
+        return error
+
 
 def request(nodes: Nodes[ReadStore], **changes: Any) -> LoadShard:
     _, data = stored(nodes)
@@ -373,3 +401,67 @@ async def test_a_helper_rejects_requests_that_make_no_sense(nodes: Nodes[ReadSto
             await owner.says(message)
     with pytest.raises(MalformedMessage):
         await owner.serving
+
+
+async def test_a_helper_sends_over_two_streams_at_the_same_time(
+    nodes: Nodes[ReadStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both streams' threads take a chunk before either has sent its chunk. The helper then frees each sent part.
+
+    The helper has room for `MAX_HELPED_PARTS` parts, so it sends more parts only if it has freed the sent ones.
+    """
+    both_have_one, part_count = threading.Barrier(2), 2 * MAX_HELPED_PARTS
+    finish = ChunkQueue.finish
+
+    def together(queue: ChunkQueue) -> None:
+        both_have_one.wait(30.0)
+        finish(queue)
+
+    monkeypatch.setattr(ChunkQueue, "finish", together)
+    owner = Owner(nodes)
+    ends = await owner.begin(nodes, stream_count=2)
+    for number in range(part_count):
+        await owner.says(ShardWanted(transfer=1, chunks=((2 * number, 2),)))
+
+    def receive(line: socket.socket) -> list[int]:
+        with line.makefile("rb") as file:
+            chunks = []
+            for _ in range(part_count):
+                _, chunk, size = CHUNK_HEADER.unpack(file.read(CHUNK_HEADER.size))
+                assert file.read(size) == nodes.payload[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]
+                chunks.append(chunk)
+            return chunks
+
+    loop = asyncio.get_running_loop()
+    found = await asyncio.gather(*(loop.run_in_executor(None, receive, line) for line in ends))
+    assert sorted(chunk for chunks in found for chunk in chunks) == list(range(2 * part_count))
+    assert isinstance(await owner.end(), PeerLost)
+    for line in ends:
+        line.close()
+
+
+async def test_a_new_session_of_an_owner_ends_its_earlier_one(nodes: Nodes[ReadStore]) -> None:
+    """The owner's node has lost its connection, and the helper still reads parts for the earlier session."""
+    begun, go = threading.Semaphore(0), threading.Event()
+
+    def hang() -> None:
+        begun.release()
+        assert go.wait(30.0)
+
+    nodes.stores[1].before_range = hang
+    first, second = Owner(nodes), Owner(nodes)
+    ends = await first.begin(nodes, stream_count=1)
+    for number in range(MAX_HELPED_PARTS):
+        await first.says(ShardWanted(transfer=1, chunks=((2 * number, 2),)))
+    for _ in range(MAX_HELPED_PARTS):
+        assert await asyncio.get_running_loop().run_in_executor(None, begun.acquire, True, 30.0)
+    asyncio.get_running_loop().call_later(0.0, go.set)
+    ends += await second.begin(nodes, stream_count=1)
+    assert first.serving.cancelled()
+    await second.says(ShardWanted(transfer=1, chunks=((0, 2),)))
+    data = await asyncio.get_running_loop().run_in_executor(None, ends[1].recv, CHUNK_HEADER.size)
+    assert CHUNK_HEADER.unpack(data)[1] == 0
+    assert isinstance(await second.end(), PeerLost)
+    await first.streams.close()
+    for line in ends:
+        line.close()

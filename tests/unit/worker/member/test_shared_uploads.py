@@ -24,7 +24,7 @@ from tests.unit.worker.storage.slots import JOB, RUN, header_of, payload_of
 from worker.core import shared_parts
 from worker.core.slots import Content
 from worker.errors import PeerLost, StoreUnavailable
-from worker.member.shared_uploads import MAX_HELPED_PARTS, UploadHelper, UploadHelpers
+from worker.member.shared_uploads import MAX_HELPED_PARTS, HelpedUpload, UploadHelper
 from worker.replication.transport import Session
 from worker.shm.store import Slot, SlotStore, in_thread
 from worker.storage.checkpoints import upload_shard
@@ -240,7 +240,7 @@ async def test_an_upload_whose_own_part_fails_does_not_wait_for_its_helpers(
         if len(polls) > 100:
             raise AssertionError("the upload waits for ever")
 
-    helpers = UploadHelpers(holder.slot.file.header, [NodeId("i-1")], silent_holder, on_stored=lambda _: None)
+    helpers = HelpedUpload(holder.slot.file.header, [NodeId("i-1")], silent_holder, on_stored=lambda _: None)
     share = helpers.of(holder.request().object, 2 * PART_BYTES, (), check)
 
     def upload(_: threading.Event) -> None:
@@ -298,7 +298,7 @@ async def test_helpers_end_with_the_attempt_that_they_help(
 
     monkeypatch.setattr(shared_parts, "LATE_SECONDS", 1e9 if is_cancelled else 0.0)
     objects = FailingStore(session)
-    helpers = UploadHelpers(holder.slot.file.header, [NodeId("i-1")], dial, on_stored=lambda _: None)
+    helpers = HelpedUpload(holder.slot.file.header, [NodeId("i-1")], dial, on_stored=lambda _: None)
     upload = asyncio.create_task(
         upload_shard(
             objects,
