@@ -13,7 +13,7 @@ limits, the job keeps its present nodes until an agreed stop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from control_plane.core.moves import is_held_elsewhere
@@ -216,22 +216,34 @@ def kept_count(spec: JobSettings, record: JobRecord, wanted: int | None) -> int:
     return min(record.member_count, max(most, spec.least_node_count))
 
 
-def returned_nodes(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], count: int) -> tuple[NodeId, ...]:
+def returned_nodes(
+    plan: GenerationPlan,
+    reports: Mapping[NodeId, MemberReport],
+    count: int,
+    *,
+    departing: Collection[NodeId] = (),
+    is_for_other: bool = False,
+) -> tuple[NodeId, ...]:
     """Return the members that a job returns to its fleet, in the order of their selection.
 
     Members without which the remaining members still hold every shard are selected first: the job then need not wait
-    for a checkpoint. Otherwise, a higher GROUP_RANK is selected first.
+    for a checkpoint. Otherwise, a higher GROUP_RANK is selected first, and `departing` decides before the GROUP_RANK.
 
     Args:
         plan: the plan of the running generation.
         reports: the members' newest reports, with the holders of each shard.
         count: number of nodes to return, less than the number of members.
+        departing: members that the job should give up anyway. They are selected first, because their return saves
+            another stop.
+        is_for_other: whether another job waits for the nodes. Departing members are then selected last, because that
+            job cannot use them: the fleet holds, reboots or replaces them.
 
     Returns:
         `count` members.
     """
     chosen: list[NodeId] = []
-    candidates = [node.node_id for node in reversed(plan.nodes)]
+    members = [node.node_id for node in reversed(plan.nodes)]
+    candidates = sorted(members, key=lambda node_id: (node_id in departing) is is_for_other)
     for node_id in candidates:
         if len(chosen) < count and is_held_elsewhere(plan, reports, (*chosen, node_id)):
             chosen.append(node_id)

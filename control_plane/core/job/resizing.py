@@ -21,6 +21,7 @@ from control_plane.core.job.view import (
 )
 from control_plane.core.observed.jobs import Departure, Growth, JobRecord
 from control_plane.core.observed.nodes import Cause, Remedy
+from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan
 
 
@@ -124,7 +125,8 @@ def give_back(view: JobView) -> Decision | None:
 
     The reason is that the first job of the queue needs the nodes, or that a user lowered MaxNodeCount. The result
     is None if the job keeps its nodes. If the last stop did not release a node, because the node held the only copy of
-    a shard, the job waits before the next stop.
+    a shard, the job waits before the next stop. Nodes that the job should give up anyway keep the remedy of their
+    departure. Nodes that AWS reclaims leave by their own rules.
     """
     record, seen = view.record, view.seen
     count = record.member_count - elastic.kept_count(view.spec, record, seen.keep_count)
@@ -134,22 +136,30 @@ def give_back(view: JobView) -> Decision | None:
         return None
     is_for_other = seen.keep_count is not None and seen.keep_count < view.spec.most_node_count
     why = f"for {seen.returns_to}" if is_for_other else f"MaxNodeCount is {view.spec.most_node_count}"
-    returned = elastic.returned_nodes(view.plan, view.reports, count)
+    departing = {move.node_id: move for move in record.moves if not move.is_announced and not move.is_kept}
+    leaving = {move.node_id for move in record.moves} if is_for_other else departing.keys()
+    returned = elastic.returned_nodes(view.plan, view.reports, count, departing=leaving, is_for_other=is_for_other)
     words = f"returns {', '.join(returned)} to the fleet: {why}"
     others = tuple(move for move in record.moves if move.node_id not in returned)
-    departures = tuple(
-        Departure(
-            node_id=node_id,
-            evidence=f"{node_id} returns to the fleet: {why}",
-            cause=Cause.RETURNED,
-            remedy=Remedy.RELEASE,
-            may_terminate=False,
-            asked_at=view.now,
-        )
-        for node_id in returned
-    )
+    departures = tuple(_return_of(node_id, departing.get(node_id), why, view.now) for node_id in returned)
     asked = with_record(view, moves=(*others, *departures), growth=None)
     return stay(_with_event(asked, "NodesToBeReturned", f"{words}, at an agreed stop"), words, requeue=0.0)
+
+
+def _return_of(node_id: NodeId, departure: Departure | None, why: str, now: float) -> Departure:
+    """Return the departure of a node that returns to its fleet. `departure` is the earlier reason to give it up."""
+    evidence = f"{node_id} returns to the fleet: {why}"
+    if departure is not None:
+        words = f"{evidence}; {departure.evidence}"
+        return replace(departure, evidence=words, cause=Cause.RETURNED, asked_at=now, is_history=False)
+    return Departure(
+        node_id=node_id,
+        evidence=evidence,
+        cause=Cause.RETURNED,
+        remedy=Remedy.RELEASE,
+        may_terminate=False,
+        asked_at=now,
+    )
 
 
 def has_asked_to_grow(record: JobRecord) -> bool:

@@ -200,3 +200,11 @@ def test_the_remaining_nodes_hold_every_shard_where_possible() -> None:
     assert elastic.returned_nodes(plan, reports, 2) == (names[3], names[1]), "a pair holds each other's shards"
     assert elastic.returned_nodes(plan, reports, 3) == (names[3], names[1], names[2])
     assert elastic.returned_nodes(plan, {}, 2) == (names[3], names[2]), "without reports, the last nodes go"
+
+
+def test_departing_nodes_are_returned_first_unless_another_job_waits_for_the_nodes() -> None:
+    plan = rank_plan(addresses=("a", "b", "c", "d"))
+    names = [node.node_id for node in plan.nodes]
+    departing = {names[1]}
+    assert elastic.returned_nodes(plan, {}, 2, departing=departing) == (names[1], names[3])
+    assert elastic.returned_nodes(plan, {}, 3, departing=departing, is_for_other=True) == (names[3], names[2], names[0])

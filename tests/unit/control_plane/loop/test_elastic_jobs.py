@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from control_plane.core import accounting
-from control_plane.core.states import JobState
-from control_plane.db import implications, jobs
+from control_plane.core.observed.fleets import NodeRequest
+from control_plane.core.states import JobState, NodeState
+from control_plane.db import implications, jobs, nodes, revisions
+from control_plane.db.revisions import Change
+from everstep.protocol.ids import NodeId
 from tests.unit.control_plane.loop.world import FLEET, World
 
 
@@ -337,3 +341,45 @@ async def test_a_restarted_control_plane_completes_the_return(full: World) -> No
     assert len(full.plan("low").nodes) == 3
     assert full.plan("low").base_step == full.incidents("low")[-1].reached_step
     await full.until(lambda: full.job("high").state == JobState.RUNNING)
+
+
+async def grown_to_six(full: World) -> None:
+    full.submit("grown", nodes=3, max_node_count=6, patience_seconds=0)
+    await full.running("grown")
+    if len(full.plan("grown").nodes) < 6:
+        await returned(full, "grown")
+    assert len(full.plan("grown").nodes) == 6
+    await full.train(3, "grown")
+
+
+def drain(full: World, node_id: NodeId) -> None:
+    with full.database.write() as session:
+        assert nodes.ask(session, node_id, NodeRequest.DRAIN.value, f"a user requested to drain {node_id}")
+
+
+async def test_a_job_returns_no_node_that_the_waiting_job_cannot_use(full: World) -> None:
+    await grown_to_six(full)
+    drained = full.plan("grown").nodes[5].node_id
+    drain(full, drained)
+    full.submit("waits", nodes=2)
+    await returned(full, "grown")
+    assert drained in {node.node_id for node in full.plan("grown").nodes}
+    await full.until(lambda: full.job("waits").state == JobState.RUNNING)
+    assert len(full.plan("grown").nodes) == 4, "one stop released enough nodes"
+
+
+async def test_a_job_with_a_lower_limit_returns_the_node_that_a_person_drains(full: World) -> None:
+    await grown_to_six(full)
+    generation = full.job("grown").generation
+    drained = full.plan("grown").nodes[1].node_id
+    drain(full, drained)
+    with full.database.write() as session:
+        job = jobs.get(session, "grown")
+        spec = replace(job.spec, max_node_count=5)
+        change = Change(field="ElasticConfig.MaxNodeCount", before="6", after="5", needs_generation=False)
+        revisions.revise(session, job, spec=spec, priority=0, tags={}, changes=(change,), now=full.now)
+    await returned(full, "grown")
+    assert drained not in {node.node_id for node in full.plan("grown").nodes}
+    await full.until(lambda: full.nodes()[drained].state == NodeState.HELD)
+    await full.train(3, "grown")
+    assert full.job("grown").generation == generation + 1, "one stop for both"
