@@ -63,7 +63,7 @@ test('the head says what happened and whether to act', () => {
   expect(screen.getByRole('link', { name: 'Runbook' }).getAttribute('href')).toBe('/runbook.html#hang')
   screen.getByText('Recovered')
   screen.getByText('1 more')
-  screen.getByText('Training resumed from step 10, from the memory of other nodes.')
+  screen.getByText('Training resumed from step 10, from memory of other nodes.')
   card('What to do').getByText(/^Nothing\./)
 })
 

@@ -5,7 +5,7 @@
  */
 import type { DescribeProtectionResponse, Fleet, Incident, TrainingJob } from '../contract'
 import { actOf, isLaunchSuspended, LATE_FACTOR, LATE_SECONDS, LEAST_LATE_SECONDS, type Act } from './act'
-import { CAUSES } from '../words/incident'
+import { CAUSES } from '../words/causes'
 import type { Facts, PhaseNow, Progress, Statement } from './facts'
 import { jobFigures, phaseLengths, shown, STALE_SECONDS, type JobFigures } from './figures'
 import { ago, count, duration, headline, nearest, percent, plural, sentence, words } from './format'

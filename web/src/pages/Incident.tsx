@@ -26,7 +26,8 @@ import { Notes } from '../parts/Notes'
 import { Owner } from '../parts/Owner'
 import { PageHead, type VerdictLine } from '../parts/PageHead'
 import { Stacks } from '../parts/Stacks'
-import { CAUSES, INCIDENT, NOTES, OUTCOMES, SOURCES, URGENCIES } from '../words/incident'
+import { CAUSES, SOURCES } from '../words/causes'
+import { INCIDENT, NOTES, OUTCOMES, URGENCIES } from '../words/incident'
 
 const AROUND_SECONDS = 30
 const SHOWN_EVIDENCE = 3

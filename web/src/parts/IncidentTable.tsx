@@ -4,11 +4,8 @@ import { useJobAddresses } from '../api/addresses'
 import type { Incident } from '../contract'
 import { duration } from '../model/format'
 import { hook, incidentFigures, phaseHook, phaseLengths, shown, type IncidentFigures } from '../model/figures'
-import { CAUSES } from '../words/incident'
+import { CAUSES, SOURCES } from '../words/causes'
 import { Ago, JobLink, Status, useNow } from './Basics'
-
-/** Where the state came from, in words. */
-export const SOURCES: Record<string, string> = { local: 'the node’s own memory', peer: 'another node’s memory', parity: 'parity', s3: 'S3' }
 
 interface Listed {
   incidents: Incident[]

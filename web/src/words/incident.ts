@@ -3,25 +3,6 @@ import type { Incident, IncidentAction, SimilarIncident } from '../contract'
 import { count, plural } from '../model/format'
 import type { Tone } from '../model/standing'
 
-/** What happened, by cause. */
-export const CAUSES: Readonly<Record<Incident['Cause'], string>> = {
-  load_failed: 'A shard could not be loaded',
-  rank_exit: 'A training process failed',
-  hang: 'The ranks hung',
-  notice: 'AWS announced the end of a node',
-  requested: 'A person requested a node',
-  pause_failed: 'The job could not be paused',
-  drill: 'A drill caused a fault',
-  agent_lost: 'An agent lost its state of the job',
-  node_unreachable: 'A node became unreachable',
-  node_fault: 'A node reported a fault',
-  instance_terminated: 'An instance was terminated',
-  shrunk: 'Lost nodes were not replaced',
-  grown: 'The job stopped to continue on more nodes',
-  returned: 'The job stopped to return nodes to its fleet',
-  group_lost: 'All nodes that held a shard were lost',
-}
-
 type Outcome = NonNullable<Incident['Outcome']>
 export const OUTCOMES: Readonly<Record<Outcome, { word: string; tone: Tone }>> = {
   Open: { word: 'Recovering', tone: 'busy' },
@@ -36,13 +17,6 @@ export const URGENCIES: Readonly<Record<IncidentAction['Urgency'], { word: strin
   Now: { word: 'Act now', tone: 'bad' },
   Later: { word: 'Not urgent', tone: 'warn' },
   Optional: { word: 'Optional', tone: 'idle' },
-}
-
-export const SOURCES: Readonly<Record<string, string>> = {
-  local: 'the memory of the own nodes',
-  peer: 'the memory of other nodes',
-  parity: 'parity in the memory of other nodes',
-  s3: 'a checkpoint in S3',
 }
 
 const LIKENESS: Readonly<Record<SimilarIncident['Likeness'][number], string>> = {
