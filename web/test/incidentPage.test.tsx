@@ -11,7 +11,7 @@ import { drawn, served } from './drawn'
 const NOW = Math.floor(Date.now() / 1000)
 const incident: Incident = {
   IncidentId: 'inc-1', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'hang', Phase: 'closed',
-  Evidence: ['hang: all 4 ranks stood still', 'b', 'c', 'd'], Decision: 'restart all ranks on the same nodes', Reason: '',
+  Evidence: ['hang: all 4 ranks stood still', 'b', 'c', 'd'], Decision: 'restart all ranks', Reason: '',
   GenerationBefore: 1, GenerationAfter: 2, RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'],
   ReplacementInstanceIds: [], FailedAt: NOW - 100, OpenedAt: NOW - 40, ClosedAt: NOW - 20, DetectSeconds: 60,
   FromStep: 10, ReachedStep: 12, LostSteps: 2, RestoreSource: 'peer', Outcome: 'Recovered',
@@ -24,8 +24,8 @@ const line = (Rank: number, Message: string): LogEvent => ({
   Timestamp: NOW - 101, Generation: 1, NodeId: 'i-a', Rank, Stream: 'stdout', Message,
 })
 const similar: SimilarIncident = {
-  IncidentId: 'inc-0', TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', OpenedAt: NOW - 5000, Outcome: 'JobFailed',
-  Decision: '', FaultedInstanceIds: ['i-a'], Likeness: ['Instance', 'Fleet'],
+  IncidentId: 'inc-0', TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', OpenedAt: NOW - 5000,
+  Outcome: 'JobFailed', Decision: '', FaultedInstanceIds: ['i-a'], Likeness: ['Instance', 'Fleet'],
 }
 
 function page(changes: Partial<Incident> = {}, { job = {}, role = 'admin' }: { job?: object; role?: string } = {}) {
@@ -78,6 +78,14 @@ test('an urgent action leads the verdict and shows its command', () => {
   card('What to do').getByText('everstep jobs logs gpt')
 })
 
+test('the failure of the job is the first reason, and nothing was resumed', () => {
+  const FailureReason = 'the same failure 4 times: error (1)\nTraceback\nKeyError: labels'
+  page({ Outcome: 'JobFailed' }, { job: { TrainingJobStatus: 'Failed', FailureReason } })
+  const why = screen.getByText('Why').nextElementSibling!
+  expect(why.querySelector('p')!.textContent).toMatch(/^The same failure 4 times.*KeyError: labels/)
+  expect(screen.queryByText(/Training resumed/)).toBeNull()
+})
+
 test('an open incident shows its phase, and an optional action demands nothing', () => {
   page({
     ClosedAt: undefined, Phase: 'replace', Outcome: 'Open', LostSteps: undefined, FromStep: undefined,
@@ -94,7 +102,8 @@ test('the timeline has milestones, events, log lines, stacks and notes in the or
   page({ Notes: [{ NoteId: 1, Author: 'ann', CreationTime: NOW - 10, Text: 'The switch\nfailed.' }] })
   const timeline = card('Timeline')
   const entries = timeline.getAllByRole('listitem').map((each) => each.querySelector('.what')!.textContent)
-  expect(entries.map((text) => /^(The last 2 lines|The failure|Ranks\w+|Everstep|The incident|Note of ann)/.exec(text)?.[1])).toEqual(
+  const beginning = /^(The last 2 lines|The failure|Ranks\w+|Everstep|The incident|Note of ann)/
+  expect(entries.map((text) => beginning.exec(text)?.[1])).toEqual(
     ['The last 2 lines', 'The failure', 'RanksStandStill', 'Everstep', 'RanksHang', 'The incident', 'Note of ann'],
   )
   const pre = [...document.querySelectorAll('.moments pre')].map((each) => each.textContent)
@@ -136,7 +145,10 @@ test('a person acknowledges, takes the incident, adds a note and saves the post-
   expect(sent).toEqual([
     ['/v1/incidents/inc-1/acknowledge', {}],
     ['/v1/incidents/inc-1', { Owner: 'ann' }],
-    ['/v1/incidents/inc-1/notes', { Text: 'the switch', ClientRequestToken: expect.stringMatching(/^[0-9a-f]{8,32}$/) }],
+    [
+      '/v1/incidents/inc-1/notes',
+      { Text: 'the switch', ClientRequestToken: expect.stringMatching(/^[0-9a-f]{8,32}$/) },
+    ],
   ])
   expect(asked.some(({ path }) => path.endsWith('/export'))).toBe(true)
   await waitFor(() => expect(screen.getByRole('textbox', { name: 'New note' })).toHaveProperty('value', ''))
@@ -148,8 +160,9 @@ test('a viewer changes nothing', () => {
   screen.getByRole('button', { name: 'Export post-mortem' })
 })
 
-test('a job that took over the name changes nothing', () => {
-  page({}, { job: { RunId: 'later', TrainingJobStatus: 'Failed', FailureReason: 'another story', TrainingEndTime: incident.ClosedAt } })
-  screen.getByText('Recovered')
+test('a later job of the same name adds nothing to the page', () => {
+  const later = { RunId: 'later', TrainingJobStatus: 'Failed', FailureReason: 'another story' }
+  page({ Outcome: 'JobFailed' }, { job: { ...later, TrainingEndTime: incident.ClosedAt } })
+  screen.getByText('Job failed', { selector: '.head .status' })
   expect(screen.queryByText(/another story/)).toBeNull()
 })

@@ -14,11 +14,19 @@ import { isNotifying, setWatching } from '../src/parts/watching'
 import { drawn, served } from './drawn'
 
 const NOW = Math.floor(Date.now() / 1000)
-const job = { TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: 'InProgress', Tags: { team: 'vision', area: 'x' } }
+const job = {
+  TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: 'InProgress',
+  Tags: { team: 'vision', area: 'x' },
+}
 const summary = (RunId: string, changes: Partial<TrainingJobSummary> = {}) =>
-  ({ TrainingJobName: `job ${RunId}`, RunId, Project: 'default', SecondaryStatus: 'Training', TrainingJobStatus: 'InProgress', Reason: '', Boundary: 9, ...changes }) as TrainingJobSummary
+  ({
+    TrainingJobName: `job ${RunId}`, RunId, Project: 'default', SecondaryStatus: 'Training',
+    TrainingJobStatus: 'InProgress', Reason: '', Boundary: 9, ...changes,
+  }) as TrainingJobSummary
 const failed = (RunId: string, changes: Partial<TrainingJobSummary> = {}) =>
-  summary(RunId, { SecondaryStatus: 'Failed', TrainingJobStatus: 'Failed', Reason: 'error', TrainingEndTime: NOW, ...changes })
+  summary(RunId, {
+    SecondaryStatus: 'Failed', TrainingJobStatus: 'Failed', Reason: 'error', TrainingEndTime: NOW, ...changes,
+  })
 
 afterEach(() => setWatching({ isOn: false, runIds: new Set() }))
 
@@ -83,7 +91,8 @@ test('a job is cloned and watched from its page', () => {
 })
 
 test('the form of a clone has the settings of its job, and no name', async () => {
-  served({ '/v1/training-jobs/run': { body: { ...job, EntryPoint: 'fit.py', NodeCount: 7, Source: { SourceId: 'a'.repeat(64) } } } })
+  const body = { ...job, EntryPoint: 'fit.py', NodeCount: 7, Source: { SourceId: 'a'.repeat(64) } }
+  served({ '/v1/training-jobs/run': { body } })
   drawn(<SubmitPage />, { at: '/submit?from=run', answers: { '["fleets"]': [], '["jobs"]': [] } })
   await waitFor(() => expect(screen.getByRole('textbox', { name: /Entry point/ })).toHaveProperty('value', 'fit.py'))
   expect(screen.getByRole('textbox', { name: /^Name/ })).toHaveProperty('value', '')

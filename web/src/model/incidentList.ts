@@ -23,7 +23,8 @@ export function filtered(incidents: readonly Incident[], filter: IncidentFilter)
     if (filter.owner && (each.Owner ?? NO_OWNER) !== filter.owner) return false
     if (filter.project && each.Project !== filter.project) return false
     const nodes = [...(each.FaultedInstanceIds ?? []), ...(each.InstanceIds ?? [])]
-    const words = [each.TrainingJobName, each.Cause, causeWords(each.Cause), each.IncidentId, each.Owner ?? '', ...nodes]
+    const cause = [each.Cause, causeWords(each.Cause)]
+    const words = [each.TrainingJobName, ...cause, each.IncidentId, each.Owner ?? '', ...nodes]
     return words.join(' ').toLowerCase().includes(text)
   })
 }
@@ -38,4 +39,4 @@ export const troubleFirst = (incidents: readonly Incident[]): Incident[] =>
 
 /** Values of a field, each once, in alphabetical order. */
 export const valuesOf = (incidents: readonly Incident[], field: 'Cause' | 'Owner' | 'Project'): string[] =>
-  [...new Set(incidents.map((each) => each[field]).filter((value): value is NonNullable<typeof value> => value !== undefined))].toSorted()
+  [...new Set(incidents.flatMap((each): string[] => (each[field] === undefined ? [] : [each[field]])))].toSorted()

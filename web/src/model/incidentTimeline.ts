@@ -30,13 +30,16 @@ export function momentsOf(incident: Incident, events: readonly Event[], lines: r
   const milestones: Moment[] = [
     { key: 'failed', at: incident.FailedAt, title: words.failed, tone: 'bad' },
     { key: 'detected', at: incident.OpenedAt, title: words.detected, tone: 'warn' },
-    ...(restored === undefined ? [] : [{ key: 'restored', at: restored, title: words.restored, tone: 'good' as const }]),
+    ...(restored === undefined
+      ? []
+      : [{ key: 'restored', at: restored, title: words.restored, tone: 'good' as const }]),
     ...(incident.ClosedAt === undefined
       ? []
       : [{ key: 'closed', at: incident.ClosedAt, title: words.closed, tone: 'idle' as const }]),
   ]
-  const printed: Moment[] = lines.length
-    ? [{ key: 'lines', at: Math.min(incident.FailedAt, lines.at(-1)!.Timestamp), title: words.lines(lines.length), lines }]
+  const last = lines.at(-1)
+  const printed: Moment[] = last
+    ? [{ key: 'lines', at: Math.min(incident.FailedAt, last.Timestamp), title: words.lines(lines.length), lines }]
     : []
   const told = events
     .filter((event) => !REPEATED.has(event.Type))

@@ -16,7 +16,8 @@ export interface Alert {
 /** Return an alert for each watched job that needs a person now. `watched`: RunIds. */
 export function alertsOf(jobs: readonly TrainingJobSummary[], watched: ReadonlySet<string>, now: number): Alert[] {
   const addressOf = addressesOf(jobs)
-  const paths = new Map(jobs.filter((job) => watched.has(job.RunId)).map((job) => [`/jobs/${encodeURIComponent(addressOf(job))}`, job.RunId]))
+  const mine = jobs.filter((job) => watched.has(job.RunId))
+  const paths = new Map(mine.map((job) => [`/jobs/${encodeURIComponent(addressOf(job))}`, job.RunId]))
   return attention(jobs, [], [], now)
     .filter((item) => item.tone === 'bad' && paths.has(item.to))
     .map((item) => ({

@@ -1,4 +1,4 @@
-/** One incident: what failed, why, what was done, what was lost, and what to do; then its timeline, figures and history. */
+/** One incident: what failed, why, what was done, what was lost, and what to do; then its timeline and figures. */
 import { Button } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
@@ -12,7 +12,7 @@ import {
 import type { Incident, SimilarIncident } from '../contract'
 import { plain } from '../model/ansi'
 import { hook, incidentFigures, phaseHook, shown, type IncidentFigures } from '../model/figures'
-import { clock, count, duration, sentence, utc } from '../model/format'
+import { clock, count, duration, headline, sentence, utc } from '../model/format'
 import { hasStacks, momentsOf, type Moment } from '../model/incidentTimeline'
 import { inLineOrder } from '../model/printed'
 import { isOver } from '../model/verdict'
@@ -61,7 +61,11 @@ function Described({ incident }: { incident: Incident }) {
       <Head {...part} address={address} />
       <div className="incident">
         <div className="stack">
-          <Happened {...part} jobReason={figures.isOpen ? job?.Reason : undefined} />
+          <Happened
+            {...part}
+            jobReason={figures.isOpen ? job?.Reason : undefined}
+            failure={incident.Outcome === 'JobFailed' ? job?.FailureReason : undefined}
+          />
           <Phases {...part} />
         </div>
         <div className="stack">
@@ -96,8 +100,8 @@ function Head({ incident, figures, address }: Part & { address: string }) {
     <PageHead
       crumbs={
         <>
-          <Link to="/incidents">{INCIDENT.crumb}</Link> / <JobLink name={incident.TrainingJobName} address={address} /> /{' '}
-          <CopyId id={incident.IncidentId} />
+          <Link to="/incidents">{INCIDENT.crumb}</Link> /{' '}
+          <JobLink name={incident.TrainingJobName} address={address} /> / <CopyId id={incident.IncidentId} />
         </>
       }
       title={CAUSES[incident.Cause]}
@@ -148,8 +152,14 @@ function verdictOf(incident: Incident): VerdictLine {
   return { tone: incident.ClosedAt === undefined ? 'busy' : 'good', lead: INCIDENT.lead.none, text }
 }
 
-/** `jobReason`: what an open recovery waits for. */
-function Happened({ incident, figures, fleet, jobReason }: Part & { jobReason?: string }) {
+interface HappenedPart extends Part {
+  /** What an open recovery waits for. */
+  jobReason?: string
+  /** Why the job failed, if it failed with this incident. Its last line is the exception of the script. */
+  failure?: string
+}
+
+function Happened({ incident, figures, fleet, jobReason, failure }: HappenedPart) {
   const words = INCIDENT.happened
   const evidence = incident.Evidence ?? []
   const faulted = incident.FaultedInstanceIds ?? []
@@ -167,6 +177,7 @@ function Happened({ incident, figures, fleet, jobReason }: Part & { jobReason?: 
         </dd>
         <dt>{words.why}</dt>
         <dd>
+          {failure && <Sentences texts={[headline(failure)]} />}
           {evidence.length === 0 && <p className="dim">{words.noEvidence}</p>}
           <Sentences texts={evidence.slice(0, SHOWN_EVIDENCE)} />
           {evidence.length > SHOWN_EVIDENCE && (
@@ -185,7 +196,9 @@ function Happened({ incident, figures, fleet, jobReason }: Part & { jobReason?: 
               {words.replacedBy} <NodeList ids={replacements} fleet={fleet} />
             </p>
           )}
-          {figures.resumedStep !== undefined && source && <p>{words.resumed(count(figures.resumedStep), source)}</p>}
+          {figures.resumedStep !== undefined && source && !failure && (
+            <p>{words.resumed(count(figures.resumedStep), source)}</p>
+          )}
         </dd>
         <dt>{words.lost}</dt>
         <dd>
@@ -365,7 +378,7 @@ function Facts({ incident, figures, fleet }: Part) {
           { label: words.faulted, value: nodes(incident.FaultedInstanceIds, words.noNode) },
           { label: words.lost, value: nodes(incident.InstanceIds) },
           { label: words.replaced, value: nodes(incident.ReplacementInstanceIds) },
-          { label: words.sources, value: sources.length ? sources : words.nowhere },
+          { label: words.sources, value: sources.length ? sources : figures.isOpen ? '–' : words.nowhere },
           {
             label: words.cost,
             value:

@@ -77,7 +77,8 @@ function Tags({ job }: { job: TrainingJob }) {
           </li>
         ))}
       </ul>
-      {mayChange && (tags.length < MOST_TAGS ? <NewTag add={(key, value) => set([...tags, [key, value]])} /> : <p className="dim">{JOB_PEOPLE.tooMany(MOST_TAGS)}</p>)}
+      {mayChange && tags.length < MOST_TAGS && <NewTag add={(key, value) => set([...tags, [key, value]])} />}
+      {mayChange && tags.length >= MOST_TAGS && <p className="dim">{JOB_PEOPLE.tooMany(MOST_TAGS)}</p>}
       {error !== undefined && <Problem error={error} title={JOB_PEOPLE.failed} />}
     </>
   )

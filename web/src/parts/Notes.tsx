@@ -18,7 +18,8 @@ interface Props {
 }
 
 /** A token that no other note has. `crypto.randomUUID` needs HTTPS, which a dashboard on a private network may lack. */
-const newToken = (): string => Array.from(crypto.getRandomValues(new Uint32Array(4)), (part) => part.toString(16)).join('')
+const newToken = (): string =>
+  Array.from(crypto.getRandomValues(new Uint32Array(4)), (part) => part.toString(16)).join('')
 
 export function Notes({ notes, create }: Props) {
   const { mayRun } = useRole()

@@ -16,7 +16,8 @@ export function Owner({ incident }: { incident: Pick<Incident, 'IncidentId' | 'O
   const { mayRun } = useRole()
   const me = useQuery(sessionQuery).data
   const [draft, setDraft] = useState<string>()
-  const set = (owner: string) => call('UpdateIncident', { IncidentId: incident.IncidentId, Owner: owner }).then(() => setDraft(undefined))
+  const set = (owner: string) =>
+    call('UpdateIncident', { IncidentId: incident.IncidentId, Owner: owner }).then(() => setDraft(undefined))
   if (draft !== undefined) {
     return (
       <div className="row">
@@ -40,7 +41,9 @@ export function Owner({ incident }: { incident: Pick<Incident, 'IncidentId' | 'O
       <strong>{incident.Owner ?? WORDS.nobody}</strong>
       {mayRun && (
         <>
-          {me && incident.Owner === undefined && <Doing does={() => set(me.Description || me.TokenId)}>{WORDS.take}</Doing>}
+          {me && incident.Owner === undefined && (
+            <Doing does={() => set(me.Description || me.TokenId)}>{WORDS.take}</Doing>
+          )}
           <Button size="xs" variant="default" onClick={() => setDraft(incident.Owner ?? '')}>
             {WORDS.change}
           </Button>

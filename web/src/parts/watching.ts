@@ -13,8 +13,8 @@ const MOST = 100
 function load(): Watching {
   try {
     const stored = JSON.parse(localStorage.getItem(KEY) ?? '{}') as { isOn?: unknown; runIds?: unknown }
-    const runIds = Array.isArray(stored.runIds) ? stored.runIds.filter((each): each is string => typeof each === 'string') : []
-    return { isOn: stored.isOn === true, runIds: new Set(runIds) }
+    const runIds = Array.isArray(stored.runIds) ? (stored.runIds as unknown[]) : []
+    return { isOn: stored.isOn === true, runIds: new Set(runIds.filter((each) => typeof each === 'string')) }
   } catch {
     return { isOn: false, runIds: new Set() }
   }

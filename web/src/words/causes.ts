@@ -1,4 +1,4 @@
-/** Words for the causes of incidents and the sources of a restore. Many pages use them, so they have their own module. */
+/** Words for the causes of incidents and the sources of a restore. Many pages use them. */
 import type { Incident } from '../contract'
 
 /** What happened, by cause. */

@@ -100,7 +100,14 @@ export const INCIDENT = {
     title: 'Similar incidents',
     none: 'The project has no other incident of this cause.',
     cause: 'same cause',
-    columns: { incident: 'Incident', job: 'Job', failed: 'Opened', shares: 'In common', outcome: 'Outcome', steps: 'Recomputed steps' },
+    columns: {
+      incident: 'Incident',
+      job: 'Job',
+      failed: 'Opened',
+      shares: 'In common',
+      outcome: 'Outcome',
+      steps: 'Recomputed steps',
+    },
     shares: (likeness: readonly SimilarIncident['Likeness'][number][]) =>
       likeness.length ? likeness.map((each) => LIKENESS[each]).join(', ') : 'same cause',
   },
@@ -114,7 +121,10 @@ export const INCIDENTS = {
       `Nobody has acknowledged ${open === 1 ? 'it' : unseen === open ? 'them' : `${count(unseen)} of them`}.`,
     calm: 'No incident is open.',
   },
-  empty: { title: 'No incident yet', text: 'An incident is a failure that ends a launch of a job, together with its recovery.' },
+  empty: {
+    title: 'No incident yet',
+    text: 'An incident is a failure that ends a launch of a job, together with its recovery.',
+  },
   filters: {
     text: 'Filter incidents',
     placeholder: 'Job, cause, node or id  ( / )',
@@ -128,7 +138,8 @@ export const INCIDENTS = {
     project: 'Project',
     everyProject: 'All projects',
   },
-  counted: (found: number, all: number) => (found === all ? plural(all, 'incident') : `${count(found)} of ${plural(all, 'incident')}`),
+  counted: (found: number, all: number) =>
+    found === all ? plural(all, 'incident') : `${count(found)} of ${plural(all, 'incident')}`,
   newest: 'The newest 1,000:',
   none: 'No incident matches these filters.',
 } as const
