@@ -77,7 +77,7 @@ class RandomStory:
 
     async def tell(self) -> list[Moment]:
         """Live through the story and return its moments. The last moment is the end of the story."""
-        recorded = {*self.random.sample(range(ACTS), MOMENTS - 1), ACTS - 1}
+        recorded = {*self.random.sample(range(ACTS - 1), MOMENTS - 1), ACTS - 1}
         self._submit(NAMES[0])
         await self._run(self.random.choice((2, 16, 24)))
         for number in range(ACTS):

@@ -119,7 +119,14 @@ const ofThisLaunch = (protection: Protection | undefined, job: AnyJob): Protecti
   (protection?.Generation ?? 0) < (job.Generation ?? 0) && protection?.Generation !== undefined ? undefined : protection
 
 /** The job was launched, has not ended, and has not returned its nodes. Only such a job holds steps in memory. */
-export const holdsNodes = (job: AnyJob): boolean => !isOver(job) && !hasLetGo(job) && (job.Generation ?? 1) > 0
+export const holdsNodes = (job: AnyJob): boolean => !hasReleased(job) && (job.Generation ?? 1) > 0
+
+/** The job's nodes hold nothing of it any more. A list has no states of an interrupted job, but its protection. */
+function hasReleased(job: AnyJob): boolean {
+  if (isOver(job) || hasLetGo(job)) return true
+  const isListed = job.SecondaryStatusTransitions === undefined && job.IncidentCount !== undefined
+  return isListed && job.SecondaryStatus === 'Interrupted' && job.ProtectionState === undefined
+}
 
 const known = (step: number | undefined): number | undefined => (step === undefined || step < 0 ? undefined : step)
 
@@ -140,7 +147,7 @@ function nodesOf(job: AnyJob): { healthy?: number; wanted: number; isWhole: bool
 }
 
 function protectionWord(job: AnyJob, protection: Protection | undefined, nodes: { isWhole: boolean }): ProtectionWord {
-  if (isOver(job) || hasLetGo(job)) return 'Released'
+  if (hasReleased(job)) return 'Released'
   const state = protection?.ProtectionState ?? job.ProtectionState
   if (state === undefined) return holdsNodes(job) ? 'Unknown' : 'Not yet protected'
   if (state === 'Protected') return nodes.isWhole ? 'Protected' : 'Unconfirmed'

@@ -1,6 +1,6 @@
 /** One recorded moment of a simulated fleet: its answers replace the server, and the real pages render them. */
 import { MantineProvider } from '@mantine/core'
-import { QueryClient, QueryClientProvider } from '@tanstack/react-query'
+import { focusManager, QueryClient, QueryClientProvider } from '@tanstack/react-query'
 import { act, cleanup, render } from '@testing-library/react'
 import { Suspense, type ReactNode } from 'react'
 import { MemoryRouter, Route, Routes } from 'react-router'
@@ -142,6 +142,7 @@ export async function render_pages(
   moment: Moment, addresses: string[], look: (page: HTMLElement, address: string) => void, staleSeconds = 0,
 ): Promise<void> {
   vi.setSystemTime(moment.now * 1000)
+  focusManager.setFocused(false) // hidden pages do not poll: a moment's answers do not change
   clock.offset = 0
   serve(moment)
   const client = new QueryClient({ defaultOptions: { queries: { retry: false, staleTime: Infinity, gcTime: Infinity } } })
