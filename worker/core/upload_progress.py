@@ -21,7 +21,7 @@ class UploadProgress:
     rank: Rank
     step: Step
     moved_at: float
-    """Monotonic time of the newest progress: the start of an attempt, or the end of a part."""
+    """Monotonic time of the newest progress: the start of an attempt, a digested piece, or the end of a part."""
     name: str = ""
     """The object, as s3://bucket/key; empty until the first attempt begins."""
     object_bytes: int = 0
@@ -41,6 +41,13 @@ class UploadProgress:
         The beginning of a wait for a different object counts as progress.
         """
         return self if name == self.awaited else replace(self, awaited=name, moved_at=now)
+
+    def digested(self, now: float) -> UploadProgress:
+        """Return the progress after the node has digested a piece of the tensors that ranks share.
+
+        These digests precede the first byte to S3, and can take minutes for large tensors.
+        """
+        return replace(self, moved_at=now)
 
     def stored(self, part_bytes: int, now: float) -> UploadProgress:
         """Return the progress after S3 has stored a part.

@@ -258,6 +258,9 @@ class CheckpointUploads:
         def on_waiting(name: str) -> None:
             note(lambda progress: progress.waiting(name, loop.time()))
 
+        def on_digested() -> None:
+            loop.call_soon_threadsafe(note, lambda progress: progress.digested(loop.time()))
+
         helpers = HelpedUpload(slot.header, shard.holders_of(slot.header.step), self._dial, on_stored=on_stored)
         return await upload_shard(
             self._objects,
@@ -270,6 +273,7 @@ class CheckpointUploads:
             on_begun=on_begun,
             on_stored=on_stored,
             on_waiting=on_waiting,
+            on_digested=on_digested,
             share=helpers if helpers.peers and with_helpers else None,
             pause=self.pause,
         )

@@ -134,6 +134,7 @@ async def upload_shard(
     on_begun: Callable[[str, int], None] = lambda _name, _bytes: None,
     on_stored: OnStored = lambda _: None,
     on_waiting: Callable[[str], None] = lambda _: None,
+    on_digested: Callable[[], None] = lambda: None,
     share: ShareOf | None = None,
     draw: Callable[[], float] = random.random,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -153,6 +154,7 @@ async def upload_shard(
         on_begun: called with an object's name and size before the object is sent, in a thread.
         on_stored: called in a thread with the size in bytes of each part that S3 has stored.
         on_waiting: called repeatedly with the name of an object that another rank writes, while S3 lacks the object.
+        on_digested: called in a thread for each piece of the shared tensors that is digested before the object is sent.
         share: the holders that help with the first attempt; None without helpers. Later attempts use no helpers, so
             that a misbehaving helper cannot fail an upload.
         draw: returns a random number from 0 to 1, for the pauses between attempts.
@@ -169,6 +171,10 @@ async def upload_shard(
     if header.state is not SlotState.SEALED or header.owner_rank != rank:
         raise StoreRefused(f"the slot of rank {rank} is not sealed")
 
+    def piece(check: Callable[[], None]) -> None:
+        check()
+        on_digested()
+
     async def once() -> UploadedShard:
         upload = _Upload(
             objects,
@@ -181,9 +187,11 @@ async def upload_shard(
         )
         planned: tuple[Planned, ...] = ()
         if shared is not None:
-            offer = await _run(lambda check: shared.look(slot, upload.entries, check))
+            offer = await _run(lambda check: shared.look(slot, upload.entries, lambda: piece(check)))
             division = None if agree is None else await agree(offer.items)
-            planned = await _run(lambda check: shared.plan(slot, upload.entries, upload.where, offer, division, check))
+            planned = await _run(
+                lambda check: shared.plan(slot, upload.entries, upload.where, offer, division, lambda: piece(check))
+            )
         uploaded = await _run(lambda check: upload.write(planned, share if attempt == 1 else None, check))
         needed = [each for each in planned if not each.is_own]
         await upload.await_others(needed, clock() - begun, on_waiting, pause)

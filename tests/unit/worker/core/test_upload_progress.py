@@ -26,6 +26,12 @@ def test_each_part_and_each_attempt_is_progress() -> None:
     assert stored.begun("s3://bucket/other", 1000, 130.0).stored_bytes == 0
 
 
+def test_digests_before_the_first_byte_are_progress() -> None:
+    digested = BEGUN.digested(STALL_SECONDS)
+    assert digested.stall(2 * STALL_SECONDS - 1) == ""
+    assert digested.stall(2 * STALL_SECONDS) != ""
+
+
 def test_an_upload_that_waits_for_another_rank_names_the_awaited_object() -> None:
     sent = BEGUN.begun("s3://bucket/own", 1000, 10.0).stored(1000, 20.0)
     waiting = sent.waiting("s3://bucket/a", 30.0)

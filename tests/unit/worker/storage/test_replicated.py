@@ -14,6 +14,8 @@ from everstep.protocol.agent_messages import UploadedShard
 from everstep.protocol.ids import Rank
 from everstep.protocol.plan import ObjectReference
 from everstep.protocol.safetensors import SharedGroup
+from everstep.protocol.slot import payload_chunk_digests
+from tests.unit.worker.rank_plans import rank_plan
 from tests.unit.worker.storage.frozen_nodes import BASES, GROUP_BYTES, LEAST_BYTES, Node
 from tests.unit.worker.storage.slots import RUN
 from tests.unit.worker.storage.test_shared_tensors import Recorder, restored
@@ -21,6 +23,7 @@ from worker.core.upload_division import Division, Item, divide
 from worker.errors import CorruptCheckpoint, StoreDenied, StoreUnavailable
 from worker.shm.slot_file import SlotFile
 from worker.storage import checkpoints
+from worker.storage.checkpoints import upload_shard
 from worker.storage.object_store import StoredObject
 from worker.storage.shard_object import tensors_of
 from worker.storage.shared_tensors import Offer, Planned, SharedTensors, missing
@@ -274,3 +277,32 @@ async def test_a_damaged_replicated_object_is_never_sealed(tmp_path: Path) -> No
             except CorruptCheckpoint:
                 refused += 1
     assert refused >= len(range(0, len(whole), 7)) + 640 // 7
+
+
+async def test_an_upload_notes_each_digested_tensor_before_it_sends_its_object(tmp_path: Path) -> None:
+    """Digests of large tensors take minutes, and an upload without progress counts as stalled."""
+    ranks = await Ranks.of(tmp_path, BASES, BASES)
+    node, (slot, payload), digested = ranks.nodes[0], ranks.slots[0], []
+    held = asyncio.create_task(ranks.agree(1, ranks.look(1).items))
+
+    async def agree(items: Sequence[Item]) -> Division:
+        digested.append("offered")
+        return await ranks.agree(0, items)
+
+    await upload_shard(
+        ranks.objects,
+        slot,
+        payload_chunk_digests(payload),
+        rank_plan(generation=4, addresses=("127.0.0.1", "127.0.0.2")),
+        rank=node.rank,
+        shared=node.frozen,
+        agree=agree,
+        on_begun=lambda *_: digested.append("begun"),
+        on_digested=lambda: digested.append("digested"),
+        pause=lambda _: asyncio.sleep(0),
+    )
+    await held
+    offered, begun = digested.index("offered"), digested.index("begun")
+    assert digested[:offered].count("digested") == 6, "all tensors of the rank"
+    assert digested[offered:begun].count("digested") == 5, "the tensors that both ranks hold"
+    ranks.close()
