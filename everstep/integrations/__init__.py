@@ -1,5 +1,6 @@
 """Connects training frameworks to Everstep with one or two lines of a script.
 
+    everstep.integrations.accelerate      scripts with an accelerator of Hugging Face accelerate
     everstep.integrations.transformers    the Trainer of Hugging Face transformers
 
 Each module imports its framework, so import only the module of the framework that the script uses. A script with an

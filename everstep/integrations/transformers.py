@@ -34,16 +34,14 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
 
-import torch
 import transformers.trainer
 from transformers.trainer import Trainer
 from transformers.trainer_callback import ExportableState, TrainerCallback, TrainerState
 
-import everstep.training
+from everstep.integrations import accelerate
 from everstep.integrations.errors import UnsupportedOption
 from everstep.integrations.versions import check_version
 from everstep.training import SessionMisuse, TrainingSession, rng
-from everstep.training.adapters.deepspeed import is_engine
 
 _ATTACHED: Final = "_everstep"
 """Attribute of a trainer that holds its `Attachment`."""
@@ -115,12 +113,7 @@ def _check_options(trainer: Trainer) -> None:
         raise UnsupportedOption(
             "DataParallel", f"one process trains on {args.n_gpu} GPUs", "Start one process per GPU, as Everstep does."
         )
-    if trainer.accelerator.dispatch_batches:
-        raise UnsupportedOption(
-            "accelerator_config.dispatch_batches",
-            "rank 0 reads the batches of all ranks",
-            "Set it to False: each rank then reads its own batches.",
-        )
+    accelerate.check_accelerator(trainer.accelerator)
 
 
 class StepBatches:
@@ -321,7 +314,14 @@ class Attachment:
         trainer = self._trainer
         self._originals["_init_training_state"](max_steps, updates_per_epoch, epochs, resume, None)
         model, loader = self._originals["_prepare_for_training"](max_steps, self._loader, None)
-        session = self.session = _session(trainer, model, loader, self._loop)
+        session = self.session = accelerate.keep(
+            trainer.accelerator,
+            model=model,
+            optimizer=trainer.optimizer,
+            scheduler=trainer.lr_scheduler,
+            data=loader,
+            extra={"trainer": self._loop},
+        )
         session.set_target(max_steps)
         self._kept_step = session.restore()
         generators = rng.observe() if self._kept_step else None
@@ -394,25 +394,6 @@ class Attachment:
                 trainer.control.should_training_stop = True
                 return True
         return False
-
-
-def _session(trainer: Any, model: Any, loader: Any, loop: LoopState) -> TrainingSession:
-    """Create the session over the trainer's prepared objects."""
-    data = getattr(loader, "base_dataloader", loader)  # the loader inside accelerate's, without its look-ahead
-    extra: dict[str, Any] = {"trainer": loop}
-    if (scaler := trainer.accelerator.scaler) is not None:
-        extra["scaler"] = scaler
-    scheduler = trainer.lr_scheduler
-    if is_engine(model):
-        inner = getattr(scheduler, "scheduler", scheduler)
-        own = {"engine": model}
-        if inner is not None and inner is not model.lr_scheduler:
-            extra["scheduler"] = inner
-        return everstep.training.init(**own, data=data, extra=extra)
-    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # the one inside accelerate's wrapper
-    return everstep.training.init(
-        model=cast("torch.nn.Module", model), optimizer=optimizer, scheduler=scheduler, data=data, extra=extra
-    )
 
 
 def _metric(name: str) -> str:

@@ -1,6 +1,6 @@
-"""A `Trainer` of transformers is killed, and resumed from a snapshot in new processes.
+"""A `Trainer` of transformers and a script with accelerate are killed, and resumed in new processes.
 
-Its weights, optimizer, schedule, logged losses and random draws equal those of an undisturbed run bit for bit.
+Their weights, optimizer, schedule, logged losses and random draws equal those of an undisturbed run bit for bit.
 """
 
 from __future__ import annotations
@@ -28,18 +28,28 @@ def launch(
     until: int,
     options: dict[str, Any],
     agent: FakeAgent | None = None,
+    script: str = "trainer_scripts",
 ) -> Launch:
     own = directory / f"launch-{next(_numbers)}"
     own.mkdir()
     environment = {"EVERSTEP_FINAL_ROUND_SECONDS": "20"} | (agent.environment if agent is not None else {})
-    call = ("tests.integration.training.trainer_scripts:run", str(own), {"until": until, "options": options})
+    call = (f"tests.integration.training.{script}:run", str(own), {"until": until, "options": options})
     return parent.fork(*call, world=world, directory=own, environment=environment, result="result-{rank}.json")
 
 
-def check(parent: WarmParent, directory: Path, world: int, *, commits: int, **options: Any) -> None:
+def check(
+    parent: WarmParent,
+    directory: Path,
+    world: int,
+    *,
+    commits: int,
+    script: str = "trainer_scripts",
+    compared: tuple[str, ...] = ("step", "epoch", "history", "draws"),
+    **options: Any,
+) -> None:
     """Kill all ranks after some commits, resume them, and compare with an undisturbed run."""
     with FakeAgent(directory, world, first=3, lead=1, commit_target=commits) as first:
-        ranks = launch(parent, world, directory, 1_000, options, first)
+        ranks = launch(parent, world, directory, 1_000, options, first, script)
         try:
             assert first.reached.wait(120), f"{first.messages[-20:]}\n{ranks.logs()}"
         finally:
@@ -49,11 +59,11 @@ def check(parent: WarmParent, directory: Path, world: int, *, commits: int, **op
     slots = {rank: first.sealed[rank, base] for rank in range(world)}
     until = base + MORE_STEPS
     with FakeAgent(directory, world, 2, base_step=base, base_slots=slots, commit_target=0) as second:
-        resumed = launch(parent, world, directory, until, options, second).results()
-    undisturbed = launch(parent, world, directory, until, options).results()
+        resumed = launch(parent, world, directory, until, options, second, script).results()
+    undisturbed = launch(parent, world, directory, until, options, script=script).results()
     for found, expected in zip(resumed, undisturbed, strict=True):
         assert (found["begun"], expected["begun"]) == (base, 0)
-        for what in ("step", "epoch", "history", "draws"):
+        for what in compared:
             assert found[what] == expected[what], what
         assert differences(found["digest"], expected["digest"]) == {}
 
@@ -96,3 +106,9 @@ def test_fsdp(warm_parent: WarmParent, tmp_path: Path) -> None:
 def test_zero(warm_parent: WarmParent, tmp_path: Path, stage: int) -> None:
     config = {**ZERO, "zero_optimization": {**ZERO["zero_optimization"], "stage": stage}}
     check(warm_parent, tmp_path, 2, commits=2, accumulate=2, arguments={"deepspeed": config})
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "zero"])
+def test_accelerate(warm_parent: WarmParent, tmp_path: Path, kind: str) -> None:
+    compared = ("step", "count", "losses", "draws")
+    check(warm_parent, tmp_path, 2, commits=2, script="accelerate_scripts", compared=compared, kind=kind)

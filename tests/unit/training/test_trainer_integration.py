@@ -126,7 +126,8 @@ def test_the_state_of_the_loop_survives_as_plain_values() -> None:
     assert {name: vars(resumed)[name] for name in sums} == sums
 
 
-def test_the_page_shows_the_example_and_the_tested_versions() -> None:
+def test_the_page_shows_the_examples_and_the_tested_versions() -> None:
     page = (ROOT / "docs" / "integrations.md").read_text()
-    assert f"```python\n{(ROOT / 'examples' / 'trainer' / 'train.py').read_text()}```" in page
+    for example in ("trainer", "accelerate"):
+        assert f"```python\n{(ROOT / 'examples' / example / 'train.py').read_text()}```" in page
     assert f"| {versions.TESTED['transformers']}, {versions.TESTED['accelerate']} |" in page

@@ -1,0 +1,167 @@
+"""Keeps every optimizer step of a script that uses Hugging Face accelerate.
+
+    keep = everstep.integrations.accelerate.prepare(accelerator, model=model, optimizer=optimizer, data=loader)
+    for batch in keep.batches(until_step=10_000):
+        with accelerator.accumulate(keep.model):
+            loss = keep.model(**batch).loss
+            accelerator.backward(loss)
+            keep.optimizer.step()
+            keep.optimizer.zero_grad()
+    keep.close()
+
+`prepare` calls `accelerator.prepare` and creates a session over the results. `batches` yields the batches of this rank
+on the accelerator's device, and ends a step after `gradient_accumulation_steps` batches.
+
+**Data.** The session reads the loader inside accelerate's, because accelerate's loader requests one batch ahead and on
+a resume skips samples without collating them. An accumulation therefore may continue across the end of an epoch;
+accelerate ends it there.
+
+Invariant: a resumed run equals an undisturbed run bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+
+import everstep.training
+from everstep.integrations.errors import UnsupportedOption
+from everstep.integrations.versions import check_version
+from everstep.training import TrainingSession
+from everstep.training.adapters.deepspeed import is_engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The objects that `accelerator.prepare` returned, and the session that keeps their state."""
+
+    accelerator: Accelerator
+    model: Any
+    """The wrapped model, or the DeepSpeed engine."""
+    optimizer: Any
+    scheduler: Any
+    """None if the script has no scheduler."""
+    session: TrainingSession
+
+    def batches(self, until_step: int) -> Iterator[Any]:
+        """Yield batches across epochs, on the accelerator's device, and end a step after each accumulation.
+
+        Args:
+            until_step: number of finished steps at which the loop ends. Steps before a restart count.
+
+        Yields:
+            One batch of this rank.
+
+        Raises:
+            SessionMisuse: the loader yields no batches.
+            RestoreMismatch: the snapshot does not fit this launch.
+        """
+        count = self.accelerator.gradient_accumulation_steps
+        for batch in self.session.batches(until_step, accumulate=count):
+            yield send_to_device(batch, self.accelerator.device)
+
+    def close(self) -> None:
+        """End the session after the last step is committed. Call this right after the loop."""
+        self.session.close()
+
+
+def prepare(
+    accelerator: Accelerator,
+    *,
+    model: Any,
+    optimizer: Any,
+    data: Any,
+    scheduler: Any = None,
+    extra: Mapping[str, Any] | None = None,
+) -> Prepared:
+    """Prepare a script's objects for training, and keep their state at every step.
+
+    Every rank calls this once, before the first forward pass. Objects of `accelerator.register_for_checkpointing` are
+    kept, too.
+
+    Args:
+        accelerator: the one accelerator of the script, which prepares the objects.
+        model: a module that accelerate has not prepared yet.
+        optimizer: a torch optimizer, or accelerate's `DummyOptim` for an optimizer of DeepSpeed's configuration.
+        data: a torch DataLoader over the whole dataset; accelerate divides its batches among the ranks.
+        scheduler: a torch scheduler, accelerate's `DummyScheduler`, or None.
+        extra: other objects with `state_dict` and `load_state_dict`, by name.
+
+    Raises:
+        UnsupportedVersion: Everstep is not tested with the installed version of accelerate.
+        UnsupportedOption: an option of the accelerator prevents an exact resume.
+        CannotResume: an object cannot be restored. The error names it.
+    """
+    check_version("accelerate")
+    check_accelerator(accelerator)
+    objects = [model, optimizer, data, *([] if scheduler is None else [scheduler])]
+    wrapped, wrapped_optimizer, loader, *rest = accelerator.prepare(*objects)
+    registered = {f"registered/{number}": each for number, each in enumerate(accelerator._custom_objects)}
+    session = keep(
+        accelerator,
+        model=wrapped,
+        optimizer=wrapped_optimizer,
+        scheduler=rest[0] if rest else None,
+        data=loader,
+        extra={**registered, **(extra or {})},
+    )
+    return Prepared(
+        accelerator=accelerator,
+        model=wrapped,
+        optimizer=wrapped_optimizer,
+        scheduler=rest[0] if rest else None,
+        session=session,
+    )
+
+
+def check_accelerator(accelerator: Accelerator) -> None:
+    """Check the options of an accelerator. The integration of transformers calls this, too.
+
+    Raises:
+        UnsupportedOption: rank 0 reads the batches of all ranks.
+    """
+    if accelerator.dispatch_batches:
+        raise UnsupportedOption(
+            "dispatch_batches",
+            "rank 0 reads the batches of all ranks",
+            "Set it to False: each rank then reads its own batches.",
+        )
+
+
+def keep(
+    accelerator: Accelerator, *, model: Any, optimizer: Any, scheduler: Any, data: Any, extra: Mapping[str, Any]
+) -> TrainingSession:
+    """Create the session over objects that accelerate has prepared.
+
+    Args:
+        accelerator: the accelerator that prepared the objects.
+        model: the wrapped model, or the DeepSpeed engine.
+        optimizer: accelerate's wrapper or a torch optimizer. Unused with an engine, which has its own.
+        scheduler: accelerate's wrapper, a torch scheduler, or None.
+        data: accelerate's loader, or another loader of `everstep.training.data`.
+        extra: further objects by name.
+
+    Raises:
+        CannotResume: an object cannot be restored. The error names it.
+    """
+    inner = _inside(scheduler, "scheduler")
+    loader = _inside(data, "base_dataloader")
+    objects = dict(extra)
+    if accelerator.scaler is not None:
+        objects["scaler"] = accelerator.scaler
+    if is_engine(model):
+        if inner is not None and inner is not model.lr_scheduler:
+            objects["scheduler"] = inner
+        return everstep.training.init(engine=model, data=loader, extra=objects)
+    return everstep.training.init(
+        model=model, optimizer=_inside(optimizer, "optimizer"), scheduler=inner, data=loader, extra=objects
+    )
+
+
+def _inside(wrapper: Any, name: str) -> Any:
+    """Return the object inside accelerate's wrapper, or the object itself."""
+    return getattr(wrapper, name, wrapper) if type(wrapper).__module__.startswith("accelerate.") else wrapper

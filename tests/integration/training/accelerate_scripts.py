@@ -1,0 +1,86 @@
+"""A small script with an accelerator, prepared by Everstep. The tests of the integration kill and resume it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.integration.training.trainer_scripts import LENGTH, TOKENS, Samples, mask
+
+
+class Seen:
+    """Counts batches. The script registers it with the accelerator."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def run(directory: str, arguments: dict[str, Any]) -> int:
+    """Train, and write losses, digests and the next random draws."""
+    os.environ |= {"LOCAL_RANK": os.environ["RANK"], "ACCELERATE_USE_CPU": "true", "MASTER_ADDR": "127.0.0.1"}
+    import torch.distributed as dist
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world)
+    from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from everstep.integrations.accelerate import prepare
+    from tests.integration.training.scripts import digest
+
+    torch.use_deterministic_algorithms(True)
+    options = arguments.get("options", {})
+    torch.manual_seed(0)
+    plugins: dict[str, Any] = {}
+    if options.get("kind") == "fsdp":
+        plugins["fsdp_plugin"] = FullyShardedDataParallelPlugin(
+            fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["GPT2Block"]
+        )
+    elif options.get("kind") == "zero":
+        plugins["deepspeed_plugin"] = DeepSpeedPlugin(zero_stage=3, gradient_accumulation_steps=2)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, **plugins)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=TOKENS, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
+    loader = torch.utils.data.DataLoader(Samples(), batch_size=2, shuffle=True, collate_fn=mask)
+    seen = Seen()
+    accelerator.register_for_checkpointing(seen)
+    kept = prepare(accelerator, model=model, optimizer=optimizer, data=loader, scheduler=scheduler)
+    random.seed(300 + rank)
+    np.random.seed(200 + rank)
+    begun = kept.session.restore()
+    losses = []
+    for batch in kept.batches(until_step=arguments["until"]):
+        seen.count += 1
+        with accelerator.accumulate(kept.model):
+            loss = kept.model(**batch).loss
+            accelerator.backward(loss)
+            kept.optimizer.step()
+            kept.scheduler.step()
+            kept.optimizer.zero_grad()
+        losses.append(loss.item().hex())
+    result = {
+        "rank": rank,
+        "begun": begun,
+        "step": kept.session.step - 1,
+        "count": seen.count,
+        "losses": losses[-4:],
+        "digest": digest(kept.session),
+        "draws": [torch.rand(()).item().hex(), float(np.random.rand()).hex(), random.random().hex()],
+    }
+    kept.close()
+    Path(directory, f"result-{rank}.json").write_text(json.dumps(result))
+    dist.destroy_process_group()
+    return 0
