@@ -9,12 +9,12 @@
 Jobs release no more nodes than the first job needs. If all of them together do not release enough, no job releases a
 node. A running job releases nodes at an agreed stop, so it loses no step.
 
-Invariant: pure. `core.queue.schedule` is the only caller.
+Invariant: pure. `core.queue` is the only caller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from control_plane.core.observed.fleets import FleetJob
@@ -81,17 +81,29 @@ def yields_to(job: FleetJob, other: FleetJob) -> bool:
     return (job.is_preemptible or job.state is JobState.ALLOCATING) and job.priority < other.priority
 
 
+def can_stop(job: FleetJob, now: float) -> bool:
+    """Return whether a job can stop at an agreed step now and lose almost no work."""
+    return (
+        job.state is JobState.RUNNING and job.is_settled and (job.no_pause_before is None or now >= job.no_pause_before)
+    )
+
+
+def in_order_of_release(holding: Iterable[FleetJob]) -> list[FleetJob]:
+    """Return jobs in the order in which they release nodes: the lowest priority first, then the youngest."""
+    return sorted(holding, key=lambda job: (job.priority, -job.created_at, job.run))
+
+
 def _steps(head: FleetJob, holding: Sequence[FleetJob], now: float) -> list[tuple[FleetJob, int]]:
     """Return the possible releases, the cheapest first: a job, and the number of nodes that it keeps.
 
     The steps are those of the module's docstring. Within a step, jobs of the lowest priority come first, then the
     youngest jobs.
     """
-    jobs = sorted(holding, key=lambda job: (job.priority, -job.created_at, job.run))
+    jobs = in_order_of_release(holding)
     lower = [job for job in jobs if job.priority < head.priority]
-    preemptible = [job for job in lower if job.is_preemptible and _can_stop(job, now)]
+    preemptible = [job for job in lower if job.is_preemptible and can_stop(job, now)]
     return [
-        *((job, job.node_count) for job in jobs if _can_stop(job, now)),
+        *((job, job.node_count) for job in jobs if can_stop(job, now)),
         *((job, 0) for job in lower if job.state is JobState.ALLOCATING and not job.is_taken_over),
         *((job, _least(job, head, now)) for job in preemptible),
         *((job, 0) for job in preemptible),
@@ -100,12 +112,5 @@ def _steps(head: FleetJob, holding: Sequence[FleetJob], now: float) -> list[tupl
 
 def _least(job: FleetJob, head: FleetJob, now: float) -> int:
     """Return the smallest number of nodes with which a job that releases nodes can still continue to train."""
-    is_preemptible = job.is_preemptible and job.priority < head.priority and _can_stop(job, now)
+    is_preemptible = job.is_preemptible and job.priority < head.priority and can_stop(job, now)
     return (job.least_node_count or job.node_count) if is_preemptible else job.node_count
-
-
-def _can_stop(job: FleetJob, now: float) -> bool:
-    """Return whether a job can stop at an agreed step now and lose almost no work."""
-    return (
-        job.state is JobState.RUNNING and job.is_settled and (job.no_pause_before is None or now >= job.no_pause_before)
-    )

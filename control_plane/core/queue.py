@@ -14,13 +14,13 @@ the head:
   subset plus the new job.
 - **Preemption.** Jobs release nodes for the head (`core.preemption`): elastic jobs return nodes beyond their NodeCount,
   and preemptible jobs of lower priority shrink or pause.
-- **Quotas.** A job that would exceed its project's quota waits outside the queue. Such a job cannot be the head, and no
-  other job releases nodes for it. While it waits, no job of its project grows beyond its NodeCount.
+- **Quotas.** A job that would exceed its project's quota waits outside the queue. Such a job cannot be the head. While
+  it waits, no job of its project grows beyond its NodeCount. The project's jobs return such nodes if it can then start.
 - **Pauses.** A job that a person paused also releases its nodes at an agreed stop. It returns to the queue when a
   person resumes it.
 - **Elastic jobs.** An elastic job that has waited for `patience_seconds` starts with any number of nodes from its
   minimum on. It claims the rest of its NodeCount before jobs behind it start. While no job waits in the queue, it may
-  also hold nodes beyond its NodeCount.
+  also hold nodes beyond its NodeCount. It returns these nodes to a job that continues on fewer than its NodeCount.
 - **Patience.** An incomplete gang that receives no node for `GANG_PATIENCE_SECONDS` releases its nodes. The job then
   stands aside: for a while, it neither holds nodes nor delays other jobs. This time grows with each attempt.
 
@@ -35,7 +35,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from control_plane.core.observed.fleets import FleetJob
-from control_plane.core.preemption import LEAVING, Reduction, kept_counts, yields_to
+from control_plane.core.preemption import LEAVING, Reduction, can_stop, in_order_of_release, kept_counts, yields_to
 from control_plane.core.states import HOLDING_JOBS, LAUNCHED_JOBS, JobState
 from everstep.protocol.ids import RunId
 
@@ -130,6 +130,7 @@ def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
                 waiting.append(job)
     else:
         shares.raise_to_claims(None)
+        reductions = shares.returns(limited)
         if not aside:
             shares.grow(frozenset(job.project for job in limited))
     return Schedule(
@@ -202,6 +203,37 @@ class _Shares:
         for job in in_order(self.holding):
             if job.state in LAUNCHED_JOBS - LEAVING and job.project not in limited:
                 self._raise(job, job.most_node_count)
+
+    def returns(self, limited: Sequence[FleetJob]) -> dict[RunId, Reduction]:
+        """Return the jobs that return nodes beyond their NodeCount while the queue has no head.
+
+        The nodes go to the first job that continues on fewer nodes than its NodeCount. Without such a job, they go to
+        the first job that waits for the quota of its project, if jobs of this project return enough nodes.
+        """
+        for job in in_order(self.holding):
+            if job.state in LAUNCHED_JOBS - LEAVING and not job.is_taken_over:
+                missing = job.claim_count(self.now) - self.counts[job.run]
+                if job.quota is not None:
+                    missing = min(missing, job.quota - self.held_by(job.project))
+                if missing > 0 and (found := self._returns_to(job, missing, self.holding)):
+                    return found
+        for job in limited:
+            missing = self.held_by(job.project) + job.needed_count(self.now) - (job.quota or 0)
+            found = self._returns_to(job, missing, [each for each in self.holding if each.project == job.project])
+            released = sum(self.counts[run] - each.keep_count for run, each in found.items())
+            if released == missing and self.free + released >= job.needed_count(self.now):
+                return found
+        return {}
+
+    def _returns_to(self, head: FleetJob, missing: int, holding: Iterable[FleetJob]) -> dict[RunId, Reduction]:
+        """Return the reductions of jobs above their NodeCount, by `missing` nodes at most."""
+        found: dict[RunId, Reduction] = {}
+        for job in in_order_of_release(holding):
+            count = min(missing, self.counts[job.run] - job.node_count)
+            if count > 0 and job.run != head.run and can_stop(job, self.now):
+                found[job.run] = Reduction(keep_count=self.counts[job.run] - count, head=head)
+                missing -= count
+        return found
 
     def is_within_quota(self, job: FleetJob) -> bool:
         return job.quota is None or self.held_by(job.project) + job.needed_count(self.now) <= job.quota

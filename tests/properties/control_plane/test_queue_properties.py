@@ -5,7 +5,7 @@ jobs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 
@@ -249,9 +249,12 @@ def test_jobs_return_as_few_nodes_as_the_head_needs(fleet: tuple[list[FleetJob],
     held = {job.run: job for job in jobs}
     head = head_of(found)
     released = {run: found.counts[run] - each.keep_count for run, each in found.reductions.items()}
+    if head is None:
+        assert not found.giving_way
+        check_returns_without_head(found, held, sum(released.values()))
+        return
     for run, each in found.reductions.items():
         job = held[run]
-        assert head is not None
         assert each.head is head
         assert job.is_settled
         is_lower = job.is_preemptible and job.priority < head.priority
@@ -259,12 +262,10 @@ def test_jobs_return_as_few_nodes_as_the_head_needs(fleet: tuple[list[FleetJob],
         assert 0 < each.keep_count < found.counts[run]
     for run in found.giving_way:
         job = held[run]
-        assert head is not None
         assert job.priority < head.priority
         assert job.state is JobState.ALLOCATING or (job.is_preemptible and job.is_settled)
         released[run] = found.counts[run]
     if released:
-        assert head is not None
         assert is_next(head, after(jobs, found), capacity), "nodes are released although the head still cannot start"
         for run in found.reductions:
             fewer = replace(held[run], member_count=found.reductions[run].keep_count + 1)
@@ -272,6 +273,20 @@ def test_jobs_return_as_few_nodes_as_the_head_needs(fleet: tuple[list[FleetJob],
         for run in found.giving_way:
             others = [job for job in after(jobs, found) if job.run != run]
             assert not is_next(head, [*others, held[run]], capacity), "a job need not have paused"
+
+
+def check_returns_without_head(found: Schedule, held: Mapping[RunId, FleetJob], released: int) -> None:
+    """Check reductions for a job that runs below its NodeCount, or that waits for its project's quota."""
+    for run, each in found.reductions.items():
+        assert held[run].is_settled
+        assert held[run].node_count <= each.keep_count < found.counts[run]
+        if each.head.run in found.limited:
+            assert held[run].project == each.head.project
+            assert each.head.quota is not None
+            assert found.limited[each.head.run] - released + each.head.needed_count(NOW) == each.head.quota
+        else:
+            assert each.head.state in LAUNCHED_JOBS
+            assert found.counts[each.head.run] + released <= each.head.node_count
 
 
 def after(jobs: Sequence[FleetJob], found: Schedule) -> list[FleetJob]:

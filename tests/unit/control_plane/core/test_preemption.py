@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -135,3 +136,23 @@ def test_no_job_grows_beyond_its_node_count_with_the_quota_that_another_one_wait
     assert dict(schedule([grows, ends, waits], 9, NOW).counts) == {"grows": 3, "ends": 2}
     assert dict(schedule([grows, waits], 9, NOW).counts) == {"grows": 3, "head": 3}
     assert dict(schedule([grows, ends], 9, NOW).counts) == {"grows": 4, "ends": 2}
+
+
+def test_a_job_returns_nodes_beyond_its_node_count_to_a_job_that_runs_on_fewer() -> None:
+    grown = job("grown", 3, most_node_count=6, member_count=6)
+    small = job("small", 4, least_node_count=2, member_count=2)
+    assert released([grown, small], 8) == {"grown": 4}, "two nodes complete the small job"
+    assert released([grown, small], 9) == {"grown": 5}, "one node is free"
+    assert released([grown, small], 10) == {}
+    assert released([replace(grown, is_settled=False), small], 8) == {}
+    limited = replace(small, project="p", quota=3)
+    assert released([grown, limited], 8) == {"grown": 5}, "the small job may hold one more node"
+    assert released([job("other", 6, member_count=6), small], 8) == {}
+
+
+def test_a_job_returns_nodes_beyond_its_node_count_to_a_job_that_waits_for_its_quota() -> None:
+    grown = job("grown", 3, most_node_count=6, member_count=6, project="p", quota=6)
+    waits = waiting(2, project="p", quota=6)
+    assert released([grown, waits], 9) == {"grown": 4}
+    assert released([grown, waiting(4, project="p", quota=6)], 9) == {}, "three nodes do not suffice"
+    assert released([replace(grown, project="q"), job("own", 5, member_count=5, project="p"), waits], 13) == {}
