@@ -143,7 +143,7 @@ def keep(
         optimizer: accelerate's wrapper or a torch optimizer. Unused with an engine, which has its own.
         scheduler: accelerate's wrapper, a torch scheduler, or None.
         data: accelerate's loader, or another loader of `everstep.training.data`.
-        extra: further objects by name.
+        extra: further objects with `state_dict` and `load_state_dict`, by name.
 
     Raises:
         CannotResume: an object cannot be restored. The error names it.
