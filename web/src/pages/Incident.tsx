@@ -101,7 +101,7 @@ function Head({ incident, figures, address }: Part & { address: string }) {
       crumbs={
         <>
           <Link to="/incidents">{INCIDENT.crumb}</Link> /{' '}
-          <JobLink name={incident.TrainingJobName} address={address} /> / <CopyId id={incident.IncidentId} />
+          <JobLink name={incident.TrainingJobName} address={address} />
         </>
       }
       title={CAUSES[incident.Cause]}
@@ -113,6 +113,9 @@ function Head({ incident, figures, address }: Part & { address: string }) {
               <Status tone={figures.phaseTone} word={figures.phase} />
             </span>
           )}
+          <span className="dim">
+            <CopyId id={incident.IncidentId} />
+          </span>
         </>
       }
       actions={

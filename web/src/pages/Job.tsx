@@ -27,9 +27,11 @@ import { JobButtons } from '../parts/JobButtons'
 import { LastLines } from '../parts/LastLines'
 import { Progress } from '../parts/Progress'
 import { IncidentTable } from '../parts/IncidentTable'
-import { CheckpointsTab, EventsTab, ProtectionTab } from './JobTabs'
 
 const JobPeople = part(() => import('../parts/JobPeople'))
+const CheckpointsTab = part(async () => ({ default: (await import('./JobTabs')).CheckpointsTab }))
+const EventsTab = part(async () => ({ default: (await import('./JobTabs')).EventsTab }))
+const ProtectionTab = part(async () => ({ default: (await import('./JobTabs')).ProtectionTab }))
 const LogsTab = part(() => import('./JobLogs'))
 const SpecTab = part(() => import('./JobSpec'))
 const MetricsTab = part(() => import('./JobMetrics'))
