@@ -137,7 +137,7 @@ def confirm(page: Page, name: str, verb: str) -> None:
     """Type an object's name into the confirmation dialog, and press the dialog's button."""
     dialog = page.get_by_role("dialog")
     expect(dialog.get_by_role("button", name=verb, exact=True)).to_be_disabled()
-    dialog.get_by_label("Type the name to go on").fill(name)
+    dialog.get_by_label(f"Type {name} to confirm").fill(name)
     dialog.get_by_role("button", name=verb, exact=True).click()
     expect(dialog).to_be_hidden()
 

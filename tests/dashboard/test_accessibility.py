@@ -46,7 +46,7 @@ def test_what_opens_over_a_page_is_clean(browser: Browser, seeded: Seeded, schem
     with signed_in(browser, seeded, scheme=scheme) as page:
         open_job(page, seeded.story.partition)
         page.get_by_role("button", name="Stop", exact=True).click()
-        expect(page.get_by_label("Type the name to go on")).to_be_visible()
+        expect(page.get_by_label(re.compile("^Type .* to confirm$"))).to_be_visible()
         is_clean(page)
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_be_hidden()
@@ -67,5 +67,5 @@ def test_nothing_moves_for_those_who_want_no_motion(
     with signed_in(browser, seeded, motion=motion) as page:
         open_job(page, seeded.story.partition)
         page.get_by_role("button", name="Stop", exact=True).click()
-        expect(page.get_by_label("Type the name to go on")).to_be_visible()
+        expect(page.get_by_label(re.compile("^Type .* to confirm$"))).to_be_visible()
         assert (page.evaluate(MOVING) > 0) is may_move

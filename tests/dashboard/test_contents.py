@@ -319,7 +319,7 @@ def test_what_is_empty_says_so_and_names_the_first_command(browser: Browser, not
     with signed_in(browser, nothing) as page:
         for path, title, command in (
             ("/jobs", "No job yet", "everstep jobs submit"),
-            ("/queue", "Nobody waits", "everstep jobs list"),
+            ("/queue", "The queue is empty", "everstep jobs list"),
             ("/incidents", "No incident yet", "everstep incidents list"),
         ):
             page.goto(path)

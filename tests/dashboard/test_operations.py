@@ -115,8 +115,8 @@ def test_a_fleets_exposed_nodes_are_told_its_figures_are_changed_and_it_is_unfro
     assert exposed
     for node in exposed:
         expect(desk.locator(f"tr[id='{node['NodeId']}']")).to_contain_text("exposed to jobs")
-        expect(desk.locator(".looks li", has_text=node["NodeId"])).to_contain_text(sentence(node["Exposure"]))
-    least = desk.get_by_label("Kept when idle")
+        expect(desk.locator(".attention li", has_text=node["NodeId"])).to_contain_text(sentence(node["Exposure"]))
+    least = desk.get_by_label("Nodes kept when idle")
     change = desk.get_by_role("button", name="Change")
     expect(change).to_be_disabled()
     for wanted in (before + 1, before):

@@ -163,8 +163,8 @@ def test_what_is_typed_before_the_search_is_there_is_not_lost(desk: Page, seeded
 def test_an_enter_counts_while_answers_are_on_their_way_and_no_longer(desk: Page, seeded: Seeded) -> None:
     """Enter in the search opens a job even if the list of jobs is still loading, but only in answer to that Enter.
 
-    While the list is loading, Enter opens the job once the list arrives. After the answer "Nothing has this in its
-    name", a job that appears later under this name is listed but not opened.
+    While the list is loading, Enter opens the job once the list arrives. After the answer that nothing has
+    this name, a job that appears later under this name is listed but not opened.
     """
     name, listed = seeded.story.partition, "**/v1/training-jobs?*"
     held: list[Route] = []
@@ -189,7 +189,7 @@ def test_an_enter_counts_while_answers_are_on_their_way_and_no_longer(desk: Page
         expect(search).to_be_focused()
         desk.keyboard.type(name)
         desk.keyboard.press("Enter")
-        expect(desk.get_by_text("Still looking…")).to_be_visible()
+        expect(desk.get_by_text("Still searching…")).to_be_visible()
 
     search = desk.get_by_role("combobox", name="Search and go to")
     desk.route(listed, answer)
@@ -201,7 +201,7 @@ def test_an_enter_counts_while_answers_are_on_their_way_and_no_longer(desk: Page
     seek()
     is_held = False
     release()
-    expect(desk.get_by_text("Nothing has this in its name.")).to_be_visible()
+    expect(desk.get_by_text("No page, object or action has this name.")).to_be_visible()
     is_there = True
     expect(desk.get_by_role("listbox", name="Found").get_by_role("option", name=name)).to_be_visible()
     expect(search).to_be_focused()

@@ -29,22 +29,23 @@ def test_a_held_node_is_told_and_released_and_another_one_is_to_be_drained_and_c
     nodes = api.get("/nodes", params={"FleetName": "main"}).json()["Nodes"]
     held = next(node for node in nodes if node["NodeStatus"] == "held")
     desk.goto("/fleets/main")
-    look = desk.locator("section", has=desk.get_by_role("heading", name="What needs a look"))
-    expect(look).to_contain_text(held["NodeId"])
+    attention = desk.locator("section", has=desk.get_by_role("heading", name="Needs attention"))
+    expect(attention).to_contain_text(held["NodeId"])
     busy = next(node for node in nodes if node["NodeStatus"] == "assigned" and "Exposure" not in node)["NodeId"]
     desk.get_by_role("button", name=f"Act on {busy}").click()
     dialog = desk.get_by_role("dialog")
     expect(dialog.get_by_role("radio")).to_have_count(3)
+    expect(dialog.get_by_label("Drain")).to_be_checked()  # the action that loses no step
     dialog.get_by_label("Replace").check()
-    dialog.get_by_label("Why").fill("it is loud")
+    dialog.get_by_label("Reason").fill("it is loud")
     confirm(desk, busy, "Replace")
-    expect(look).to_contain_text(busy)
+    expect(attention).to_contain_text(busy)
     asked = api.get(f"/nodes/{busy}").json()
     assert asked["Request"] == "replace"
     assert "it is loud" in asked["RequestReason"]
     desk.get_by_role("button", name=f"Act on {busy}").click()
-    confirm(desk, busy, "Call off")
-    expect(look).not_to_contain_text(busy)
+    confirm(desk, busy, "Cancel request")
+    expect(attention).not_to_contain_text(busy)
     assert "Request" not in api.get(f"/nodes/{busy}").json()
 
 
@@ -104,9 +105,10 @@ def test_a_drill_is_started_with_the_jobs_name_and_its_history_tells_the_rest(
     seeded.run(seeded.story.settle(name))
     desk.goto("/drills")
     desk.get_by_label("Job").select_option(name)
-    desk.get_by_label("What breaks").select_option("kill-rank")
+    desk.get_by_label("Fault").select_option("kill-rank")
     desk.get_by_role("button", name="Start the drill").click()
-    confirm(desk, name, "Strike")
+    confirm(desk, name, "Start")
+    expect(desk.get_by_text(f"The drill on {name} is requested.")).to_be_visible()
     row = desk.locator("tbody tr").first
     expect(row).to_contain_text(name)
     seeded.run(seeded.story.go(20 * FINE_SECONDS, FINE_SECONDS))
@@ -114,7 +116,9 @@ def test_a_drill_is_started_with_the_jobs_name_and_its_history_tells_the_rest(
     (drill,) = api.get("/drills").json()["Drills"]
     assert drill["DrillStatus"] == "recovered", drill
     expect(row).to_contain_text("recovered")
-    row.get_by_role("link", name="Its incident").click()
+    expect(desk.get_by_label("Fault")).to_have_value("kill-rank")  # the form keeps its values
+    expect(desk.get_by_label("Job").locator("option:checked")).to_have_text(name)
+    row.get_by_role("link", name="Incident").click()
     expect(desk).to_have_url(re.compile(drill["IncidentId"]))
 
 

@@ -96,11 +96,11 @@ def strike(page: Page, job: Job) -> None:
     job.place.wait_all_connected(job.describe()["NodeIds"])
     page.goto("/drills")
     page.get_by_label("Job").select_option(NAME)
-    page.get_by_label("What breaks").select_option("terminate-instance")
+    page.get_by_label("Fault").select_option("terminate-instance")
     page.get_by_role("button", name="Start the drill").click()
     job.let_go(FIRST)
-    confirm(page, NAME, "Strike")
-    expect(page.locator("tbody tr").first).to_contain_text(re.compile("struck|recovered"))
+    confirm(page, NAME, "Start")
+    expect(page.locator("tbody tr").first).to_contain_text(re.compile("injected|recovered"))
 
 
 def tell(page: Page, place: Workplace, job: Job) -> None:

@@ -6,7 +6,7 @@ import { describe, expect, test } from 'vitest'
 import { address, all, ApiError } from '../src/api/client'
 import type { Incident, TrainingJob } from '../src/contract'
 import { plain } from '../src/model/ansi'
-import { changesOf, figuresOf, spares } from '../src/model/fleets'
+import { changesOf, formOf, spares } from '../src/model/fleets'
 import { ago, bytes, duration, headline, percent, sentence } from '../src/model/format'
 import { NOBODY_WAS_THERE, story } from '../src/model/incident'
 import { progressOf, sampled } from '../src/model/progress'
@@ -233,16 +233,16 @@ describe('the figures of a fleet', () => {
   const counted = { SpareCount: 1, MinNodeCount: 2 }
   const governed = { ...counted, SparePolicy: { Probability: 0.99 } }
   test('are changed one by one', () => {
-    expect(changesOf(counted, figuresOf(counted))).toEqual({})
+    expect(changesOf(counted, formOf(counted))).toEqual({})
     expect(changesOf(counted, { spares: 1, least: '3' })).toEqual({ MinNodeCount: 3 })
     expect(changesOf(counted, { spares: 0, least: 2 })).toEqual({ SpareCount: 0 })
     expect(changesOf(counted, { spares: '', least: 2 })).toEqual({})
   })
-  test('leave a policy as it is, unless somebody says a number of spares', () => {
-    expect(changesOf(governed, { ...figuresOf(governed), least: 3 })).toEqual({ MinNodeCount: 3 })
+  test('leave a policy as it is, unless the form has a number of spares', () => {
+    expect(changesOf(governed, { ...formOf(governed), least: 3 })).toEqual({ MinNodeCount: 3 })
     expect(changesOf(governed, { spares: 1, least: 2 })).toEqual({ SpareCount: 1 })
   })
-  test('say what is wanted', () => expect([spares(counted), spares(governed)]).toEqual(['1', 'so many that one is free with 99 %']))
+  test('say what is wanted', () => expect([spares(counted), spares(governed)]).toEqual(['1', 'one is free with 99 %']))
 })
 
 test.each([['\u001b[31mred\u001b[0m', 'red'], ['10%\r50%\r100%', '100%'], ['a\r', 'a'], ['\u001b]0;title\u0007x', 'x'], ['plain', 'plain']])('%j is read as %j', (raw, text) => expect(plain(raw)).toBe(text))

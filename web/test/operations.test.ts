@@ -1,9 +1,9 @@
 /** What people do with jobs, nodes and drills, in words. */
 import { describe, expect, test } from 'vitest'
 
-import type { Event, Node, TrainingJobPlan, TrainingJobRevision, TrainingJobSummary } from '../src/contract'
-import { drillable, STRIKES, told } from '../src/model/drills'
-import { actionsOf, arrangedNodes, exposures, noticesIn, toLookAt, versionsOf } from '../src/model/nodes'
+import type { Drill, Event, Node, TrainingJobPlan, TrainingJobRevision, TrainingJobSummary } from '../src/contract'
+import { drillable, drillStatus, drillsVerdict } from '../src/model/drills'
+import { actionsOf, arrangedNodes, exposures, nodeNotices, noticesIn, preselectedVerb, versionsOf } from '../src/model/nodes'
 import { planned } from '../src/model/plan'
 import { difference } from '../src/model/revisions'
 
@@ -52,7 +52,7 @@ describe('nodes', () => {
     [{ NodeStatus: 'spare' }, ['Hold', 'Replace', 'Reboot']],
     [{ NodeStatus: 'held', Hold: 'inspection' }, ['Release', 'End instance']],
     [{ NodeStatus: 'held', Hold: 'unreachable' }, ['Replace']],
-    [{ NodeStatus: 'assigned', Request: 'drain' }, ['Call off']],
+    [{ NodeStatus: 'assigned', Request: 'drain' }, ['Cancel request']],
     [{ NodeStatus: 'gone' }, []],
     [{ NodeStatus: 'joining' }, []],
     [{ NodeStatus: 'what a newer server says' }, []],
@@ -68,11 +68,11 @@ describe('nodes', () => {
     expect(order([old!, fresh!], [gone!, lately!], old)).toEqual(['i-1', 'i-2', 'i-4', 'i-3'])
     expect(arrangedNodes([old!], [node('i-1', 1, 'joining')])).toEqual([old])
   })
-  test('that wait for a person are told, with why', () => {
+  test('that wait for a person are listed with the reason', () => {
     const nodes = [{ NodeId: 'i-1', NodeStatus: 'held', Hold: 'inspection', Reason: 'xid 79' }, { NodeId: 'i-2', NodeStatus: 'assigned', Request: 'drain', RequestReason: 'noisy' }, { NodeId: 'i-3', NodeStatus: 'spare', Reason: '' }] as Node[]
-    expect(toLookAt(nodes)).toEqual([
-      { nodeId: 'i-1', title: 'Held: it failed, and is kept to be looked at; it waits for a person', text: 'Xid 79.' },
-      { nodeId: 'i-2', title: 'To be: drain', text: 'Noisy.' },
+    expect(nodeNotices(nodes)).toEqual([
+      { nodeId: 'i-1', title: 'Held: it failed and stays for inspection; a person decides', text: 'Xid 79.' },
+      { nodeId: 'i-2', title: 'Requested: drain', text: 'Noisy.' },
     ])
   })
   test('that are open to jobs’ code are told together, by what it can get at', () => {
@@ -81,7 +81,7 @@ describe('nodes', () => {
   })
   test('have versions', () => {
     expect(versionsOf([{ AgentVersion: '2', NodeStatus: 'spare' }, { AgentVersion: '1', NodeStatus: 'spare' }, { AgentVersion: '2', NodeStatus: 'assigned' }, { AgentVersion: '0', NodeStatus: 'gone' }, { AgentVersion: '', NodeStatus: 'joining' }])).toBe('1 on 1 node, 2 on 2 nodes')
-    expect(versionsOf([])).toBe('none has joined')
+    expect(versionsOf([])).toBe('no agent has joined')
   })
   test('what AWS announced comes newest first, and nothing else', () => {
     const events = [['NoticeReceived', 1], ['NodeJoined', 2], ['NodesToBeLeft', 3]].map(([Type, EventId]) => ({ Type, EventId })) as Event[]
@@ -91,15 +91,38 @@ describe('nodes', () => {
 })
 
 describe('drills', () => {
-  const job = (more: object) => ({ TrainingJobName: 'gpt', FleetName: 'main', TrainingJobStatus: 'InProgress', SecondaryStatus: 'Training', ...more }) as TrainingJobSummary
-  test('strike jobs that train, on fleets that allow it', () => {
+  const job = (changes: object) =>
+    ({ FleetName: 'main', TrainingJobStatus: 'InProgress', SecondaryStatus: 'Training', ...changes }) as TrainingJobSummary
+  test('run on jobs that train, on fleets that allow drills', () => {
     expect(drillable([job({})], ['main'])).toHaveLength(1)
     expect(drillable([job({})], [])).toEqual([])
-    expect(drillable([job({ SecondaryStatus: 'Restarting' }), job({ TrainingJobStatus: 'Stopping' })], ['main'])).toEqual([])
+    const others = [job({ SecondaryStatus: 'Restarting' }), job({ TrainingJobStatus: 'Stopping' })]
+    expect(drillable(others, ['main'])).toEqual([])
   })
-  test('every kind says what it does, every state has a word', () => {
-    expect(Object.values(STRIKES).every((each) => each.label && each.does)).toBe(true)
-    expect(told('recovered')).toEqual({ tone: 'good', word: 'recovered' })
-    expect(told('newer')).toEqual({ tone: 'idle', word: 'newer' })
+  test('have a tone and a word for every status, also for one of a newer server', () => {
+    expect(drillStatus('recovered')).toEqual({ tone: 'good', word: 'recovered' })
+    expect(drillStatus('newer')).toEqual({ tone: 'idle', word: 'newer' })
+  })
+  test.each([
+    [[], ['main'], 'idle', 'No drill has run yet. Drills are allowed on main.'],
+    [['recovered'], [], 'good', 'The job recovered from the last drill. No fleet allows drills.'],
+    [['recovered', 'not_recovered'], ['a', 'b'], 'bad', 'The last drill ended without a recovery. Drills are allowed on a, b.'],
+    [['absorbed'], ['a'], 'good', 'The last drill caused no incident. Drills are allowed on a.'],
+    [['not_done'], ['a'], 'idle', 'The last drill was not carried out. Drills are allowed on a.'],
+    [['requested', 'struck', 'recovered'], ['a'], 'busy', '2 drills run. Drills are allowed on a.'],
+  ])('%j: one sentence', (statuses, allowed, tone, sentence) => {
+    const line = drillsVerdict(statuses.map((DrillStatus) => ({ DrillStatus }) as Drill), allowed)
+    expect([line.tone, `${line.lead} ${line.text}`]).toEqual([tone, sentence])
   })
 })
+
+test.each([
+  [{ NodeStatus: 'assigned' }, 'Drain'],
+  [{ NodeStatus: 'spare' }, 'Hold'],
+  [{ NodeStatus: 'assigned', Request: 'drain' }, 'Cancel request'],
+  [{ NodeStatus: 'held', Hold: 'unreachable' }, 'Replace'],
+  [{ NodeStatus: 'held', Hold: 'person' }, 'Release'],
+  [{ NodeStatus: 'held', Hold: 'inspection', Reason: 'GPU 3: Xid 79' }, 'End instance'],
+  [{ NodeStatus: 'held', Hold: 'inspection', Reason: 'rank 3 exited' }, undefined],
+  [{ NodeStatus: 'gone' }, undefined],
+])('the dialog of %o begins with %s', (node, verb) => expect(preselectedVerb(node as Node)).toBe(verb))

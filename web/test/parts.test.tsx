@@ -115,12 +115,12 @@ describe('the queue', () => {
     expect(rows.map((cells) => cells.slice(0, 3))).toEqual([['1', 'interrupted', 'Interrupted'], ['2', 'pending', 'Pending']])
     expect(rows[1]![5]).toBe('Needs 4 nodes, 0 of 8 are free.')
     expect(rows[1]![6]).toBe('interrupted')
-    expect(rows[1]![7]).toMatch(/^The start of interrupted ahead of it\.The end of runs \(4 nodes\), or of others that hold as many\./)
-    expect(rows[1]![7]).toMatch(/jobs hold 8 of them/)
+    expect(rows[1]![7]).toMatch(/^The start of interrupted\.The end of runs \(4 nodes\), or of other jobs with as many nodes\./)
+    expect(rows[1]![7]).toMatch(/jobs use 8 of them/)
   })
   test('is empty where nobody waits, even if a job is paused', () => {
     page([runs, paused], [])
-    screen.getByRole('heading', { name: 'Nobody waits' })
+    screen.getByRole('heading', { name: 'The queue is empty' })
   })
 })
 
@@ -141,7 +141,7 @@ describe('the nodes of a fleet', () => {
   test('are those that are, and one that a link leads to, though it has ended', () => {
     page('/fleets/main#i-e7')
     expect(ids()).toEqual(['i-e7', 'i-a3', 'i-a2', 'i-a1', 'i-a0'])
-    expect(screen.getByLabelText<HTMLInputElement>('Ended ones, too')).toMatchObject({ checked: false, disabled: false })
+    expect(screen.getByLabelText<HTMLInputElement>('Show ended nodes')).toMatchObject({ checked: false, disabled: false })
   })
   test('with those that have ended are as many as one asks for', () => {
     page('/fleets/main?ended=1')
@@ -183,7 +183,7 @@ describe('dialogs', () => {
         It does not start again.
       </ConfirmDialog>,
     )
-    return { typed: (text: string) => fireEvent.change(screen.getByLabelText(/^Type the name/), { target: { value: text } }), button: () => screen.getByRole<HTMLButtonElement>('button', { name: 'Stop' }), onClose }
+    return { typed: (text: string) => fireEvent.change(screen.getByLabelText(/^Type .* to confirm$/), { target: { value: text } }), button: () => screen.getByRole<HTMLButtonElement>('button', { name: 'Stop' }), onClose }
   }
   test('the name has to be typed, and nothing else will do', async () => {
     const confirm = vi.fn(() => Promise.resolve())
@@ -204,7 +204,7 @@ describe('dialogs', () => {
     typed('gpt')
     fireEvent.submit(button().closest('form')!)
     const refusal = await screen.findByRole('alert')
-    expect(refusal.textContent).toMatch(/It was not done.*it has ended.*Code ConflictException, request req-7/)
+    expect(refusal.textContent).toMatch(/The action failed.*it has ended.*Code ConflictException, request req-7/)
     expect(onClose).not.toHaveBeenCalled()
   })
   test('what can be undone is done at once, and a refusal stands beside it', async () => {

@@ -1,23 +1,35 @@
-/** Drills in words, and which jobs one may strike. Pure. */
-import type { Drill, StartDrillRequest, TrainingJobSummary } from '../contract'
-import type { Tone } from './verdict'
+/** Drills: their states, the jobs that can take one, and what the page says about them. Pure. */
+import type { Drill, TrainingJobSummary } from '../contract'
+import { DRILLS } from '../words/drills'
+import type { Tone } from './standing'
 
-export const STRIKES: Record<StartDrillRequest['DrillType'], { label: string; does: string }> = {
-  'terminate-instance': { label: 'Terminate an instance', does: 'The instance is ended through EC2. Its ranks and what it holds in memory are gone; a spare takes its place.' },
-  'kill-agent': { label: 'Kill an agent', does: 'The agent’s process is killed. Its ranks go on; the copies that it holds are taken up again when it is back.' },
-  'kill-rank': { label: 'Kill a rank', does: 'One rank’s process is killed. All ranks start again from memory, on the same nodes.' },
-}
+export type Fault = keyof typeof DRILLS.faults
 
-const STATES: Record<Drill['DrillStatus'], { tone: Tone; word: string }> = {
-  requested: { tone: 'busy', word: 'asked for' },
-  struck: { tone: 'busy', word: 'struck' },
-  recovered: { tone: 'good', word: 'recovered' },
-  not_recovered: { tone: 'bad', word: 'not recovered' },
-  absorbed: { tone: 'good', word: 'no incident' },
-  not_done: { tone: 'idle', word: 'not done' },
-}
-export const told = (state: string): { tone: Tone; word: string } => STATES[state as Drill['DrillStatus']] ?? { tone: 'idle', word: state }
+/** Return the tone and the word of a drill's status. A status of a newer server is shown as it is. */
+export const drillStatus = (status: string): { tone: Tone; word: string } =>
+  DRILLS.states[status as Drill['DrillStatus']] ?? { tone: 'idle', word: status }
 
-/** Jobs that train on a fleet that allows it; the server refuses one that is taken over. */
+/** Return the jobs that train on a fleet that allows drills. The server refuses a job that a person took over. */
 export const drillable = (jobs: readonly TrainingJobSummary[], allowed: readonly string[]): TrainingJobSummary[] =>
-  jobs.filter((job) => allowed.includes(job.FleetName) && job.TrainingJobStatus === 'InProgress' && job.SecondaryStatus === 'Training')
+  jobs.filter((job) =>
+    allowed.includes(job.FleetName) && job.TrainingJobStatus === 'InProgress' && job.SecondaryStatus === 'Training')
+
+/** Return the sentence at the top of the page: running drills, or the outcome of the newest one. */
+export function drillsVerdict(drills: readonly Drill[], allowed: readonly string[]): { tone: Tone; lead: string; text: string } {
+  const words = DRILLS.verdict
+  const text = allowed.length ? words.allowed(allowed) : words.forbidden
+  const running = drills.filter(({ DrillStatus }) => DrillStatus === 'requested' || DrillStatus === 'struck').length
+  if (running) return { tone: 'busy', lead: words.running(running), text }
+  switch (drills.at(-1)?.DrillStatus) {
+    case 'recovered':
+      return { tone: 'good', lead: words.recovered, text }
+    case 'absorbed':
+      return { tone: 'good', lead: words.absorbed, text }
+    case 'not_recovered':
+      return { tone: 'bad', lead: words.failed, text }
+    case 'not_done':
+      return { tone: 'idle', lead: words.refused, text }
+    default:
+      return { tone: 'idle', lead: words.none, text }
+  }
+}

@@ -1,43 +1,68 @@
-/** Who waits for nodes, and what would give them to it. Pure. */
+/** The jobs that wait for nodes, and what would start them. Pure. */
 import type { Fleet, TrainingJob, TrainingJobSummary } from '../contract'
-import { count, plural } from './format'
+import { QUEUE } from '../words/queue'
 import { isQueued } from './standing'
 
-const NO_NODES = new Set(['Pending', 'Paused'])
+const WITHOUT_NODES = new Set(['Pending', 'Paused'])
 
-/** Jobs that may wait for nodes, of a higher priority first, then the oldest: of an interrupted one only its description says whether it does. */
+/**
+ * Return the jobs that may wait for nodes, higher priority first, then the oldest.
+ *
+ * Only the description of an interrupted job says whether it waits.
+ */
 export const queueOf = (jobs: readonly TrainingJobSummary[]): TrainingJobSummary[] =>
-  jobs.filter((job) => job.SecondaryStatus === 'Pending' || job.SecondaryStatus === 'Interrupted').toSorted((a, b) => b.Priority - a.Priority || a.CreationTime - b.CreationTime)
+  jobs
+    .filter((job) => job.SecondaryStatus === 'Pending' || job.SecondaryStatus === 'Interrupted')
+    .toSorted((a, b) => b.Priority - a.Priority || a.CreationTime - b.CreationTime)
 
-/** Of the descriptions of those, the ones that wait, in the order in which the control plane serves them. */
+/** Return the described jobs that wait, in the order in which the control plane serves them. */
 export const waiting = (described: readonly TrainingJob[]): TrainingJob[] =>
   described.filter(isQueued).toSorted((a, b) => (a.QueuePosition ?? Infinity) - (b.QueuePosition ?? Infinity))
 
-/** Ways out of the queue, the most likely first; each is a fact of the fleet as it is now, none is promised. `queued`: the runs that wait, too. */
-export function freedBy(
-  job: Pick<TrainingJob, 'NodeCount' | 'Priority' | 'FleetName' | 'RunId' | 'QueuedBehind'>,
-  jobs: readonly TrainingJobSummary[],
-  fleet?: Pick<Fleet, 'MaxNodeCount' | 'FleetStatus' | 'AutoScalingGroupName'>,
-  queued: ReadonlySet<string> = new Set(),
+type Waiting = Pick<TrainingJob, 'NodeCount' | 'Priority' | 'FleetName' | 'RunId' | 'QueuedBehind'>
+type Limits = Pick<Fleet, 'MaxNodeCount' | 'FleetStatus' | 'AutoScalingGroupName'>
+
+/**
+ * Return what would start a waiting job, the most likely first. Each sentence is a fact of the fleet as it is now.
+ *
+ * `queued`: RunIds of all waiting jobs.
+ */
+export function waysOutOfQueue(
+  job: Waiting, jobs: readonly TrainingJobSummary[], fleet?: Limits, queued: ReadonlySet<string> = new Set(),
 ): string[] {
+  const words = QUEUE.ways
   const ways: string[] = []
-  const most = fleet?.MaxNodeCount
-  if (fleet && most !== undefined && job.NodeCount > most) return [`Only a larger group: ${fleet.AutoScalingGroupName} may have at most ${plural(most, 'node')}, and the job needs ${count(job.NodeCount)}.`]
-  if (fleet?.FleetStatus === 'frozen') ways.push('The fleet’s being put right: it is frozen.')
-  const ahead = job.QueuedBehind ?? []
-  if (ahead.length) ways.push(`The start of ${ahead.length === 1 ? ahead[0] : `the ${count(ahead.length)} jobs`} ahead of it.`)
-  const holders = jobs
-    .filter((each) => each.FleetName === job.FleetName && each.RunId !== job.RunId && each.TrainingEndTime === undefined && !queued.has(each.RunId) && !NO_NODES.has(each.SecondaryStatus))
-    .toSorted((a, b) => a.Priority - b.Priority || b.NodeCount - a.NodeCount)
-  const enough: TrainingJobSummary[] = []
-  for (const each of holders) {
-    if (enough.reduce((sum, one) => sum + one.NodeCount, 0) >= job.NodeCount) break
-    enough.push(each)
+  const limit = fleet?.MaxNodeCount
+  if (fleet && limit !== undefined && job.NodeCount > limit) {
+    return [words.tooLarge(fleet.AutoScalingGroupName, limit, job.NodeCount)]
   }
-  if (enough.length) ways.push(`The end of ${enough.map((each) => `${each.TrainingJobName} (${plural(each.NodeCount, 'node')})`).join(', ')}, or of others that hold as many.`)
-  const used = holders.reduce((sum, each) => sum + each.NodeCount, 0)
-  if (fleet && most !== undefined && most - used < job.NodeCount) ways.push(`A larger group: ${fleet.AutoScalingGroupName} may have at most ${plural(most, 'node')}, and jobs hold ${count(used)} of them.`)
-  const higher = holders.some((each) => each.Priority < job.Priority)
-  if (higher) ways.push('Jobs of lower priority that were submitted as Preemptible give way by themselves.')
+  if (fleet?.FleetStatus === 'frozen') ways.push(words.frozen)
+  const ahead = job.QueuedBehind ?? []
+  if (ahead.length) ways.push(words.ahead(ahead))
+  const holders = holdersOf(job, jobs, queued)
+  const enough: TrainingJobSummary[] = []
+  for (const holder of holders) {
+    if (nodesOf(enough) >= job.NodeCount) break
+    enough.push(holder)
+  }
+  if (enough.length) {
+    ways.push(words.holders(enough.map((each) => words.holder(each.TrainingJobName, each.NodeCount)).join(', ')))
+  }
+  const used = nodesOf(holders)
+  if (fleet && limit !== undefined && limit - used < job.NodeCount) {
+    ways.push(words.larger(fleet.AutoScalingGroupName, limit, used))
+  }
+  if (holders.some((each) => each.Priority < job.Priority)) ways.push(words.preemption)
   return ways
+}
+
+const nodesOf = (jobs: readonly TrainingJobSummary[]): number => jobs.reduce((sum, job) => sum + job.NodeCount, 0)
+
+/** Return the jobs of the fleet that have nodes: the lowest priority first, then the largest. */
+function holdersOf(job: Waiting, jobs: readonly TrainingJobSummary[], queued: ReadonlySet<string>) {
+  return jobs
+    .filter((each) => each.FleetName === job.FleetName && each.RunId !== job.RunId)
+    .filter((each) => each.TrainingEndTime === undefined && !WITHOUT_NODES.has(each.SecondaryStatus))
+    .filter((each) => !queued.has(each.RunId))
+    .toSorted((a, b) => a.Priority - b.Priority || b.NodeCount - a.NodeCount)
 }

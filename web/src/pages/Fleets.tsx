@@ -1,60 +1,88 @@
-/** All fleets: as wanted and as they are. */
+/** All fleets: their nodes as desired and as they are, and whether one needs attention. */
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 import { Link } from 'react-router'
 
 import { fleetsQuery } from '../api/queries'
-import { spares } from '../model/fleets'
+import type { Fleet } from '../contract'
 import { fleetFigures, hook, shown } from '../model/figures'
+import { fleetsVerdict, spares } from '../model/fleets'
+import { sentence } from '../model/format'
 import { Empty, Shown, Status, useStaleSeconds } from '../parts/Basics'
+import { Card } from '../parts/Card'
+import { PageHead } from '../parts/PageHead'
+import { FLEETS } from '../words/fleets'
 
 export default function FleetsPage() {
   useDocumentTitle('Fleets, Everstep')
   const query = useQuery(fleetsQuery)
-  const staleSeconds = useStaleSeconds()
   return (
     <div className="stack">
-      <h1>Fleets</h1>
+      <PageHead title={FLEETS.title} verdict={query.data?.length ? fleetsVerdict(query.data) : undefined} />
       <Shown query={query}>
         {(fleets) =>
           fleets.length ? (
-            <section className="card scroll" style={{ padding: '4px 8px' }}>
-              <table className="grid stacked">
-                <thead>
-                  <tr>
-                    <th>Fleet</th>
-                    <th>Status</th>
-                    <th>Reason</th>
-                    <th className="n">Connected / nodes / desired</th>
-                    <th className="n">Spares wanted</th>
-                    <th>Instance type</th>
-                    <th>Zone</th>
-                    <th className="n">Price now</th>
-                  </tr>
-                </thead>
-                <tbody>
-                  {fleets.map((fleet) => ({ fleet, figures: fleetFigures(fleet, { staleSeconds }) })).map(({ fleet, figures }) => (
-                    <tr key={fleet.FleetName}>
-                      <td data-name="Fleet"><Link to={`/fleets/${encodeURIComponent(fleet.FleetName)}`}>{fleet.FleetName}</Link></td>
-                      <td data-name="Status" {...hook(figures, 'status')}><Status tone={figures.statusTone} word={figures.status} title={fleet.Reason} /></td>
-                      <td className="reason">{fleet.Reason}{(fleet.Drift ?? []).length > 0 && ` ${fleet.Drift.length} differences from the contract.`}</td>
-                      <td className="n" data-name="Connected / nodes / desired"><span {...hook(figures, 'connectedNodes')}>{shown(figures, 'connectedNodes')}</span> / <span {...hook(figures, 'nodes')}>{shown(figures, 'nodes')}</span> / <span {...hook(figures, 'desiredNodes')}>{shown(figures, 'desiredNodes')}</span></td>
-                      <td className="n" data-name="Spares wanted">{spares(fleet)}</td>
-                      <td data-name="Instance type">{fleet.InstanceType || '–'}</td>
-                      <td data-name="Zone">{fleet.AvailabilityZone || '–'}</td>
-                      <td className="n" data-name="Price now" {...hook(figures, 'priceUsdPerHour')}>{figures.priceUsdPerHour === undefined ? 'not known' : `${shown(figures, 'priceUsdPerHour')}/h`}</td>
-                    </tr>
-                  ))}
-                </tbody>
-              </table>
-            </section>
+            <FleetTable fleets={fleets} />
           ) : (
-            <Empty title="No fleet yet" command="everstep fleets create --name main --auto-scaling-group my-group">
-              A fleet is an Auto Scaling group that Everstep looks after.
+            <Empty title={FLEETS.empty.title} command="everstep fleets create --name main --auto-scaling-group my-group">
+              {FLEETS.empty.text}
             </Empty>
           )
         }
       </Shown>
     </div>
+  )
+}
+
+function FleetTable({ fleets }: { fleets: Fleet[] }) {
+  const columns = FLEETS.columns
+  return (
+    <Card isFlush label={FLEETS.title}>
+      <div className="scroll" tabIndex={0} role="region" aria-label={FLEETS.title}>
+        <table className="grid stacked">
+          <thead>
+            <tr>
+              <th>{columns.fleet}</th>
+              <th>{columns.status}</th>
+              <th>{columns.reason}</th>
+              <th className="n">{columns.nodes}</th>
+              <th className="n">{columns.spares}</th>
+              <th>{columns.type}</th>
+              <th>{columns.zone}</th>
+              <th className="n">{columns.price}</th>
+            </tr>
+          </thead>
+          <tbody>{fleets.map((fleet) => <FleetRow key={fleet.FleetName} fleet={fleet} />)}</tbody>
+        </table>
+      </div>
+    </Card>
+  )
+}
+
+function FleetRow({ fleet }: { fleet: Fleet }) {
+  const figures = fleetFigures(fleet, { staleSeconds: useStaleSeconds() })
+  const columns = FLEETS.columns
+  const figure = (field: 'connectedNodes' | 'nodes' | 'desiredNodes') => (
+    <span {...hook(figures, field)}>{shown(figures, field)}</span>
+  )
+  const differences = fleet.Drift?.length ? ` ${FLEETS.differences(fleet.Drift.length)}` : ''
+  const price = figures.priceUsdPerHour === undefined ? FLEETS.unknown : FLEETS.perHour(shown(figures, 'priceUsdPerHour'))
+  return (
+    <tr>
+      <td className="name" data-name={columns.fleet}>
+        <Link to={`/fleets/${encodeURIComponent(fleet.FleetName)}`}>{fleet.FleetName}</Link>
+      </td>
+      <td data-name={columns.status} {...hook(figures, 'status')}>
+        <Status tone={figures.statusTone} word={figures.status} title={fleet.Reason} />
+      </td>
+      <td className="reason">{sentence(fleet.Reason ?? '')}{differences}</td>
+      <td className="n" data-name={columns.nodes}>
+        <span>{figure('connectedNodes')} / {figure('nodes')} / {figure('desiredNodes')}</span>
+      </td>
+      <td className="n" data-name={columns.spares}>{spares(fleet)}</td>
+      <td className="nowrap" data-name={columns.type}>{fleet.InstanceType || '–'}</td>
+      <td className="nowrap" data-name={columns.zone}>{fleet.AvailabilityZone || '–'}</td>
+      <td className="n" data-name={columns.price} {...hook(figures, 'priceUsdPerHour')}>{price}</td>
+    </tr>
   )
 }

@@ -4,7 +4,7 @@ import type { Confirmation } from './confirmation'
 
 const Dialog = part(() => import('./ConfirmDialog'))
 
-/** Asks for the name of what is about to be ended. */
+/** Asks a person to type the name of the object before an action that cannot be undone. */
 export function ConfirmByName({ opened, ...confirmation }: Confirmation & { opened: boolean }) {
   return opened ? (
     <Suspense fallback={null}>

@@ -1,17 +1,18 @@
 import { Button, TextInput } from '@mantine/core'
 import { useState } from 'react'
 
+import { DIALOGS } from '../words/dialogs'
 import { Problem } from './Basics'
 import { Dialog } from './Dialog'
 import type { Confirmation } from './confirmation'
 
-/** The dialog of `ConfirmByName`: apart, because a page that is only read never needs it. */
+/** The dialog of `ConfirmByName`, in a file of its own because most visits need no dialog. */
 export default function ConfirmDialog({ name, verb, onClose, onConfirm, children }: Confirmation) {
   const [typed, setTyped] = useState('')
   const [error, setError] = useState<unknown>()
   const [isBusy, setBusy] = useState(false)
   return (
-    <Dialog onClose={onClose} title={`${verb} ${name}?`}>
+    <Dialog onClose={onClose} title={DIALOGS.question(verb, name)}>
       <form
         className="stack"
         onSubmit={(event) => {
@@ -24,11 +25,18 @@ export default function ConfirmDialog({ name, verb, onClose, onConfirm, children
         }}
       >
         <div>{children}</div>
-        <TextInput label={<>Type the name to go on: {name}</>} value={typed} onChange={(event) => setTyped(event.currentTarget.value)} data-autofocus autoComplete="off" spellCheck={false} />
-        {error !== undefined && <Problem error={error} title="It was not done" />}
+        <TextInput
+          label={DIALOGS.confirm(name)}
+          value={typed}
+          onChange={(event) => setTyped(event.currentTarget.value)}
+          data-autofocus
+          autoComplete="off"
+          spellCheck={false}
+        />
+        {error !== undefined && <Problem error={error} title={DIALOGS.failed} />}
         <div className="row end">
           <Button variant="default" onClick={onClose}>
-            Cancel
+            {DIALOGS.cancel}
           </Button>
           <Button type="submit" color="red" disabled={typed !== name} loading={isBusy}>
             {verb}

@@ -1,73 +1,126 @@
-/** The command palette: everything that has a name, and every page, by typing. */
-import { Modal, TextInput } from '@mantine/core'
-import { useQuery } from '@tanstack/react-query'
+/** The search box: opens every page and object by name, and runs actions. */
+import { Modal, TextInput, useMantineColorScheme } from '@mantine/core'
+import { useQuery, useQueryClient } from '@tanstack/react-query'
 import { useEffect, useMemo, useState } from 'react'
 import { useNavigate } from 'react-router'
 
-import { fleetsQuery, incidentsQuery, jobsQuery, useRole } from '../api/queries'
-import { addressesOf } from '../model/jobs'
-import { causeWords } from '../model/verdict'
+import { call } from '../api/client'
+import { fleetsQuery, incidentsQuery, jobsQuery, nodesQuery, useRole } from '../api/queries'
+import { entriesOf, matching, type Action, type Entry } from '../model/palette'
+import { PALETTE } from '../words/palette'
+import { Problem } from './Basics'
+import ConfirmDialog from './ConfirmDialog'
+import NodeDialog from './NodeDialog'
 
-interface Entry {
-  label: string
-  kind: string
-  to: string
-}
 const MOST = 12
 
-interface Sought {
-  typed: string
-  /** Enter was pressed: what is chosen is opened; where nothing is found yet, what is found first, as long as answers are on their way. */
+interface Props {
+  text: string
+  /** Enter was pressed. If no list has arrived yet, the first result opens as soon as there is one. */
   isEntered: boolean
   onType: (text: string) => void
   onEnter: () => void
   onClose: () => void
+  onShowKeys: () => void
+  onSignOut: () => void
 }
 
-export default function Palette({ typed, isEntered, onType, onEnter, onClose }: Sought) {
+export default function Palette({ text, isEntered, onType, onEnter, onClose, onShowKeys, onSignOut }: Props) {
   const navigate = useNavigate()
+  const client = useQueryClient()
+  const { setColorScheme } = useMantineColorScheme()
   const [chosen, setChosen] = useState(0)
-  const { mayRun } = useRole()
-  const lists = [useQuery({ ...jobsQuery, refetchInterval: false }), useQuery({ ...incidentsQuery(), refetchInterval: false }), useQuery({ ...fleetsQuery, refetchInterval: false })] as const
+  const [asked, setAsked] = useState<Action>()
+  const [error, setError] = useState<unknown>()
+  const { mayRun, isAdmin } = useRole()
+  const lists = [
+    useQuery({ ...jobsQuery, refetchInterval: false }),
+    useQuery({ ...incidentsQuery(), refetchInterval: false }),
+    useQuery({ ...fleetsQuery, refetchInterval: false }),
+  ] as const
+  const isAboutNodes = /\b(i-|drain|node)/i.test(text)
+  const nodes = useQuery({ ...nodesQuery(), refetchInterval: false, enabled: isAboutNodes }).data
   const [{ data: jobs }, { data: incidents }, { data: fleets }] = lists
-  // The answers to this search's own asking: once they are there, what comes later is news, and opens nothing by itself.
-  const isLooking = lists.some((list) => list.isFetching && !list.isFetchedAfterMount)
-  const addressOf = useMemo(() => addressesOf(jobs ?? []), [jobs])
-  const entries = useMemo<Entry[]>(
-    () => [
-      { label: 'Overview', kind: 'page', to: '/' },
-      { label: 'Jobs', kind: 'page', to: '/jobs' },
-      { label: 'Queue', kind: 'page', to: '/queue' },
-      { label: 'Incidents', kind: 'page', to: '/incidents' },
-      { label: 'Fleets', kind: 'page', to: '/fleets' },
-      { label: 'Drills', kind: 'page', to: '/drills' },
-      ...(mayRun ? [{ label: 'Submit a job', kind: 'page', to: '/submit' }] : []),
-      { label: 'Settings', kind: 'page', to: '/settings' },
-      ...(jobs ?? []).map((job) => ({ label: job.TrainingJobName, kind: `job, ${job.SecondaryStatus}`, to: `/jobs/${encodeURIComponent(addressOf(job))}` })),
-      ...(fleets ?? []).map((fleet) => ({ label: fleet.FleetName, kind: 'fleet', to: `/fleets/${encodeURIComponent(fleet.FleetName)}` })),
-      ...(incidents ?? []).toReversed().map((each) => ({ label: each.IncidentId, kind: `incident, ${causeWords(each.Cause)}`, to: `/incidents/${encodeURIComponent(each.IncidentId)}` })),
-    ],
-    [jobs, incidents, fleets, mayRun, addressOf],
+  // Answers to the requests of this search. Later answers of polls open nothing by themselves.
+  const isSearching = lists.some((list) => list.isFetching && !list.isFetchedAfterMount)
+  const entries = useMemo(
+    () => entriesOf(
+      { jobs: jobs ?? [], fleets: fleets ?? [], incidents: incidents ?? [], nodes: nodes ?? [] }, { mayRun, isAdmin },
+    ),
+    [jobs, incidents, fleets, nodes, mayRun, isAdmin],
   )
-  const wanted = typed.toLowerCase().split(/\s+/).filter(Boolean)
-  const found = entries.filter((entry) => wanted.every((word) => `${entry.label} ${entry.kind}`.toLowerCase().includes(word))).slice(0, MOST)
+  const found = matching(entries, text, MOST)
   const index = Math.min(chosen, Math.max(0, found.length - 1))
-  const go = (entry: Entry) => {
+
+  const change = (operation: 'PauseTrainingJob' | 'ResumeTrainingJob', run: string, address: string) => {
+    call(operation, { TrainingJobName: run }).then(() => {
+      void client.invalidateQueries()
+      onClose()
+      void navigate(`/jobs/${encodeURIComponent(address)}`)
+    }, setError)
+  }
+  const run = (action: Action) => {
+    switch (action.type) {
+      case 'pause':
+        return change('PauseTrainingJob', action.job.RunId, action.address)
+      case 'resume':
+        return change('ResumeTrainingJob', action.job.RunId, action.address)
+      case 'stop':
+      case 'drain':
+        return setAsked(action)
+      case 'theme':
+        setColorScheme(action.scheme)
+        return onClose()
+      case 'keys':
+        return onShowKeys()
+      case 'sign-out':
+        onClose()
+        return onSignOut()
+    }
+  }
+  const open = (entry: Entry) => {
+    if (entry.action) return run(entry.action)
     onClose()
     void navigate(entry.to)
   }
   useEffect(() => {
     if (!isEntered) return
     const entry = found[index]
-    if (entry) go(entry)
-    else if (!isLooking) onType(typed) // nothing has that name: this Enter is over
+    if (!entry && isSearching) return
+    onType(text) // this Enter is used
+    if (entry) open(entry)
   })
+
+  if (asked?.type === 'drain') return <NodeDialog node={asked.node} operation="DrainNode" onClose={onClose} />
+  if (asked?.type === 'stop') {
+    return (
+      <ConfirmDialog
+        name={asked.job.TrainingJobName}
+        verb={PALETTE.stopVerb}
+        onClose={onClose}
+        onConfirm={async () => {
+          await call('StopTrainingJob', { TrainingJobName: asked.job.RunId })
+          void client.invalidateQueries()
+          void navigate(`/jobs/${encodeURIComponent(asked.address)}`)
+        }}
+      >
+        <p>{PALETTE.stopEffect}</p>
+      </ConfirmDialog>
+    )
+  }
   return (
-    <Modal opened onClose={onClose} withCloseButton={false} padding="xs" yOffset="12vh" attributes={{ content: { 'aria-label': 'Search and go to' } }}>
+    <Modal
+      opened
+      onClose={onClose}
+      withCloseButton={false}
+      padding="xs"
+      yOffset="12vh"
+      attributes={{ content: { 'aria-label': PALETTE.label } }}
+    >
       <TextInput
-        aria-label="Search and go to"
-        placeholder="A job, an incident, a fleet, a page"
-        value={typed}
+        aria-label={PALETTE.label}
+        placeholder={PALETTE.placeholder}
+        value={text}
         data-autofocus
         role="combobox"
         aria-expanded="true"
@@ -83,22 +136,32 @@ export default function Palette({ typed, isEntered, onType, onEnter, onClose }: 
             event.preventDefault()
             setChosen((index + move + found.length) % Math.max(1, found.length))
           } else if (event.key === 'Enter') {
-            event.preventDefault() // what has the focus once this is closed would take the key for its own
+            event.preventDefault() // the element that has the focus after this box closes would receive the key
             onEnter()
           }
         }}
       />
-      <ul className="palette" id="palette" role="listbox" aria-label="Found">
-        {found.map((entry, each) => (
-          <li key={entry.to} id={`palette-${each}`} role="option" aria-selected={each === index} onClick={() => go(entry)} onPointerMove={() => setChosen(each)}>
+      <ul className="palette" id="palette" role="listbox" aria-label={PALETTE.found}>
+        {found.map((entry, place) => (
+          <li
+            key={entry.id}
+            id={`palette-${place}`}
+            role="option"
+            aria-selected={place === index}
+            onClick={() => open(entry)}
+            onPointerMove={() => setChosen(place)}
+          >
             <span>{entry.label}</span>
             <span className="dim">{entry.kind}</span>
           </li>
         ))}
       </ul>
       <p className="dim" role="status">
-        {found.length ? null : isLooking ? 'Still looking…' : lists.every((list) => list.data) ? 'Nothing has this in its name.' : 'Nothing was found, but not everything could be asked.'}
+        {found.length ? null : isSearching ? PALETTE.searching : noneText(lists.every((list) => list.data))}
       </p>
+      {error !== undefined && <Problem error={error} title={PALETTE.failed} />}
     </Modal>
   )
 }
+
+const noneText = (isComplete: boolean): string => (isComplete ? PALETTE.none : PALETTE.incomplete)

@@ -14,11 +14,13 @@ import { SHELL } from '../words/shell'
 import { Loading, Problem, Status, useStaleSeconds } from './Basics'
 import { NavIcon, type NavIconName } from './NavIcons'
 import { isNotifying, useWatching } from './watching'
+import { moveRowFocus } from './rowFocus'
 
 // Few visits open these parts, so they load when they are opened.
 const Palette = part(() => import('./Palette'))
 const Notifier = part(() => import('./Notifier'))
 const AccountMenu = part(() => import('./AccountMenu'))
+const KeyHelp = part(() => import('./KeyHelp'))
 
 /** Whether the server answers, and whether its events arrive. */
 function Freshness({ liveness }: { liveness: Liveness }) {
@@ -43,6 +45,8 @@ const PLACES: Place[] = [
   { name: 'drills', to: '/drills', key: 'd' },
 ]
 const SUBMIT: Place = { name: 'submit', to: '/submit', key: 's' }
+/** The second key of a pair such as `g j` follows within this time. */
+const GO_MS = 1500
 const KEYS: Readonly<Record<string, string>> = Object.fromEntries([...PLACES, SUBMIT].map(({ key, to }) => [key, to]))
 
 export function Shell() {
@@ -51,10 +55,11 @@ export function Shell() {
   const navigate = useNavigate()
   const client = useQueryClient()
   /** The text of the search box, and whether Enter waits for results. undefined: the search box is closed. */
-  const [sought, setSought] = useState<{ text: string; isEntered: boolean }>()
-  const type = (text: string) => setSought({ text, isEntered: false })
-  const enter = () => setSought((before) => ({ text: before?.text ?? '', isEntered: true }))
-  const isSearching = sought !== undefined
+  const [search, setSearch] = useState<{ text: string; isEntered: boolean }>()
+  const type = (text: string) => setSearch({ text, isEntered: false })
+  const enter = () => setSearch((before) => ({ text: before?.text ?? '', isEntered: true }))
+  const isSearching = search !== undefined
+  const [isHelpOpen, setHelpOpen] = useState(false)
   const [isAccountOpen, setAccountOpen] = useState(false)
   const isSignedOut = signedIn.data === null
   const ending = useMutation({
@@ -77,7 +82,7 @@ export function Shell() {
 
   // The listener exists before the first paint: a person who sees the page may type.
   useLayoutEffect(() => {
-    let gone = 0
+    let goPressedAt = 0
     const listen = (event: KeyboardEvent) => {
       if ((event.metaKey || event.ctrlKey) && event.key.toLowerCase() === 'k') {
         event.preventDefault()
@@ -90,7 +95,7 @@ export function Shell() {
         // The search box may still load, or may not have the focus. Keys typed meanwhile go into it.
         if (event.key.length === 1 && !(event.key === ' ' && target.tagName === 'BUTTON')) {
           event.preventDefault()
-          setSought((before) => ({ text: `${before?.text ?? ''}${event.key}`, isEntered: false }))
+          setSearch((before) => ({ text: `${before?.text ?? ''}${event.key}`, isEntered: false }))
         } else if (event.key === 'Enter') {
           event.preventDefault() // the focused link must not open
           enter()
@@ -98,14 +103,18 @@ export function Shell() {
         return
       }
       const to = KEYS[event.key]
-      if (event.key === 'g') gone = Date.now()
+      const isGoing = Date.now() - goPressedAt < GO_MS
+      if (event.key === 'g') goPressedAt = Date.now()
+      else if (to && isGoing) void navigate(to)
+      else if (event.key === '?') setHelpOpen(true)
+      else if (event.key === 'j' || event.key === 'k') moveRowFocus(event.key === 'j' ? 1 : -1)
       else if (event.key === '/') {
         const filter = document.querySelector<HTMLInputElement>('[data-filter]')
         if (filter) {
           event.preventDefault()
           filter.focus()
         }
-      } else if (to && Date.now() - gone < 1500) void navigate(to)
+      }
     }
     window.addEventListener('keydown', listen)
     return () => window.removeEventListener('keydown', listen)
@@ -164,9 +173,24 @@ export function Shell() {
           {isShown ? <Outlet /> : signedIn.error ? <Problem error={signedIn.error} retry={() => void signedIn.refetch()} /> : <Loading />}
         </div>
       </main>
-      {sought !== undefined && (
+      {search !== undefined && (
         <Suspense fallback={null}>
-          <Palette typed={sought.text} isEntered={sought.isEntered} onType={type} onEnter={enter} onClose={() => setSought(undefined)} />
+          <Palette
+            {...search}
+            onType={type}
+            onEnter={enter}
+            onClose={() => setSearch(undefined)}
+            onShowKeys={() => {
+              setSearch(undefined)
+              setHelpOpen(true)
+            }}
+            onSignOut={() => ending.mutate()}
+          />
+        </Suspense>
+      )}
+      {isHelpOpen && (
+        <Suspense fallback={null}>
+          <KeyHelp onClose={() => setHelpOpen(false)} />
         </Suspense>
       )}
     </div>

@@ -1,8 +1,8 @@
-/** What both halves of a confirmation by name need: `ConfirmByName` and its dialog, which loads on demand. */
+/** The props that `ConfirmByName` and its dialog share. The dialog loads on demand. */
 import type { ReactNode } from 'react'
 
 export interface Confirmation {
-  /** What has to be typed. */
+  /** The text that a person types to confirm. */
   name: string
   verb: string
   onClose: () => void

@@ -1,0 +1,167 @@
+/** The nodes of a fleet. The address selects ended nodes (`?ended=1`) and one node (`#i-…`). */
+import { Button, Switch } from '@mantine/core'
+import { useQuery } from '@tanstack/react-query'
+import { Suspense, useMemo, useState } from 'react'
+import { useLocation, useNavigate, useSearchParams } from 'react-router'
+
+import { part } from '../api/pages'
+import { nodeQuery, nodesQuery, useRole } from '../api/queries'
+import type { Fleet, Node } from '../contract'
+import { conditionLines } from '../model/conditions'
+import { hook, nodeFigures, type NodeFigures } from '../model/figures'
+import { bytes, count, sentence } from '../model/format'
+import { actionsOf, arrangedNodes } from '../model/nodes'
+import { FLEET } from '../words/fleets'
+import { NODES } from '../words/nodes'
+import { Ago, JobLink, Shown, Status, useStaleSeconds } from './Basics'
+import { Card } from './Card'
+import { CopyId } from './CopyId'
+
+const NodeDialog = part(() => import('./NodeDialog'))
+
+const PAGE = 500
+const NODE_ID = /^i-[0-9a-f]+$/
+const WORDS = FLEET.nodes
+
+export function FleetNodes({ fleet }: { fleet: Fleet }) {
+  const [search] = useSearchParams()
+  const navigate = useNavigate()
+  const { hash } = useLocation()
+  const id = hash.slice(1)
+  const withEnded = search.get('ended') === '1'
+  const living = useQuery(nodesQuery(fleet.FleetName))
+  const ended = useQuery({ ...nodesQuery(fleet.FleetName, true), enabled: withEnded })
+  const alive = living.data?.find((node) => node.NodeId === id)
+  const isUnknown = NODE_ID.test(id) && living.data !== undefined && alive === undefined
+  const described = useQuery({ ...nodeQuery(id), enabled: isUnknown }).data
+  const target = alive ?? (described?.FleetName === fleet.FleetName ? described : undefined)
+  const nodes = useMemo(
+    () => arrangedNodes(living.data ?? [], withEnded ? (ended.data ?? []) : [], target),
+    [living.data, withEnded, ended.data, target],
+  )
+  const showEnded = (isShown: boolean) => {
+    const next = new URLSearchParams(search)
+    isShown ? next.set('ended', '1') : next.delete('ended')
+    void navigate({ search: next.toString(), hash }, { replace: true })
+  }
+  const toggle = (
+    <Switch
+      size="xs"
+      label={WORDS.withEnded}
+      checked={withEnded}
+      onChange={(event) => showEnded(event.currentTarget.checked)}
+    />
+  )
+  return (
+    <Card isFlush title={WORDS.title} actions={toggle}>
+      <Shown query={withEnded ? ended : living}>
+        {() => (nodes.length ? <NodeTable nodes={nodes} target={target} /> : <p className="dim empty">{WORDS.none}</p>)}
+      </Shown>
+    </Card>
+  )
+}
+
+function NodeTable({ nodes, target }: { nodes: readonly Node[]; target?: Node }) {
+  const { isAdmin } = useRole()
+  const [limit, setLimit] = useState(PAGE)
+  const [chosen, setChosen] = useState<Node>()
+  const columns = WORDS.columns
+  return (
+    <>
+      <div className="scroll" tabIndex={0} role="region" aria-label={WORDS.title}>
+        <table className="grid stacked">
+          <thead>
+            <tr>
+              <th>{columns.node}</th>
+              <th>{columns.status}</th>
+              <th>{columns.agent}</th>
+              <th>{columns.job}</th>
+              <th>{columns.reason}</th>
+              <th>{columns.address}</th>
+              <th className="n">{columns.memory}</th>
+              <th>{columns.since}</th>
+              {isAdmin && <th><span className="visually-hidden">{columns.act}</span></th>}
+            </tr>
+          </thead>
+          <tbody>
+            {nodes.slice(0, limit).map((node) => (
+              <NodeRow
+                key={node.NodeId}
+                node={node}
+                isTarget={node.NodeId === target?.NodeId}
+                onAct={isAdmin ? setChosen : undefined}
+              />
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {nodes.length > limit && (
+        <Button m="sm" variant="default" size="xs" onClick={() => setLimit(limit + PAGE)}>
+          {WORDS.more(count(Math.min(PAGE, nodes.length - limit)), count(nodes.length))}
+        </Button>
+      )}
+      {chosen && (
+        <Suspense fallback={null}>
+          <NodeDialog node={chosen} onClose={() => setChosen(undefined)} />
+        </Suspense>
+      )}
+    </>
+  )
+}
+
+interface NodeRowProps {
+  node: Node
+  isTarget: boolean
+  /** Absent for a role that cannot act on nodes. */
+  onAct?: (node: Node) => void
+}
+
+function NodeRow({ node, isTarget, onAct }: NodeRowProps) {
+  const figures = nodeFigures(node, { staleSeconds: useStaleSeconds() })
+  const columns = WORDS.columns
+  const requested = node.Request ? `${sentence(NODES.requested(node.Request))} ` : ''
+  return (
+    <tr id={node.NodeId} className={isTarget ? 'target' : undefined}>
+      <td data-name={columns.node}><CopyId id={node.NodeId} /></td>
+      <td data-name={columns.status} {...hook(figures, 'status')}>
+        <Status tone={figures.statusTone} word={figures.status} />
+      </td>
+      <td data-name={columns.agent}><Agent node={node} figures={figures} /></td>
+      <td className="name" data-name={columns.job}>{node.TrainingJobName ? <JobLink name={node.TrainingJobName} /> : '–'}</td>
+      <td className="reason">{requested}{sentence(node.Reason)}</td>
+      <td className="mono nowrap" data-name={columns.address}>{node.Address || '–'}</td>
+      <td className="n" data-name={columns.memory}>{node.MemoryBytes ? bytes(node.MemoryBytes) : '–'}</td>
+      <td className="moment" data-name={columns.since}><Ago at={node.EndTime ?? node.CreationTime} /></td>
+      {onAct && (
+        <td data-name={columns.act}>
+          {actionsOf(node).length > 0 && (
+            <Button size="compact-sm" variant="default" aria-label={WORDS.actOn(node.NodeId)} onClick={() => onAct(node)}>
+              {WORDS.act}
+            </Button>
+          )}
+        </td>
+      )}
+    </tr>
+  )
+}
+
+function Agent({ node, figures }: { node: Node; figures: NodeFigures }) {
+  const word = node.Connected && node.Warm ? WORDS.warm : figures.agent
+  const refused = node.RefusedMessageCount + node.RefusedSessionCount
+  return (
+    <div>
+      <span {...hook(figures, 'agent')}>
+        {word === undefined || figures.agent === undefined ? '–' : <Status tone={figures.agentTone} word={word} />}
+      </span>
+      {refused > 0 && (
+        <div className="dim">{WORDS.refused(count(node.RefusedMessageCount), count(node.RefusedSessionCount))}</div>
+      )}
+      {conditionLines(node.Conditions).map((line) => (
+        <div key={line.key}><Status tone="warn" word={line.title} title={line.text} /></div>
+      ))}
+      {node.Exposure && node.NodeStatus !== 'gone' && (
+        <div><Status tone="warn" word={WORDS.exposed} title={node.Exposure} /></div>
+      )}
+    </div>
+  )
+}
