@@ -42,7 +42,7 @@ def test_the_queue_says_why_a_job_waits_who_is_ahead_and_what_would_free_it(
     expect(row.locator("td").first).to_have_text(str(job["QueuePosition"]))
     expect(row).to_contain_text(sentence(job["Reason"]))
     for ahead in job["QueuedBehind"]:
-        expect(row.locator("[data-name='Ahead of it']")).to_contain_text(ahead)
+        expect(row.locator("[data-name='Jobs ahead']")).to_contain_text(ahead)
     expect(row.locator("ul.plain li").first).to_be_visible()
 
 
@@ -146,7 +146,7 @@ def test_a_request_is_the_same_as_yaml_on_the_command_line_in_python_and_for_cur
 
 def test_form_and_yaml_follow_each_other(desk: Page) -> None:
     desk.goto("/submit")
-    text = desk.get_by_label("As YAML")
+    text = desk.get_by_label("YAML", exact=True)
     desk.get_by_label(re.compile("^Name")).fill("both-ways")
     desk.get_by_label("Nodes").fill("7")
     expect(text).to_have_value(re.compile("TrainingJobName: both-ways"))

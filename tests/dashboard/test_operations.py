@@ -20,7 +20,7 @@ from tests.dashboard.seeded import FINE_SECONDS
 from tests.dashboard.service import Seeded
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
-ADMINS = re.compile("^(Change|Act on|Unfreeze|Start the drill|Make a token|Revoke)")
+ADMINS = re.compile("^(Change|Act on|Unfreeze|Start the drill|Create token|Revoke)")
 """First words in the labels of buttons that only an administrator may press."""
 LEAST_INTERVAL_SECONDS, CLOCK_SECONDS = 2.0, 0.1
 CONNECTIONS = 6

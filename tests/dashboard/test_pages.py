@@ -30,7 +30,7 @@ LEAST_INTERVAL_SECONDS, CLOCK_SECONDS = 2.0, 0.1
 """Shortest interval between two requests of a page, and the step of the page's clock."""
 CHANGES = re.compile(
     "^(Stop|Pause|Resume|Take over|Hand back|Acknowledge|Submit|Change|Act on|Unfreeze|Start the "
-    "drill|Make a token|Revoke)"
+    "drill|Create token|Revoke)"
 )
 """First words in the labels of buttons that change a job, a fleet or another object."""
 

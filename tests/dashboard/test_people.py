@@ -67,7 +67,7 @@ def test_what_the_service_refuses_is_said_where_it_was_asked(
         page.get_by_label("Source").fill("0" * 64)
         page.get_by_role("button", name="Show the plan").click()
         refusal = page.get_by_role("alert").first
-        expect(refusal).to_contain_text("It was not submitted")
+        expect(refusal).to_contain_text("The job was not submitted")
         expect(refusal).to_contain_text("Code")
 
 
@@ -89,8 +89,8 @@ def test_a_plan_says_what_would_become_of_a_job(desk: Page, api: httpx.Client) -
         desk.get_by_role("button", name="Show the plan").click()
     plan = api.post("/training-jobs", json=request).json()["Plan"]
     card = desk.get_by_role("region", name="The plan")
-    queued = f"number {plan['QueuePosition']} in the queue" if "QueuePosition" in plan else "It would wait for nodes"
-    expect(card).to_contain_text("It would start at once" if plan["CanStartNow"] else queued)
+    queued = f"number {plan['QueuePosition']} in the queue" if "QueuePosition" in plan else "would wait for nodes"
+    expect(card).to_contain_text("The job would start now" if plan["CanStartNow"] else queued)
     expect(card).to_contain_text(f"${plan['CostUsdPerHour']:,.2f}/h")
     for name in plan["QueuedBehind"]:
         expect(card).to_contain_text(name)
@@ -127,13 +127,13 @@ def test_a_token_is_made_shown_once_used_and_revoked(
 ) -> None:
     desk.goto("/settings")
     desk.get_by_label("Role").select_option("viewer")
-    desk.get_by_label("Whose, or what for").fill("the person on call")
-    desk.get_by_role("button", name="Make a token").click()
+    desk.get_by_label("Owner or purpose").fill("the person on call")
+    desk.get_by_role("button", name="Create token").click()
     banner = desk.get_by_role("status", name="The new token")
     secret = banner.locator("pre").inner_text().strip()
     (made,) = [each for each in api.get("/tokens").json()["Tokens"] if each["Description"] == "the person on call"]
     assert made["Role"] == "viewer"
-    desk.get_by_role("button", name="I have it").click()
+    desk.get_by_role("button", name="Done").click()
     expect(desk.get_by_text(secret)).to_have_count(0)
     with watched(browser, seeded.url, refusals=("status of 401",)) as page:
         sign_in(page, secret)

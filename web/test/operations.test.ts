@@ -29,17 +29,17 @@ describe('the plan of a dry run', () => {
   const plan: TrainingJobPlan = { FleetName: 'main', NodeCount: 4, RanksPerNode: 2, WorldSize: 8, Copies: 2, SlotsPerNode: 8, MemoryRatio: 4, NodeMemoryBytes: 2 ** 30, LargestShardBytes: 2 ** 27, RecoveryOdds: [{ LostNodes: 1, Probability: 1 }, { LostNodes: 2, Probability: 0.67 }], CanStartNow: true, QueuedBehind: [], FreeNodeCount: 5, NodesToLaunch: 0, CostUsdPerHour: 98.4, ExpectedMttfSeconds: 7200, ExpectedRecoverySeconds: 12, ExpectedEttrRatio: 0.998 }
   test('that can start says so, with its price and odds', () => {
     const { start, facts } = planned(plan)
-    expect(start).toMatchObject({ tone: 'good', title: 'It would start at once' })
-    expect(Object.fromEntries(facts)).toMatchObject({ Price: '$98.40/h', 'A loss is survived from memory': 'any one node: always; any two: in 67 % of the cases', 'Expected ETTR': '99.8 %', Ranks: '8: 4 nodes with 2 each' })
+    expect(start).toMatchObject({ tone: 'good', title: 'The job would start now' })
+    expect(Object.fromEntries(facts)).toMatchObject({ Price: '$98.40/h', 'Losses that memory survives': 'any 1 node: always; any 2 nodes: in 67 % of the cases', 'Expected ETTR': '99.8 %', Ranks: '8: 4 nodes with 2 each' })
   })
   test('that has to wait says for what, behind whom, and what would come', () => {
     const { start } = planned({ ...plan, CanStartNow: false, QueuePosition: 2, QueuedBehind: ['gpt'], WaitsFor: 'waits for 3 nodes', FreeNodeCount: 1, NodesToLaunch: 3 })
-    expect(start.title).toBe('It would be number 2 in the queue')
-    expect(start.text).toBe('Waits for 3 nodes. 1 node of main is free, and it needs 4. Ahead of it: gpt. The fleet would bring 3 instances.')
+    expect(start.title).toBe('The job would be number 2 in the queue')
+    expect(start.text).toBe('Waits for 3 nodes. 1 node of main is free, and the job needs 4. Jobs ahead: gpt. The fleet would start 3 instances.')
   })
   test('shows the memory of parity beside that of copies', () => {
     const facts = Object.fromEntries(planned({ ...plan, Copies: 1, ParityGroupSize: 4, MemoryRatio: 8 / 3, CopiesMemoryRatio: 4 }).facts)
-    expect(facts).toMatchObject({ 'Parity in memory': 'groups of 4 nodes', 'Memory of a node': '2.67 × the state of its ranks; two copies: 4.00 ×' })
+    expect(facts).toMatchObject({ 'Parity in memory': 'groups of 4 nodes', 'Memory per node': '2.67 × the state of its ranks; 2 copies need 4.00 ×' })
     expect(facts).not.toHaveProperty('Copies in memory')
   })
   test('leaves out what a new fleet does not know', () => expect(planned({ ...plan, CostUsdPerHour: undefined, ExpectedMttfSeconds: undefined, ExpectedRecoverySeconds: undefined, ExpectedEttrRatio: undefined, LargestShardBytes: undefined, RecoveryOdds: [] }).facts.map(([name]) => name)).toEqual(['Fleet', 'Ranks', 'Copies in memory']))

@@ -237,18 +237,18 @@ describe('a job that begins with an earlier one', () => {
     return {
       type: (label: RegExp | string, value: string) => fireEvent.change(screen.getByLabelText(label), { target: { value } }),
       answer: (job: TrainingJob) => answers.get(`/v1/training-jobs/${job.TrainingJobName}`)!(job),
-      yaml: () => screen.getByLabelText<HTMLTextAreaElement>('As YAML').value,
+      yaml: () => screen.getByLabelText<HTMLTextAreaElement>('YAML').value,
       parameters: () => screen.getByLabelText<HTMLTextAreaElement>('Hyperparameters').value,
     }
   }
   test('has nothing of one whose name is only how its own begins', async () => {
     const { type, answer, yaml, parameters } = page()
     type('Hyperparameters', 'typed=before')
-    type('Begin with', 'gpt')
+    type('Copy from', 'gpt')
     await answer(gpt)
     expect(yaml()).toContain('arn:of:gpt')
-    screen.getByText(/settings of gpt are below/)
-    type('Begin with', 'gpt-2')
+    screen.getByText(/settings of gpt\./)
+    type('Copy from', 'gpt-2')
     await answer(next)
     expect(yaml()).toContain('b'.repeat(64))
     expect(yaml()).not.toContain('arn:of:gpt')
@@ -256,23 +256,23 @@ describe('a job that begins with an earlier one', () => {
   })
   test('is the one that was asked for last, in whichever order the answers come', async () => {
     const { type, answer, yaml } = page()
-    type('Begin with', 'gpt')
-    type('Begin with', 'gpt-2')
+    type('Copy from', 'gpt')
+    type('Copy from', 'gpt-2')
     await answer(next)
     await answer(gpt)
     expect(yaml()).toContain('b'.repeat(64))
-    screen.getByText(/settings of gpt-2 are below/)
+    screen.getByText(/settings of gpt-2\./)
   })
   test('stands in the field of hyperparameters as in the draft, chosen again too', async () => {
     const { type, answer, yaml, parameters } = page()
-    type('Begin with', 'gpt-2')
+    type('Copy from', 'gpt-2')
     await answer(next)
     type('Hyperparameters', 'steps=3')
     expect(yaml()).not.toContain('"3"')
     fireEvent.blur(screen.getByLabelText('Hyperparameters'))
     expect([parameters(), yaml()]).toEqual(['steps=3', expect.stringContaining('"3"')])
-    type('Begin with', 'gpt')
-    type('Begin with', 'gpt-2')
+    type('Copy from', 'gpt')
+    type('Copy from', 'gpt-2')
     await answer(next)
     expect([parameters(), yaml()]).toEqual(['steps=2', expect.stringContaining('"2"')])
   })
@@ -281,11 +281,11 @@ describe('a job that begins with an earlier one', () => {
     const pass = () => fireEvent.blur(screen.getByLabelText('Hyperparameters'))
     type('Hyperparameters', 'steps=200')
     pass()
-    type('As YAML', yaml().replace('"200"', '"2000"'))
+    type('YAML', yaml().replace('"200"', '"2000"'))
     expect(parameters()).toBe('steps=2000')
     pass()
     expect(yaml()).toContain('"2000"')
-    type('As YAML', '# mine\nHyperParameters: {steps: "5"}\n')
+    type('YAML', '# mine\nHyperParameters: {steps: "5"}\n')
     pass()
     expect(yaml()).toMatch(/^# mine/)
     type('Hyperparameters', 'steps=5\nlr')
@@ -295,7 +295,7 @@ describe('a job that begins with an earlier one', () => {
   test('is sent with what is empty by the user’s own name', async () => {
     const { type } = page()
     const asked = served({ '/v1/training-jobs': { body: { Plan: undefined } } })
-    type('As YAML', `TrainingJobName: mine\nSource: {SourceId: ${'c'.repeat(64)}}\nEntryPoint: train.py\nNodeCount: 1\nEnvironment: {CUDA_VISIBLE_DEVICES: ""}\n`)
+    type('YAML', `TrainingJobName: mine\nSource: {SourceId: ${'c'.repeat(64)}}\nEntryPoint: train.py\nNodeCount: 1\nEnvironment: {CUDA_VISIBLE_DEVICES: ""}\n`)
     fireEvent.click(screen.getByRole('button', { name: 'Show the plan' }))
     await waitFor(() => expect(asked.map((each) => each.body)).toMatchObject([{ Environment: { CUDA_VISIBLE_DEVICES: '' }, DryRun: true }]))
   })

@@ -1,39 +1,53 @@
-/** What a dry run says would become of a job, in words. Pure. */
+/** The plan of a dry run in words. Pure. */
 import type { TrainingJobPlan } from '../contract'
+import { PLAN } from '../words/submit'
+import type { Statement } from './facts'
 import { bytes, count, dollars, duration, percent, plural, sentence } from './format'
-import type { Statement } from './verdict'
 
 export interface Planned {
   start: Statement
+  /** Label and value, without what a new fleet does not know. */
   facts: [string, string][]
 }
 
-const LOSSES: Record<number, string> = { 1: 'any one node', 2: 'any two', 3: 'any three' }
-
 export function planned(plan: TrainingJobPlan): Planned {
-  const launch = plan.NodesToLaunch > 0 ? ` ${sentence(`the fleet would bring ${plural(plan.NodesToLaunch, 'instance')}`)}` : ''
-  const free = `${plural(plan.FreeNodeCount, 'node')} of ${plan.FleetName} ${plan.FreeNodeCount === 1 ? 'is' : 'are'} free, and it needs ${count(plan.NodeCount)}.`
-  const behind = (plan.QueuedBehind ?? []).length ? ` Ahead of it: ${plan.QueuedBehind.join(', ')}.` : ''
-  const start: Statement = plan.CanStartNow
-    ? { tone: 'good', title: 'It would start at once', text: `${free}${launch}` }
-    : {
-        tone: 'busy',
-        title: plan.QueuePosition === undefined ? 'It would wait for nodes' : `It would be number ${plan.QueuePosition} in the queue`,
-        text: `${sentence(plan.WaitsFor ?? '')} ${free}${behind}${launch}`.trim(),
-      }
-  const odds = (plan.RecoveryOdds ?? []).map((each) => `${LOSSES[each.LostNodes] ?? `any ${each.LostNodes}`}: ${each.Probability >= 1 ? 'always' : `in ${percent(each.Probability)} of the cases`}`)
-  const facts: [string, string | undefined][] = [
-    ['Fleet', plan.FleetName],
-    ['Ranks', `${count(plan.WorldSize)}: ${plural(plan.NodeCount, 'node')} with ${count(plan.RanksPerNode)} each`],
-    plan.ParityGroupSize === undefined ? ['Copies in memory', count(plan.Copies)] : ['Parity in memory', `groups of ${plan.ParityGroupSize} nodes`],
-    plan.CopiesMemoryRatio === undefined ? ['Memory of a node', undefined] : ['Memory of a node', `${plan.MemoryRatio.toFixed(2)} × the state of its ranks; two copies: ${plan.CopiesMemoryRatio.toFixed(2)} ×`],
-    ['A loss is survived from memory', odds.join('; ') || undefined],
-    ['State of a rank', plan.LargestShardBytes === undefined ? undefined : `at most ${bytes(plan.LargestShardBytes)}: ${plural(plan.SlotsPerNode, 'slot')} in ${bytes(plan.NodeMemoryBytes ?? 0)} of a node`],
-    ['Price', plan.CostUsdPerHour === undefined ? undefined : `${dollars(plan.CostUsdPerHour)}/h`],
-    ['At most', plan.MostCostUsd === undefined ? undefined : dollars(plan.MostCostUsd)],
-    ['A failure', plan.ExpectedMttfSeconds === undefined ? undefined : `about every ${duration(plan.ExpectedMttfSeconds)}, as this fleet has been`],
-    ['A recovery', plan.ExpectedRecoverySeconds === undefined ? undefined : `about ${duration(plan.ExpectedRecoverySeconds)}`],
-    ['Expected ETTR', plan.ExpectedEttrRatio === undefined ? undefined : percent(plan.ExpectedEttrRatio)],
+  return { start: startOf(plan), facts: factsOf(plan).filter((fact): fact is [string, string] => fact[1] !== undefined) }
+}
+
+function startOf(plan: TrainingJobPlan): Statement {
+  const isOne = plan.FreeNodeCount === 1
+  const free = PLAN.free(plural(plan.FreeNodeCount, 'node'), plan.FleetName, isOne, count(plan.NodeCount))
+  const launch = plan.NodesToLaunch > 0 ? PLAN.launch(plural(plan.NodesToLaunch, 'instance')) : ''
+  const joined = (...texts: string[]) => texts.filter(Boolean).join(' ')
+  if (plan.CanStartNow) return { tone: 'good', title: PLAN.start, text: joined(free, launch) }
+  const title = plan.QueuePosition === undefined ? PLAN.wait : PLAN.place(plan.QueuePosition)
+  const behind = plan.QueuedBehind?.length ? PLAN.behind(plan.QueuedBehind) : ''
+  return { tone: 'busy', title, text: joined(sentence(plan.WaitsFor ?? ''), free, behind, launch) }
+}
+
+function factsOf(plan: TrainingJobPlan): [string, string | undefined][] {
+  const labels = PLAN.labels
+  const optional = <T>(value: T | undefined, text: (value: T) => string) => (value === undefined ? undefined : text(value))
+  const odds = (plan.RecoveryOdds ?? []).map(({ LostNodes, Probability }) => {
+    const loss = PLAN.losses[LostNodes] ?? PLAN.otherLoss(LostNodes)
+    return Probability >= 1 ? PLAN.always(loss) : PLAN.sometimes(loss, percent(Probability))
+  })
+  const slots = plural(plan.SlotsPerNode, 'slot')
+  const memory = bytes(plan.NodeMemoryBytes ?? 0)
+  return [
+    [labels.fleet, plan.FleetName],
+    [labels.ranks, PLAN.ranks(count(plan.WorldSize), plural(plan.NodeCount, 'node'), count(plan.RanksPerNode))],
+    plan.ParityGroupSize === undefined
+      ? [labels.copies, count(plan.Copies)]
+      : [labels.parity, PLAN.groups(plan.ParityGroupSize)],
+    [labels.memory, optional(plan.CopiesMemoryRatio, (copies) =>
+      PLAN.memory(plan.MemoryRatio.toFixed(2), copies.toFixed(2)))],
+    [labels.losses, odds.join('; ') || undefined],
+    [labels.state, optional(plan.LargestShardBytes, (largest) => PLAN.state(bytes(largest), slots, memory))],
+    [labels.price, optional(plan.CostUsdPerHour, (price) => PLAN.perHour(dollars(price)))],
+    [labels.limit, optional(plan.MostCostUsd, dollars)],
+    [labels.mttf, optional(plan.ExpectedMttfSeconds, duration)],
+    [labels.mttr, optional(plan.ExpectedRecoverySeconds, duration)],
+    [labels.ettr, optional(plan.ExpectedEttrRatio, percent)],
   ]
-  return { start, facts: facts.filter((each): each is [string, string] => each[1] !== undefined) }
 }

@@ -2,10 +2,11 @@
 import { parse, stringify } from 'yaml'
 
 import { jobSettings, type CreateTrainingJobRequest, type TrainingJob } from '../contract'
+import { SUBMIT } from '../words/submit'
 
 export type Draft = Partial<CreateTrainingJobRequest>
 
-/** Fields whose keys are the user's: an empty value says something there. */
+/** Fields whose keys the user chooses. An empty value is meaningful there. */
 const MAPS = new Set(['HyperParameters', 'Environment', 'Secrets', 'Tags'])
 
 function tidy(value: unknown, isMap = false): unknown {
@@ -17,22 +18,22 @@ function tidy(value: unknown, isMap = false): unknown {
   return Object.fromEntries(kept)
 }
 
-/** Without fields that are empty: the request as short as it can be. */
+/** Return the request without empty fields. */
 export const shortest = (draft: Draft): Draft => tidy(draft) as Draft
 
-/** The request that makes a job like this one. */
+/** Return the request that creates a job like this one. */
 export function requestOf(job: TrainingJob): Draft {
   const run = `run=${job.RunId}/`
   const own = `/jobs/${job.TrainingJobName}/${run}`
-  /** Without the place of this job that the service has put below it. */
-  const asked = (uri: string | undefined, place: string) =>
+  /** Return the URI of the request, without the folder that the service added for this job. */
+  const requested = (uri: string | undefined, place: string) =>
     uri?.endsWith(`/${place}`) ? uri.slice(0, -place.length) : uri && !uri.includes(own) ? uri : undefined
   return shortest({
     ...Object.fromEntries(jobSettings.map((name) => [name, job[name]])),
     AlternativeFleetNames: job.AlternativeFleetNames?.length ? job.AlternativeFleetNames : undefined,
-    CheckpointConfig: { ...job.CheckpointConfig, S3Uri: asked(job.CheckpointConfig?.S3Uri, `${job.TrainingJobName}/`) },
+    CheckpointConfig: { ...job.CheckpointConfig, S3Uri: requested(job.CheckpointConfig?.S3Uri, `${job.TrainingJobName}/`) },
     InputDataConfig: job.InputDataConfig?.length ? job.InputDataConfig : undefined,
-    OutputDataConfig: { S3OutputPath: asked(job.OutputDataConfig?.S3OutputPath, `${job.TrainingJobName}/${run}`) },
+    OutputDataConfig: { S3OutputPath: requested(job.OutputDataConfig?.S3OutputPath, `${job.TrainingJobName}/${run}`) },
     Preemptible: job.Preemptible || undefined,
   })
 }
@@ -41,7 +42,7 @@ export const asYaml = (draft: Draft): string => stringify(shortest(draft), { lin
 
 export class NotASpec extends Error {}
 
-/** Read what somebody typed; a sentence says what is wrong with it. */
+/** Read a request from YAML. Raises NotASpec with a sentence about the problem. */
 export function fromYaml(text: string): Draft {
   let read: unknown
   try {
@@ -50,13 +51,13 @@ export function fromYaml(text: string): Draft {
     throw new NotASpec(error instanceof Error ? error.message.split('\n')[0]! : String(error))
   }
   if (read === null || read === undefined) return {}
-  if (typeof read !== 'object' || Array.isArray(read)) throw new NotASpec('The YAML is not a job. Write fields with values, such as TrainingJobName: my-job.')
+  if (typeof read !== 'object' || Array.isArray(read)) throw new NotASpec(SUBMIT.problems.yaml)
   return read as Draft
 }
 
 const quoted = (text: string): string => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`)
 
-/** AWS's own command line, with Everstep's model installed (`everstep configure`): it takes the request as it is. */
+/** Return the command of the AWS command line, which needs Everstep's model (`everstep configure`). */
 export const asCommand = (draft: Draft): string => `aws everstep create-training-job --cli-input-json ${quoted(JSON.stringify(shortest(draft), null, 2))}`
 
 export const asCurl = (draft: Draft): string =>

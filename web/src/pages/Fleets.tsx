@@ -37,7 +37,7 @@ export default function FleetsPage() {
 function FleetTable({ fleets }: { fleets: Fleet[] }) {
   const columns = FLEETS.columns
   return (
-    <Card isFlush label={FLEETS.title}>
+    <Card isFlush>
       <div className="scroll" tabIndex={0} role="region" aria-label={FLEETS.title}>
         <table className="grid stacked">
           <thead>

@@ -1,55 +1,69 @@
-/** Who is signed in, how it looks, which versions run. */
+/** The session, tokens, the theme and the keys. */
 import { SegmentedControl, useMantineColorScheme } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 
+import type { Session } from '../api/client'
 import { nodesQuery, sessionQuery, useRole } from '../api/queries'
 import { ago, utc } from '../model/format'
 import { versionsOf } from '../model/nodes'
 import { FactList, Shown, useTold } from '../parts/Basics'
+import { Card } from '../parts/Card'
+import { CopyId } from '../parts/CopyId'
+import { KeyTables } from '../parts/KeyHelp'
 import { NotificationSettings } from '../parts/NotificationSettings'
+import { PageHead } from '../parts/PageHead'
 import { Tokens } from '../parts/Tokens'
+import { SETTINGS } from '../words/settings'
 
-const MAY: Record<string, string> = { admin: 'everything, in every project', submitter: 'run and stop jobs of its project; read fleets', viewer: 'read' }
-const KEYS = [['⌘K or Ctrl K', 'search and go to'], ['g then j, q, i, f, s, d', 'jobs, queue, incidents, fleets, submit, drills'], ['/', 'filter']]
+const SCHEMES = ['auto', 'light', 'dark'] as const
 
 export default function SettingsPage() {
   useDocumentTitle('Settings, Everstep')
   const query = useQuery(sessionQuery)
-  const ends = useTold((now) => (query.data ? ago(query.data.ExpiresAt, now) : ''))
   const { isAdmin } = useRole()
-  const nodes = useQuery(nodesQuery()).data
   const { colorScheme, setColorScheme } = useMantineColorScheme()
+  const session = query.data
+  const verdict = session && { tone: 'idle' as const, ...SETTINGS.verdict(session.Role, session.Project) }
   return (
     <div className="stack">
-      <h1>Settings</h1>
-      <section className="card">
-        <h2>Session</h2>
+      <PageHead title={SETTINGS.title} verdict={verdict || undefined} />
+      <Card title={SETTINGS.session.title}>
         <Shown query={query} rows={2}>
-          {(session) => session && (
-            <FactList
-              facts={[
-                ['Role', `${session.Role}: may ${MAY[session.Role] ?? 'what the server allows'}`],
-                ['Project', session.Project || 'all'],
-                ['Token', <span key="token"><code>{session.TokenId}</code> {session.Description}</span>],
-                ['Session ends', `${ends}, ${utc(session.ExpiresAt)}`],
-                ['Server', `Everstep ${session.Version}`],
-                ['Agents', nodes === undefined ? '…' : versionsOf(nodes)],
-              ]}
-            />
-          )}
+          {(found) => found && <SessionFacts session={found} />}
         </Shown>
-      </section>
-      {isAdmin && query.data && <Tokens own={query.data.TokenId} />}
+      </Card>
+      {isAdmin && session && <Tokens own={session.TokenId} />}
       <NotificationSettings />
-      <section className="card">
-        <h2>Theme</h2>
-        <SegmentedControl aria-label="Theme" value={colorScheme} onChange={(value) => setColorScheme(value as 'auto')} data={[{ value: 'auto', label: 'As the system' }, { value: 'light', label: 'Light' }, { value: 'dark', label: 'Dark' }]} />
-      </section>
-      <section className="card">
-        <h2>Keys</h2>
-        <FactList facts={KEYS.map(([key, what]) => [key!, what])} />
-      </section>
+      <Card title={SETTINGS.theme.title}>
+        <SegmentedControl
+          aria-label={SETTINGS.theme.title}
+          value={colorScheme}
+          onChange={(value) => setColorScheme(value as 'auto')}
+          data={SCHEMES.map((value) => ({ value, label: SETTINGS.theme[value] }))}
+        />
+      </Card>
+      <Card title={SETTINGS.keys}>
+        <KeyTables />
+      </Card>
     </div>
+  )
+}
+
+function SessionFacts({ session }: { session: Session }) {
+  const nodes = useQuery(nodesQuery()).data
+  const ends = useTold((now) => ago(session.ExpiresAt, now))
+  const { labels, permissions, otherPermissions, allProjects, server } = SETTINGS.session
+  return (
+    <FactList
+      facts={[
+        [labels.role, permissions[session.Role] ?? otherPermissions],
+        [labels.project, session.Project || allProjects],
+        [labels.token, <span key="token"><CopyId id={session.TokenId} /> {session.Description}</span>],
+        [labels.ends, `${ends}, ${utc(session.ExpiresAt)}`],
+        [labels.server, server(session.Version)],
+        [labels.agents, nodes === undefined ? '…' : versionsOf(nodes)],
+      ]}
+    />
   )
 }

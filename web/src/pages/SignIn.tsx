@@ -1,4 +1,4 @@
-/** A token becomes a session; the token itself is not kept anywhere in the browser. */
+/** Exchanges a token for a session. The browser does not keep the token. */
 import { Button, PasswordInput } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQueryClient } from '@tanstack/react-query'
@@ -7,6 +7,7 @@ import { useNavigate, useSearchParams } from 'react-router'
 
 import { session } from '../api/client'
 import { Problem } from '../parts/Basics'
+import { SIGN_IN } from '../words/settings'
 
 export default function SignInPage() {
   useDocumentTitle('Sign in, Everstep')
@@ -16,8 +17,18 @@ export default function SignInPage() {
   const [search] = useSearchParams()
   const client = useQueryClient()
   const navigate = useNavigate()
-  const wanted = search.get('next') ?? '/'
-  const next = wanted.startsWith('/') && !wanted.startsWith('//') && !wanted.startsWith('/sign-in') ? wanted : '/'
+  const signIn = () => {
+    setBusy(true)
+    setError(undefined)
+    session
+      .signIn(token.trim())
+      .then((signedIn) => {
+        client.clear()
+        client.setQueryData(['session'], signedIn)
+        void navigate(safePath(search.get('next')), { replace: true })
+      }, setError)
+      .finally(() => setBusy(false))
+  }
   return (
     <main className="signin stack">
       <div className="row">
@@ -28,27 +39,33 @@ export default function SignInPage() {
         className="card stack"
         onSubmit={(event) => {
           event.preventDefault()
-          setBusy(true)
-          setError(undefined)
-          session
-            .signIn(token.trim())
-            .then((signedIn) => {
-              client.clear()
-              client.setQueryData(['session'], signedIn)
-              void navigate(next, { replace: true })
-            }, setError)
-            .finally(() => setBusy(false))
+          signIn()
         }}
       >
-        <PasswordInput label="Token" description="It is exchanged for a session of at most 12 hours." required data-autofocus autoFocus autoComplete="current-password" value={token} onChange={(event) => setToken(event.currentTarget.value)} />
+        <PasswordInput
+          label={SIGN_IN.token.label}
+          description={SIGN_IN.token.text}
+          required
+          data-autofocus
+          autoFocus
+          autoComplete="current-password"
+          value={token}
+          onChange={(event) => setToken(event.currentTarget.value)}
+        />
         <Button type="submit" loading={isBusy} disabled={!token.trim()}>
-          Sign in
+          {SIGN_IN.button}
         </Button>
         <p className="dim">
-          The first administrator’s token is in the server’s state directory: <code>admin_token</code>. On a local cluster, <code>everstep local env</code> prints it.
+          {SIGN_IN.first} <code>admin_token</code>. {SIGN_IN.local} <code>everstep local env</code>
         </p>
       </form>
-      {error !== undefined && <Problem error={error} title="Not signed in" />}
+      {error !== undefined && <Problem error={error} title={SIGN_IN.failed} />}
     </main>
   )
+}
+
+/** Return the path to open after the sign-in. Only a path of this application is accepted. */
+function safePath(next: string | null): string {
+  const isOwn = next !== null && next.startsWith('/') && !next.startsWith('//') && !next.startsWith('/sign-in')
+  return isOwn ? next : '/'
 }

@@ -1,4 +1,4 @@
-/** Submit a job: a form and the same as YAML, each following the other. */
+/** Submits a job: a form and the same request as YAML. Each follows the other. */
 import { Button, NativeSelect, NumberInput, Textarea, TextInput } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
@@ -6,96 +6,102 @@ import { useEffect, useRef, useState } from 'react'
 import { useNavigate, useSearchParams } from 'react-router'
 
 import { ApiError, call } from '../api/client'
-import { fleetsQuery, jobsQuery, jobQuery, useRole } from '../api/queries'
+import { fleetsQuery, jobQuery, jobsQuery, useRole } from '../api/queries'
 import type { CreateTrainingJobRequest, TrainingJobPlan } from '../contract'
 import { planned } from '../model/plan'
 import { asCommand, asYaml, fromYaml, NotASpec, requestOf, shortest, type Draft } from '../model/spec'
-import { problems, withParity } from '../model/submit'
-import { Command, Empty, FactList, Problem, ToneIcon } from '../parts/Basics'
+import { hyperparametersOf, problems, withParity } from '../model/submit'
+import { Command, Empty, FactList, Problem } from '../parts/Basics'
+import { Card } from '../parts/Card'
+import { PageHead, Verdict, type VerdictLine } from '../parts/PageHead'
+import { SUBMIT } from '../words/submit'
 
-const START: Draft = { TrainingJobName: '', FleetName: '', Source: { SourceId: '' }, EntryPoint: 'train.py', NodeCount: 2, RanksPerNode: 1, Protection: { Copies: 2 } }
+const EMPTY: Draft = {
+  TrainingJobName: '', FleetName: '', Source: { SourceId: '' }, EntryPoint: 'train.py', NodeCount: 2, RanksPerNode: 1,
+  Protection: { Copies: 2 },
+}
 
 export default function SubmitPage() {
   useDocumentTitle('Submit, Everstep')
   const { mayRun } = useRole()
-  return mayRun ? (
-    <Form />
-  ) : (
+  if (mayRun) return <SubmitForm />
+  return (
     <div className="stack">
-      <h1>Submit a job</h1>
-    <Empty title="Your role may read, not submit" command="everstep jobs list">
-      Ask an administrator for a token with the role submitter.
-    </Empty>
+      <PageHead title={SUBMIT.title} />
+      <Empty title={SUBMIT.viewer.title} command="everstep jobs list">{SUBMIT.viewer.text}</Empty>
     </div>
   )
 }
 
-function Form() {
+function SubmitForm() {
   const navigate = useNavigate()
   const client = useQueryClient()
-  const fleets = useQuery(fleetsQuery).data ?? []
   const jobs = useQuery({ ...jobsQuery, refetchInterval: false }).data ?? []
-  const [draft, setDraft] = useState<Draft>(START)
-  const [yaml, setYaml] = useState(asYaml(START))
+  const [draft, setDraft] = useState<Draft>(EMPTY)
+  const [yaml, setYaml] = useState(asYaml(EMPTY))
   const [yamlError, setYamlError] = useState('')
-  const [typed, setTyped] = useState<string>() // hyperparameters that are not in the draft yet
+  /** Text of the hyperparameters that is not in the draft yet. */
+  const [typed, setTyped] = useState<string>()
   const [isTried, setTried] = useState(false)
   const [touched, setTouched] = useState<ReadonlySet<string>>(new Set())
   const [plan, setPlan] = useState<TrainingJobPlan>()
   const [error, setError] = useState<unknown>()
   const [isBusy, setBusy] = useState(false)
-  const [begun, setBegun] = useState('')
-  const wanted = useRef('')
+  const [copied, setCopied] = useState('')
+  const newest = useRef('')
   const found = problems(draft)
-  const said = (field: string) => {
-    const refused = error instanceof ApiError ? error.fields.find((each) => each.Field === field || each.Field.startsWith(`${field}.`))?.Message : undefined
+
+  const problemOf = (field: string): string | undefined => {
+    const fields = error instanceof ApiError ? error.fields : []
+    const refused = fields.find(({ Field }) => Field === field || Field.startsWith(`${field}.`))?.Message
     return refused ?? (isTried || touched.has(field) ? found[field] : undefined)
   }
-  const settled = (next: Draft, fields: string[]) => {
+  const settle = (next: Draft, fields: string[]) => {
     setDraft(next)
     setTyped(undefined)
     setPlan(undefined)
     setError(undefined)
     setTouched(new Set([...touched, ...fields]))
   }
-  const take = (next: Draft, fields: string[]) => {
-    settled(next, fields)
+  const replace = (next: Draft, fields: string[]) => {
+    settle(next, fields)
     setYaml(asYaml(next))
     setYamlError('')
   }
-  const change = (changes: Draft) => take({ ...draft, ...changes }, Object.keys(changes))
-  /** Fill the form from a job. `address`: its name or RunId. Only the answer for the newest address counts. */
-  const load = (address: string) => {
-    wanted.current = address
-    client.fetchQuery(jobQuery(address)).then(
-      (job) => {
-        if (wanted.current !== address) return
-        const request = { ...requestOf(job), TrainingJobName: '' }
-        setBegun(job.TrainingJobName)
-        take({ ...START, ...request }, Object.keys(request))
-      },
-      (refused: unknown) => wanted.current === address && setError(refused),
-    )
-  }
-  const begin = (name: string) => {
-    if (jobs.some((job) => job.TrainingJobName === name)) load(name)
-    else wanted.current = name
-  }
-  const [search] = useSearchParams()
-  const origin = search.get('from')
-  // A link to this page may name the job to clone.
-  useEffect(() => void (origin && load(origin)), [origin])
+  const change = (changes: Draft) => replace({ ...draft, ...changes }, Object.keys(changes))
   const write = (text: string) => {
     setYaml(text)
     try {
       const next = fromYaml(text)
-      settled(next, Object.keys(next))
+      settle(next, Object.keys(next))
       setYamlError('')
     } catch (wrong) {
       if (!(wrong instanceof NotASpec)) throw wrong
       setYamlError(wrong.message)
     }
   }
+
+  /** Fill the form from a job. `address`: its name or RunId. Only the answer for the newest address counts. */
+  const load = (address: string) => {
+    newest.current = address
+    client.fetchQuery(jobQuery(address)).then(
+      (job) => {
+        if (newest.current !== address) return
+        const request = { ...requestOf(job), TrainingJobName: '' }
+        setCopied(job.TrainingJobName)
+        replace({ ...EMPTY, ...request }, Object.keys(request))
+      },
+      (refused: unknown) => newest.current === address && setError(refused),
+    )
+  }
+  const begin = (name: string) => {
+    if (jobs.some((job) => job.TrainingJobName === name)) load(name)
+    else newest.current = name
+  }
+  const origin = useSearchParams()[0].get('from')
+  // A link to this page may name the job to clone.
+  useEffect(() => void (origin && load(origin)), [origin])
+
   const send = (isDry: boolean) => {
     setTried(true)
     setError(undefined)
@@ -105,12 +111,12 @@ function Form() {
       .then((answer) => {
         if (isDry) return setPlan(answer.Plan)
         void client.invalidateQueries({ queryKey: ['jobs'] })
-        const isTaken = jobs.some((each) => each.TrainingJobName === answer.TrainingJobName) // by another project's job
-        void navigate(`/jobs/${encodeURIComponent(isTaken ? answer.RunId! : answer.TrainingJobName)}`)
+        const isAmbiguous = jobs.some((job) => job.TrainingJobName === answer.TrainingJobName) // of another project
+        void navigate(`/jobs/${encodeURIComponent(isAmbiguous ? answer.RunId! : answer.TrainingJobName)}`)
       }, setError)
       .finally(() => setBusy(false))
   }
-  const number = (value: number | string) => (value === '' ? undefined : Number(value))
+  const wrong = isTried ? Object.entries(found) : []
   return (
     <form
       className="stack"
@@ -119,91 +125,201 @@ function Form() {
         send(false)
       }}
     >
-      <h1>Submit a job</h1>
+      <PageHead title={SUBMIT.title} verdict={verdictOf(wrong.length, plan !== undefined)} />
       <div className="split">
-        <section className="card stack">
-          <TextInput
-            label="Begin with"
-            description={begun ? `The code and settings of ${begun} are below, as far as they were not changed` : 'The code and settings of an earlier job; names are not used twice'}
-            placeholder="an earlier job"
-            list="earlier-jobs"
-            autoComplete="off"
-            onChange={(event) => begin(event.currentTarget.value)}
-          />
-          <datalist id="earlier-jobs">
-            {jobs.map((job) => (
-              <option key={job.RunId} value={job.TrainingJobName} />
-            ))}
-          </datalist>
-          <TextInput label="Name" required error={said('TrainingJobName')} value={draft.TrainingJobName ?? ''} onChange={(event) => change({ TrainingJobName: event.currentTarget.value })} autoComplete="off" spellCheck={false} />
-          <NativeSelect label="Fleet" error={said('FleetName')} data={[{ value: '', label: 'the only one there is' }, ...fleets.map((fleet) => fleet.FleetName)]} value={draft.FleetName ?? ''} onChange={(event) => change({ FleetName: event.currentTarget.value })} />
-          <TextInput
-            label="Source"
-            required
-            description="Id of an uploaded archive (SHA-256). The command line uploads a folder: everstep jobs submit"
-            error={said('Source')}
-            value={draft.Source?.SourceId ?? ''}
-            onChange={(event) => change({ Source: { SourceId: event.currentTarget.value.trim() } })}
-            autoComplete="off"
+        <Card label={SUBMIT.form}>
+          <div className="stack">
+            <CopyFrom names={jobs.map((job) => job.TrainingJobName)} copied={copied} onChange={begin} />
+            <Fields draft={draft} problemOf={problemOf} onChange={change} />
+            <Textarea
+              label={SUBMIT.hyperparameters.label}
+              description={SUBMIT.hyperparameters.text}
+              autosize
+              minRows={2}
+              error={problemOf('HyperParameters')}
+              value={typed ?? linesOf(draft.HyperParameters)}
+              onChange={(event) => setTyped(event.currentTarget.value)}
+              onBlur={() => typed !== undefined && change({ HyperParameters: hyperparametersOf(typed) })}
+            />
+          </div>
+        </Card>
+        <Card>
+          <Textarea
+            className="yaml"
+            label={SUBMIT.yaml.label}
+            description={SUBMIT.yaml.text}
+            autosize
+            minRows={18}
+            maxRows={32}
+            value={yaml}
+            error={yamlError}
+            onChange={(event) => write(event.currentTarget.value)}
             spellCheck={false}
           />
-          <TextInput label="Entry point" required description="A Python file in the source" error={said('EntryPoint')} value={draft.EntryPoint ?? ''} onChange={(event) => change({ EntryPoint: event.currentTarget.value })} spellCheck={false} />
-          <div className="row" style={{ alignItems: 'flex-start' }}>
-            <NumberInput label="Nodes" required w={110} min={1} allowDecimal={false} error={said('NodeCount')} value={draft.NodeCount ?? ''} onChange={(value) => change({ NodeCount: number(value) })} />
-            <NumberInput label="Ranks a node" w={110} min={1} allowDecimal={false} error={said('RanksPerNode')} value={draft.RanksPerNode ?? ''} onChange={(value) => change({ RanksPerNode: number(value) })} />
-            <NumberInput label="Copies" w={110} min={1} allowDecimal={false} error={said('Protection')} value={draft.Protection?.Copies ?? ''} onChange={(value) => change({ Protection: { ...draft.Protection, Copies: number(value) } })} />
-            <NumberInput label="Parity group" w={120} min={2} max={8} allowDecimal={false} value={draft.Protection?.ParityGroupSize ?? ''} onChange={(value) => change({ Protection: withParity(draft.Protection, number(value)) })} />
-            <NumberInput label="Checkpoint every" w={140} min={0} allowDecimal={false} suffix=" steps" error={said('CheckpointConfig')} value={draft.CheckpointConfig?.EverySteps ?? ''} onChange={(value) => change({ CheckpointConfig: { ...draft.CheckpointConfig, EverySteps: number(value) } })} />
-          </div>
-          <Textarea
-            label="Hyperparameters"
-            description="One a line: steps=200"
-            autosize
-            minRows={2}
-            error={said('HyperParameters')}
-            value={typed ?? Object.entries(draft.HyperParameters ?? {}).map(([key, value]) => `${key}=${value}`).join('\n')}
-            onChange={(event) => setTyped(event.currentTarget.value)}
-            onBlur={() =>
-              typed !== undefined &&
-              change({ HyperParameters: Object.fromEntries(typed.split('\n').filter((line) => line.includes('=')).map((line) => [line.slice(0, line.indexOf('=')).trim(), line.slice(line.indexOf('=') + 1).trim()])) })
-            }
-          />
-        </section>
-        <section className="card stack">
-          <Textarea className="yaml" label="As YAML" description="Every field of CreateTrainingJob; the form follows" autosize minRows={18} maxRows={32} value={yaml} error={yamlError} onChange={(event) => write(event.currentTarget.value)} spellCheck={false} />
-        </section>
+        </Card>
       </div>
-      {error !== undefined && <Problem error={error} title="It was not submitted" />}
-      {isTried && Object.keys(found).length > 0 && <p role="alert" className="dim">{Object.entries(found).map(([field, text]) => `${field}: ${text}`).join('; ')}.</p>}
+      {error !== undefined && <Problem error={error} title={SUBMIT.failed} />}
+      {wrong.length > 0 && (
+        <p role="alert" className="dim">{wrong.map(([field, text]) => SUBMIT.problem(field, text)).join('; ')}.</p>
+      )}
       <div className="row">
         <Button type="submit" loading={isBusy}>
-          Submit
+          {SUBMIT.submit}
         </Button>
         <Button variant="default" disabled={isBusy} onClick={() => send(true)}>
-          Show the plan
+          {SUBMIT.plan.button}
         </Button>
-        <span className="dim">The plan checks everything and creates nothing.</span>
       </div>
       {plan && <Plan plan={plan} />}
       <details className="card">
-        <summary>The same on the command line</summary>
+        <summary>{SUBMIT.command}</summary>
         <Command text={asCommand(draft)} />
       </details>
     </form>
   )
 }
 
-/** What would become of the job. */
+function verdictOf(wrongFields: number, isPlanned: boolean): VerdictLine {
+  const words = SUBMIT.verdict
+  if (wrongFields) return { tone: 'warn', ...words.wrong(wrongFields) }
+  return isPlanned ? { tone: 'good', ...words.planned } : { tone: 'idle', ...words.start }
+}
+
+const linesOf = (parameters: Draft['HyperParameters']): string =>
+  Object.entries(parameters ?? {}).map(([name, value]) => `${name}=${value}`).join('\n')
+
+interface CopyFromProps {
+  names: readonly string[]
+  /** Name of the job that the form was filled from. */
+  copied: string
+  onChange: (name: string) => void
+}
+
+function CopyFrom({ names, copied, onChange }: CopyFromProps) {
+  const words = SUBMIT.begin
+  return (
+    <div>
+      <TextInput
+        label={words.label}
+        description={copied ? words.copied(copied) : words.text}
+        placeholder={words.placeholder}
+        list="earlier-jobs"
+        autoComplete="off"
+        onChange={(event) => onChange(event.currentTarget.value)}
+      />
+      <datalist id="earlier-jobs">
+        {[...new Set(names)].map((name) => <option key={name} value={name} />)}
+      </datalist>
+    </div>
+  )
+}
+
+interface FieldsProps {
+  draft: Draft
+  problemOf: (field: string) => string | undefined
+  onChange: (changes: Draft) => void
+}
+
+function Fields({ draft, problemOf, onChange }: FieldsProps) {
+  const fleets = useQuery(fleetsQuery).data ?? []
+  const { Protection, CheckpointConfig } = draft
+  const fleetNames = fleets.map((fleet) => fleet.FleetName)
+  const numberOf = (value: number | string) => (value === '' ? undefined : Number(value))
+  return (
+    <>
+      <TextInput
+        label={SUBMIT.name}
+        required
+        error={problemOf('TrainingJobName')}
+        value={draft.TrainingJobName ?? ''}
+        onChange={(event) => onChange({ TrainingJobName: event.currentTarget.value })}
+        autoComplete="off"
+        spellCheck={false}
+      />
+      <NativeSelect
+        label={SUBMIT.fleet.label}
+        error={problemOf('FleetName')}
+        data={[{ value: '', label: SUBMIT.fleet.only }, ...fleetNames]}
+        value={draft.FleetName ?? ''}
+        onChange={(event) => onChange({ FleetName: event.currentTarget.value })}
+      />
+      <TextInput
+        label={SUBMIT.source.label}
+        required
+        description={SUBMIT.source.text}
+        error={problemOf('Source')}
+        value={draft.Source?.SourceId ?? ''}
+        onChange={(event) => onChange({ Source: { SourceId: event.currentTarget.value.trim() } })}
+        autoComplete="off"
+        spellCheck={false}
+      />
+      <TextInput
+        label={SUBMIT.entryPoint.label}
+        required
+        description={SUBMIT.entryPoint.text}
+        error={problemOf('EntryPoint')}
+        value={draft.EntryPoint ?? ''}
+        onChange={(event) => onChange({ EntryPoint: event.currentTarget.value })}
+        spellCheck={false}
+      />
+      <div className="row numbers">
+        <NumberInput
+          label={SUBMIT.nodes}
+          required
+          min={1}
+          allowDecimal={false}
+          error={problemOf('NodeCount')}
+          value={draft.NodeCount ?? ''}
+          onChange={(value) => onChange({ NodeCount: numberOf(value) })}
+        />
+        <NumberInput
+          label={SUBMIT.ranks}
+          min={1}
+          allowDecimal={false}
+          error={problemOf('RanksPerNode')}
+          value={draft.RanksPerNode ?? ''}
+          onChange={(value) => onChange({ RanksPerNode: numberOf(value) })}
+        />
+        <NumberInput
+          label={SUBMIT.copies}
+          min={1}
+          allowDecimal={false}
+          error={problemOf('Protection')}
+          value={Protection?.Copies ?? ''}
+          onChange={(value) => onChange({ Protection: { ...Protection, Copies: numberOf(value) } })}
+        />
+        <NumberInput
+          label={SUBMIT.parity}
+          min={2}
+          max={8}
+          allowDecimal={false}
+          value={Protection?.ParityGroupSize ?? ''}
+          onChange={(value) => onChange({ Protection: withParity(Protection, numberOf(value)) })}
+        />
+        <NumberInput
+          label={SUBMIT.checkpoint.label}
+          min={0}
+          allowDecimal={false}
+          suffix={SUBMIT.checkpoint.suffix}
+          error={problemOf('CheckpointConfig')}
+          value={CheckpointConfig?.EverySteps ?? ''}
+          onChange={(value) => onChange({ CheckpointConfig: { ...CheckpointConfig, EverySteps: numberOf(value) } })}
+        />
+      </div>
+    </>
+  )
+}
+
+/** What the control plane would do with the job now. */
 function Plan({ plan }: { plan: TrainingJobPlan }) {
   const { start, facts } = planned(plan)
   return (
-    <section className={`card say tone-${start.tone}`} aria-label="The plan">
-      <div className="q">What would become of it</div>
-      <div className="a">
-        <ToneIcon tone={start.tone} size={20} /> {start.title}
+    <section className="card" aria-label={SUBMIT.plan.label}>
+      <h2>{SUBMIT.plan.title}</h2>
+      <Verdict line={{ tone: start.tone, lead: `${start.title}.`, text: start.text }} />
+      <div className="below">
+        <FactList facts={facts} />
       </div>
-      <p>{start.text}</p>
-      <FactList facts={facts} />
     </section>
   )
 }

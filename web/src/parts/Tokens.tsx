@@ -1,4 +1,4 @@
-/** Tokens of people and programs: made, with the secret shown once, and revoked. */
+/** The tokens of people, programs and nodes: an administrator creates and revokes them. */
 import { Button, NativeSelect, Switch, TextInput } from '@mantine/core'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
 import { useState } from 'react'
@@ -7,28 +7,38 @@ import { call } from '../api/client'
 import { tokensQuery } from '../api/queries'
 import type { CreateTokenRequest, Token } from '../contract'
 import { utc } from '../model/format'
+import { TOKENS } from '../words/settings'
 import { Ago, Command, Problem, Shown, Status, useNow } from './Basics'
+import { Card } from './Card'
 import { ConfirmByName } from './ConfirmByName'
+import { CopyId } from './CopyId'
 
-const DAY = 86_400
-const LASTS = [['30', '30 days'], ['7', '7 days'], ['1', '1 day'], ['365', 'a year'], ['', 'until it is revoked']] as const
+const DAY_SECONDS = 86_400
+const ROLES = ['viewer', 'submitter', 'admin'] as const
 
+/** `own`: id of the session's token. */
 export function Tokens({ own }: { own: string }) {
   const [withEnded, setWithEnded] = useState(false)
   const query = useQuery(tokensQuery(withEnded))
+  const toggle = (
+    <Switch
+      size="xs"
+      label={TOKENS.withEnded}
+      checked={withEnded}
+      onChange={(event) => setWithEnded(event.currentTarget.checked)}
+    />
+  )
   return (
-    <section className="card stack">
-      <div className="row between">
-        <h2>Tokens</h2>
-        <Switch size="xs" label="Ended ones, too" checked={withEnded} onChange={(event) => setWithEnded(event.currentTarget.checked)} />
+    <Card title={TOKENS.title} actions={toggle}>
+      <div className="stack">
+        <CreateToken />
+        <Shown query={query}>{(tokens) => <TokenTable tokens={tokens} own={own} />}</Shown>
       </div>
-      <Make />
-      <Shown query={query}>{(tokens) => <Table tokens={tokens} own={own} />}</Shown>
-    </section>
+    </Card>
   )
 }
 
-function Make() {
+function CreateToken() {
   const client = useQueryClient()
   const [role, setRole] = useState<CreateTokenRequest['Role']>('viewer')
   const [project, setProject] = useState('')
@@ -37,104 +47,171 @@ function Make() {
   const [secret, setSecret] = useState('')
   const [error, setError] = useState<unknown>()
   const [isBusy, setBusy] = useState(false)
-  if (secret) {
-    return (
-      <section className="banner tone-warn" role="status" aria-label="The new token">
-        <div className="stack" style={{ minWidth: 0 }}>
-          <strong>This is shown once. Give it to whom it is for; the service keeps its digest alone.</strong>
-          <Command text={secret} />
-          <div>
-            <Button size="xs" variant="default" onClick={() => setSecret('')}>
-              I have it
-            </Button>
-          </div>
-        </div>
-      </section>
-    )
+  const words = TOKENS.form
+  if (secret) return <Secret secret={secret} onDone={() => setSecret('')} />
+  const create = () => {
+    setBusy(true)
+    setError(undefined)
+    call('CreateToken', {
+      Role: role,
+      ...(project && role !== 'admin' ? { Project: project } : {}),
+      ...(description ? { Description: description } : {}),
+      ...(days ? { ExpiresInSeconds: Number(days) * DAY_SECONDS } : {}),
+    })
+      .then((created) => {
+        setSecret(created.Secret)
+        setDescription('')
+        return client.invalidateQueries({ queryKey: ['tokens'] })
+      }, setError)
+      .finally(() => setBusy(false))
   }
   return (
     <form
-      className="row"
-      style={{ alignItems: 'end' }}
+      className="row fields"
       onSubmit={(event) => {
         event.preventDefault()
-        setBusy(true)
-        setError(undefined)
-        call('CreateToken', { Role: role, ...(project && role !== 'admin' ? { Project: project } : {}), ...(description ? { Description: description } : {}), ...(days ? { ExpiresInSeconds: Number(days) * DAY } : {}) })
-          .then((made) => {
-            setSecret(made.Secret)
-            setDescription('')
-            return client.invalidateQueries({ queryKey: ['tokens'] })
-          }, setError)
-          .finally(() => setBusy(false))
+        create()
       }}
     >
-      <NativeSelect size="xs" label="Role" value={role} data={[{ value: 'viewer', label: 'viewer: reads' }, { value: 'submitter', label: 'submitter: runs jobs' }, { value: 'admin', label: 'admin: everything' }]} onChange={(event) => setRole(event.currentTarget.value as typeof role)} />
-      <TextInput size="xs" label="Project" placeholder="every project" value={role === 'admin' ? '' : project} disabled={role === 'admin'} onChange={(event) => setProject(event.currentTarget.value.trim())} autoComplete="off" spellCheck={false} />
-      <TextInput size="xs" label="Whose, or what for" value={description} onChange={(event) => setDescription(event.currentTarget.value)} autoComplete="off" />
-      <NativeSelect size="xs" label="Lasts" value={days} data={LASTS.map(([value, label]) => ({ value, label }))} onChange={(event) => setDays(event.currentTarget.value)} />
+      <NativeSelect
+        size="xs"
+        label={words.role}
+        value={role}
+        data={ROLES.map((value) => ({ value, label: words.roles[value] }))}
+        onChange={(event) => setRole(event.currentTarget.value as typeof role)}
+      />
+      <TextInput
+        size="xs"
+        label={words.project}
+        placeholder={words.everyProject}
+        value={role === 'admin' ? '' : project}
+        disabled={role === 'admin'}
+        onChange={(event) => setProject(event.currentTarget.value.trim())}
+        autoComplete="off"
+        spellCheck={false}
+      />
+      <TextInput
+        size="xs"
+        label={words.owner}
+        value={description}
+        onChange={(event) => setDescription(event.currentTarget.value)}
+        autoComplete="off"
+      />
+      <NativeSelect
+        size="xs"
+        label={words.lifetime}
+        value={days}
+        data={words.lifetimes.map(([value, label]) => ({ value, label }))}
+        onChange={(event) => setDays(event.currentTarget.value)}
+      />
       <Button size="xs" type="submit" loading={isBusy}>
-        Make a token
+        {words.create}
       </Button>
-      {error !== undefined && <Problem error={error} title="It was not made" />}
+      {error !== undefined && <Problem error={error} title={words.failed} />}
     </form>
   )
 }
 
-function Table({ tokens, own }: { tokens: Token[]; own: string }) {
-  const client = useQueryClient()
-  const now = useNow()
-  const [asked, setAsked] = useState<Token>()
+function Secret({ secret, onDone }: { secret: string; onDone: () => void }) {
+  const words = TOKENS.secret
   return (
-    <div className="scroll">
+    <section className="banner tone-warn" role="status" aria-label={words.label}>
+      <div className="stack" style={{ minWidth: 0 }}>
+        <strong>{words.text}</strong>
+        <Command text={secret} />
+        <div>
+          <Button size="xs" variant="default" onClick={onDone}>
+            {words.done}
+          </Button>
+        </div>
+      </div>
+    </section>
+  )
+}
+
+function TokenTable({ tokens, own }: { tokens: Token[]; own: string }) {
+  const client = useQueryClient()
+  const [chosen, setChosen] = useState<Token>()
+  const columns = TOKENS.columns
+  return (
+    <div className="scroll" tabIndex={0} role="region" aria-label={TOKENS.title}>
       <table className="grid stacked">
         <thead>
           <tr>
-            <th>Token</th>
-            <th>Role</th>
-            <th>For</th>
-            <th>Whose</th>
-            <th>Made</th>
-            <th>Lasts until</th>
-            <th><span className="visually-hidden">End it</span></th>
+            <th>{columns.token}</th>
+            <th>{columns.role}</th>
+            <th>{columns.scope}</th>
+            <th>{columns.owner}</th>
+            <th>{columns.created}</th>
+            <th>{columns.ends}</th>
+            <th><span className="visually-hidden">{columns.action}</span></th>
           </tr>
         </thead>
         <tbody>
-          {tokens.map((token) => {
-            const isOver = token.RevocationTime !== undefined || (token.ExpirationTime !== undefined && token.ExpirationTime <= now)
-            return (
-              <tr key={token.TokenId}>
-                <td className="mono" data-name="Token">{token.TokenId}</td>
-                <td data-name="Role">{token.Kind === 'join' ? 'joins nodes' : token.Role}</td>
-                <td data-name="For">{token.FleetName ? `fleet ${token.FleetName}` : (token.Project ?? 'every project')}</td>
-                <td data-name="Whose">{token.Description || '–'}{token.TokenId === own && ' (this session’s)'}</td>
-                <td data-name="Made"><Ago at={token.CreationTime} /></td>
-                <td data-name="Lasts until">{token.RevocationTime !== undefined ? <Status tone="idle" word="revoked" title={utc(token.RevocationTime)} /> : token.ExpirationTime === undefined ? 'it is revoked' : <>{isOver && <Status tone="idle" word="expired" />} {utc(token.ExpirationTime)}</>}</td>
-                <td data-name="End it">
-                  {!isOver && (
-                    <Button size="compact-xs" variant="default" onClick={() => setAsked(token)} aria-label={`Revoke ${token.TokenId}`}>
-                      Revoke
-                    </Button>
-                  )}
-                </td>
-              </tr>
-            )
-          })}
+          {tokens.map((token) => (
+            <TokenRow key={token.TokenId} token={token} isOwn={token.TokenId === own} onRevoke={setChosen} />
+          ))}
         </tbody>
       </table>
       <ConfirmByName
-        name={asked?.TokenId ?? ''}
-        verb="Revoke"
-        opened={asked !== undefined}
-        onClose={() => setAsked(undefined)}
+        name={chosen?.TokenId ?? ''}
+        verb={TOKENS.revoke}
+        opened={chosen !== undefined}
+        onClose={() => setChosen(undefined)}
         onConfirm={async () => {
-          await call('RevokeToken', { TokenId: asked!.TokenId })
+          await call('RevokeToken', { TokenId: chosen!.TokenId })
           await client.invalidateQueries()
         }}
       >
-        <p>Whoever uses it is refused from now on, also in browsers that are signed in with it. Agents that have joined stay.</p>
-        {asked?.TokenId === own && <p>You are signed in with it: this session ends, too.</p>}
+        <p>{TOKENS.effect}</p>
+        {chosen?.TokenId === own && <p>{TOKENS.ownEffect}</p>}
       </ConfirmByName>
     </div>
   )
+}
+
+interface TokenRowProps {
+  token: Token
+  isOwn: boolean
+  onRevoke: (token: Token) => void
+}
+
+function TokenRow({ token, isOwn, onRevoke }: TokenRowProps) {
+  const now = useNow()
+  const isExpired = token.ExpirationTime !== undefined && token.ExpirationTime <= now
+  const isOver = token.RevocationTime !== undefined || isExpired
+  const columns = TOKENS.columns
+  const owner = token.Description || '–'
+  return (
+    <tr>
+      <td data-name={columns.token}><CopyId id={token.TokenId} /></td>
+      <td className="nowrap" data-name={columns.role}>{token.Kind === 'join' ? TOKENS.joins : token.Role}</td>
+      <td className="nowrap" data-name={columns.scope}>
+        {token.FleetName ? TOKENS.fleet(token.FleetName) : (token.Project ?? TOKENS.form.everyProject)}
+      </td>
+      <td data-name={columns.owner}>{isOwn ? TOKENS.own(owner) : owner}</td>
+      <td className="moment" data-name={columns.created}><Ago at={token.CreationTime} /></td>
+      <td className="moment" data-name={columns.ends}><Expiry token={token} isExpired={isExpired} /></td>
+      <td data-name={columns.action}>
+        {!isOver && (
+          <Button
+            size="compact-sm"
+            variant="default"
+            onClick={() => onRevoke(token)}
+            aria-label={TOKENS.revokeToken(token.TokenId)}
+          >
+            {TOKENS.revoke}
+          </Button>
+        )}
+      </td>
+    </tr>
+  )
+}
+
+function Expiry({ token, isExpired }: { token: Token; isExpired: boolean }) {
+  if (token.RevocationTime !== undefined) {
+    return <Status tone="idle" word={TOKENS.revoked} title={utc(token.RevocationTime)} />
+  }
+  if (token.ExpirationTime === undefined) return TOKENS.never
+  return <>{isExpired && <Status tone="idle" word={TOKENS.expired} />} {utc(token.ExpirationTime)}</>
 }

@@ -1,0 +1,124 @@
+"""The layout of every page, compared with stored boxes.
+
+A box is the rounded position and size of a card, heading, table or field. Boxes are stable where pixels are not: fonts
+of the system, versions of Chromium and anti-aliasing change pixels on each machine. The application ships its font, the
+seeded fleet has one seed, and its clock stands still.
+
+`EVERSTEP_UPDATE_LAYOUT=1` writes the present boxes to `layout.json`. Look at the pages before you commit the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.dashboard.browsing import signed_in
+from tests.dashboard.service import Seeded
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+BASELINE: Final = Path(__file__).with_name("layout.json")
+UPDATE: Final = "EVERSTEP_UPDATE_LAYOUT"
+WIDTHS: Final = (390, 1200, 1440, 1920)
+HEIGHT: Final = 900
+GRID_PIXELS: Final = 8
+"""Boxes are rounded to this grid. A difference of one grid step is allowed."""
+BOXES = """() => {
+  const selector = 'h1, main .verdict, main .card, main table, main .chips, main form, nav.tabs, header.sidebar'
+  const boxes = []
+  for (const element of document.querySelectorAll(selector)) {
+    const { x, y, width, height } = element.getBoundingClientRect()
+    if (width) boxes.push([element.tagName.toLowerCase(), x, y + window.scrollY, width, height])
+  }
+  return boxes
+}"""
+Boxes = list[list[Any]]
+
+
+@pytest.fixture(scope="module")
+def fresh(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeded]:
+    """Serve a seeded fleet that no other test changes."""
+    with Seeded(tmp_path_factory.mktemp("layout")) as made:
+        yield made
+
+
+def paths(made: Seeded) -> dict[str, str]:
+    """Return the address of every kind of page, by name."""
+    story = made.story
+    tabs = ("metrics", "protection", "checkpoints", "events", "spec")
+    return {
+        "overview": "/",
+        "jobs": "/jobs",
+        "job": f"/jobs/{story.gpu}",
+        **{f"job-{tab}": f"/jobs/{story.gpu}/{tab}" for tab in tabs},
+        "job-failed": f"/jobs/{story.crashing}",
+        "job-shortage": f"/jobs/{story.shortage}",
+        "queue": "/queue",
+        "incidents": "/incidents",
+        "incident": f"/incidents/{made.world.incidents(story.gpu)[-1].id}",
+        "fleets": "/fleets",
+        "fleet": "/fleets/main",
+        "drills": "/drills",
+        "submit": "/submit",
+        "settings": "/settings",
+    }
+
+
+def boxes_of(page: Page) -> Boxes:
+    return [[tag, *(GRID_PIXELS * round(side / GRID_PIXELS) for side in sides)] for tag, *sides in page.evaluate(BOXES)]
+
+
+def differences(expected: Boxes, found: Boxes) -> list[str]:
+    """Return a line for each box that is missing, new, moved or resized."""
+    if [tag for tag, *_ in expected] != [tag for tag, *_ in found]:
+        return [f"elements: expected {[tag for tag, *_ in expected]}, found {[tag for tag, *_ in found]}"]
+    return [
+        f"{before[0]}: expected {before[1:]}, found {after[1:]}"
+        for before, after in zip(expected, found, strict=True)
+        if any(abs(a - b) > GRID_PIXELS for a, b in zip(before[1:], after[1:], strict=True))
+    ]
+
+
+def test_every_page_has_its_layout_in_light_and_dark_at_every_width(browser: Browser, fresh: Seeded) -> None:
+    found: dict[str, Boxes] = {}
+    wrong: list[str] = []
+    with signed_in(browser, fresh) as page:
+        for name, path in paths(fresh).items():
+            page.set_viewport_size({"width": WIDTHS[-1], "height": HEIGHT})
+            page.goto(path)
+            expect(page.get_by_role("heading", level=1)).to_be_visible()
+            expect(page.locator("[aria-busy=true]")).to_have_count(0)
+            page.evaluate("document.fonts.ready.then(() => undefined)")
+            for width in WIDTHS:
+                page.set_viewport_size({"width": width, "height": HEIGHT})
+                page.emulate_media(color_scheme="light")
+                light = found[f"{name} {width}"] = boxes_of(page)
+                page.emulate_media(color_scheme="dark")
+                wrong += [f"{name} {width}, dark: {line}" for line in differences(light, boxes_of(page))]
+    assert not wrong, "\n".join(wrong)
+    if os.environ.get(UPDATE):
+        lines = (f"{json.dumps(name)}: {json.dumps(found[name], separators=(',', ':'))}" for name in sorted(found))
+        BASELINE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    stored: dict[str, Boxes] = json.loads(BASELINE.read_text())
+    assert sorted(stored) == sorted(found)
+    wrong = [f"{name}: {line}" for name in stored for line in differences(stored[name], found[name])]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        (lambda boxes: boxes, 0),
+        (lambda boxes: [[*box[:4], box[4] + GRID_PIXELS] for box in boxes], 0),
+        (lambda boxes: [[*box[:4], box[4] + 2 * GRID_PIXELS] for box in boxes], 2),
+        (lambda boxes: boxes[1:], 1),
+    ],
+)
+def test_a_moved_box_is_a_difference(change: Any, count: int) -> None:
+    boxes: Boxes = [["h1", 8, 16, 80, 24], ["table", 8, 48, 160, 800]]
+    assert len(differences(boxes, change(boxes))) == count
