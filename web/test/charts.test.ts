@@ -4,6 +4,7 @@ import { describe, expect, test } from 'vitest'
 import type { TrainingJob } from '../src/contract'
 import {
   aligned,
+  binarySteps,
   compact,
   elapsedTicks,
   elapsedWords,
@@ -42,6 +43,13 @@ test.each([
   [null, 'number', '–'],
   [undefined, 'bytes', '–'],
 ] as const)('%s as %s is %s', (value, unit, text) => expect(figure(value, unit)).toBe(text))
+
+test('ticks of bytes are round in the unit of the largest value', () => {
+  const gigabyte = 2 ** 30
+  expect(binarySteps(1.5 * gigabyte)).toContain(0.1 * gigabyte)
+  expect(binarySteps(340 * 2 ** 20)).toContain(20 * 2 ** 20)
+  expect(binarySteps(0)).toContain(1)
+})
 
 describe('ticks of time', () => {
   test.each([

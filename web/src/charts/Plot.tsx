@@ -11,7 +11,7 @@ import 'uplot/dist/uPlot.min.css'
 
 import {
   aligned,
-  BINARY_STEPS,
+  binarySteps,
   compact,
   elapsedTicks,
   elapsedWords,
@@ -133,7 +133,9 @@ export function Plot({ label, lines, faults, unit, view, scheme, height, onRange
           {
             ...line,
             size: MARGIN.left,
-            ...(unit.startsWith('bytes') && !isDrawnLog ? { incrs: BINARY_STEPS } : {}),
+            ...(unit.startsWith('bytes') && !isDrawnLog
+              ? { incrs: (_: uPlot, __: number, ___: number, most: number) => binarySteps(most) }
+              : {}),
             values: (_, ticks) => ticks.map((tick) => (tick === null ? '' : figure(tick, unit))),
           },
         ],

@@ -32,10 +32,12 @@ function binary(value: number): string {
   return `${rounded(scaled)} ${BINARY[index]}`
 }
 
-/** Steps between the ticks of an axis that counts bytes: round numbers of KiB, MiB and GiB. */
-export const BINARY_STEPS = BINARY.flatMap((_, power) =>
-  [1, 2, 5, 10, 20, 50, 100, 200, 500].map((step) => step * 1024 ** power),
-)
+/** Return the steps that ticks may have on an axis of bytes up to `most`: round in the unit of that value. */
+export function binarySteps(most: number): number[] {
+  const unit =
+    1024 ** Math.max(0, Math.min(BINARY.length - 1, Math.floor(Math.log(Math.max(1, most)) / Math.log(1024))))
+  return [-3, -2, -1, 0, 1, 2, 3].flatMap((power) => [1, 2, 5].map((step) => step * 10 ** power * unit))
+}
 
 function rounded(value: number): string {
   const size = Math.abs(value)
