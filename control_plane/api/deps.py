@@ -30,6 +30,7 @@ from control_plane.cloud.identity import Attestation
 from control_plane.cloud.notices import EventQueue
 from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
+from control_plane.db.metric_samples import MetricSamples
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.event_feed import EventFeed
@@ -164,6 +165,8 @@ class Services:
     caller_threads: CallerThreads = field(default_factory=CallerThreads)
     """Thread pool for S3 access of coroutines on behalf of callers."""
     log_pauses: LogPauses = field(default_factory=LogPauses)
+    metric_samples: MetricSamples = field(default_factory=MetricSamples)
+    """Coarse points of metrics, for clients that poll whole runs."""
     snapshots: Snapshots = field(default_factory=Snapshots)
     """Contents of recent responses, for clients that poll for changes."""
     now: Callable[[], datetime]

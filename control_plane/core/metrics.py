@@ -196,10 +196,15 @@ def resampled(
         return found
     if steps is None and len(points) <= limit:
         return tuple(points)
-    width = steps or 1 << max(0, (points[-1].last_step - points[0].step) // limit).bit_length()
+    width = steps or span_of(points[0].step, points[-1].last_step, limit)
     while len(found := folded(points, width)) > limit:
         width *= 2
     return found
+
+
+def span_of(first_step: int, last_step: int, limit: int) -> int:
+    """Return the steps per point with which a span of steps has about `limit` points, a power of two."""
+    return 1 << max(0, (last_step - first_step) // limit).bit_length()
 
 
 def _period(seconds: float, point: Point) -> int:
@@ -207,4 +212,5 @@ def _period(seconds: float, point: Point) -> int:
 
 
 def _by(points: Iterable[Point], key: Callable[[Point], int]) -> tuple[Point, ...]:
-    return tuple(joined(tuple(group)) for _, group in groupby(points, key))
+    groups = (tuple(group) for _, group in groupby(points, key))
+    return tuple(group[0] if len(group) == 1 else joined(group) for group in groups)

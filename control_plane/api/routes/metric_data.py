@@ -81,22 +81,31 @@ def get_metric_data(
             f"The request is not valid: ResolutionInSeconds: {message}",
             fields=[FieldError(field="ResolutionInSeconds", message=message)],
         )
+    resolution = resolution_in_steps, resolution_in_seconds
+    is_whole = not first_step and {last_step, start_time, end_time, *resolution} == {None}
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
-        found = metrics.read(session, job.run_id, name=metric_name, first_step=first_step, last_step=last_step)
+        if is_whole:
+            found = services.metric_samples.read(session, job.run_id, name=metric_name, limit=max_points)
+        else:
+            found = metrics.read(session, job.run_id, name=metric_name, first_step=first_step, last_step=last_step)
     start = start_time.timestamp() if start_time is not None else float("-inf")
     end = end_time.timestamp() if end_time is not None else float("inf")
     chosen = {name: tuple(point for point in points if start <= point.at <= end) for name, points in found.items()}
-    sampled = {
-        name: resampled(points, max_points, steps=resolution_in_steps, seconds=resolution_in_seconds)
-        for name, points in chosen.items()
-        if points
-    }
+    sampled = (
+        found
+        if is_whole
+        else {
+            name: resampled(points, max_points, steps=resolution_in_steps, seconds=resolution_in_seconds)
+            for name, points in chosen.items()
+            if points
+        }
+    )
     if changes_since is None:
         return metrics_schemas.GetMetricDataResponse(
             metric_data_results=[_result(name, points) for name, points in sampled.items()]
         )
-    span = first_step, last_step, start, end, resolution_in_steps, resolution_in_seconds
+    span = first_step, last_step, start, end, *resolution
     question = caller.token.id, job.run_id, metric_name, span, max_points
     before = services.snapshots.find(question, changes_since)
     contents = {name: digests(points) for name, points in sampled.items()}
