@@ -3,7 +3,6 @@ import './styles/tokens.css'
 import './styles/base.css'
 import './styles/shell.css'
 import './styles/parts.css'
-import './styles/lists.css'
 import './styles/pages.css'
 
 import { createTheme, MantineProvider } from '@mantine/core'
@@ -103,6 +102,7 @@ const theme = createTheme({
   headings: { fontFamily: 'var(--font)' },
   fontSizes: { xs: 'var(--t-1)', sm: 'var(--t-2)', md: 'var(--t-3)', lg: 'var(--t-4)', xl: 'var(--t-5)' },
   respectReducedMotion: true,
+  components: { NumberInput: { defaultProps: { hideControls: true } } }, // its buttons are too small for a finger
 })
 
 createRoot(document.getElementById('root')!).render(

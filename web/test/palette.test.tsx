@@ -37,6 +37,10 @@ describe('the search', () => {
     expect(found('inc-')).toEqual(['inc-2', 'inc-1'])
   })
   test('finds an entry by all words of the text, in any order', () => expect(found('GPT stop')).toEqual(['Stop gpt…']))
+  test('finds an action although the name of a job contains its verb', () => {
+    const entries = entriesOf({ ...lists, jobs: [job('nonstop')] }, ADMIN)
+    expect(matching(entries, 'stop nonstop', 12).map(({ label }) => label)).slice(0, 2)).toEqual(['Stop nonstop…', 'nonstop'])
+  })
   test('has actions that the state of a job permits', () => {
     expect(found('bert action')).toEqual(['Resume bert', 'Stop bert…'])
     expect(found('old action')).toEqual([])

@@ -96,7 +96,7 @@ test('the form of a clone has the settings of its job, and no name', async () =>
   drawn(<SubmitPage />, { at: '/submit?from=run', answers: { '["fleets"]': [], '["jobs"]': [] } })
   await waitFor(() => expect(screen.getByRole('textbox', { name: /Entry point/ })).toHaveProperty('value', 'fit.py'))
   expect(screen.getByRole('textbox', { name: /^Name/ })).toHaveProperty('value', '')
-  screen.getByText(/The code and settings of gpt are below/)
+  screen.getByText(/the code and the settings of gpt/)
 })
 
 describe('notifications', () => {

@@ -92,9 +92,16 @@ function ownActions(): Entry[] {
   ]
 }
 
-/** Return the first entries that contain every word of the text. */
+/**
+ * Return the first entries that contain every word of the text.
+ *
+ * A text of several words names an action, so entries that begin with such a text come first.
+ */
 export function matching(entries: readonly Entry[], text: string, limit: number): Entry[] {
-  const parts = text.toLowerCase().split(/\s+/).filter(Boolean)
+  const wanted = text.trim().toLowerCase()
+  const parts = wanted.split(/\s+/).filter(Boolean)
   const matches = ({ label, kind }: Entry) => parts.every((part) => `${label} ${kind}`.toLowerCase().includes(part))
-  return entries.filter(matches).slice(0, limit)
+  const begins = ({ label }: Entry) => parts.length > 1 && label.toLowerCase().startsWith(wanted)
+  const found = entries.filter(matches)
+  return [...found.filter(begins), ...found.filter((entry) => !begins(entry))].slice(0, limit)
 }

@@ -2,7 +2,7 @@
 import { parse, stringify } from 'yaml'
 
 import { jobSettings, type CreateTrainingJobRequest, type TrainingJob } from '../contract'
-import { SUBMIT } from '../words/submit'
+import { SPEC } from '../words/spec'
 
 export type Draft = Partial<CreateTrainingJobRequest>
 
@@ -51,7 +51,7 @@ export function fromYaml(text: string): Draft {
     throw new NotASpec(error instanceof Error ? error.message.split('\n')[0]! : String(error))
   }
   if (read === null || read === undefined) return {}
-  if (typeof read !== 'object' || Array.isArray(read)) throw new NotASpec(SUBMIT.problems.yaml)
+  if (typeof read !== 'object' || Array.isArray(read)) throw new NotASpec(SPEC.notASpec)
   return read as Draft
 }
 

@@ -25,11 +25,12 @@ import { useAddress } from '../parts/address'
 import { useVisibleRows } from '../parts/visibleRows'
 import { FIRST_COMMAND } from '../words/commands'
 import { JOBS } from '../words/jobs'
+import '../styles/jobs.css'
 
 const ColumnsMenu = part(() => import('../parts/ColumnsMenu'))
 const ViewsMenu = part(() => import('../parts/ViewsMenu'))
 
-/** Heights of a row in pixels; `lists.css` sets the same. */
+/** Heights of a row in pixels; `jobs.css` sets the same. */
 const ROW_HEIGHT = 44
 const CARD_HEIGHT = 116
 /** The order of trouble depends on the time; it is renewed this often. */

@@ -7,6 +7,7 @@ import { ApiError, contact, serverTime } from '../api/client'
 import { STALE_SECONDS } from '../model/figures'
 import { ago, duration, utc } from '../model/format'
 import { STATUSES, type Tone } from '../model/standing'
+import { PROBLEM } from '../words/shell'
 
 const ICONS: Record<Tone, ReactNode> = {
   good: <path d="M3 8.5l3.2 3.2L13 4.8" />,
@@ -93,15 +94,21 @@ export function Lasting({ from, to }: { from?: number; to?: number }) {
   return <>{useTold((now) => (from === undefined ? '–' : duration((to ?? now) - from)))}</>
 }
 
-/** A request that failed: what, its code and request id, and a way to try again. */
+/**
+ * A failed request: its message, code and request id, and a button that repeats it.
+ *
+ * The object of a page may not exist. The page then has no head, so the problem has the heading of the page.
+ */
 export function Problem({ error, retry, title }: { error: unknown; retry?: () => void; title?: string }) {
   const known = error instanceof ApiError ? error : undefined
   const message = known?.message ?? (error instanceof Error ? error.message : String(error))
+  const isMissing = known?.status === 404 && title === undefined
+  const Heading = isMissing ? 'h1' : 'h2'
   return (
     <section className="card problem tone-bad" role="alert">
-      <h2>
-        <ToneIcon tone="bad" /> {title ?? 'This could not be shown'}
-      </h2>
+      <Heading>
+        <ToneIcon tone="bad" /> {title ?? (isMissing ? PROBLEM.notFound : PROBLEM.title)}
+      </Heading>
       <p>{message}</p>
       {known?.hint && <p>{known.hint}</p>}
       {known && known.fields.length > 0 && (

@@ -23,3 +23,9 @@ export const SHELL = {
   broken: 'This page has an error',
   notFound: { title: 'Page not found', empty: 'No page has this address', text: 'Search with ⌘K: it finds jobs, incidents, fleets and pages by name.' },
 } as const
+
+/** Headings of a failed request. */
+export const PROBLEM = {
+  title: 'This content did not load',
+  notFound: 'Not found',
+} as const

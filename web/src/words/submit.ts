@@ -44,7 +44,6 @@ export const SUBMIT = {
     whole: (least: number) => `must be a whole number, at least ${least}`,
     copies: (copies: number, nodes: number) => `${copies} copies need ${copies} nodes, NodeCount is ${nodes}`,
     parity: (size: number, nodes: number) => `groups of ${size} nodes need ${size} nodes, NodeCount is ${nodes}`,
-    yaml: 'The YAML is not a job. Write fields with values, such as TrainingJobName: my-job.',
   },
 } as const
 
