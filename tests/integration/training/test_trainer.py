@@ -78,19 +78,21 @@ ZERO = {
 FSDP = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"]}}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "commits",
     [
         pytest.param(1, id="inside_an_epoch"),
         pytest.param(9, id="at_and_after_the_end_of_an_epoch"),
-        pytest.param(3, marks=pytest.mark.full),
-        pytest.param(8, marks=pytest.mark.full),
+        3,
+        8,
     ],
 )
 def test_one_process(warm_parent: WarmParent, tmp_path: Path, commits: int) -> None:
     check(warm_parent, tmp_path, 1, commits=commits, accumulate=2, evaluates=True)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "options", [pytest.param({"workers": 2}, id="workers"), pytest.param({"bf16": True}, id="bf16")]
 )
@@ -102,12 +104,14 @@ def test_fsdp(warm_parent: WarmParent, tmp_path: Path) -> None:
     check(warm_parent, tmp_path, 2, commits=2, accumulate=2, arguments=FSDP)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stage", [2, 3])
 def test_zero(warm_parent: WarmParent, tmp_path: Path, stage: int) -> None:
     config = {**ZERO, "zero_optimization": {**ZERO["zero_optimization"], "stage": stage}}
     check(warm_parent, tmp_path, 2, commits=2, accumulate=2, arguments={"deepspeed": config})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "zero"])
 def test_accelerate(warm_parent: WarmParent, tmp_path: Path, kind: str) -> None:
     compared = ("step", "count", "losses", "draws")
