@@ -58,7 +58,7 @@ def test_a_control_plane_that_says_nothing_any_more_is_the_first_thing_that_is_s
 def pages(seeded: Seeded, api: httpx.Client) -> list[str]:
     story = seeded.story
     incident = api.get("/incidents").json()["Incidents"][0]["IncidentId"]
-    tabs = ("", "/metrics", "/logs", "/protection", "/checkpoints", "/events", "/spec")
+    tabs = ("", "/metrics", "/logs", "/protection", "/checkpoints", "/outputs", "/events", "/spec")
     jobs = [f"/jobs/{story.gpu}{tab}" for tab in tabs] + [
         f"/jobs/{story.shortage}",
         f"/jobs/{story.crashing}",
@@ -70,6 +70,7 @@ def pages(seeded: Seeded, api: httpx.Client) -> list[str]:
         f"/incidents/{incident}",
         "/fleets",
         "/fleets/main",
+        "/reports",
         "/drills",
         "/submit",
         "/settings",

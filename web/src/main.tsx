@@ -27,6 +27,7 @@ const IncidentPage = part(() => import('./pages/Incident'))
 const QueuePage = part(() => import('./pages/Queue'))
 const FleetsPage = part(() => import('./pages/Fleets'))
 const FleetPage = part(() => import('./pages/Fleet'))
+const ReportsPage = part(() => import('./pages/Reports'))
 const DrillsPage = part(() => import('./pages/Drills'))
 const SubmitPage = part(() => import('./pages/Submit'))
 const SettingsPage = part(() => import('./pages/Settings'))
@@ -83,6 +84,7 @@ const router = createBrowserRouter([
       { path: 'queue', element: page(<QueuePage />) },
       { path: 'fleets', element: page(<FleetsPage />) },
       { path: 'fleets/:name', element: page(<FleetPage />) },
+      { path: 'reports', element: page(<ReportsPage />) },
       { path: 'drills', element: page(<DrillsPage />) },
       { path: 'submit', element: page(<SubmitPage />) },
       { path: 'settings', element: page(<SettingsPage />) },

@@ -1,7 +1,7 @@
 /** What the pages ask the API, how often, and under which key it is kept. What events tell is asked for at once (`live.ts`); the rest in between. */
-import { queryOptions, useQuery, type QueryClient } from '@tanstack/react-query'
+import { keepPreviousData, queryOptions, useQuery, type QueryClient } from '@tanstack/react-query'
 
-import type { Drill, Event, Incident, Token, TrainingJobSummary } from '../contract'
+import type { Drill, Event, Incident, Operations, Token, TrainingJobSummary } from '../contract'
 import { merged, newestFirst, START } from '../model/changes'
 import { all, call, session } from './client'
 import { stream } from './live'
@@ -229,6 +229,31 @@ export const drillsQuery = queryOptions({
     }),
   refetchInterval: told,
 })
+
+const REPORT_MS = 60_000
+
+/** A report. `span` computes the time range anew for each request, so that a range up to now stays current. */
+export const reportQuery = (key: readonly string[], span: () => Operations['GetReport']['request']) =>
+  queryOptions({
+    queryKey: ['report', ...key],
+    queryFn: ({ signal }) => call('GetReport', span(), signal),
+    refetchInterval: REPORT_MS,
+    placeholderData: keepPreviousData,
+  })
+
+/** Limit of output files that a page shows. */
+export const MOST_OUTPUTS = 5_000
+
+export const outputsQuery = (name: string) =>
+  queryOptions({
+    queryKey: ['outputs', name],
+    queryFn: ({ signal }) =>
+      all(async (NextToken) => {
+        const page = await call('ListOutputs', { TrainingJobName: name, MaxResults: 1000, NextToken }, signal)
+        return { items: page.Outputs ?? [], next: page.NextToken }
+      }, MOST_OUTPUTS),
+    refetchInterval: SLOW_MS,
+  })
 
 export const tokensQuery = (ended: boolean) =>
   queryOptions({

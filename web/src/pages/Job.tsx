@@ -35,7 +35,8 @@ const ProtectionTab = part(async () => ({ default: (await import('./JobTabs')).P
 const LogsTab = part(() => import('./JobLogs'))
 const SpecTab = part(() => import('./JobSpec'))
 const MetricsTab = part(() => import('./JobMetrics'))
-const TABS = ['overview', 'metrics', 'logs', 'protection', 'checkpoints', 'events', 'spec'] as const
+const OutputsTab = part(() => import('./JobOutputs'))
+const TABS = ['overview', 'metrics', 'logs', 'protection', 'checkpoints', 'outputs', 'events', 'spec'] as const
 
 /** What this browser saw of each job's steps since it was opened. */
 const seen = new Map<string, Sample[]>()
@@ -78,6 +79,8 @@ function Tab({ tab, job }: { tab: string; job: TrainingJob }) {
       return <ProtectionTab job={job} />
     case 'checkpoints':
       return <CheckpointsTab job={job} />
+    case 'outputs':
+      return <OutputsTab job={job} />
     case 'events':
       return <EventsTab job={job} />
     case 'spec':

@@ -3,11 +3,13 @@ import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 import { Link } from 'react-router'
 
-import { fleetsQuery, jobsQuery, nodesQuery, openIncidentsQuery } from '../api/queries'
+import { serverTime } from '../api/client'
+import { fleetsQuery, jobsQuery, nodesQuery, openIncidentsQuery, reportQuery } from '../api/queries'
 import type { Fleet, Incident, Node, TrainingJobSummary } from '../contract'
 import { attention, capacityOf, jobsByStatus, type AttentionItem } from '../model/attention'
 import { count, duration } from '../model/format'
 import { fleetFigures, hook, shown } from '../model/figures'
+import { hours, money, ratio, startOfDay } from '../model/reports'
 import { causeWords } from '../model/verdict'
 import { Ago, Empty, Shown, Status, ToneIcon, Unbroken, useNow, useStaleSeconds } from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
@@ -42,6 +44,7 @@ export default function OverviewPage() {
         <Attention items={items} />
         <OpenIncidents incidents={incidents.data} now={now} />
       </div>
+      <Today />
       <CapacityTable fleets={fleets.data} nodes={nodes.data} />
     </div>
   )
@@ -71,6 +74,35 @@ function JobCounts({ jobs }: { jobs: TrainingJobSummary[] }) {
           ),
         }))}
       />
+    </Card>
+  )
+}
+
+/** ETTR and cost since 00:00 UTC, with a link to the report. */
+function Today() {
+  const today = () => ({ StartTime: startOfDay(serverTime()), Period: 'Day' as const, MaxJobs: 0 })
+  const query = useQuery(reportQuery(['today'], today))
+  const words = OVERVIEW.today
+  return (
+    <Card title={words.title} actions={<Link to="/reports">{words.more}</Link>}>
+      <Shown query={query} rows={2}>
+        {({ Total }) => {
+          const { EttrRatio, CostUsd, NodeSeconds, Failures, SpareCostUsd, IdleNodeSeconds } = Total
+          const failures = words.failuresNote(money(Failures.CostUsd))
+          const spares = words.sparesNote(hours(IdleNodeSeconds.spare ?? 0))
+          return (
+            <Figures
+              isLarge
+              figures={[
+                { label: words.ettr, name: 'today-ettr', value: ratio(EttrRatio), note: words.ettrNote },
+                { label: words.cost, name: 'today-cost', value: money(CostUsd), note: words.costNote(hours(NodeSeconds)) },
+                { label: words.failures, name: 'today-failures', value: count(Failures.Count), note: failures },
+                { label: words.spares, name: 'today-spares', value: money(SpareCostUsd), note: spares },
+              ]}
+            />
+          )
+        }}
+      </Shown>
     </Card>
   )
 }

@@ -42,6 +42,7 @@ const PLACES: Place[] = [
   { name: 'queue', to: '/queue', key: 'q' },
   { name: 'incidents', to: '/incidents', key: 'i' },
   { name: 'fleets', to: '/fleets', key: 'f' },
+  { name: 'reports', to: '/reports', key: 'r' },
   { name: 'drills', to: '/drills', key: 'd' },
 ]
 const SUBMIT: Place = { name: 'submit', to: '/submit', key: 's' }

@@ -13,6 +13,18 @@ export const OVERVIEW = {
   jobs: 'Jobs by status',
   attention: { title: 'Needs attention', none: 'No job, fleet or node needs a person.' },
   incidents: { title: 'Open incidents', none: 'No incident is open.', since: (time: string) => `for ${time}` },
+  today: {
+    title: 'Today (UTC)',
+    more: 'Reports',
+    ettr: 'ETTR',
+    ettrNote: 'training ÷ time with nodes',
+    cost: 'Cost of jobs',
+    costNote: (nodeHours: string) => `${nodeHours} node hours`,
+    failures: 'Failures',
+    failuresNote: (cost: string) => `cost ${cost}`,
+    spares: 'Cost of idle spares',
+    sparesNote: (nodeHours: string) => `${nodeHours} node hours`,
+  },
   capacity: {
     title: 'Fleet capacity',
     none: 'No fleet is registered.',

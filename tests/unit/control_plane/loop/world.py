@@ -737,7 +737,7 @@ class World:
             ranks_per_node=ranks_per_node,
             copies=copies,
             checkpoint_uri=f"s3://{BUCKET}/jobs/{name}/checkpoints/",
-            output_uri=f"s3://{BUCKET}/jobs/{name}/output/",
+            output_uri=f"s3://{BUCKET}/jobs/{name}/run={run}/output/",
             log_uri=f"s3://{BUCKET}/jobs/{name}/logs/",
             **changes,  # type: ignore[arg-type]
         )
