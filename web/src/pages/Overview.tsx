@@ -88,6 +88,7 @@ function Today() {
       <Shown query={query} rows={2}>
         {({ Total }) => {
           const { EttrRatio, CostUsd, NodeSeconds, Failures, SpareCostUsd, IdleNodeSeconds } = Total
+          const nodeHours = words.costNote(hours(NodeSeconds))
           const failures = words.failuresNote(money(Failures.CostUsd))
           const spares = words.sparesNote(hours(IdleNodeSeconds.spare ?? 0))
           return (
@@ -95,7 +96,7 @@ function Today() {
               isLarge
               figures={[
                 { label: words.ettr, name: 'today-ettr', value: ratio(EttrRatio), note: words.ettrNote },
-                { label: words.cost, name: 'today-cost', value: money(CostUsd), note: words.costNote(hours(NodeSeconds)) },
+                { label: words.cost, name: 'today-cost', value: money(CostUsd), note: nodeHours },
                 { label: words.failures, name: 'today-failures', value: count(Failures.Count), note: failures },
                 { label: words.spares, name: 'today-spares', value: money(SpareCostUsd), note: spares },
               ]}
