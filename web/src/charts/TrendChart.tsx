@@ -41,7 +41,7 @@ export function TrendChart({ title, bars, axis, format, tick, summary, parts, co
     : ''
   return (
     <div className="trend" ref={ref}>
-      <h3>{title}</h3>
+      <h2>{title}</h2>
       <p className="readout">
         {bar ? `${bucketWords(bar.start, hasHours)}: ${readout(bar, format, parts)}` : summary}
       </p>
@@ -77,7 +77,7 @@ export function TrendChart({ title, bars, axis, format, tick, summary, parts, co
                   fill={`var(${colors[part]})`}
                 />
               ))}
-              {index % stride === 0 && LEFT + (index + 0.5) * slot + LABEL_WIDTH / 2 <= width + LABEL_WIDTH / 4 && (
+              {index % stride === 0 && LEFT + (index + 0.5) * slot + LABEL_WIDTH / 2 <= width && (
                 <text x={LEFT + (index + 0.5) * slot} y={HEIGHT - 6} textAnchor="middle">
                   {bucketWords(each.start, hasHours)}
                 </text>

@@ -265,7 +265,7 @@ function Trends({ report }: { report: Report }) {
   const { Total } = report
   const cost = costParts(Total)
   return (
-    <div className="charts">
+    <div className="trends">
       <Card>
         <TrendChart
           title={words.ettr}

@@ -24,6 +24,9 @@ import { JobLink } from './Basics'
 import { Card } from './Card'
 import { download } from './download'
 
+/** Tables with more columns scroll on a phone. The cells of other tables are below each other. */
+const MOST_STACKED = 6
+
 function CsvButton({ report, kind }: { report: Report; kind: CsvKind }) {
   return (
     <Button
@@ -61,7 +64,7 @@ function Table({
     <Card title={title} isFlush actions={children.length > 0 && <CsvButton report={report} kind={kind} />}>
       {children.length ? (
         <div className="scroll" tabIndex={0} role="region" aria-label={title}>
-          <table className="grid stacked">
+          <table className={head.length > MOST_STACKED ? 'grid' : 'grid stacked'}>
             <thead>
               <tr>
                 {head.map(([name, isNumber]) => (
