@@ -27,7 +27,8 @@ LIVELY_COLORS = """() => [...document.querySelectorAll('main .tone-good, main .t
 """Lists the elements that are green or blue."""
 SMALL_TARGETS = """(least) => {
   const selector = 'a[href], button, input, select, textarea, summary, [role=button], [role=option], [role=menuitem]'
-  const isShown = (element) => element.getClientRects().length && !element.closest('.skip, .visually-hidden, [aria-hidden=true]')
+  const hidden = '.skip, .visually-hidden, [aria-hidden=true]'
+  const isShown = (element) => element.getClientRects().length && !element.closest(hidden)
   const all = [...document.querySelectorAll(selector)].filter(isShown)
   const boxOf = (element) => {
     const label = element.closest('label') ?? (element.id && document.querySelector(`label[for="${element.id}"]`))
@@ -48,14 +49,15 @@ SMALL_TARGETS = """(least) => {
     if (height >= least - 0.5 && width >= least - 0.5) return []
     if (element.tagName === 'A' && (getComputedStyle(element).display === 'inline' || isFar(box))) return []
     if (element.type === 'checkbox' && isFar(box)) return []
-    if (element.closest('svg')) return []
+    if (element.closest('svg, .log')) return []
     return [`${Math.round(width)}x${Math.round(height)} ${element.outerHTML.slice(0, 120)}`]
   })
 }"""
 """Lists the interactive elements that are smaller than a target may be (WCAG 2.2, success criterion 2.5.8).
 
 A control counts together with its label. The exceptions of the criterion apply to links in a line of text, to links and
-check boxes that are far enough from other targets, and to the marks of the timeline, whose incidents have other links.
+check boxes that are far enough from other targets, to the marks of the timeline, whose incidents have
+other links, and to the times of log lines, which are as dense as the lines.
 """
 
 

@@ -36,7 +36,9 @@ describe('the search', () => {
     expect(found('gpt')).toEqual(['gpt', 'Pause gpt', 'Stop gpt…'])
     expect(found('inc-')).toEqual(['inc-2', 'inc-1'])
   })
-  test('finds an entry by all words of the text, in any order', () => expect(found('GPT stop')).toEqual(['Stop gpt…']))
+  test('finds an entry by all words of the text, in any order', () => {
+    expect(found('GPT stop')).toEqual(['Stop gpt…'])
+  })
   test('finds an action although the name of a job contains its verb', () => {
     const entries = entriesOf({ ...lists, jobs: [job('nonstop')] }, ADMIN)
     const labels = matching(entries, 'stop nonstop', 12).map(({ label }) => label)
@@ -77,7 +79,10 @@ describe('the search box', () => {
   const open = (text: string) => {
     for (const each of Object.values(events)) each.mockClear()
     drawn(<Box text={text} />, {
-      answers: { '["jobs"]': lists.jobs, '["fleets"]': lists.fleets, '["incidents",""]': lists.incidents, '["nodes","",false]': lists.nodes },
+      answers: {
+        '["jobs"]': lists.jobs, '["fleets"]': lists.fleets, '["incidents",""]': lists.incidents,
+        '["nodes","",false]': lists.nodes,
+      },
     })
     fireEvent.keyDown(screen.getByRole('combobox'), { key: 'Enter' })
   }
@@ -89,7 +94,8 @@ describe('the search box', () => {
     expect(changes).toEqual(['/v1/training-jobs/run-gpt/pause'])
   })
   test('stays open when the server refuses an action', async () => {
-    served({ '/v1/training-jobs/run-gpt/pause': { status: 409, body: { Code: 'ConflictException', Message: 'it stops' } } })
+    const body = { Code: 'ConflictException', Message: 'it stops' }
+    served({ '/v1/training-jobs/run-gpt/pause': { status: 409, body } })
     open('pause gpt')
     expect((await screen.findByRole('alert')).textContent).toMatch(/The action failed.*it stops/)
     expect(events.onClose).not.toHaveBeenCalled()

@@ -1,11 +1,11 @@
-/** Parts of the application that are loaded when they are opened, through restarts of the server and after an update. */
+/** Loads parts of the application when they are opened, also during a restart of the server and after an update. */
 import { lazy, type ComponentType, type LazyExoticComponent } from 'react'
 
-/** What a load needs of the browser. */
+/** The functions of the browser that a load needs. */
 export interface Browser {
   /** Resolves once the server answers. */
   answers: () => Promise<void>
-  /** Loads the whole application anew; false where that was tried a moment ago and did not help. */
+  /** Reloads the whole application. Returns false if a reload a moment ago did not help. */
   reload: () => boolean
 }
 
@@ -14,8 +14,8 @@ type Load<T> = () => Promise<T>
 /**
  * Load a part of the application.
  *
- * A server that is away is waited for. Where it answers and still does not have the part, an update has replaced the files of this application: it is
- * loaded anew. A part that a new application cannot load either is an error.
+ * If the load fails, the function waits until the server answers and loads again. If the file is still missing, an update
+ * has replaced the files of this application, and the function reloads the application. Rejects if that did not help.
  */
 export async function loaded<T>(load: Load<T>, browser: Browser = here): Promise<T> {
   try {
@@ -27,11 +27,11 @@ export async function loaded<T>(load: Load<T>, browser: Browser = here): Promise
     return await load()
   } catch (error) {
     if (!browser.reload()) throw error
-    return new Promise<never>(() => undefined) // the page goes
+    return new Promise<never>(() => undefined) // the browser leaves this page
   }
 }
 
-const LOOK_MS = 2_000
+const RETRY_MS = 2_000
 const AGAIN_MS = 60_000
 const RELOADED = 'everstep-reloaded-at'
 
@@ -41,9 +41,9 @@ const here: Browser = {
       try {
         if ((await fetch('/v1/health', { cache: 'no-store' })).status < 500) return
       } catch {
-        // nobody answers yet
+        // the server does not answer yet
       }
-      await new Promise((done) => setTimeout(done, LOOK_MS))
+      await new Promise((done) => setTimeout(done, RETRY_MS))
     }
   },
   reload: () => {
@@ -57,13 +57,13 @@ const here: Browser = {
 
 const ahead: Load<unknown>[] = []
 
-/** A component in a file of its own, as React's `lazy`; `loadAhead` fetches it before it is opened. */
+/** Return a component that loads on demand, as React's `lazy` does. `loadAhead` loads it earlier. */
 export function part<P>(load: Load<{ default: ComponentType<P> }>): LazyExoticComponent<ComponentType<P>> {
   ahead.push(load)
   return lazy(() => loaded(load))
 }
 
-/** Fetch every part while the browser has nothing else to do: a page opens although the server is away. What fails is loaded when it is opened. */
+/** Load every part, so that pages open while the server is away. A part that fails loads again when it is opened. */
 export async function loadAhead(): Promise<void> {
   for (const load of ahead) await load().catch(() => undefined)
 }

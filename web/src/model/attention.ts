@@ -20,22 +20,35 @@ const WORDS = OVERVIEW.items
 const SEVERITY: Tone[] = ['bad', 'warn', 'busy', 'idle', 'good']
 
 /** Return the items, failures first, and the newest first within a severity. */
-export function attention(jobs: readonly TrainingJobSummary[], fleets: readonly Fleet[], nodes: readonly Node[], now: number): AttentionItem[] {
+export function attention(
+  jobs: readonly TrainingJobSummary[], fleets: readonly Fleet[], nodes: readonly Node[], now: number,
+): AttentionItem[] {
   const addressOf = addressesOf(jobs)
   const ofJobs = jobs.flatMap((job): AttentionItem[] => {
     const place = { title: job.TrainingJobName, to: `/jobs/${encodeURIComponent(addressOf(job))}` }
     const trouble = troubleOf(job, now)
-    if (trouble === 'failed') return [{ ...place, tone: 'bad', text: `${WORDS.failed} ${headline(job.Reason)}`, at: job.TrainingEndTime }]
+    if (trouble === 'failed') {
+      return [{ ...place, tone: 'bad', text: `${WORDS.failed} ${headline(job.Reason)}`, at: job.TrainingEndTime }]
+    }
     if (trouble === 'unprotected') return [{ ...place, tone: 'bad', text: WORDS.unprotected }]
     return []
   })
   const ofFleets = fleets.flatMap((fleet): AttentionItem[] => {
     const place = { title: fleet.FleetName, to: `/fleets/${encodeURIComponent(fleet.FleetName)}` }
     if (fleet.FleetStatus === 'frozen') return [{ ...place, tone: 'warn', text: WORDS.frozen(sentence(fleet.Reason)) }]
-    return isLaunchSuspended(fleet) ? [{ ...place, tone: 'warn', text: WORDS.launchSuspended(sentence(fleet.Reason)) }] : []
+    if (!isLaunchSuspended(fleet)) return []
+    return [{ ...place, tone: 'warn', text: WORDS.launchSuspended(sentence(fleet.Reason)) }]
   })
-  const ofNodes = nodes.filter(waitsForAPerson).map((node): AttentionItem => ({ tone: 'warn', title: node.NodeId, text: WORDS.held(sentence(node.Reason)), to: `/fleets/${encodeURIComponent(node.FleetName)}#${node.NodeId}` }))
-  return [...ofJobs, ...ofFleets, ...ofNodes].toSorted((a, b) => SEVERITY.indexOf(a.tone) - SEVERITY.indexOf(b.tone) || (b.at ?? 0) - (a.at ?? 0))
+  const ofNodes = nodes.filter(waitsForAPerson).map((node): AttentionItem => ({
+    tone: 'warn',
+    title: node.NodeId,
+    text: WORDS.held(sentence(node.Reason)),
+    to: `/fleets/${encodeURIComponent(node.FleetName)}#${node.NodeId}`,
+  }))
+  const severity = ({ tone }: AttentionItem) => SEVERITY.indexOf(tone)
+  return [...ofJobs, ...ofFleets, ...ofNodes].toSorted(
+    (a, b) => severity(a) - severity(b) || (b.at ?? 0) - (a.at ?? 0),
+  )
 }
 
 /** Return the number of jobs of each status, in the order of urgency, without statuses that no job has. */

@@ -14,8 +14,14 @@ export const drillable = (jobs: readonly TrainingJobSummary[], allowed: readonly
   jobs.filter((job) =>
     allowed.includes(job.FleetName) && job.TrainingJobStatus === 'InProgress' && job.SecondaryStatus === 'Training')
 
+interface Line {
+  tone: Tone
+  lead: string
+  text: string
+}
+
 /** Return the sentence at the top of the page: running drills, or the outcome of the newest one. */
-export function drillsVerdict(drills: readonly Drill[], allowed: readonly string[]): { tone: Tone; lead: string; text: string } {
+export function drillsVerdict(drills: readonly Drill[], allowed: readonly string[]): Line {
   const words = DRILLS.verdict
   const text = allowed.length ? words.allowed(allowed) : words.forbidden
   const running = drills.filter(({ DrillStatus }) => DrillStatus === 'requested' || DrillStatus === 'struck').length

@@ -11,7 +11,8 @@ export interface Planned {
 }
 
 export function planned(plan: TrainingJobPlan): Planned {
-  return { start: startOf(plan), facts: factsOf(plan).filter((fact): fact is [string, string] => fact[1] !== undefined) }
+  const facts = factsOf(plan).filter((fact): fact is [string, string] => fact[1] !== undefined)
+  return { start: startOf(plan), facts }
 }
 
 function startOf(plan: TrainingJobPlan): Statement {
@@ -27,7 +28,8 @@ function startOf(plan: TrainingJobPlan): Statement {
 
 function factsOf(plan: TrainingJobPlan): [string, string | undefined][] {
   const labels = PLAN.labels
-  const optional = <T>(value: T | undefined, text: (value: T) => string) => (value === undefined ? undefined : text(value))
+  const optional = <T>(value: T | undefined, text: (value: T) => string) =>
+    value === undefined ? undefined : text(value)
   const odds = (plan.RecoveryOdds ?? []).map(({ LostNodes, Probability }) => {
     const loss = PLAN.losses[LostNodes] ?? PLAN.otherLoss(LostNodes)
     return Probability >= 1 ? PLAN.always(loss) : PLAN.sometimes(loss, percent(Probability))

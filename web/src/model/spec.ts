@@ -9,12 +9,15 @@ export type Draft = Partial<CreateTrainingJobRequest>
 /** Fields whose keys the user chooses. An empty value is meaningful there. */
 const MAPS = new Set(['HyperParameters', 'Environment', 'Secrets', 'Tags'])
 
+const isEmptyObject = (value: unknown): boolean =>
+  typeof value === 'object' && value !== null && !Array.isArray(value) && Object.keys(value).length === 0
+
 function tidy(value: unknown, isMap = false): unknown {
   if (Array.isArray(value)) return value.map((each) => tidy(each))
   if (value === null || typeof value !== 'object') return value
   const kept = Object.entries(value)
     .map(([key, each]) => [key, tidy(each, MAPS.has(key))] as const)
-    .filter(([, each]) => each !== undefined && (isMap || each !== '') && !(typeof each === 'object' && each !== null && !Array.isArray(each) && Object.keys(each).length === 0))
+    .filter(([, each]) => each !== undefined && (isMap || each !== '') && !isEmptyObject(each))
   return Object.fromEntries(kept)
 }
 
@@ -31,7 +34,9 @@ export function requestOf(job: TrainingJob): Draft {
   return shortest({
     ...Object.fromEntries(jobSettings.map((name) => [name, job[name]])),
     AlternativeFleetNames: job.AlternativeFleetNames?.length ? job.AlternativeFleetNames : undefined,
-    CheckpointConfig: { ...job.CheckpointConfig, S3Uri: requested(job.CheckpointConfig?.S3Uri, `${job.TrainingJobName}/`) },
+    CheckpointConfig: {
+      ...job.CheckpointConfig, S3Uri: requested(job.CheckpointConfig?.S3Uri, `${job.TrainingJobName}/`),
+    },
     InputDataConfig: job.InputDataConfig?.length ? job.InputDataConfig : undefined,
     OutputDataConfig: { S3OutputPath: requested(job.OutputDataConfig?.S3OutputPath, `${job.TrainingJobName}/${run}`) },
     Preemptible: job.Preemptible || undefined,
@@ -58,7 +63,8 @@ export function fromYaml(text: string): Draft {
 const quoted = (text: string): string => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`)
 
 /** Return the command of the AWS command line, which needs Everstep's model (`everstep configure`). */
-export const asCommand = (draft: Draft): string => `aws everstep create-training-job --cli-input-json ${quoted(JSON.stringify(shortest(draft), null, 2))}`
+export const asCommand = (draft: Draft): string =>
+  `aws everstep create-training-job --cli-input-json ${quoted(JSON.stringify(shortest(draft), null, 2))}`
 
 export const asCurl = (draft: Draft): string =>
   [
@@ -71,7 +77,10 @@ function python(value: unknown, indent: string): string {
   if (value === true) return 'True'
   if (value === false) return 'False'
   if (Array.isArray(value)) return `[${value.map((each) => python(each, indent)).join(', ')}]`
-  if (value !== null && typeof value === 'object') return `{${Object.entries(value).map(([key, each]) => `${JSON.stringify(key)}: ${python(each, indent)}`).join(', ')}}`
+  if (value !== null && typeof value === 'object') {
+    const pairs = Object.entries(value).map(([key, each]) => `${JSON.stringify(key)}: ${python(each, indent)}`)
+    return `{${pairs.join(', ')}}`
+  }
   return JSON.stringify(value)
 }
 

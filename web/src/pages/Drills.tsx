@@ -146,7 +146,9 @@ function History({ drills }: { drills: Drill[] }) {
               <td data-name={columns.status}><Status {...drillStatus(drill.DrillStatus)} /></td>
               <td className="name" data-name={columns.job}><JobLink name={drill.TrainingJobName} /></td>
               <td className="nowrap" data-name={columns.fault}>{faultOf(drill)}</td>
-              <td className="nowrap" data-name={columns.node}><NodeLink id={drill.NodeId} fleet={drill.FleetName} /></td>
+              <td className="nowrap" data-name={columns.node}>
+                <NodeLink id={drill.NodeId} fleet={drill.FleetName} />
+              </td>
               <td className="nowrap" data-name={columns.by}>{drill.RequestedBy}</td>
               <td className="reason">
                 {sentence(drill.Outcome ?? '')}{' '}

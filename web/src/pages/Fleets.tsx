@@ -13,6 +13,8 @@ import { Card } from '../parts/Card'
 import { PageHead } from '../parts/PageHead'
 import { FLEETS } from '../words/fleets'
 
+const FIRST_FLEET = 'everstep fleets create --name main --auto-scaling-group my-group'
+
 export default function FleetsPage() {
   useDocumentTitle('Fleets, Everstep')
   const query = useQuery(fleetsQuery)
@@ -24,7 +26,7 @@ export default function FleetsPage() {
           fleets.length ? (
             <FleetTable fleets={fleets} />
           ) : (
-            <Empty title={FLEETS.empty.title} command="everstep fleets create --name main --auto-scaling-group my-group">
+            <Empty title={FLEETS.empty.title} command={FIRST_FLEET}>
               {FLEETS.empty.text}
             </Empty>
           )
@@ -66,7 +68,8 @@ function FleetRow({ fleet }: { fleet: Fleet }) {
     <span {...hook(figures, field)}>{shown(figures, field)}</span>
   )
   const differences = fleet.Drift?.length ? ` ${FLEETS.differences(fleet.Drift.length)}` : ''
-  const price = figures.priceUsdPerHour === undefined ? FLEETS.unknown : FLEETS.perHour(shown(figures, 'priceUsdPerHour'))
+  const hasPrice = figures.priceUsdPerHour !== undefined
+  const price = hasPrice ? FLEETS.perHour(shown(figures, 'priceUsdPerHour')) : FLEETS.unknown
   return (
     <tr>
       <td className="name" data-name={columns.fleet}>

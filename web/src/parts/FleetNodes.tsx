@@ -127,7 +127,9 @@ function NodeRow({ node, isTarget, onAct }: NodeRowProps) {
         <Status tone={figures.statusTone} word={figures.status} />
       </td>
       <td data-name={columns.agent}><Agent node={node} figures={figures} /></td>
-      <td className="name" data-name={columns.job}>{node.TrainingJobName ? <JobLink name={node.TrainingJobName} /> : '–'}</td>
+      <td className="name" data-name={columns.job}>
+        {node.TrainingJobName ? <JobLink name={node.TrainingJobName} /> : '–'}
+      </td>
       <td className="reason">{requested}{sentence(node.Reason)}</td>
       <td className="mono nowrap" data-name={columns.address}>{node.Address || '–'}</td>
       <td className="n" data-name={columns.memory}>{node.MemoryBytes ? bytes(node.MemoryBytes) : '–'}</td>
@@ -135,7 +137,12 @@ function NodeRow({ node, isTarget, onAct }: NodeRowProps) {
       {onAct && (
         <td data-name={columns.act}>
           {actionsOf(node).length > 0 && (
-            <Button size="compact-sm" variant="default" aria-label={WORDS.actOn(node.NodeId)} onClick={() => onAct(node)}>
+            <Button
+              size="compact-sm"
+              variant="default"
+              aria-label={WORDS.actOn(node.NodeId)}
+              onClick={() => onAct(node)}
+            >
               {WORDS.act}
             </Button>
           )}

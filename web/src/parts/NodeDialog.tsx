@@ -35,7 +35,10 @@ export default function NodeDialog({ node, operation, onClose }: Props) {
     if (action === undefined || typed !== node.NodeId || isBusy) return
     setBusy(true)
     setError(undefined)
-    const details = { ...(action.takesReason && reason ? { Reason: reason } : {}), ...(action.terminate ? { Terminate: true } : {}) }
+    const details = {
+      ...(action.takesReason && reason ? { Reason: reason } : {}),
+      ...(action.terminate ? { Terminate: true } : {}),
+    }
     call(action.operation, { NodeId: node.NodeId, ...details })
       .then(async () => {
         await client.invalidateQueries()

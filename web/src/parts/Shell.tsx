@@ -50,6 +50,10 @@ const SUBMIT: Place = { name: 'submit', to: '/submit', key: 's' }
 const GO_MS = 1500
 const KEYS: Readonly<Record<string, string>> = Object.fromEntries([...PLACES, SUBMIT].map(({ key, to }) => [key, to]))
 
+const isTyping = (target: HTMLElement): boolean =>
+  /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) && !/^(checkbox|radio)$/.test((target as HTMLInputElement).type)
+  || target.isContentEditable
+
 export function Shell() {
   const signedIn = useQuery(sessionQuery)
   const location = useLocation()
@@ -64,7 +68,8 @@ export function Shell() {
   const [isAccountOpen, setAccountOpen] = useState(false)
   const isSignedOut = signedIn.data === null
   const ending = useMutation({
-    onMutate: () => client.cancelQueries({ queryKey: sessionQuery.queryKey }), // a late answer would show the page again
+    // A late answer would show the page again.
+    onMutate: () => client.cancelQueries({ queryKey: sessionQuery.queryKey }),
     mutationFn: session.signOut,
     onSuccess: () => {
       client.removeQueries({ predicate: ({ queryKey }) => queryKey[0] !== sessionQuery.queryKey[0] })
@@ -78,7 +83,8 @@ export function Shell() {
   const watching = useWatching()
 
   useEffect(() => {
-    if (isSignedOut) void navigate(`/sign-in?next=${encodeURIComponent(location.pathname + location.search + location.hash)}`, { replace: true })
+    const here = location.pathname + location.search + location.hash
+    if (isSignedOut) void navigate(`/sign-in?next=${encodeURIComponent(here)}`, { replace: true })
   }, [isSignedOut, location, navigate])
 
   // The listener exists before the first paint: a person who sees the page may type.
@@ -91,7 +97,7 @@ export function Shell() {
         return
       }
       const target = event.target as HTMLElement
-      if (event.metaKey || event.ctrlKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) || target.isContentEditable) return
+      if (event.metaKey || event.ctrlKey || event.altKey || isTyping(target)) return
       if (isSearching) {
         // The search box may still load, or may not have the focus. Keys typed meanwhile go into it.
         if (event.key.length === 1 && !(event.key === ' ' && target.tagName === 'BUTTON')) {
@@ -103,6 +109,7 @@ export function Shell() {
         }
         return
       }
+      if (target.closest('[role="dialog"], [role="menu"]')) return
       const to = KEYS[event.key]
       const isGoing = Date.now() - goPressedAt < GO_MS
       if (event.key === 'g') goPressedAt = Date.now()
@@ -122,9 +129,17 @@ export function Shell() {
   }, [navigate, isSearching])
 
   if (isSignedOut) return null
+  const role = signedIn.data?.Role ?? '…'
   const account = (
-    <Button variant="default" size="xs" aria-label={SHELL.account(signedIn.data?.Role ?? '…')} aria-haspopup="menu" aria-expanded={isAccountOpen} onClick={() => setAccountOpen(!isAccountOpen)}>
-      {signedIn.data?.Role ?? '…'}
+    <Button
+      variant="default"
+      size="xs"
+      aria-label={SHELL.account(role)}
+      aria-haspopup="menu"
+      aria-expanded={isAccountOpen}
+      onClick={() => setAccountOpen(!isAccountOpen)}
+    >
+      {role}
     </Button>
   )
   const places = signedIn.data?.Role === 'viewer' ? PLACES : [...PLACES, SUBMIT]
@@ -171,7 +186,9 @@ export function Shell() {
               <Notifier runIds={watching.runIds} />
             </Suspense>
           )}
-          {isShown ? <Outlet /> : signedIn.error ? <Problem error={signedIn.error} retry={() => void signedIn.refetch()} /> : <Loading />}
+          {isShown && <Outlet />}
+          {!isShown && signedIn.error && <Problem error={signedIn.error} retry={() => void signedIn.refetch()} />}
+          {!isShown && !signedIn.error && <Loading />}
         </div>
       </main>
       {search !== undefined && (

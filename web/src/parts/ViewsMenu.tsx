@@ -30,7 +30,10 @@ export default function ViewsMenu({ search, onClose, children }: Props) {
     return (
       <>
         {children}
-        <SaveDialog onClose={onClose} onSave={(name) => change(withView(read(), { name, search: search.toString() }))} />
+        <SaveDialog
+          onClose={onClose}
+          onSave={(name) => change(withView(read(), { name, search: search.toString() }))}
+        />
       </>
     )
   }

@@ -1,7 +1,11 @@
 import { useCallback, useRef } from 'react'
 import { useSearchParams } from 'react-router'
 
-/** What a list's address says, and what changes it; an empty value leaves the address. Two changes at once are both kept: an address follows a moment later. */
+/**
+ * Return the query of the address, and a function that changes it. An empty value removes its key.
+ *
+ * The address follows a change a moment later, so the function keeps several changes that happen at once.
+ */
 export function useAddress(): [URLSearchParams, (changes: Record<string, string>) => void] {
   const [search, setSearch] = useSearchParams()
   const newest = useRef(search)

@@ -22,7 +22,8 @@ export const DRILLS = {
   },
   noJob: {
     title: 'No job can take a drill',
-    text: (fleets: readonly string[]) => `A drill needs a job that trains on a fleet that allows drills: ${fleets.join(', ')}.`,
+    text: (fleets: readonly string[]) =>
+      `A drill needs a job that trains on a fleet that allows drills: ${fleets.join(', ')}.`,
   },
   form: {
     title: 'Start a drill',

@@ -7,7 +7,8 @@ export const FLEETS = {
   verdict: {
     all: (number: number) => `${number === 1 ? 'The fleet is' : `All ${number} fleets are`} active.`,
     complete: 'No fleet waits for instances.',
-    frozen: (number: number) => `${plural(number, 'fleet')} ${number === 1 ? 'is' : 'are'} frozen: Everstep ends no instance there.`,
+    frozen: (number: number) =>
+      `${plural(number, 'fleet')} ${number === 1 ? 'is' : 'are'} frozen: Everstep ends no instance there.`,
     waiting: (nodes: number) => `Everstep waits for ${plural(nodes, 'instance')}.`,
     deleting: (number: number) => `${plural(number, 'fleet')} ${number === 1 ? 'is' : 'are'} being deleted.`,
   },
@@ -38,7 +39,9 @@ export const FLEET = {
   },
   unfreeze: {
     verb: 'Unfreeze',
-    cause: 'Everstep acts on nothing because most nodes of the fleet are silent. By this you confirm that the silent nodes have failed. Everstep then recovers their jobs on other nodes and ends their instances.',
+    cause:
+      'Everstep acts on nothing because most nodes of the fleet are silent. By this you confirm that the silent ' +
+      'nodes have failed. Everstep then recovers their jobs on other nodes and ends their instances.',
     limit: 'The confirmation is valid until most nodes report again. A fleet with wrong settings stays frozen.',
   },
   attention: {
@@ -47,9 +50,9 @@ export const FLEET = {
   },
   facts: 'Settings and figures',
   labels: {
-    nodes: 'Nodes', connected: 'Connected', spares: 'Spares', least: 'Nodes kept when idle', group: 'Auto Scaling group',
-    instances: 'Instances', price: 'Price', cost: 'Cost of its jobs', ettr: 'ETTR of its jobs', mttr: 'Mean time to recovery',
-    incidents: 'Incidents', lost: 'Lost nodes', failed: 'Failed instances', drills: 'Drills', created: 'Created',
+    nodes: 'Nodes', connected: 'Connected', spares: 'Spares', least: 'Nodes kept when idle',
+    group: 'Auto Scaling group', instances: 'Instances', price: 'Price', cost: 'Cost of its jobs',
+    ettr: 'ETTR of its jobs', mttr: 'Mean time to recovery', incidents: 'Incidents', lost: 'Lost nodes', failed: 'Failed instances', drills: 'Drills', created: 'Created',
   },
   ofDesired: (nodes: string, desired: string, limit: string) => `${nodes} of ${desired} desired, at most ${limit}`,
   zone: (type: string, zone: string) => `${type || 'unknown type'}, ${zone || 'unknown zone'}`,
@@ -68,8 +71,8 @@ export const FLEET = {
     none: 'No node yet.',
     more: (next: string, all: string) => `Show ${next} more of ${all}`,
     columns: {
-      node: 'Node', status: 'Status', agent: 'Agent', job: 'Job', reason: 'Reason', address: 'Address', memory: 'Memory',
-      since: 'Since', act: 'Actions',
+      node: 'Node', status: 'Status', agent: 'Agent', job: 'Job', reason: 'Reason', address: 'Address',
+      memory: 'Memory', since: 'Since', act: 'Actions',
     },
     warm: 'connected, warm',
     refused: (messages: string, sessions: string) => `${messages} messages, ${sessions} sessions refused`,

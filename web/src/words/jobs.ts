@@ -14,7 +14,8 @@ export const JOBS = {
     training: (number: number) => `${count(number)} ${verb(number, 'trains', 'train')}.`,
     alsoRecovering: (number: number) => `${count(number)} ${verb(number, 'recovers', 'recover')}.`,
     queued: (number: number) => `${count(number)} ${verb(number, 'waits', 'wait')} for nodes.`,
-    starting: (number: number) => `${count(number)} ${verb(number, 'starts', 'start')} or ${verb(number, 'stops', 'stop')}.`,
+    starting: (number: number) =>
+      `${count(number)} ${verb(number, 'starts', 'start')} or ${verb(number, 'stops', 'stop')}.`,
     paused: (number: number) => `${count(number)} ${verb(number, 'is', 'are')} paused.`,
   },
   submit: 'New job',
@@ -58,11 +59,15 @@ export const JOBS = {
     reason: { label: 'Reason' },
     progress: { label: 'Progress' },
     loss: { label: 'Loss', title: 'The training loss over all steps so far.' },
-    left: { label: 'Time left', title: 'Time for the remaining steps at the mean rate so far, without failures and waits.' },
+    left: {
+      label: 'Time left', title: 'Time for the remaining steps at the mean rate so far, without failures and waits.',
+    },
     protection: { label: 'Protection' },
     nodes: { label: 'Nodes', title: 'Nodes that are connected and report no fault, of the nodes that the job needs.' },
     incidents: { label: 'Incidents' },
-    ettr: { label: 'ETTR', title: 'Productive training time divided by the time since the first start, without queueing.' },
+    ettr: {
+      label: 'ETTR', title: 'Productive training time divided by the time since the first start, without queueing.',
+    },
     cost: { label: 'Cost' },
     fleet: { label: 'Fleet' },
     project: { label: 'Project' },

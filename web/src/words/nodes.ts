@@ -12,9 +12,13 @@ export const NODES = {
       verb: 'Replace',
       effect: 'The job leaves the node at an agreed stop. Then Everstep ends the instance and starts another one.',
     },
-    reboot: { verb: 'Reboot', effect: 'The job leaves the node at an agreed stop. Then the node reboots and is usable again.' },
+    reboot: {
+      verb: 'Reboot', effect: 'The job leaves the node at an agreed stop. Then the node reboots and is usable again.',
+    },
     release: { verb: 'Release', effect: 'The node is usable again. Its earlier faults no longer count.' },
-    end: { verb: 'End instance', effect: 'Everstep ends the instance for good. Its diagnostic files are already in S3.' },
+    end: {
+      verb: 'End instance', effect: 'Everstep ends the instance for good. Its diagnostic files are already in S3.',
+    },
     cancel: { verb: 'Cancel request', effect: 'Everstep drops the pending request and leaves the node as it is.' },
   },
   held: {

@@ -19,7 +19,9 @@ export const SETTINGS = {
       role: 'Permissions', project: 'Project', token: 'Token', ends: 'Session ends', server: 'Server', agents: 'Agents',
     },
     permissions: {
-      admin: 'every operation in every project', submitter: 'run and stop jobs of its project, read fleets', viewer: 'read',
+      admin: 'every operation in every project',
+      submitter: 'run and stop jobs of its project, read fleets',
+      viewer: 'read',
     } as Record<string, string>,
     otherPermissions: 'as the server permits',
     allProjects: 'all',
@@ -61,6 +63,7 @@ export const TOKENS = {
   never: 'never',
   revoke: 'Revoke',
   revokeToken: (id: string) => `Revoke ${id}`,
-  effect: 'The server refuses the token from now on, also in browsers that signed in with it. Nodes that have joined stay.',
+  effect:
+    'The server refuses the token from now on, also in browsers that signed in with it. Nodes that have joined stay.',
   ownEffect: 'You are signed in with this token, so this session ends too.',
 } as const

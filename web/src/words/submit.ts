@@ -3,8 +3,10 @@ export const SUBMIT = {
   title: 'Submit a job',
   verdict: {
     start: { lead: 'Describe the job.', text: 'The plan checks the request and creates nothing.' },
-    wrong: (fields: number) =>
-      ({ lead: `${fields} ${fields === 1 ? 'field needs' : 'fields need'} a correction.`, text: 'The job is not submitted yet.' }),
+    wrong: (fields: number) => ({
+      lead: `${fields} ${fields === 1 ? 'field needs' : 'fields need'} a correction.`,
+      text: 'The job is not submitted yet.',
+    }),
     planned: { lead: 'The request is valid.', text: 'Nothing is created until you submit the job.' },
   },
   viewer: {
