@@ -1,5 +1,5 @@
 /** The row of controls above a job's charts. The address keeps all of them except the time zone. */
-import { Button, Checkbox, NativeSelect, SegmentedControl, TextInput } from '@mantine/core'
+import { Button } from '@mantine/core'
 
 import { PRESETS, type Range, type Zone } from '../model/chart'
 import type { Axis } from '../model/metrics'
@@ -41,53 +41,54 @@ export function MetricControls(props: Controls) {
   }))
   return (
     <div className="row controls">
-      <SegmentedControl
-        size="xs"
-        aria-label={METRICS.axis.label}
-        value={axis}
-        onChange={(value) => set({ axis: value === 'step' ? '' : value, last: '', from: '', to: '' })}
-        data={axes.map((each) => ({ value: each, label: METRICS.axis[each] }))}
-      />
-      <NativeSelect
-        size="xs"
-        aria-label={METRICS.range.label}
+      <div className="segments" role="group" aria-label={METRICS.axis.label}>
+        {axes.map((each) => (
+          <button
+            key={each}
+            type="button"
+            aria-pressed={each === axis}
+            onClick={() => set({ axis: each === 'step' ? '' : each, last: '', from: '', to: '' })}
+          >
+            {METRICS.axis[each]}
+          </button>
+        ))}
+      </div>
+      <Choice
+        label={METRICS.range.label}
         value={preset}
-        onChange={(event) =>
-          onRange(event.currentTarget.value ? { last: Number(event.currentTarget.value) } : undefined)
-        }
-        data={options}
+        options={options}
+        onChange={(value) => onRange(value ? { last: Number(value) } : undefined)}
       />
       <Button size="xs" variant="default" disabled={!range} onClick={() => onRange(undefined)}>
         {METRICS.range.reset}
       </Button>
-      <NativeSelect
-        size="xs"
-        aria-label={METRICS.smoothing.label}
+      <Choice
+        label={METRICS.smoothing.label}
         value={String(smoothing)}
-        onChange={(event) => set({ smooth: event.currentTarget.value === '0' ? '' : event.currentTarget.value })}
-        data={weights}
+        options={weights}
+        onChange={(value) => set({ smooth: value === '0' ? '' : value })}
       />
-      <Checkbox
-        size="xs"
-        label={METRICS.log}
-        checked={isLog}
-        onChange={(event) => set({ log: event.currentTarget.checked ? '1' : '' })}
-      />
+      <label className="check">
+        <input
+          type="checkbox"
+          checked={isLog}
+          onChange={(event) => set({ log: event.currentTarget.checked ? '1' : '' })}
+        />
+        {METRICS.log}
+      </label>
       {axis === 'wall' && (
-        <NativeSelect
-          size="xs"
-          aria-label={METRICS.zone.label}
+        <Choice
+          label={METRICS.zone.label}
           value={zone}
-          onChange={(event) => onZone(event.currentTarget.value === 'local' ? 'local' : 'utc')}
-          data={[
+          options={[
             { value: 'utc', label: METRICS.zone.utc },
             { value: 'local', label: METRICS.zone.local },
           ]}
+          onChange={(value) => onZone(value === 'local' ? 'local' : 'utc')}
         />
       )}
       <div className="row push">
-        <TextInput
-          size="xs"
+        <input
           data-filter
           aria-label={METRICS.filter.label}
           placeholder={METRICS.filter.placeholder}
@@ -95,13 +96,14 @@ export function MetricControls(props: Controls) {
           onChange={(event) => set({ q: event.currentTarget.value })}
         />
         {jobs.length > 0 && (
-          <NativeSelect
-            size="xs"
-            className="compare"
-            aria-label={METRICS.compare.label}
+          <Choice
+            label={METRICS.compare.label}
             value=""
-            onChange={(event) => event.currentTarget.value && onCompare(event.currentTarget.value)}
-            data={[{ value: '', label: METRICS.compare.placeholder }, ...jobs]}
+            options={[
+              { value: '', label: METRICS.compare.placeholder },
+              ...jobs.map((name) => ({ value: name, label: name })),
+            ]}
+            onChange={(value) => value && onCompare(value)}
           />
         )}
         <Button size="xs" variant="default" onClick={onCsv}>
@@ -109,5 +111,25 @@ export function MetricControls(props: Controls) {
         </Button>
       </div>
     </div>
+  )
+}
+
+interface ChoiceProps {
+  label: string
+  value: string
+  options: readonly { value: string; label: string }[]
+  onChange: (value: string) => void
+}
+
+/** The browser's own list, which costs no code to load. */
+function Choice({ label, value, options, onChange }: ChoiceProps) {
+  return (
+    <select aria-label={label} value={value} onChange={(event) => onChange(event.currentTarget.value)}>
+      {options.map((each) => (
+        <option key={each.value} value={each.value}>
+          {each.label}
+        </option>
+      ))}
+    </select>
   )
 }
