@@ -94,6 +94,16 @@ describe('a line', () => {
     expect(series(loss, { axis: 'tokens', tokens })).toMatchObject({ x: [1000, 2000, 3000], y: [3, 2.5, null] })
     expect([tokens(0), tokens(4), tokensAt(undefined)(1)]).toEqual([null, null, null])
   })
+  test('over tokens omits points at which the counter falls', () => {
+    const falling = tokensAt(
+      metric('tokens', [
+        [1, 1, 0, 1000],
+        [2, 2, 0, 10],
+        [3, 3, 0, 3000],
+      ]),
+    )
+    expect(series(loss, { axis: 'tokens', tokens: falling }).x).toEqual([1000, 3000])
+  })
   test('names the nodes with the extremes', () =>
     expect(
       series({ ...loss, MinimumNodeIds: ['', 'i-a', 'i-b'], MaximumNodeIds: ['i-c', '', ''] }, { axis: 'step' }),
@@ -212,8 +222,8 @@ describe('names', () => {
     ]
     expect(groups(names)).toEqual([
       { title: UNPREFIXED, names: ['loss'] },
-      { title: 'eval', names: ['eval/loss'] },
       { title: 'train', names: ['train/loss', 'train/lr'] },
+      { title: 'eval', names: ['eval/loss'] },
       { title: 'Steps and protection', names: ['everstep/step_seconds'] },
       { title: 'Nodes', names: ['everstep/gpu_percent', 'everstep/new'] },
     ])

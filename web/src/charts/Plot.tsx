@@ -63,7 +63,7 @@ export interface Layout {
 }
 
 /** Room around the plot in pixels, which is the same for all plots, so that their axes line up. */
-export const MARGIN = { left: 72, right: 12, top: 24 }
+export const MARGIN = { left: 72, right: 24, top: 24 }
 const SYNC = 'metrics'
 const TICK_PIXELS = 84
 const MIN_DRAG_PIXELS = 5

@@ -118,7 +118,7 @@ export function series(metric: MetricDataResult, { axis, gaps = [], startedAt = 
   const breaks = isTime ? [...gaps, ...silences(metric.Times)].sort((a, b) => a - b) : []
   metric.Steps.forEach((_, index) => {
     const x = position(index)
-    if (x === null) return
+    if (x === null || x < (rows.at(-1)?.x ?? x)) return // a counter of tokens that falls has no place on the axis
     while (next < breaks.length && breaks[next]! - shift < x) {
       const at = breaks[next++]! - shift
       const before = rows.at(-1)

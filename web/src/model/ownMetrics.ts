@@ -45,7 +45,7 @@ export interface Group {
 /** The title of metrics whose names have no prefix. */
 export const UNPREFIXED = 'Logged by the script'
 
-/** Return metrics by the prefix of their names (train/, eval/), then those that Everstep measures, by subject. */
+/** Return metrics by the prefix of their names, train/ first, then those that Everstep measures, by subject. */
 export function groups(names: readonly string[]): Group[] {
   const found = new Map<string, string[]>()
   const prefix = (name: string) => (name.includes('/') ? name.slice(0, name.indexOf('/')) : UNPREFIXED)
@@ -58,7 +58,7 @@ export function groups(names: readonly string[]): Group[] {
     const mine = own.filter((name) => (OWN[name]?.group ?? NODES) === title)
     if (mine.length) found.set(title, mine)
   }
-  const first = (title: string) => Number(title !== UNPREFIXED)
+  const first = (title: string) => (title === UNPREFIXED ? 0 : title === 'train' ? 1 : 2)
   return [...found].map(([title, each]) => ({ title, names: each })).sort((a, b) => first(a.title) - first(b.title))
 }
 
