@@ -13,7 +13,18 @@ from control_plane.api.archive import SourceLimits
 from control_plane.api.auth import Caller
 from control_plane.api.deps import Services, SortOrder
 from control_plane.api.held_tokens import HeldTokens
-from control_plane.api.routes import drills, events, fleets, incidents, job_lists, jobs, nodes, revisions
+from control_plane.api.routes import (
+    drills,
+    events,
+    fleets,
+    incidents,
+    job_lists,
+    jobs,
+    loss_curves,
+    nodes,
+    notes,
+    revisions,
+)
 from control_plane.api.schemas.common import Shape
 from control_plane.db.tokens import Role, TokenRecord
 from control_plane.loop.event_feed import EventFeed
@@ -75,9 +86,14 @@ def answers(world: World) -> Answers:
         add(f"{path}/nodes", jobs.list_training_job_nodes(name, _CALLER, services, max_results=MOST))
         add(f"{path}/checkpoints", jobs.list_checkpoints(name, _CALLER, services, max_results=MOST))
         add(f"{path}/revisions", revisions.list_training_job_revisions(name, _CALLER, services))
+        add(f"{path}/notes", notes.list_training_job_notes(name, _CALLER, services))
+    run_ids = ",".join(job["RunId"] for job in listed["TrainingJobSummaries"])
+    add("/v1/loss-curves", loss_curves.batch_get_loss_curves(_CALLER, services, run_ids))
     happened = add("/v1/incidents", incidents.list_incidents(_CALLER, services, max_results=MOST))
     for incident_id in [incident["IncidentId"] for incident in happened["Incidents"]]:
-        add(f"/v1/incidents/{incident_id}", incidents.describe_incident(incident_id, _CALLER, services))
+        path = f"/v1/incidents/{incident_id}"
+        add(path, incidents.describe_incident(incident_id, _CALLER, services))
+        add(f"{path}/similar", incidents.list_similar_incidents(incident_id, _CALLER, services))
     add("/v1/fleets", fleets.list_fleets(_CALLER, services, max_results=MOST))
     add("/v1/nodes", nodes.list_nodes(_CALLER, services, include_ended=True))
     add("/v1/drills", drills.list_drills(_CALLER, services, max_results=MOST))

@@ -99,7 +99,7 @@ const ENDED = ['Completed', 'Failed', 'Stopped']
 /** Figures and green tones follow from the answers, by derivations of their own. */
 export function supported(shown: readonly Shown[], moment: Moment): string[] {
   const jobs = new Map(answersOf(moment).map((each) => [`job/${each.job.RunId}`, each]))
-  const { nodes } = listed(moment)
+  const { nodes, incidents } = listed(moment)
   const fleets = (moment.answers['GET /v1/fleets'] as { Fleets: Fleet[] }).Fleets
   const wrong: string[] = []
   const claim = (each: Shown, holds: boolean, why: string) => holds || wrong.push(`${why}: ${told(each)}`)
@@ -110,6 +110,8 @@ export function supported(shown: readonly Shown[], moment: Moment): string[] {
     const node = nodes.find(({ NodeId }) => each.of === `node/${NodeId}`)
     if (node && isGreen && each.figure === 'status') claim(each, node.NodeStatus === 'assigned' && node.Connected, 'green without a working node')
     if (node?.EndTime !== undefined) claim(each, each.value === 'gone' || each.value === '', 'an ended node works')
+    const incident = incidents.find(({ IncidentId }) => each.of === `incident/${IncidentId}`)
+    if (incident) ofIncident(each, incident, moment.now, claim)
     const fleet = fleets.find(({ FleetName }) => each.of === `fleet/${FleetName}`)
     if (fleet && isGreen) claim(each, fleet.FleetStatus === 'active' && fleet.ConnectedNodeCount >= fleet.DesiredNodeCount, 'green without its nodes')
   }
@@ -162,6 +164,19 @@ function ofJob(each: Shown, isGreen: boolean, { job, protection, incidents }: An
   }
 }
 
+function ofIncident(each: Shown, incident: Incident, now: number, claim: (each: Shown, holds: boolean, why: string) => unknown) {
+  const [phase, kind] = each.figure.split('-')
+  const isNear = (seconds: number) => Math.abs(Number(each.value) - seconds) <= SAME_SECONDS
+  if (kind === 'seconds' && PHASES.includes(phase as never)) {
+    const seconds = lengthOf(incident, phase as (typeof PHASES)[number], now)
+    claim(each, isNear(Math.max(0, seconds)), `the phase takes ${seconds} s`)
+  }
+  if (each.figure === 'total-seconds') claim(each, isNear((incident.ClosedAt ?? now) - incident.FailedAt), 'another total')
+  if (each.figure === 'recomputed-steps') claim(each, each.value === String(incident.LostSteps ?? ''), 'other steps are lost')
+  if (each.figure === 'cost-usd') claim(each, each.value === String(incident.CostUsd ?? ''), 'another cost')
+}
+
+/** Pages round the time down to whole seconds. */
 const SAME_SECONDS = 1
 
 /** The job's time by bucket agrees with the phases of its incidents, and adds up to its life. */
