@@ -1,4 +1,4 @@
-"""Benchmarks of Everstep. Each benchmark measures a value and a floor.
+"""Benchmarks of Everstep, most of which compare a measured value with a floor.
 
 A floor is a bound that no system can beat on this machine, such as the time of a plain memcpy.
 

@@ -26,7 +26,7 @@ POLL_SECONDS = 0.05
 On the measured machine, polls at this interval use 5 % of a core, for the client and the control plane together.
 """
 QUIET_POLL_SECONDS = 1.0
-"""Seconds between two polls while the duration of training steps is measured. Users poll about equally rarely."""
+"""Seconds between two polls while the duration of training steps is measured. Users poll about as rarely."""
 EVERY_STEP = 1.0
 """Value of `MaxSlowdown` with which Everstep takes a snapshot at every step.
 

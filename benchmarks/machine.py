@@ -60,7 +60,7 @@ class Machine:
 
     @property
     def load(self) -> str:
-        """Return the load as text for a page."""
+        """Return the load average as text for a page."""
         return ", ".join(f"{value:.2f}" for value in self.load_average)
 
 

@@ -1,4 +1,4 @@
-"""Results, limits and page of the API benchmark, as pure functions."""
+"""Computes the rows, verdicts and page of the API benchmark. Pure."""
 
 from __future__ import annotations
 

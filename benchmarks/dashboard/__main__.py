@@ -108,7 +108,7 @@ async def a_second(served: Living, name: str) -> None:
 
 
 def of_a_job(browser: Browser, few: Living, history: int, seconds: int) -> dict[str, Traffic]:
-    """Return what the pages of a job with metrics receive, by page."""
+    """Return the traffic of each open page of a job that logs metrics."""
     logger = Logger(few.world, SMALL)
     logger.log(history)
 

@@ -1,7 +1,7 @@
 """Test data of the dashboard benchmark: more jobs, nodes and log lines than most fleets have.
 
 The real loops launch one job with many nodes (the wide job) on the simulated fleet. About a thousand other jobs are
-submitted through the same functions. An UPDATE then sets their states, because simulating them would take hours.
+submitted by the same function. An SQL UPDATE then sets their states, because simulating these jobs would take hours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Results, limits and page of the dashboard benchmark, as pure functions."""
+"""Computes the rows, verdicts and page of the dashboard benchmark. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHIFT: Final = 0.05
 """Limit of the cumulative layout shift. Source: half of what web.dev calls good."""
 FIRST_LOAD_KB: Final = 250.0
 METRICS_TAB: Final = "an open Metrics tab"
-"""The page of `Run.bytes_per_hour` that has a limit."""
+"""Key of `Run.bytes_per_hour` whose traffic has a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Run(BenchmarkRun):
     bytes_per_hour: dict[str, tuple[float, float]]
     """Bytes that an open page receives per hour, by page.
 
-    First the measured bytes, then those of the same polls if each response were complete and uncompressed.
+    A pair has the measured bytes, and the bytes that complete, uncompressed responses to the same polls would have.
     """
     shifts: dict[str, float]
     """Cumulative layout shift of each page's first load, by path."""

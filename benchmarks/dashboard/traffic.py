@@ -31,9 +31,9 @@ OWN: Final = tuple(
     for name in ("step_seconds", "snapshot_blocked_seconds", "replicate_seconds", "network_bytes_per_second")
 )
 SETTLE_SECONDS: Final = 15
-"""Simulated seconds before the measurement. By then, the page holds everything and only polls."""
+"""Simulated seconds before the measurement. By then, the page has loaded all data and only polls."""
 AHEAD_MS: Final = 2_900
-"""The page fetches the code of other pages from this time on. It is not part of the first load."""
+"""Milliseconds after which a page fetches the code of other pages. This code is not part of the first load."""
 _OBSERVE_SHIFT: Final = """() => {
   window.layoutShift = 0
   new PerformanceObserver((list) => {
@@ -51,7 +51,7 @@ class Traffic:
 
     bytes_per_hour: float
     plain_bytes_per_hour: float
-    """The same polls if each response were complete and uncompressed."""
+    """Bytes per hour if each response were complete and uncompressed."""
 
 
 class Logger:
@@ -99,7 +99,7 @@ def _value(name: str, step: int) -> float:
 
 @dataclass
 class _Counted:
-    """Counts what the browser receives from the API. Playwright adds attributes to the object."""
+    """Counts the bytes that the browser receives from the API. Without slots, because Playwright adds attributes."""
 
     received_bytes: int = 0
     requests: Counter[str] = field(default_factory=Counter)
@@ -132,7 +132,7 @@ class _Counted:
 
 
 def traffic_of(browser: Browser, served: Living, path: str, second: Callable[[], None], seconds: int) -> Traffic:
-    """Leave a page open while a job trains, and count what it receives.
+    """Leave a page open while a job trains, and count the bytes that it receives.
 
     Args:
         browser: a started browser.
@@ -201,7 +201,7 @@ class Load:
 
 
 def load_of(browser: Browser, served: Living, path: str) -> Load:
-    """Open a page once and wait until it stands still."""
+    """Open a page once, and measure its layout shift and the bytes that it loads."""
     with watched(browser, served.url) as page:
         sign_in_unseen(page, served)
         page.add_init_script(f"({_OBSERVE_SHIFT})()")

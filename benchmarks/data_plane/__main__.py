@@ -53,7 +53,7 @@ A span is the wait between two snapshots that replaces forward and backward. Lon
 long enough to copy a snapshot to the other node.
 """
 TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
-"""Duration of a short span, in the same form: about twice the time of copying the state once."""
+"""Duration of a short span, in the units of the long span: about twice the time of copying the state once."""
 LAUNCH_SECONDS = 150.0
 LARGE_STATE_MIB = 512
 HELD_AGAINST = tuple(dict.fromkeys(goal.peer[0] for goal in GOALS if goal.peer is not None))

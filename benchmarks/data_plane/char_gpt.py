@@ -211,7 +211,7 @@ def figures(kind: str, launches: Sequence[Launch], versions: Mapping[str, str]) 
 
 
 def slowdown(cycle: Cycle, system: str) -> float:
-    """Return the relative increase of the step time."""
+    """Return the extra step time under a system, relative to unprotected steps."""
     return float(cycle[system]["seconds"] / cycle[NOBODY]["seconds"] - 1)
 
 

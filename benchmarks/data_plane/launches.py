@@ -175,7 +175,7 @@ class FloorPair:
 def tmpfs_folder() -> Iterator[Path]:
     """Yield a folder on tmpfs. Afterwards, remove the folder and other leftovers of the launch.
 
-    The kernel would write files on a disk back during the next measurement.
+    If the files were on a disk, the kernel would write them back during the next measurement.
     """
     before = set(MEMORY.iterdir())
     folder = MEMORY / f"everstep-bench-{os.getpid()}"
@@ -184,7 +184,7 @@ def tmpfs_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        for left in set(MEMORY.iterdir()) - before:  # files of DLRover's processes, and of torch after a kill
+        for left in set(MEMORY.iterdir()) - before:  # files of DLRover, and of torch in killed ranks
             if left.name.startswith(("bench", "checkpoint_shm", "torch_")) and left.is_file():
                 left.unlink(missing_ok=True)
         for left in Path("/tmp/ckpt_sock").glob(f"bench{os.getpid()}-*"):

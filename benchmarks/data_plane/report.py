@@ -1,4 +1,4 @@
-"""Results, page and picture of the data plane benchmark, as pure functions."""
+"""Computes the rows, page and picture of the data plane benchmark. Pure."""
 
 from __future__ import annotations
 

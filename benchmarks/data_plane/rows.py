@@ -330,7 +330,7 @@ def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
 
 
 def _limit(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> tuple[float | None, str, str]:
-    """Return the limit of a metric, its origin as text, and the reason if it permits no verdict.
+    """Return the limit of a metric, the origin of the limit as text, and why it permits no verdict.
 
     The limit is None if its compared system was not measured. The reason is empty if the limit is usable.
     """

@@ -1,1 +1,1 @@
-"""Clients for bulk transfer to S3, measured beside each other and beside Everstep's own store."""
+"""Benchmark of clients for bulk transfer to S3, compared with Everstep's own store."""

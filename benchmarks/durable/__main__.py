@@ -77,7 +77,7 @@ def _uploads(begun: Begun) -> Iterator[UploadBlock]:
 
 
 def _loads(begun: Begun) -> Iterator[Load]:
-    """Measure loads of one step from memory: by the number of ranks that made it, by fewer ranks and by more."""
+    """Measure loads of one step from memory, by as many ranks as saved the step, by fewer ranks and by more ranks."""
     rounds, size = (1, uploads.QUICK_SIZE) if begun.is_quick else (ROUNDS, loads.SIZE)
     yield from loads.measure(begun.home / "loads", rounds=rounds, size=size)
     begun.say("restored a step with 3, 4 and 6 ranks")

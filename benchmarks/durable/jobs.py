@@ -1,4 +1,4 @@
-"""Rows and tables of the measured jobs: training during an upload, loads by other ranks, and strategies. Pure."""
+"""Computes the rows and tables of three job measurements: uploads during training, loads, and strategies. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads of one step from the nodes' memory: by the number of ranks that made it, by fewer ranks and by more.
+"""Measures loads of one step from the nodes' memory, by as many ranks as saved the step, by fewer and by more.
 
     4 ranks train and commit a step ─▶ 4, 3 and 6 ranks restore it, in turn
 

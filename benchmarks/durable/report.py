@@ -1,4 +1,4 @@
-"""Results, limits and page of the benchmark of durable storage, as pure functions."""
+"""Computes the rows, verdicts and page of the durable storage benchmark. Pure."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ OBJECT_MIB = 256
 CAP_MIB_PER_SECOND = 16
 """Rate at which one writer can send to S3. The server keeps up with four such writers on two cores."""
 BUCKET = "bucket"
-"""The bucket of the plan from `rank_plan`."""
+"""Name of the S3 bucket in the plan that `rank_plan` returns."""
 RANK = Rank(0)
 CONTENT = Content(Generation(1), Step(7))
 _SLICE_SECONDS = 0.02

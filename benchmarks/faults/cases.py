@@ -68,7 +68,7 @@ class Place:
 
     @property
     def member(self) -> str:
-        """The job's other node, which is not the coordinator."""
+        """The node of the job that does not run the coordinator."""
         return next(node for node in self.nodes if node != self.coordinator)
 
     def agent(self, node: str) -> Process:
@@ -131,7 +131,7 @@ def stopped_in_a_snapshot(place: Place) -> Iterator[Struck]:
     deadline = time.monotonic() + STRIKE_SECONDS
     while time.monotonic() < deadline:
         if not _is_arriving(holder, rank):
-            continue  # In each step, the transfer lasts only a few milliseconds.
+            continue  # poll without a pause, because a transfer lasts only a few milliseconds
         with _stopped(agent) as at:
             pause(SURE_SECONDS)
             if _is_arriving(holder, rank):

@@ -1,4 +1,4 @@
-"""Results, verdicts and page of the fault benchmark, as pure functions."""
+"""Computes the rows, verdicts and page of the fault benchmark. Pure."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from benchmarks.faults.figures import WHOLE, Boundary, Observed, Span, parse
 
 RANKS, COPIES = 2, 2
 LOOK_SECONDS = 0.25
-"""Seconds between two API requests, the same during a whole case, so that their load is the same in every span."""
+"""Seconds between two API requests. This interval is constant, so that the requests slow all spans equally."""
 TOLD_SECONDS = 60.0
 """Longest wait in seconds for each state of the job that a case awaits. After this time, the case fails."""
 SETTLE_STEPS = 40

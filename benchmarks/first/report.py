@@ -1,4 +1,4 @@
-"""Results, page and picture of the first benchmarks, as pure functions."""
+"""Computes the values, page and picture of the first benchmarks. Pure."""
 
 from __future__ import annotations
 

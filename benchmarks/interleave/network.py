@@ -1,4 +1,4 @@
-"""A small virtual network: one namespace per node, a bridge between them, every link shaped in both directions.
+"""A small virtual network: one namespace per node, a bridge, and links with a rate limit in both directions.
 
 Invariant: the names of all parts start with the run's name. All parts are removed when the context ends, also after an
 error.

@@ -1,4 +1,4 @@
-"""Results, verdicts, page and picture of the interleave benchmark, as pure functions."""
+"""Computes the verdicts, page and picture of the interleave benchmark. Pure."""
 
 from __future__ import annotations
 

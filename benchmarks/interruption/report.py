@@ -1,4 +1,4 @@
-"""Results, limits, page and picture of the interruption benchmark, as pure functions."""
+"""Computes the rows, page and picture of the interruption benchmark. Pure."""
 
 from __future__ import annotations
 

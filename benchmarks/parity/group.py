@@ -54,7 +54,7 @@ class GroupTimes:
     step_seconds: tuple[float, ...]
     """Per step: the time from the last member's seal to the last member's vote."""
     cpu_seconds: tuple[float, ...]
-    """Per step: CPU time of all members in that time."""
+    """Per step: CPU time of all members during `step_seconds`."""
     memory_ratio: float
     """Bytes of all slots of all members ÷ bytes of their shards."""
     sent_ratio: float
@@ -69,7 +69,7 @@ class Member:
     """One node of the group, with one rank. It dials the other members as an agent does."""
 
     def __init__(self, folder: Path, rank: Rank, *, has_parity: bool) -> None:
-        """Create the node's slots, and its part in the rounds.
+        """Create the node's slots, its shard and its listener.
 
         Args:
             folder: folder in shared memory for all members.

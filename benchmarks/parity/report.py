@@ -1,4 +1,4 @@
-"""Results, limits and page of the benchmark of parity, as pure functions."""
+"""Computes the rows, verdicts and page of the parity benchmark. Pure."""
 
 from __future__ import annotations
 

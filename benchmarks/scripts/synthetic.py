@@ -142,7 +142,7 @@ session = everstep.training.init(model=parameters, optimizer=optimizer)
 session.restore()
 steps: dict[str, list[float]] = {}
 counts: dict[str, tuple[int, int]] = {}
-# By replacement of forward and backward, an entry per step. An entry has the number of snapshots so far, and the
+# For each replacement of forward and backward, one entry per step. An entry has the number of snapshots so far, and the
 # seconds for which the session blocked the script in this step.
 held: dict[str, list[tuple[int, float]]] = {}
 for kind, compute in computes.items():

@@ -134,7 +134,7 @@ class SlowBoot(_Fault, frozen=True):
 
 
 class SlotsTaken(_Fault, frozen=True):
-    """Keep the slots of ended instances occupied for a while."""
+    """Keep the capacity of ended instances occupied for a while."""
 
     delay: Annotated[Delay, msgspec.Meta(description="seconds, or JSON as for slow-boot")] = 180.0
 

@@ -6,7 +6,7 @@
                           └──────── Reports ◀── all parts
 
 Invariant: no part starts work before `Agent.run`, and all work has ended when `run` returns. The ranks, the slots and
-the promise remain for the next agent process.
+the promise (the generation that the node has agreed to join) remain for the next agent process.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Agent:
     async def run(self) -> None:
         """Run the agent until the task is cancelled.
 
-        The next agent process adopts the ranks, the slots and the promise.
+        The node's next agent process adopts the ranks, the slots and the promised generation.
         """
         self._listen()
         await self.ranks.start()
@@ -283,7 +283,7 @@ class Agent:
         self.supervisor.gone_seconds = timeouts.gone_seconds
 
     async def _report_warm(self) -> None:
-        """Send a report as soon as ranks can be forked from the shim's template process.
+        """Send a report as soon as the shim's template process can fork ranks.
 
         Such a warm start is faster than a new interpreter, so the control plane prefers nodes that offer it.
         """

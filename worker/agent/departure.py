@@ -31,7 +31,7 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 LEAVING_SECONDS = 30.0
-"""Maximum seconds for which another job waits while this node uploads output of its previous job."""
+"""Maximum seconds for which the node's next job waits while this node uploads output of its previous job."""
 
 
 class Departure:
@@ -119,7 +119,7 @@ class Departure:
     async def make_way(self, run: RunId) -> None:
         """Release the run that this node works for, because the control plane has assigned the node to `run`.
 
-        If the node already works for `run`, only a running departure is cancelled.
+        If the node already works for `run`, the method only cancels a departure that is in progress.
         """
         other = self._promise.run
         if other is not None and other != run:

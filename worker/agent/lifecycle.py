@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 class Remains:
     """Data that older generations left on this node.
 
-    The agent reads it when it fulfils a promise, and reports it in phase PROMISED.
+    The agent reads this data when it fulfils a promise, and reports the data in phase PROMISED.
     """
 
     inventory: tuple[SlotRecord, ...] = ()
@@ -138,7 +138,7 @@ class Lifecycle:
         self._stored: Member | None = None
         """The member whose ranks' output was uploaded completely. None if the upload failed or has not finished."""
 
-    # -- after a restart
+    # The methods below resume the promised generation after a restart of the agent.
 
     async def resume(self) -> None:
         """Resume the promised membership of an earlier agent process on this node."""
@@ -161,7 +161,7 @@ class Lifecycle:
                 await self._supplies.adopt(promise.plan, promise.key)
                 await self._run_ranks(promise, self.member)
 
-    # -- promise
+    # The methods below promise a generation.
 
     def must_promise(self, command: Prepare) -> bool:
         """Return whether the node must promise the generation that a Prepare command names.
@@ -190,7 +190,7 @@ class Lifecycle:
         """Assign a user to the run's ranks and store the assignment. Return False if the disk refuses the write."""
         try:
             user_of(run, self._settings.state, self._settings.rank_user)
-        except OSError as error:  # `FullDisks` causes the agent to report the disk as a fault
+        except OSError as error:  # `FullDisks` makes the agent report the full disk as a fault
             self._full_disks.note(error)
             log.warning("the user of run %s cannot be stored on disk: %s", run, error)
             return False
@@ -214,7 +214,7 @@ class Lifecycle:
         self.is_unsettled = False
         log.info("generation %d promised: %d sealed slots", membership.generation, len(self.remains.inventory))
 
-    # -- load
+    # The methods below load a generation.
 
     def load(self, plan: GenerationPlan, key: bytes) -> None:
         """Begin to load a generation in the background, if the node has promised it and has not begun yet."""
@@ -290,7 +290,7 @@ class Lifecycle:
         self._ranks.admit(member.lines, user)
         self._lines.begin(member.plan, member.here)
 
-    # -- start
+    # The methods below start and watch the ranks.
 
     async def start(self) -> None:
         """Start the training of a loaded generation: begin the rounds, and watch the ranks."""
@@ -363,7 +363,7 @@ class Lifecycle:
             log.info("rank %d: %s, code %d, after step %d", exited.rank, found.exit_class, found.code, boundary)
             self._on_change()
 
-    # -- end
+    # The methods below end a generation or a run.
 
     async def end_member(self) -> None:
         """End all work for the current generation: first its ranks, then the member.
@@ -397,7 +397,7 @@ class Lifecycle:
         if self.member is not None:
             await self.member.detach()
 
-    # -- faults and background work
+    # The methods below report faults and the outcomes of background work.
 
     def fault(self, code: str, message: str) -> None:
         """Report a fault of this node. A retry on this node may succeed, so the fault is not permanent."""

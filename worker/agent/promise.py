@@ -1,4 +1,4 @@
-"""The node's promise on disk, which an agent must never lose (docs/design.md#generations).
+"""Stores the node's promise on disk: the highest generation that it has agreed to join (docs/design.md#generations).
 
 Invariant: the file is complete and durable (temporary file, fsync, rename, fsync of the folder) before the agent sends
 anything that depends on it.
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Promise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A promised membership, with the facts that a restarted agent needs to resume the membership."""
+    """The generation that the node has promised to join, with the facts that a restarted agent needs to resume."""
 
     job: str
     run: str
@@ -49,7 +49,7 @@ _decoder = msgspec.msgpack.Decoder(Promise)
 
 
 class PromiseFile:
-    """The file of the promise; only the agent uses it."""
+    """Reads and writes the file with the node's `Promise`. Only the agent uses it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -86,7 +86,7 @@ class PromiseFile:
 
 
 class CurrentPromise:
-    """The newest promise of this node, in memory and on disk. Only the agent's `Lifecycle` and `Departure` change it.
+    """The newest promise of this node to join a generation. Only the agent's `Lifecycle` and `Departure` change it.
 
     Invariant: after a restart, the promise that the agent reads from disk is at most one phase older than the promise
     that it had in memory.
@@ -137,7 +137,7 @@ class CurrentPromise:
         """
         try:
             self._file.write(promise)
-        except OSError as error:  # `FullDisks` causes the agent to report the disk as a fault
+        except OSError as error:  # `FullDisks` makes the agent report the full disk as a fault
             self._full_disks.note(error)
             words = f"phase {promise.phase} of generation {promise.generation} cannot be written to disk: {error}"
             if words != self._refusal:

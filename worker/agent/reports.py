@@ -29,7 +29,7 @@ from worker.replication.tcp import PeerListener
 
 
 class Reports:
-    """Builds the agent's reports from its other parts."""
+    """Builds the agent's reports from the state of the agent's other parts."""
 
     def __init__(
         self,

@@ -120,7 +120,7 @@ class Shard:
             has_parity=has_parity,
         )
 
-    # -- events
+    # The methods below apply events.
 
     def hear(self, committed: Step, proposed: Step) -> Shard:
         """Apply the coordinator's newest committed and proposed step.
@@ -163,7 +163,7 @@ class Shard:
         """Record that the owner's own slot no longer contains `step`, because the slot was granted again.
 
         A second capture of the step may differ from the first, so the peers' acknowledgements of the step are revoked.
-        The foundation keeps its acknowledgements, because it is never captured again.
+        The acknowledgements of the `foundation` stay valid, because this step is never captured again.
         """
         held = self.held if step == self.foundation else frozenset(each for each in self.held if each[1] != step)
         return replace(self, sealed=self.sealed - {step}, held=held)
@@ -209,7 +209,7 @@ class Shard:
         unheard = self.unheard | ({peer} & frozenset(self.peers))
         return replace(self, view=self.view - {peer}, returning=self.returning - {peer}, unheard=unheard)._settled()
 
-    # -- derived state and decisions
+    # The properties and methods below derive the state and decide the next step.
 
     def wanted(self, peer: NodeId) -> Step:
         """Return the step to send to `peer` next, or `NONE`.
@@ -430,7 +430,7 @@ class Coordinator:
         )
         return replace(core, is_recovering=True)
 
-    # -- events
+    # The methods below apply events.
 
     def report(self, *rounds: RankRound) -> Coordinator:
         """Apply the newest states of some ranks, and all transitions that result."""
@@ -479,7 +479,7 @@ class Coordinator:
         """
         return replace(self, is_finished=True, proposed=NONE).advance() if self._is_stopping else self
 
-    # -- derived state and decisions
+    # The properties and methods below derive the state and decide the next step.
 
     @property
     def highest_boundary(self) -> Step:

@@ -58,8 +58,8 @@ class Strays:
     doubled: Mapping[tuple[Rank, Content], frozenset[Rank]] = field(default_factory=lambda: MappingProxyType({}))
     """Contents that the plan requires the shard's owner to keep. The key is (rank, content).
 
-    The value contains ranks on the owner's node: those whose base (the step from which the generation starts) no other
-    node has yet.
+    The value contains the ranks on the owner's node whose base (the step from which the generation starts) no other
+    node holds yet.
     """
     needed: frozenset[Step] = frozenset()
     """Steps before the base to which the job would return if one more node were lost (`_needed`)."""
@@ -156,7 +156,7 @@ def strayed(plan: GenerationPlan) -> frozenset[Rank]:
 
 def _alone(plan: GenerationPlan) -> frozenset[Rank]:
     """Return the ranks whose base (the state to restore) is only on the owner's node."""
-    # The first holder of a shard is its owner, who has loaded the base.
+    # The first holder of a shard is the owner's node, which has loaded the base.
     owners = {rank.rank: rank.holders[0] for rank in plan.ranks}
     elsewhere = {
         reference.owner_rank

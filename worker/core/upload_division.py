@@ -137,7 +137,7 @@ class _Table:
         return ranks_of
 
     def largest_first(self, number: int) -> tuple[int, bytes]:
-        """Return the sort key of an item."""
+        """Return the sort key of an item, which puts larger items first."""
         item = self.items[number]
         return -item.bytes, item.digest
 

@@ -1,4 +1,4 @@
-"""Keeps the snapshots of one step in memory while a user exports them, and returns their bytes.
+"""Keeps the snapshots of one step in memory while a user exports them (a *hold*), and returns their bytes.
 
     HoldSnapshot ──▶ pins one slot per rank of this node ──▶ SnapshotHeld
     ReadSnapshot ──▶ a range of the shard's checkpoint object, built from the slot ──▶ SnapshotBytes
@@ -48,7 +48,7 @@ RELEASED = "the export has ended"
 
 @dataclass(slots=True)
 class _Hold:
-    """The slots that one export keeps."""
+    """The slots that this node pins for one export."""
 
     hold_id: str
     step: Step
@@ -87,7 +87,10 @@ class HeldSnapshots:
         """Seconds after its last request until a hold ends."""
         self._hold: _Hold | None = None
         self._ends: dict[str, str] = {}
-        """Why each of the holds that ended last has ended, by hold id. A release can arrive before its hold begins."""
+        """Reason for the end of each of the last `KEPT_ENDS` holds, by hold id.
+
+        A release can arrive before its hold begins.
+        """
         self._heard: Announcement | None = None
         """The coordinator's newest announcement."""
         self._is_closed = False

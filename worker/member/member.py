@@ -229,7 +229,7 @@ class Member:
             stalls=self.uploads.stalls,
         )
 
-    # -- load
+    # The methods below open or adopt a generation on this node.
 
     async def open(self, *, has_ranks: bool = False) -> Path:
         """Prepare slots, shared-memory pages and the source tree, so that the generation's ranks can start.
@@ -307,7 +307,7 @@ class Member:
         except SourceRefused as error:
             raise LoadFailed.lacking(self.plan.parent, "source_refused", str(error), is_passing=False) from error
 
-    # -- rounds
+    # The methods below take part in the rounds.
 
     def begin_rounds(self, *, is_restarted: bool) -> None:
         """Begin to take part in the rounds. On the coordinator's node, also start the coordinator.
@@ -461,7 +461,7 @@ class Member:
             self._reported = visible
             self._on_change()
 
-    # -- background tasks and shutdown
+    # The methods below run background tasks and end the generation.
 
     def _begin(self, work: Callable[[], Awaitable[None]], name: str) -> None:
         """Run a part of the generation in the background until `detach`.

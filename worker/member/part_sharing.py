@@ -1,4 +1,4 @@
-"""The part of a shared upload or load that both have in common: who sends or reads which part, and the owner's times.
+"""Base class of shared uploads and shared loads: assigns parts to nodes, and measures the owner's times.
 
 Invariant: threads of the transfer and the event loop change the state only under one lock. After `end`, no helper's
 task runs.
@@ -19,7 +19,7 @@ from worker.tasks import end
 
 
 class PartSharing:
-    """Divides the parts of one transfer between the owner and its helpers. The owner's node has one per attempt."""
+    """Divides the parts of one transfer between the owner and its helpers. The owner creates one object per attempt."""
 
     def __init__(self, state: SharedParts, peers: Sequence[NodeId], name: str) -> None:
         """Create the object without tasks.
@@ -44,7 +44,7 @@ class PartSharing:
         """Longest time that the owner needed for one part, in seconds."""
 
     def claim(self, number: int) -> bool:
-        """Decide who sends or reads a part. Return True if the owner does."""
+        """Decide which node sends or reads a part. Return True if the owner must do it."""
         with self._changed:
             self._state, is_own = self._state.claim(number)
             if is_own:
@@ -57,7 +57,7 @@ class PartSharing:
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
 
     def _end_own(self, number: int) -> None:
-        """Record that the owner has finished one of its parts, or has failed to."""
+        """Record that the owner has finished one of its parts, or failed to transfer it."""
         with self._changed:
             claimed_at = self._claimed_at.pop(number, None)
             if claimed_at is not None:

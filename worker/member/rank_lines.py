@@ -182,7 +182,7 @@ class RankLines:
         for line in (*self._lines.values(), *self._waiting.values()):
             line.close()
 
-    # -- messages of ranks
+    # The methods below handle connections and messages of ranks.
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
         """Accept the connection of a rank of this generation, and refuse other connections (see `RankEvents`)."""
@@ -306,7 +306,7 @@ class RankLines:
             for each in message.records
         ]
 
-    # -- announcements of the coordinator
+    # The method below handles the coordinator's announcements.
 
     def hear(self, announcement: Announcement) -> None:
         """Apply an announcement to the shards and their ranks' pages, notify waiting ranks, and grant slots."""

@@ -113,7 +113,7 @@ class RankSlots:
         """The captured step, per rank, whose slot is being digested."""
         self._granting: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    # -- requests and grants
+    # The methods below create and grant slots.
 
     def request(self, shard: OwnedShard, request: SlotsRequest) -> None:
         """Create the slots that a rank requests in the background, then grant a slot for the proposed step."""
@@ -270,7 +270,7 @@ class RankSlots:
     def _paths(self, shard: OwnedShard) -> tuple[str, ...]:
         return tuple(self._store.open_to_rank(file.path) for file in self._files(shard))
 
-    # -- captures
+    # The methods below handle captures and seal slots.
 
     def capturing(self, shard: OwnedShard, capturing: Capturing) -> None:
         """Digest the part of a running capture that the rank has finished, and offer this part to the holders."""

@@ -99,7 +99,7 @@ class HelpedLoad(PartSharing):
         self._landed: set[int] = set()
         """Chunks that helpers have sent and that match their digests."""
 
-    # -- calls of the load's threads
+    # The methods below are called in the threads of the load.
 
     def begin(self, check: Callable[[], None]) -> None:
         """See `LoadShare.begin`."""
@@ -139,7 +139,7 @@ class HelpedLoad(PartSharing):
                 self._changed.notify_all()
         self._loop.call_soon_threadsafe(self._news[peer].set)
 
-    # -- the event loop
+    # The methods below run on the event loop.
 
     def _give_up(self, peer: NodeId, why: str) -> None:
         """End the work of one helper. Its parts become missing after its stream has ended."""
@@ -264,8 +264,8 @@ class LoadHelper:
     async def serve(self, session: Session, streams: Streams) -> None:
         """Read the parts that an owner requests, and send them, until the connection ends.
 
-        An earlier session for the same shard ends first. The owner has left it, and its parts occupy the memory for
-        parts of other sessions.
+        An earlier session for the same shard ends first. The owner no longer uses it, and its parts occupy memory that
+        other sessions need.
 
         Args:
             session: an authenticated session of kind load, from a member of the same generation.

@@ -93,7 +93,7 @@ class HelpedUpload(PartSharing):
         self._where: tuple[ObjectReference, int, SharedGroups] | None = None
         self._check: Callable[[], None] = lambda: None
 
-    # -- calls of the upload's thread
+    # The methods below are called in the upload's thread.
 
     def of(
         self, where: ObjectReference, object_bytes: int, shared: SharedGroups, check: Callable[[], None]
@@ -145,7 +145,7 @@ class HelpedUpload(PartSharing):
             log.warning("%s stored other bytes as part %d than this node holds", self._state.finished[number], number)
             self._state = self._state.reject(number)
 
-    # -- the event loop
+    # The methods below run on the event loop.
 
     async def _run(self, peer: NodeId) -> None:
         """Assign parts to one helper until no part is left, or until the helper fails."""

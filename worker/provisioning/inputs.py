@@ -165,7 +165,7 @@ class InputCache:
         """Delete a run's folders. Its objects stay cached for later jobs. May be called in any thread."""
         _remove(self._runs / run)
 
-    # -- fetching
+    # The methods below fetch objects.
 
     def _bring(
         self, store: ObjectStore, run: RunId, listed: Mapping[str, Sequence[_Wanted]], cancelled: threading.Event
@@ -292,7 +292,7 @@ class InputCache:
         os.utime(scratch, (_time_of(path.name),) * 2)
         scratch.replace(path)
 
-    # -- a channel's directory
+    # The methods below build a channel's folder.
 
     def _link(self, run: RunId, channel: str, wanted: Sequence[_Wanted]) -> None:
         """Build a channel's folder and rename it into place; then write its index."""

@@ -184,7 +184,7 @@ class StackWatch:
         self._looking: asyncio.Task[None] | None = None
 
     def ask(self, number: int) -> None:
-        """Take a sample for the request with this number, unless the sample exists or another one is in progress.
+        """Take a sample for the request with this number, unless it exists or another sample is in progress.
 
         Each call keeps the last sample in the agent's reports for another `SHOWN_SECONDS`.
         """

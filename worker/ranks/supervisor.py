@@ -96,8 +96,8 @@ _MEMORY_SAMPLE_SECONDS = 1.0
 _MEMORY_WINDOW_SAMPLES = 30
 """Number of memory samples of the node that the agent stores, one per second.
 
-If the kernel's kill counter has risen since the oldest sample, that is evidence for why a rank ended. After a kill, the
-kernel needs seconds to free hundreds of GiB, and the rank ends only afterwards.
+If the kernel's kill counter has risen since the oldest sample, the kernel may have killed the rank that ended. After a
+kill, the kernel needs seconds to free hundreds of GiB, and the rank ends only afterwards.
 """
 
 RankKey = tuple[RunId, Generation, Rank]
@@ -264,7 +264,7 @@ class Supervisor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closing = False
 
-    # -- life
+    # The methods below start and close the supervisor.
 
     async def start(self) -> None:
         """Connect to the node's shim, or start one, and read its state. The agent calls this once.
@@ -311,7 +311,7 @@ class Supervisor:
         """True if no rank needs to wait for the template: it is ready to fork ranks, or it has no modules to import."""
         return self.preload in (Preload.READY, Preload.NONE)
 
-    # -- starting
+    # The methods below start ranks.
 
     async def start_rank(
         self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Supplied
@@ -382,7 +382,7 @@ class Supervisor:
             self._note_unstarted(key, str(files.stdout), str(files.stderr), f"the rank was not started: {reason}")
             self.changed.notify()
 
-    # -- exits
+    # The methods below report the exits of ranks.
 
     @property
     def records(self) -> tuple[RankRecord, ...]:
@@ -406,7 +406,7 @@ class Supervisor:
                     )
             await self.changed.wait(version)
 
-    # -- stopping
+    # The methods below stop ranks and prove their end.
 
     def halt_now(self, run: RunId, generation: Generation) -> None:
         """Kill the ranks of this run up to this generation, with all descendants. Return immediately.
@@ -522,7 +522,7 @@ class Supervisor:
                 return
             await self.changed.wait(version)
 
-    # -- the connection to the shim
+    # The methods below exchange messages with the shim.
 
     def _send(self, message: Message) -> None:
         """Send a message to the shim. If no shim runs, the message is dropped, because it could concern no rank."""
@@ -742,7 +742,7 @@ class Supervisor:
             self._writer.close()
             self._writer = None
 
-    # -- a dead shim
+    # The methods below end and record the ranks of a dead shim.
 
     async def _end_shim(self) -> None:
         if self.shim_pid is not None:
@@ -793,7 +793,7 @@ class Supervisor:
             await asyncio.sleep(RETRY_SECONDS)
             self._disk.write_owed()
 
-    # -- memory
+    # The methods below sample the memory of ranks.
 
     def rank_memory(self, run: RunId, generation: Generation) -> dict[Rank, ProcessMemory]:
         """Return the newest sample of each living rank of a generation. Called for every report."""

@@ -1,4 +1,4 @@
-"""Receives the parts of other ranks' shards for this node's parity shares (docs/adr/0035-parity-in-memory.md).
+"""Receives parts of other ranks' shards and adds them to this node's parity shares (docs/adr/0035-parity-in-memory.md).
 
     member                                   holder
     BeginShard, ShardDigests, EndShard ───▶  begins the contribution, and chooses the chunks of its share
@@ -31,7 +31,7 @@ PREPARING_SECONDS = 0.1
 
 
 class Contributions:
-    """Receives the parts of other ranks' shards for this node's parity shares. `ReplicaReceiver` owns the object."""
+    """Receives parts of other ranks' shards and adds them to this node's parity shares. Owned by `ReplicaReceiver`."""
 
     def __init__(self, shares: Shares) -> None:
         """Create the object for one generation.
@@ -182,7 +182,8 @@ class Contributions:
     async def _say_preparing(self, session: Session, accumulation: Accumulation) -> None:
         """Send progress messages while the share is progressing (`Share.is_progressing`).
 
-        Slow members do not progress all in one interval. Progress therefore counts since the last message.
+        Slow members do not all make progress within one interval. Progress therefore counts since the last sent
+        message.
         """
         before = dict(self._progress)
         while not accumulation.is_over:

@@ -108,7 +108,7 @@ class RoundServer:
 
     @property
     def ending(self) -> tuple[bool, StopState]:
-        """(True if the rounds are finished, state of the stop on which all ranks agree)."""
+        """Whether the rounds are finished, and the state of the stop on which all ranks agree."""
         return self.core.is_finished, self.core.stop_state
 
     def status(self) -> RoundStatus:

@@ -118,8 +118,8 @@ async def fetch(
     Args:
         dialler: as in `fetch_shard`.
         wanted: names the shard or share by owner, content and digest.
-        receive: receives the shard that the holder announced, and returns the shard's digest. It awaits its last
-            argument for each message that follows the announcement.
+        receive: receives the shard that the holder announced, and returns the shard's digest. Its last argument waits
+            for the next message that follows the announcement.
         answer_seconds: as in `fetch_shard`.
         silence_seconds: as in `fetch_shard`.
         stream_limit: maximum number of streams.

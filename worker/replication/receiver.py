@@ -52,7 +52,7 @@ MAX_STREAMS = 64
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """An open session. Its entry lets the receiver find the session to which a new stream belongs."""
+    """An open session, as the receiver stores it to find the session of a new stream."""
 
     peer: NodeId
     rank: Rank
@@ -125,7 +125,7 @@ class ReplicaReceiver:
         """The open sessions, with their streams."""
         return tuple(self._open.values())
 
-    # -- streams
+    # The methods below serve streams.
 
     async def stream(self, session: TcpSession) -> None:
         """Attach a stream to the session that it names, and serve it until the stream or the session ends.
@@ -154,7 +154,7 @@ class ReplicaReceiver:
         finally:
             owner.streams.drop(line)
 
-    # -- replicas
+    # The methods below receive replicas.
 
     async def replica(self, session: Session) -> None:
         """Receive shards of one owner until the connection ends. The receiver first ends an earlier session of the same
@@ -330,7 +330,7 @@ class ReplicaReceiver:
                 ShardRefused(transfer=begin.transfer, reason=str(error), is_damaged=isinstance(error, ShardDamaged))
             )
 
-    # -- fetches
+    # The methods below send shards to nodes that fetch them.
 
     async def fetch(self, session: Session) -> None:
         """Send shards that a replacement node requests, until the connection ends.

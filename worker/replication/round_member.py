@@ -185,7 +185,7 @@ class RoundMember:
     def _heard_from(self, peer: NodeId) -> None:
         self.heard_at[peer] = asyncio.get_running_loop().time()
 
-    # -- announcements from the node above, passed to the nodes below
+    # The methods below pass announcements from the node above to the nodes below.
 
     async def _listen(self, session: Session) -> None:
         while True:
@@ -224,7 +224,7 @@ class RoundMember:
             await session.send(self._announced)
             await self._heard.wait(seen, self._deadline / 3)
 
-    # -- reports from the nodes below, passed to the node above
+    # The methods below pass reports from the nodes below to the node above.
 
     async def _collect(self, session: Session) -> None:
         members = self._tree.below(session.peer)

@@ -392,7 +392,8 @@ class ReplicaSender:
         """
         streams = self.streams
         while (count := len(streams.lines)) < min(self.stream_count.count, self._most_streams):
-            # Without any stream, the session cannot transfer data. If the holder does not answer, it counts as silent.
+            # Without any stream, the session cannot transfer data. If the holder does not answer, the holder counts as
+            # silent.
             beside = int(count > 0)
             self._paused(beside)
             try:

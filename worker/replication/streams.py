@@ -260,7 +260,7 @@ def _cut(line: socket.socket) -> None:
         return  # The connection was already closed.
 
 
-# -- sending
+# The classes and functions below send chunks.
 
 
 class ChunkQueue:
@@ -310,7 +310,7 @@ class ChunkQueue:
 
     @property
     def part_seconds(self) -> float:
-        """Seconds like `busy_seconds`, but each second is divided among the transfers that used the link in it."""
+        """Value of `busy_seconds`, with each second divided by the number of transfers that shared the link in it."""
         return self._spent()[1]
 
     def _spent(self) -> tuple[float, float]:
@@ -520,7 +520,7 @@ def send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callab
             taken(sent - before)
 
 
-# -- receiving
+# The classes and functions below receive chunks.
 
 
 class IncomingShard:
@@ -673,7 +673,7 @@ class IncomingShard:
             self._loop.call_soon_threadsafe(self._look)
 
     def _keep(self, index: int, data: memoryview) -> bool:  # noqa: ARG002
-        """Store a verified chunk, and return whether it is stored. Here, the slot already contains the chunk."""
+        """Store a verified chunk, and return whether it is stored. In this class, the chunk is already in its slot."""
         return True
 
     def _release(self, data: memoryview) -> None:

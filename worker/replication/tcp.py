@@ -408,7 +408,7 @@ class PeerListener:
         self.port = 0
         self.refused_count = 0
         self.promised_run: RunId | None = None
-        """Run of the newest promise; stays set after the node's release.
+        """Run that this node last promised to join; stays set after the node's release.
 
         Rejected sessions of other generations of this run are not logged as warnings.
         """
@@ -455,7 +455,7 @@ class PeerListener:
         return int(listener.getsockname()[1])
 
     def expect(self, run: RunId) -> None:
-        """Set the run of the newest promise (`promised_run`)."""
+        """Record the run whose generation this node has promised to join (`promised_run`)."""
         self.promised_run = run
 
     def admit(self, credentials: Credentials, serve: Serve) -> None:

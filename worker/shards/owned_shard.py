@@ -138,7 +138,7 @@ class OwnedShard:
         """Reason of the last abandoned step after `TROUBLE_COUNT` or more abandoned steps in a row; otherwise empty."""
         return self._given_up[-1] if len(self._given_up) >= TROUBLE_COUNT else ""
 
-    # -- state in the rounds
+    # The properties and methods below read the shard's state in the rounds.
 
     @property
     def committed(self) -> Step:
@@ -274,7 +274,7 @@ class OwnedShard:
         is_awaited = half.stop_state is StopState.ANNOUNCED or half.hold > 0
         return is_awaited or self.page.rank().standing is not Standing.MOVING
 
-    # -- slots
+    # The methods below use the slots of this node and of the holders.
 
     def content(self, step: Step) -> Content:
         """Return the content of `step`: the step and the generation that captured it.
@@ -408,7 +408,7 @@ class OwnedShard:
     def _unix(self, at_seconds: float) -> float:
         return self._now() - (monotonic() - at_seconds)
 
-    # -- events of the rank
+    # The methods below handle events of the rank.
 
     def capture(self, step: Step) -> None:
         """Record that the rank is writing `step` into its slot."""
@@ -440,7 +440,7 @@ class OwnedShard:
         self.granted_slot = slot
         self._publish()
 
-    # -- events of the coordinator
+    # The method below handles the coordinator's announcements.
 
     def hear(self, announcement: Announcement) -> bool:
         """Apply the coordinator's announcement and write it to the page. Return whether the rank needs a message.
@@ -452,7 +452,7 @@ class OwnedShard:
         self._apply(self._core.hear(announcement.committed, announcement.proposed), announcement)
         return might_wait or self.may_wait()
 
-    # -- events of the holders
+    # The methods below handle events of the holders.
 
     def answer(self, peer: NodeId) -> None:
         """Record that `peer`, which was dropped from the view, accepts data again."""
@@ -510,7 +510,7 @@ class OwnedShard:
         self._note(peer, frozenset(steps))
         self._apply(self._core.inventory(peer, frozenset(steps)))
 
-    # -- reports
+    # The methods below describe the shard for reports.
 
     def protection(self, holders: tuple[NodeId, ...]) -> ShardProtection:
         """Return the protection status of this shard. `holders` are the planned holders; the first is this node."""
@@ -561,7 +561,7 @@ class OwnedShard:
             reason=self._core.reason,
         )
 
-    # -- the order of a change: page, then senders, then report
+    # The methods below publish each change: first on the page, then to the senders, then in a report.
 
     def _apply(self, core: Shard, announcement: Announcement | None = None) -> None:
         """Store the new state of the core: write the page, wake waiting tasks, then call `on_change`."""

@@ -139,7 +139,7 @@ class SlotStore:
         """Total size of the files that threads are creating."""
         make_way(root, user)
 
-    # -- the present run
+    # The methods below open, release and close the slots of a run.
 
     def open_run(self, job: JobName, run: RunId) -> None:
         """Adopt the slots of `run` and remove the slots of all other runs.
@@ -265,7 +265,7 @@ class SlotStore:
                 newest[generation] = max(newest.get(generation, FIRST_STEP), Step(half.committed))
         return tuple(PageCommit(generation=generation, step=newest[generation]) for generation in sorted(newest))
 
-    # -- queries
+    # The methods below read the state of slots.
 
     def inventory(self) -> tuple[SlotRecord, ...]:
         """Return every sealed slot, by rank and step."""
@@ -295,7 +295,7 @@ class SlotStore:
         """Return the total capacity of all slots in bytes."""
         return sum(slot.file.header.capacity_bytes for slots in self.shards.values() for slot in slots)
 
-    # -- writing
+    # The methods below grant, fill, seal and read slots.
 
     async def grant(
         self,
@@ -660,7 +660,7 @@ class SlotStore:
             task.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
 
-    # -- strays and contents to keep
+    # The methods below drop strays, and empty slots whose content the plan does not protect.
 
     def place(self, strays: Strays) -> None:
         """Record which shards the new plan no longer places on this node (strays).

@@ -47,7 +47,7 @@ class LoadShare(Protocol):
         """
 
     def claim(self, number: int) -> bool:
-        """Decide who reads a part. Return True if the caller must read it, because no helper does.
+        """Decide which node reads a part. Return True if the caller must read the part, because no helper reads it.
 
         Args:
             number: number of the part; ascending from 1 over all calls.

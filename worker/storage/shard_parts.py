@@ -103,7 +103,7 @@ class ShardParts:
         ]
         self._chunks_per_part = max(1, PART_CHUNKS * chunk_bytes(0) // chunk_bytes(self.plan.payload_bytes))
         self.count = -(-chunk_count(self.plan.payload_bytes) // self._chunks_per_part)
-        """Number of the last part."""
+        """Number of parts, which is also the number of the last part."""
 
     @property
     def numbers(self) -> range:

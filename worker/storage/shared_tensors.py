@@ -235,10 +235,10 @@ def groups_of(planned: Sequence[Planned]) -> SharedGroups:
 
 
 def missing(objects: ObjectStore, planned: Sequence[Planned]) -> Sequence[Planned]:
-    """Return the objects from the first one on that S3 does not have completely. Blocks: call it in a thread.
+    """Return the first object that S3 does not have completely, and all objects after it. Blocks: call it in a thread.
 
-    Many ranks wait for the same objects. A rank therefore asks S3 about no object behind the first missing one.
-    Raises StorageError if a request fails.
+    Many ranks wait for the same objects. A rank therefore does not ask S3 about the objects after the first missing
+    object. Raises StorageError if a request fails.
     """
     for number, each in enumerate(planned):
         found = _head(objects, each.place)
@@ -260,8 +260,8 @@ def write_missing(
 ) -> None:
     """Store the objects that S3 does not have. Blocks: call it in a thread.
 
-    Each rank begins with another object, so that ranks without a division share the work. Two ranks that send the same
-    object at the same time store the same bytes.
+    Each rank begins with a different object, so that ranks without a division share the work. Two ranks that send the
+    same object at the same time store the same bytes.
 
     Args:
         objects: object store that receives the objects.

@@ -52,7 +52,7 @@ class Floors:
         self._source = torch.empty(size // self._passes, dtype=torch.uint8).random_()
         self._shared = mmap.mmap(-1, size // self._passes)
         self._target = torch.frombuffer(self._shared, dtype=torch.uint8)
-        self._target.copy_(self._source)  # warm-up
+        self._target.copy_(self._source)  # Warm the memory up before the first measurement.
         self._lines = self._connect()
 
     def _connect(self) -> tuple[socket.socket, socket.socket]:

@@ -30,8 +30,8 @@ def launch(state: State, page: Path, dump: Path, generation: int) -> dict[str, o
     Args:
         state: the built state.
         page: the rank's page.
-        dump: the state that the first generation wrote out, for the comparison.
-        generation: the first generation takes a snapshot, later generations restore it.
+        dump: file with the state of the first generation, for the comparison.
+        generation: number of the generation; the first one takes the snapshot that the others restore.
 
     Returns:
         The monotonic time at which the state was restored, and whether every byte equals the dump.

@@ -109,7 +109,7 @@ def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
         result["registration"] = _register(copier, slot, registration)
         floor = Floor(hardware, slot.plan.index_offset)
         floor.to_host()
-        _capture(hardware, copier, slot, Captures())  # warm-up of both directions
+        _capture(hardware, copier, slot, Captures())  # Warm up both directions.
         floors, registered = [], Captures()
         for letter in order(rounds):
             if letter == "A":

@@ -126,7 +126,7 @@ class BenchNode:
         return {}
 
     async def begin(self) -> dict[str, Any]:
-        """Begin the rounds. The ranks then restore their state, and continue."""
+        """Begin the rounds of the step protocol. The ranks then restore and continue."""
         assert self._member is not None
         self._member.begin_rounds(is_restarted=False)
         return {}

@@ -167,7 +167,7 @@ class Shim:
             end.close()
         os.close(lock)
 
-    # --- set-up
+    # The methods below set the shim up.
 
     def _lock(self) -> int:
         lock = os.open(self.options.state_dir / SHIM_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -199,7 +199,7 @@ class Shim:
         self._selector.register(listener, selectors.EVENT_READ, lambda _: self._accept(listener))
         return listener
 
-    # --- clients
+    # The methods below serve clients.
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -290,7 +290,7 @@ class Shim:
             confinement_error=self._confinement_error,
         )
 
-    # --- starting
+    # The methods below start ranks.
 
     def _start(self, client: Line, start: StartRank) -> None:
         if self._has_been_asked(client, _key(start)):
@@ -455,7 +455,7 @@ class Shim:
         self._emptying.discard(path)
         return path
 
-    # --- the template
+    # The methods below start and use the template.
 
     def _start_template(self) -> None:
         if not self.options.modules:
@@ -536,7 +536,7 @@ class Shim:
             self._start_template()
         self._say_all(self._state())
 
-    # --- ending
+    # The methods below end ranks and the shim.
 
     def _stop(self, stop: StopRanks) -> None:
         if stop.run is not None:
