@@ -186,7 +186,10 @@ class GuardedHttp(HttpToolsProtocol):
             self._expect_headers()
 
     def handle_websocket_upgrade(self) -> None:
-        """Stop counting the connection, because the websocket route checks the token immediately. Called by uvicorn."""
+        """Exempt the connection from this gate's limits. Called by uvicorn.
+
+        The websocket route verifies the token of such a connection itself.
+        """
         self._forget_deadline()
         self._gate.leave(self)
         super().handle_websocket_upgrade()

@@ -8,7 +8,7 @@ The order of precedence is the same as in the SDK. EVERSTEP_TOKEN overrides the 
 profile overrides the environment.
 
 Invariant: the token is sent only to the endpoint that the rules chose, over https or to this machine. If
-EVERSTEP_ENDPOINT_URL is set, that endpoint must be the same.
+EVERSTEP_ENDPOINT_URL is set, the rules must have chosen the endpoint that it names.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ SERVER_OPTIONS: Final = {
     "sqs:DeleteMessage": "AWS's notices from a queue",
     "sqs:ReceiveMessage": "AWS's notices from a queue",
 }
-"""By optional feature: the IAM actions that the control plane needs for it."""
+"""The optional feature for which the control plane needs an IAM action, by action."""
 NODE_ACTIONS: Final = ("s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject")
 """IAM actions that every agent needs."""
 NODE_OPTIONS: Final = {
@@ -75,7 +75,7 @@ NODE_OPTIONS: Final = {
     "ssm:GetParameter": "Secrets",
     "sts:AssumeRole": "RoleArn",
 }
-"""By optional request field: the IAM actions that an agent needs for it."""
+"""The optional request field for which an agent needs an IAM action, by action."""
 
 
 class Level(StrEnum):
@@ -144,7 +144,7 @@ class AwsFacts:
     caller: str = ""
     region: str = ""
     permissions: Mapping[str, bool | None] = field(default_factory=dict[str, bool | None])
-    """By IAM action: True if the caller may use it, False if not, None if it is unknown."""
+    """Whether the caller may use each IAM action. None if it is unknown."""
     quota: Quota | None = None
     quota_error: str = ""
 

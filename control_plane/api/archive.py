@@ -90,8 +90,8 @@ def inspect_apart(file: IO[bytes], archive_bytes: int, limits: SourceLimits) -> 
     Blocks.
 
     Args:
-        file: the archive at its beginning. Must have a file descriptor, or create one on `fileno`. Its position
-            changes.
+        file: the archive at its beginning. Must have a file descriptor or create one in `fileno()`. Reading moves its
+            position.
         archive_bytes: size of the archive.
         limits: maximum sizes and number of files; the child process receives a copy.
 

@@ -6,8 +6,8 @@
     viewer      own project: read                            read                      own token: read
     agent       none over HTTP; agents may use only their websocket
 
-The dependency of a route (`Reader`, `User` or `Admin`) defines the least role of an operation. docs/security.md has a
-table generated from these dependencies.
+The dependency of a route (`Reader`, `User` or `Admin`) defines the lowest role that may call an operation.
+docs/security.md has a table generated from these dependencies.
 
 All projects share fleets and nodes, so every caller may see all of them. The nodes of a job are visible only to callers
 who may see the job.

@@ -23,10 +23,10 @@ from control_plane.api.schemas.common import Changes
 
 MAX_BYTES: Final = 16 * 1024 * 1024
 DIGEST_BYTES: Final = 8
-"""Length of the digest of one item. The contents are no secrets, and a wrong match needs about 2^64 changes."""
+"""Length of the digest of one item. At this length, two different items practically never have equal digests."""
 TOKEN_BYTES: Final = 16
 _ENTRY_BYTES: Final = 150
-"""Memory of one key and its objects, in addition to their texts. Source: measured with tracemalloc."""
+"""Bytes that an entry's key and objects occupy in addition to their texts, measured with tracemalloc."""
 
 Contents = Mapping[str, bytes]
 

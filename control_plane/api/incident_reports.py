@@ -3,7 +3,7 @@
 This module reads rows and, for the post-mortem, the log in S3. `core.incident_accounts`, `core.similar_incidents` and
 `core.postmortem` decide what the reports state.
 
-Invariant: reads only. An unreadable log costs the post-mortem its log lines and nothing else.
+Invariant: reads only. If the log cannot be read, the post-mortem lacks only the log lines.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _AROUND = timedelta(seconds=30)
 _EVENTS = 100
 _LINES = 60
 _AFTER_SECONDS = 2.0
-"""Lines up to this time after the failure count as printed before it: rank and node clocks differ, and pipes delay."""
+"""Log lines up to this long after the failure count as printed before it, because clocks differ."""
 _SIMILAR = 5
 
 
@@ -174,7 +174,7 @@ class LastLines:
 
     lines: tuple[str, ...]
     missing: str = ""
-    """Why there are no lines. Empty if there are."""
+    """The reason why there are no lines, or empty if there are lines."""
 
 
 def last_lines(services: Services, record: IncidentRecord) -> LastLines:

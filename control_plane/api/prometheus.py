@@ -1,9 +1,9 @@
 """Exposes metrics of this service in Prometheus's text format 0.0.4.
 
 Values come from the database and the connected agents at the time of the scrape. The loops collect further metrics
-(`control_plane.loop.figures`). Labels are unfinished jobs, fleets and causes, so the number of series does not grow
-with steps, incidents, nodes or ranks. Names and units follow https://prometheus.io/docs/practices/naming: base units,
-and `_total` for counters.
+(`control_plane.loop.figures`). Labels name only unfinished jobs, fleets and causes, so the number of series does not
+grow with steps, incidents, nodes or ranks. Names and units follow https://prometheus.io/docs/practices/naming: base
+units, and `_total` for counters.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ In these states every change applies immediately, because the next plan already 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Facts about the job's surroundings that limit its changes."""
+    """Facts about the job's fleet, nodes and project that limit how the job may change."""
 
     largest_shard_bytes: int
     """Largest reported shard of the job; 0 before the first report."""

@@ -61,7 +61,7 @@ OPEN_OPERATIONS: Final = frozenset({"GetHealth"})
 """Operations that need no token."""
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
 _GATES: Final = {auth.admin: Role.ADMIN.value, auth.user: Role.SUBMITTER.value, auth.reader: Role.VIEWER.value}
-"""The least role that each authentication dependency of a route accepts."""
+"""The lowest role that each authentication dependency of a route accepts."""
 ROOMS: Final = (
     jobs,
     job_lists,
@@ -142,7 +142,7 @@ def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
 
 
 def least_roles() -> dict[str, str]:
-    """Return the least role of each operation, from its route's dependency; `none` if it needs no token."""
+    """Return the lowest role that may call each operation. `none` marks an operation that needs no token."""
     found: dict[str, str] = {}
     for room in ROOMS:
         for route in room.router.routes:

@@ -188,7 +188,7 @@ def holds_memory(job: JobRecord) -> bool:
 def listed_protection(job: JobRecord, totals: ShardTotals | None) -> ProtectionState:
     """Return a job's protection state from the totals of its shards.
 
-    Equals the state that `protection` returns.
+    The result equals the state that `protection` returns.
 
     Args:
         job: a job for which `holds_memory` is true.
@@ -214,7 +214,7 @@ def listed_protection(job: JobRecord, totals: ShardTotals | None) -> ProtectionS
 def survives_node_loss(job: JobRecord, totals: ShardTotals | None) -> bool:
     """Return whether memory keeps every shard of a job after the loss of any one node.
 
-    Equals whether `protection` returns the probability 1 for one lost node.
+    The result is true exactly if `protection` returns the probability 1 for one lost node.
 
     Args:
         job: a job for which `holds_memory` is true.
@@ -958,7 +958,7 @@ def _incomplete_groups(shards: Sequence[ShardRecord]) -> str:
 
 
 def _world_size(job: JobRecord) -> int:
-    """Return the number of ranks of the newest generation, which an elastic job changes."""
+    """Return the number of ranks of the newest generation. It can differ between generations of an elastic job."""
     return generation_node_count(job) * job.spec.ranks_per_node
 
 

@@ -239,7 +239,7 @@ def follow(
         after: the same incident and all incidents that the pass opened, after the pass.
         seemed: the bucket that receives time outside of all incidents.
         stalled_since: Unix seconds since when the ledger charges the job as stalled, or None if it is not stalled.
-        members: the members of the generation that trained before the incidents.
+        members: the size of the generation that trained before the incidents.
 
     Returns:
         The record, with an unchanged sum of all buckets. The bucket of each phase has the time that the incidents spent

@@ -39,7 +39,7 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 PATIENCE_TIMES = 2
-"""Limit of two waits of a drill, as a multiple of T_max (`exclude_seconds`).
+"""Time limit for each of a drill's two waits, as a multiple of T_max (`exclude_seconds`).
 
 The first wait ends when the control plane injects the fault. The second wait ends when an incident follows. Everstep
 detects a lost instance within one T_max.

@@ -70,7 +70,7 @@ def needed_count(spec: JobSettings, record: JobRecord) -> int:
 
 
 def count_before(spec: JobSettings, record: JobRecord) -> int:
-    """Return the number of nodes that the latest decision about the job's size chose, whatever its present limits."""
+    """Return the number of nodes that the latest decision about the job's size chose. Ignores the present limits."""
     return record.reduced_count or record.member_count or spec.node_count
 
 
@@ -96,7 +96,7 @@ def smaller_from(spec: JobSettings, record: JobRecord) -> float | None:
 
 
 def is_settled(record: JobRecord) -> bool:
-    """Return whether a job trains so that an agreed stop loses almost no work.
+    """Return whether a job trains and an agreed stop would lose almost no work.
 
     It runs without an open incident, its newest generation has committed a new step, and no person has taken it over.
     """
@@ -137,11 +137,11 @@ def reduced_count(
     """Return the smaller number of nodes with which a job continues, or None while the job still waits for a node.
 
     The job loop calls this function in every pass over a job that lacks a node for the next generation. All nodes that
-    the job has must already have promised this generation.
+    the job has must already have promised to join this generation.
 
     Args:
         spec: settings of the job, with its limits of nodes and its patience.
-        promised_count: number of members that have promised the generation.
+        promised_count: number of members that have promised to join the next generation.
         waited_seconds: time for which the job has lacked a member, without time in which no control plane was active.
         has_spare: whether the fleet has a spare for the job. The fleet assigns this spare within a few passes.
         timeouts: `prepare_deadline_seconds` limits the wait for such a spare.

@@ -446,8 +446,8 @@ class _Table:
         """Assign spares to jobs.
 
         First, recovering jobs receive their missing nodes, then jobs with fewer than NodeCount nodes. Second, each job
-        receives one node for each node that it must give up. Third, queued jobs receive complete gangs. Fourth, elastic
-        jobs that may use more nodes receive nodes that the fleet does not need as spares.
+        receives one node for each node that it must give up. Third, queued jobs receive all of their nodes together.
+        Fourth, elastic jobs that may use more nodes receive nodes that the fleet does not need as spares.
 
         Nodes with a rebalance recommendation are the last choice, and nodes that AWS will reclaim are never assigned.
         Among other nodes, the fleet prefers warm nodes: a process on such a node has already finished the imports of a

@@ -19,7 +19,7 @@ from control_plane.core.states import JobState
 from everstep.protocol.ids import FIRST_STEP, Step
 
 _SAME_PASS_SECONDS = 1.0
-"""Largest difference between two times that one pass of the job loop stores for the same decision."""
+"""Two stored times that differ by at most this come from the same decision of the job loop."""
 _NAMED_NODES = 3
 """Maximum number of instance ids in a verdict."""
 
@@ -265,7 +265,10 @@ def _ending(account: Account, now: float) -> str:
 
 
 def _waiting(account: Account) -> str:
-    """Return what an open recovery waits for, without AWS's words and without times, which pages show themselves."""
+    """Return what an open recovery waits for.
+
+    The text omits AWS's messages and all times, because pages show them separately.
+    """
     wait, _, _ = account.job_reason.partition(": ")
     return f"; it {wait}" if wait.startswith("waits ") else ""
 

@@ -5,8 +5,8 @@
     LOADING     the plan is stored; sends Load to every member until all have verified their shards
     STARTING    sends Start to every member until its ranks run
 
-Invariant: a generation has one plan. The control plane makes the plan once every member has promised the generation.
-The plan uses only complete checkpoints and the inventories that members reported with their promises.
+Invariant: a generation has one plan. The control plane makes the plan once every member has promised to join the
+generation. The plan uses only complete checkpoints and the inventories that members reported with their promises.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Roll:
 
 
 def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Policy) -> Roll:
-    """Return which members have promised the issued generation.
+    """Return which members have promised to join the issued generation.
 
     Args:
         spec: specification of the job, with the limits of the number of nodes.
@@ -315,9 +315,9 @@ def _parity_groups_before(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the parity groups that the members' shares belong to, as GROUP_RANKs.
 
-    These are the groups of the newest stored plan. If that plan has another number of nodes, the shares of the base
-    name the groups. The result is empty if no member holds a share (parity data of its group), because new groups then
-    lose no parity. `found` contains the members' inventories.
+    These are the groups of the newest stored plan. If that plan has another number of nodes, the shares of the restored
+    step name the groups. The result is empty if no member holds a share (parity data of its group), because new groups
+    then lose no parity. `found` contains the members' inventories.
     """
     shares = [slot for inventory in found.inventories.values() for slot in inventory if is_share(slot.owner_rank)]
     if seen.plan is None or not shares:

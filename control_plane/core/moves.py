@@ -40,7 +40,7 @@ Several nodes may upload at the same time for the same reason, so an upload may 
 """
 
 
-# -- which nodes -------------------------------------------------------------------------------------------------------
+# -- the nodes to give up ----------------------------------------------------------------------------------------------
 
 
 def wanted(

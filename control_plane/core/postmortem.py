@@ -28,7 +28,7 @@ from control_plane.core.incident_accounts import Account, Outcome, actions, duty
 from control_plane.core.incidents import PHASES, phase_moments
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
-"""ANSI escape sequences and control characters. Tabs and line ends are none."""
+"""ANSI escape sequences, and control characters except tabs and line ends."""
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 """Characters with a meaning inside a line of Markdown."""
 _FIRST = re.compile(r"^(?:(\d+)([.)])|([-+=]))")
@@ -180,7 +180,7 @@ def _timeline(post_mortem: PostMortem) -> str:
     )
     entries = [(at, words) for at, words in milestones if at is not None]
     entries += [(each.at, _inline(each.words)) for each in post_mortem.events]
-    entries.sort(key=lambda each: each[0])  # stable: a milestone precedes an event of the same time
+    entries.sort(key=lambda each: each[0])  # The sort is stable, so milestones precede events of the same time.
     return "\n".join(f"- {_second(at)} {words}" for at, words in entries)
 
 

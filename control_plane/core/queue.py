@@ -21,8 +21,8 @@ the head:
 - **Elastic jobs.** An elastic job that has waited for `patience_seconds` starts with any number of nodes from its
   minimum on. It claims the rest of its NodeCount before jobs behind it start. While no job waits in the queue, it may
   also hold nodes beyond its NodeCount. It returns these nodes to a job that continues on fewer than its NodeCount.
-- **Patience.** An incomplete gang that receives no node for `GANG_PATIENCE_SECONDS` releases its nodes. The job then
-  stands aside: for a while, it neither holds nodes nor delays other jobs. This time grows with each attempt.
+- **Patience.** A job that still lacks nodes and receives none for `GANG_PATIENCE_SECONDS` releases its nodes. The job
+  then stands aside: for a while, it neither holds nodes nor delays other jobs. This time grows with each attempt.
 
 Invariant: pure. The loops of jobs and fleets call the same function and get the same result. Jobs release nodes for
 another job only by these rules. All jobs together never receive more nodes than the capacity, unless the running

@@ -5,7 +5,8 @@
 A *content* is an origin generation and a step. A share is the XOR of parts of the shards of all other members of its
 stripe. Its record names these shards by digest.
 
-A shard that exists can be rebuilt, too. Its node needs that if the memory is damaged or its agent loses the slot.
+A shard that exists can be rebuilt, too. The node that holds it uses the rebuild if its memory is damaged or its agent
+loses the slot.
 
 Invariant: no other member's shard is missing. The shards and shares of all other members have one content, and each
 share names the same rebuilt shard and the shards that exist.

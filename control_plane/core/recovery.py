@@ -125,7 +125,7 @@ def newest_started(lineage: Iterable[GenerationRecord]) -> Generation:
 
 
 def is_on_path(path: Path, origin: Generation, step: Step) -> bool:
-    """Return whether the state of `step` that generation `origin` made belongs to a path."""
+    """Return whether the state of `step` that generation `origin` made belongs to a path (a generation's history)."""
     return step <= path.get(origin, NO_STEP)
 
 
@@ -202,7 +202,7 @@ class _State:
 def _shared_state(
     survey: Survey, newest: _State, found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]]
 ) -> _State:
-    """Return the newest state whose shares protect it during a relayout, but no state before the committed step.
+    """Return the newest state that its shares protect during a relayout, but no state before the committed step.
 
     In a relayout, nodes keep only one step until the first commit. If they kept a step whose shares are not sealed yet,
     one more loss would cost this step and the committed step. Without parity, the result is `newest`.
@@ -229,7 +229,7 @@ def _shared_state(
 
 
 def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSource]]]:
-    """Return the sources of each shard on the path, by state and by the rank that owns the shard.
+    """Return the sources of each shard of the survey's history, by state and by the rank that owns the shard.
 
     The sources of a shard are sorted: the rank's own node in the new generation, then other nodes, then parity, then
     S3. No source is local if the state has another number of ranks or belongs to another job. A state of another job
@@ -274,7 +274,10 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
 
 
 def _usable(survey: Survey) -> Callable[..., bool]:
-    """Return the rule for usable shards: on the path, and not refused after a failed load."""
+    """Return a function that decides whether a shard is usable.
+
+    A usable shard belongs to the survey's history (`Survey.path`), and no failed load has led to its refusal.
+    """
     refused = {(item.rank, item.is_object, item.origin_generation, item.step) for item in survey.refused}
 
     def usable(rank: Rank, origin: Generation, step: Step, *, is_object: bool) -> bool:
@@ -338,7 +341,8 @@ def _forgotten(found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]], wor
 def stored(survey: Survey, base: Step) -> CheckpointRecord | None:
     """Return the newest complete checkpoint up to the restored step, or None.
 
-    `base` is the restored step, as `choose` returned it. Only checkpoints on the survey's path count.
+    `base` is the restored step, as `choose` returned it. Only checkpoints of the survey's history (`Survey.path`)
+    count.
     """
     leading = (
         checkpoint

@@ -55,7 +55,7 @@ _MONDAY: Final = 4 * 24 * HOUR
 _FIRST_SOURCES: Final = tuple(name.value for name in (Bucket.DETECT, Bucket.REPLACE, Bucket.RESTORE, Bucket.REWORK))
 
 Sums: TypeAlias = "Counter[tuple[str, str]]"
-"""Sums by kind and name, for example `("spent", "train")`. A missing key differs from 0 only for costs."""
+"""Sums by kind and name, for example `("spent", "train")`. A missing key means None for costs, and 0 otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,7 +330,7 @@ def _changes(states: Sequence[Ledger]) -> list[dict[str, int]]:
     """Return what the ledger received between neighbouring states.
 
     A failure that is detected after a bound moves time of the earlier bucket, for example from train to detect. The
-    later bucket then has less than no training time. This function moves that time back to the earlier bucket.
+    training time of the later bucket is then negative. This function moves that time back to the earlier bucket.
     """
     found = [
         {name: amount - before.spent.get(name, 0) for name, amount in after.spent.items()}

@@ -21,8 +21,8 @@ class JobState(StrEnum):
     ALLOCATING: The fleet has admitted the job and assigns its nodes, all together (a gang). The job leaves this state
         when the gang is complete. It returns to QUEUED for a job of higher priority, or when its nodes do not arrive in
         time.
-    PREPARING: The job has a new generation number, and its members promise that generation. The job leaves this state
-        when all members have promised and the plan is stored.
+    PREPARING: The job has a new generation number, and its members promise to join that generation. The job leaves this
+        state when all members have promised and the plan is stored.
     LOADING: The plan is stored, and the members load their shards. The job leaves this state when every node has
         verified its shards.
     STARTING: The nodes start their ranks. The job leaves this state when all ranks run.
@@ -57,7 +57,7 @@ class JobEvent(StrEnum):
     SENT_BACK: The job returns to the queue: another job has precedence, a person paused the job, or its nodes did not
         arrive in time.
     GANG_ASSIGNED: The fleet has assigned all nodes of the job.
-    PLANNED: All members promised the generation, and its plan is complete.
+    PLANNED: All members promised to join the generation, and its plan is complete.
     LOADED: Every node has verified its shards.
     STARTED: Ranks run on every node.
     FAULTED: A fault ended the generation, and a new generation starts.
@@ -136,7 +136,8 @@ class NodeEvent(StrEnum):
 class IncidentState(StrEnum):
     """The states of an incident. The first three states are phases whose duration Everstep measures.
 
-    REPLACING: Everstep has detected the failure. The phase ends when all nodes of the new generation have promised.
+    REPLACING: Everstep has detected the failure. The phase ends when all nodes have promised to join the new
+    generation.
     RESTORING: Members load shards, and ranks start. The phase ends when all ranks have restored the base step, and one
         rank has completed a later step.
     REWORKING: Training repeats lost steps. The phase ends when training reaches the newest step before the failure.
@@ -154,7 +155,7 @@ class IncidentState(StrEnum):
 class IncidentEvent(StrEnum):
     """The events that change the state of an incident.
 
-    NODES_THERE: All nodes of the new generation have promised.
+    NODES_THERE: All nodes have promised to join the new generation.
     TRAINING_AGAIN: All ranks have restored the base step, and one rank has completed a later step.
     CAUGHT_UP: Training has reached the newest step before the failure.
     FAILED_AGAIN: Another failure occurred before the incident closed.

@@ -179,10 +179,10 @@ def _needs_checkpoints(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def newest_storable(strategy: Strategy, *, committed: int, boundary: int) -> int:
-    """Return the step from which on an existing checkpoint makes a request for another one unnecessary.
+    """Return the newest step of which a checkpoint can be requested now.
 
-    Training has no newer state to store. The result is the newest committed step. For a strategy that commits only
-    checkpoints, the result is the newest finished step.
+    If a checkpoint of this step exists, training has no newer state to store. The result is the newest committed step.
+    For a strategy that commits only checkpoints, the result is the newest finished step.
 
     Args:
         strategy: the strategy that the job was created with.

@@ -34,7 +34,7 @@ class _Fixed(NamedTuple):
     reason: str
     """Why the limit does not depend on `detection_seconds`."""
     outlasts: str = ""
-    """Name of a rung that must not be longer than this limit. Empty if the limit does not depend on a rung."""
+    """Name of a timeout in the ladder that must not be longer than this limit. Empty without such a timeout."""
 
 
 HELLO_SECONDS = 10.0
@@ -176,20 +176,22 @@ _RUNGS = (
         "compilation, downloads and first evaluations take minutes; torch allows a collective 600 s",
     ),
 )
-"""All rungs of the ladder, shortest first. docs/reference/timeouts.md is generated from this table."""
+"""All timeouts of the ladder, shortest first. docs/reference/timeouts.md is generated from this table."""
 
 
 def ladder(detection_seconds: float) -> Timeouts:
     """Return all timeouts that follow from one detection time.
 
     Args:
-        detection_seconds: the target time in seconds to detect a failure. Every rung is a multiple of it.
+        detection_seconds: the target time in seconds to detect a failure. Every timeout of the ladder is a multiple of
+            it.
 
     Returns:
         The ladder, as the control plane sends it to agents and stores it in plans.
 
     Raises:
-        InvalidTimeouts: `detection_seconds` is not a positive, finite number, or a rung exceeds a fixed limit.
+        InvalidTimeouts: `detection_seconds` is not a positive, finite number, or a timeout of the ladder exceeds a
+            fixed limit.
     """
     if not 0 < detection_seconds < float("inf"):
         raise InvalidTimeouts(f"detection_seconds is {detection_seconds}; it must be a positive number")
@@ -211,8 +213,8 @@ def check(timeouts: Timeouts) -> Timeouts:
         `timeouts`, unchanged.
 
     Raises:
-        InvalidTimeouts: a rung is shorter than the rung before it, or longer than a fixed limit that must outlast it.
-            The message contains both names and values.
+        InvalidTimeouts: a timeout is shorter than the timeout before it, or longer than a fixed limit that must outlast
+            it. The message contains both names and values.
     """
     below_name, below = "detection", timeouts.detection_seconds
     for rung in _RUNGS:
@@ -245,7 +247,7 @@ def rungs(timeouts: Timeouts) -> tuple[str, ...]:
 
 
 def explained(timeouts: Timeouts) -> tuple[str, ...]:
-    """Return the ladder with the reason of each rung, then the fixed limits with their reasons.
+    """Return the timeouts of the ladder with their reasons, then the fixed limits with their reasons.
 
     `everstep server --print-timeouts` prints these lines. docs/reference/timeouts.md is generated from them.
     """

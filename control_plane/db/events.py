@@ -57,7 +57,7 @@ def append(session: Session, event: NewEvent) -> None:
 def append_for_job(
     session: Session,
     job: JobRecord | Job,
-    type: str,  # shadows the builtin, to have the name of the event's field
+    type: str,  # The name of the event's field, although it shadows a builtin.
     message: str,
     at: datetime,
     *,

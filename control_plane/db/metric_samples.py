@@ -43,12 +43,12 @@ class _Chunk:
 
     @property
     def first_step(self) -> int:
-        """First step of the first point: the encoding begins with the steps."""
+        """First step of the first point. The encoding begins with the steps of all points."""
         return int(_STEP.unpack_from(self.packed)[0])
 
     @property
     def last_step(self) -> int:
-        """Last step of the last point, which is in the first column, or in the second one of joined points."""
+        """Last step of the last point. The first column contains it, or the second column if the points are joined."""
         columns = 1 if self.width == 1 and not self.nodes else 2
         return int(_STEP.unpack_from(self.packed, _STEP.size * (columns * self.count - 1))[0])
 

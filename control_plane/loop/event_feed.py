@@ -70,7 +70,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interest:
-    """Identity of a follower, and a filter for the events that the follower may see and requests."""
+    """Identity of a follower, and a filter for the events that the follower requests and may see."""
 
     token_id: str
     ends_at: datetime | None
@@ -81,7 +81,7 @@ class Interest:
     fleet_name: str | None
 
     def has(self, event: EventRecord) -> bool:
-        """Return whether the follower may see and requests this event.
+        """Return whether the follower requests this event and may see it.
 
         `events.page` applies the same filter in SQL.
         """

@@ -345,7 +345,7 @@ class Executor:
         except ProtocolError as error:
             with suppress(StaleLease):
                 await asyncio.to_thread(self._under, lease, partial(self._refuse, action, str(error)))
-            return  # A hint would start a pass that refuses the same report again at once.
+            return  # Do not wake the loops, because their next pass would refuse the same report.
         self._registry.hint()
 
     def _write(self, lease: Lease, call: Call, at: ObjectReference, body: bytes) -> None:

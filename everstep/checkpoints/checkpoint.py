@@ -87,7 +87,7 @@ class Checkpoint:
             self.tensors: dict[str, LogicalTensor] = joined.tensors
             """Logical tensors by name, in the order of the first rank's shard."""
             self.incomplete: dict[str, str] = joined.incomplete
-            """By tensor name: the reason why the shards do not contain the whole tensor."""
+            """The reason why the shards do not contain the whole tensor, by tensor name."""
             self.pretrained: dict[str, str] = {}
             """Content of `config.json` of each Hugging Face transformers model, by the model's path in tensor names."""
             for shard in self._shards.values():

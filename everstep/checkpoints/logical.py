@@ -56,7 +56,7 @@ class Joined:
     tensors: dict[str, LogicalTensor]
     """Complete tensors by name, in the order of the lowest rank's shard."""
     incomplete: dict[str, str]
-    """By the name of a tensor that cannot be read: the reason.
+    """The reason why a tensor cannot be read, by the name of the tensor.
 
     Either its boxes (the pieces that ranks hold) are missing or overlap, or ranks disagree about its dtype or shape. An
     example is a buffer whose shape depends on the data of each rank.

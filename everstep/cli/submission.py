@@ -40,7 +40,7 @@ _LIMITS: Final = ("MaxRuntimeInSeconds", "MaxPendingTimeInSeconds", "MaxCostUsd"
 The service's description of a job omits a field without a limit.
 """
 _PLACES: Final = {"S3Uri": "{TrainingJobName}/", "S3OutputPath": "{TrainingJobName}/run={RunId}/"}
-"""By field: the path that the service appends to the request's S3 location, so that each job has its own prefix."""
+"""The path that the service appends to the S3 location in a field, by field. Each job thus has its own prefix."""
 
 
 def from_file(path: Path) -> Request:

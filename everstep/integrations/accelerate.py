@@ -9,12 +9,13 @@
             keep.optimizer.zero_grad()
     keep.close()
 
-`prepare` calls `accelerator.prepare` and creates a session over the results. `batches` yields the batches of this rank
-on the accelerator's device, and ends a step after `gradient_accumulation_steps` batches.
+`prepare` calls `accelerator.prepare` and creates a session that keeps the state of the returned objects. `batches`
+yields the batches of this rank on the accelerator's device, and ends a step after `gradient_accumulation_steps`
+batches.
 
-**Data.** The session reads the loader inside accelerate's, because accelerate's loader requests one batch ahead and on
-a resume skips samples without collating them. An accumulation therefore may continue across the end of an epoch;
-accelerate ends it there.
+**Data.** The session reads the torch loader that accelerate's loader wraps. Accelerate's loader requests one batch
+ahead and, on a resume, skips samples without collating them. With Everstep, an accumulation may continue across the end
+of an epoch. Without Everstep, accelerate ends the accumulation there.
 
 Invariant: a resumed run equals an undisturbed run bit for bit.
 """
@@ -44,7 +45,7 @@ class Prepared:
     """The wrapped model, or the DeepSpeed engine."""
     optimizer: Any
     scheduler: Any
-    """None if the script has no scheduler."""
+    """The wrapped scheduler, or None if the script has no scheduler."""
     session: TrainingSession
 
     def batches(self, until_step: int) -> Iterator[Any]:
@@ -80,8 +81,8 @@ def prepare(
 ) -> Prepared:
     """Prepare a script's objects for training, and keep their state at every step.
 
-    Every rank calls this once, before the first forward pass. Objects of `accelerator.register_for_checkpointing` are
-    kept, too.
+    Every rank calls this once, before the first forward pass. The session also keeps the state of objects that were
+    passed to `accelerator.register_for_checkpointing`.
 
     Args:
         accelerator: the one accelerator of the script, which prepares the objects.
@@ -135,7 +136,7 @@ def check_accelerator(accelerator: Accelerator) -> None:
 def keep(
     accelerator: Accelerator, *, model: Any, optimizer: Any, scheduler: Any, data: Any, extra: Mapping[str, Any]
 ) -> TrainingSession:
-    """Create the session over objects that accelerate has prepared.
+    """Create the session that keeps the state of objects that accelerate has prepared.
 
     Args:
         accelerator: the accelerator that prepared the objects.

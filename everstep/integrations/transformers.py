@@ -200,18 +200,18 @@ class LoopState:
         assert self.restored is not None
         callbacks: dict[str, Any] = {}
         for name, value in json.loads(self.restored["callbacks"]):
-            if name in callbacks:  # several callbacks of one class, as `TrainerState` itself stores them
+            if name in callbacks:  # Collect several callbacks of one class in a list, as `TrainerState` does.
                 earlier = callbacks[name]
                 callbacks[name] = [*earlier, value] if isinstance(earlier, list) else [earlier, value]
             else:
                 callbacks[name] = value
         state = TrainerState(**json.loads(self.restored["state"]))
         state.log_history = _History.decode(self.restored["history"])
-        state.stateful_callbacks = cast(Any, callbacks)  # declared as a list, filled with a dict
+        state.stateful_callbacks = cast(Any, callbacks)  # `TrainerState` declares a list but stores a dict.
         return state
 
     def apply_sums(self) -> None:
-        """Set the sums that the trainer's loop has just reset. Changes nothing without a restore."""
+        """Restore the running sums that the trainer's loop has just reset. Changes nothing without a restore."""
         if (restored := self.restored) is None:
             return
         trainer = self._trainer
@@ -220,7 +220,7 @@ class LoopState:
         trainer._total_loss_scalar = restored["loss_sum"]
         trainer._globalstep_last_logged = restored["logged_step"]
         trainer.current_flos = restored["flos"]
-        trainer._initial_global_step = 0  # the trainer then reports the mean loss of all steps
+        trainer._initial_global_step = 0  # With 0, the trainer reports the mean loss of all steps.
 
 
 class _History:
@@ -253,7 +253,7 @@ class Attachment:
         self._loader: Any = None
         self._prepared: tuple[Any, StepBatches] | None = None
         self._kept_step = 0
-        """The newest step that the session knows."""
+        """The newest step that was reported to the session."""
         self._originals = {
             name: getattr(trainer, name)
             for name in (
@@ -332,7 +332,7 @@ class Attachment:
         trainer.state = self._loop.trainer_state()
         trainer._load_callback_state()
         trainer.state.init_training_references(trainer, max_steps, epochs, None)
-        trainer.args.eval_on_start = False  # the first launch has done it
+        trainer.args.eval_on_start = False  # The first launch has already evaluated.
         finished, updates = divmod(trainer.state.global_step, updates_per_epoch)
         if updates == 0:
             batches.begin_next_epoch()
@@ -364,7 +364,7 @@ class Attachment:
         return self._in_phase("checkpoint", self._originals["_save_checkpoint"], *given, **more)
 
     def apply_sums(self) -> None:
-        """Set the restored sums. The callback calls this when the loop has reset them."""
+        """Restore the running sums. The callback calls this method when the loop has reset them."""
         self._loop.apply_sums()
 
     def log(self, values: dict[str, Any]) -> None:
@@ -405,17 +405,17 @@ def _metric(name: str) -> str:
 
 
 def _load_nothing(_: object) -> None:
-    """Replace `_load_rng_state`: the session has restored the generators."""
+    """Do nothing in place of `_load_rng_state`, because the session has restored the generators."""
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]
-    """Passes on the two moments of the trainer's loop for which there is no method to replace."""
+    """Reports the start of the loop and each log entry to the attachment, because no method marks these events."""
 
     def __init__(self, attachment: Attachment) -> None:
         self._attachment = attachment
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Set the restored sums, right after the loop has reset them."""
+        """Restore the running sums, right after the loop has reset them."""
         self._attachment.apply_sums()
 
     def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
@@ -428,7 +428,7 @@ _skip_first_batches = _trainer_module.skip_first_batches
 
 
 def _skip_nothing(loader: Any, count: int) -> Any:
-    """Replace `skip_first_batches` in the trainer's module: `StepBatches` begins at the right batch by itself."""
+    """Skip no batches of a `StepBatches`, because it begins at the right batch. Skip batches of any other loader."""
     return loader if isinstance(loader, StepBatches) else _skip_first_batches(loader, count)
 
 

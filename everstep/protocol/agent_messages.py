@@ -481,7 +481,7 @@ class MemberReport(Message, frozen=True):
     """The highest promised generation. The agent ignores commands of lower generations."""
     phase: MemberPhase
     inventory: tuple[SlotRecord, ...] = ()
-    """The complete shards in the node's memory when the agent promised the generation. Sent only while PROMISED."""
+    """The complete shards in the node's memory at the agent's promise to join. Sent only while PROMISED."""
     ended: EndedRanks | None = None
     """The last state of the ranks that this node ran in the run's newest earlier generation.
 
@@ -500,13 +500,16 @@ class MemberReport(Message, frozen=True):
     round: RoundStatus | None = None
     """The state of the commit rounds; None unless this node's agent is the coordinator."""
     uploads: tuple[UploadedShard, ...] = ()
-    """Shards whose upload to S3 is complete: of each rank, two more steps than it uploads at a time."""
+    """Shards whose upload to S3 is complete.
+
+    The list contains the newest steps of each rank: two more steps than the rank uploads at a time.
+    """
     running_uploads: tuple[RunningUpload, ...] = ()
     """The uploads of shards to S3 that this node has begun and not ended, in rank order."""
     faults: tuple[NodeFault, ...] = ()
     load_seconds: float = 0.0
     longest: dict[str, float] = msgspec.field(default_factory=dict[str, float])
-    """By phase: the longest time for which a rank made no progress in this generation, in seconds."""
+    """The longest time for which a rank made no progress in this generation, in seconds, by phase."""
     stacks: tuple[RankStacks, ...] = ()
     """Stacks of the living ranks, for as long as the control plane repeats `TakeStacks`."""
     restored_from: tuple[SourceKind, ...] = ()
@@ -517,7 +520,7 @@ class MemberReport(Message, frozen=True):
     target: Step = Step(0)
     """Total number of steps of the training, as declared by the script; 0 if the script has declared none."""
     measured: dict[str, float] = msgspec.field(default_factory=dict[str, float])
-    """By metric name: the newest measurements of this node's ranks and agent.
+    """The newest measurements of this node's ranks and agent, by metric name.
 
     Each value is a mean over some seconds. Empty until the first iteration has ended.
     """

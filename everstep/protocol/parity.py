@@ -27,7 +27,7 @@ from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.slot import CHUNK_BYTES, MAX_CHUNKS
 
 SHARE_BIT = 1 << 31
-"""Marks the owner in the header of a slot that contains a share. Every rank number is smaller."""
+"""Bit that is set in the owner number of a slot that contains a share. Rank numbers never have this bit."""
 MAX_SHARD_BYTES = (MAX_CHUNKS - 1) * CHUNK_BYTES
 """Maximum payload of a shard with parity.
 
@@ -80,17 +80,17 @@ class Rebuild(Message, frozen=True):
 
 
 def share_owner(holder: Rank) -> Rank:
-    """Return the number by which headers, inventories and requests name the owner of the share of `holder`."""
+    """Return the owner number of the share that `holder` keeps, for headers, inventories and requests."""
     return Rank(holder | SHARE_BIT)
 
 
 def is_share(owner: Rank) -> bool:
-    """Return whether slots of this owner contain shares."""
+    """Return whether slots with this owner number contain shares."""
     return bool(owner & SHARE_BIT)
 
 
 def holder_of(owner: Rank) -> Rank:
-    """Return the holder's rank for the owner of a share, and the rank itself for the owner of a shard."""
+    """Return the rank in an owner number: the holder of a share, or the owner of a shard."""
     return Rank(owner & ~SHARE_BIT)
 
 

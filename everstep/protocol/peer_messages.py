@@ -52,7 +52,7 @@ from everstep.protocol.safetensors import NOTHING_SHARED, SharedGroups
 CHUNK_HEADER = struct.Struct(">III52x")
 """Layout of a chunk's header on a stream. The header has the size of a cache line.
 
-After a shorter header, the chunk would be misaligned, and its copy takes a fifth longer (measured).
+A shorter header would misalign the chunk, and its copy would take a fifth longer (measured).
 """
 MAX_PEER_MESSAGE_BYTES = 1024 * 1024
 NONCE_BYTES = 32
@@ -258,7 +258,7 @@ class FetchShard(Message, frozen=True):
 
 
 class UploadPart(Message, frozen=True):
-    """The request of a shard's owner that a holder uploads one part of the shard to S3.
+    """A shard owner's request to a holder to upload one part of the shard to S3.
 
     The holder reads the bytes from its copy of the shard, and keeps the copy until the session ends. The answer is
     `PartStored`, or `ShardRefused` if the holder cannot upload the part.

@@ -516,7 +516,7 @@ class Abandoned(Message, frozen=True):
 
 
 class Boundary(Message, frozen=True):
-    """Request of a rank that its agent reads the rank's half of the shared page, which has changed."""
+    """A rank's request to its agent to read the rank's half of the shared page, which has changed."""
 
     generation: Generation
     boundary: Step
@@ -555,7 +555,7 @@ class IdleSpans(Message, frozen=True):
 
 
 class WordChanged(Message, frozen=True):
-    """Request of the agent that a rank reads the agent's half of the shared page, which has changed.
+    """The agent's request to a rank to read the agent's half of the shared page, which has changed.
 
     The agent sends it only to a rank that may be waiting for a change. A training rank reads the page after every step.
     """

@@ -123,12 +123,12 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     """
     pacing: Pacing = Pacing.AT_ONCE
     ends_exports: bool = False
-    """True while a checkpoint that AWS's notice requires lacks the slot that an export holds. Agents end the export."""
+    """True while a checkpoint that AWS's notice requires needs a slot that an export holds. Agents end the export."""
     held: tuple[Rank, ...] = ()
     """Ranks whose shard is complete on every node that the plan names for it.
 
-    The shard is of the restored step or a later one. Other nodes may then free a shard of such a rank that they still
-    hold (a stray). The coordinator lists only ranks that have a stray.
+    The shard is of the restored step or a later one. Any other node that still holds a shard of such a rank may then
+    free it. The coordinator lists only ranks for which such a node exists.
     """
     is_silent: bool = False
     """True while the coordinator, after its start, waits for the first report of every node.

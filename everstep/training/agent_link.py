@@ -4,8 +4,8 @@ The page is a small tmpfs file. The agent writes one half of it, the rank the ot
 (`everstep.protocol.rank_messages`).
 
 Invariant: no call blocks training. A message that the socket does not accept immediately waits in memory until the next
-call. After a lost connection the rank reconnects at boundaries, and starts no capture before the connection is
-restored. This module only transports messages. The session interprets them.
+call. After a lost connection, the rank tries to reconnect after each step. It starts no capture before the connection
+is restored. This module only transports messages. The session interprets them.
 
 The module has more than 500 lines. Socket and page use the same generation and the same reconnection state.
 """

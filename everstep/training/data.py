@@ -12,11 +12,12 @@ on the loader:
     any other iterable                              replaying the epoch's batches, with a warning
     an iterator, a generator                        rejected: it can be read only once
 
-**Generators.** A sampler draws from the process's random generators and from its own. The script may draw from the same
-generators, for example for noise in the loop, in a second loader or in the dataset. A position therefore contains two
-states of each generator: the state at the start of the epoch's sampling, to repeat the walk, and the present state,
-from which a resumed run continues. If other code draws between two draws of a `Walk`, a repetition of the walk would
-produce other samples. The walk therefore continues with its own random stream from then on.
+**Generators.** A sampler draws random numbers from the process's generators and from its own. The script may draw
+random numbers from the same generators, for example for noise in the loop, in a second loader or in the dataset. A
+position therefore contains two states of each generator: the state at the start of the epoch's sampling, to repeat the
+walk, and the present state, from which a resumed run continues. If other code uses a generator between two items of a
+`Walk`, a repetition of the walk would produce other samples. The walk therefore continues with its own random stream
+from then on.
 
 Workers of a DataLoader (augmentation) are seeded for every batch from (seed, epoch, rank, batch index). A batch
 therefore does not depend on the worker that loads it, or on the time. The rank is the sampler's rank, because the
@@ -630,14 +631,14 @@ class Walk:
 
 
 def _draws_once(items: object) -> bool:
-    """Return whether all random draws happen at the first item.
+    """Return whether `items` draws all of its random numbers when it yields the first item.
 
     This is true for torch's samplers and for lists.
     """
     sampler = items.sampler if type(items) is BatchSampler else items
     sampler = sampler.sampler if type(sampler) is _Rest else sampler
     if type(sampler) is RandomSampler and sampler.generator is not None:
-        # In all other cases, a `RandomSampler` draws repeatedly.
+        # Any other `RandomSampler` draws random numbers again after its first item.
         return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
     return type(sampler) in _DRAW_ONCE
 

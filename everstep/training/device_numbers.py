@@ -52,7 +52,7 @@ class _Coming:
 
     places: _Places
     taken: Mapping[str, int]
-    """By name of the value: the index in the pinned memory to which the device copies the value."""
+    """The index in the pinned memory to which the device copies each value, by the value's name."""
     event: Event
 
 

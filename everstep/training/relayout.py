@@ -251,7 +251,7 @@ class _Cover:
 
     def __init__(self, earlier: EarlierTensors, earlier_size: int) -> None:
         self.reads: dict[str, _Reads] = {}
-        """By name: the tensors that the mapped shards cover completely, and the copies that fill them."""
+        """The tensors that the mapped shards cover completely, with the copies that fill them, by name."""
         self._earlier = earlier
         self._earlier_size = earlier_size
 

@@ -215,7 +215,7 @@ class _Tensors(SavedTensors):
         entry = self._entries[name]
         end = entry.offset + entry.bytes
         if not self._arrival.has(end):
-            self.finish()  # Use the time of the wait for the collected copies.
+            self.finish()  # Execute the collected copies now, because the bytes are still arriving.
             self._arrival.wait(end)
         return view_of(self._payload, entry)
 

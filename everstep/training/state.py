@@ -192,7 +192,7 @@ class RankState:
         return Observed([one for state in of_adapters for one in state.lists], fresh, values)
 
     def parts(self, tensors: Sequence[StateTensor]) -> dict[str, tuple[TensorPart, ...]]:
-        """Return, by the name of a slot's tensor, the boxes that the tensor holds.
+        """Return the boxes that each tensor of a slot holds, by the tensor's name.
 
         A box is a rectangular piece of a logical tensor, which several ranks may hold in parts. The result omits
         tensors that hold a whole logical tensor. Called when a slot's layout changes.

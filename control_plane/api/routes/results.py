@@ -79,8 +79,8 @@ def has_own_outputs(job: JobRecord, bucket: str) -> bool:
     """Return whether the job's output path holds only the job's own objects.
 
     This is true for a path in another bucket than the service's, `bucket`. In the service's bucket, the path must be
-    below the job's own prefix. Deletions call this function, too. A job from before the check in admission may have an
-    output path that also contains objects of other jobs.
+    below the job's own prefix. Deletions call this function, too. A job that was created before admission checked
+    output paths may have a path with objects of other jobs.
     """
     return prefix_of(job.spec.output_uri).bucket != bucket or job.spec.output_uri.startswith(
         own_place(bucket, job.name, job.run_id)

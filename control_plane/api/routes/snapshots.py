@@ -183,7 +183,7 @@ async def release_snapshot(
     generation, _, nonce = _parts_of(snapshot_id)
     job, nodes = await asyncio.to_thread(_members, services, training_job_name, caller)
     if job.generation == generation:
-        for each in _attempts(nonce[:HOLD_BASE_DIGITS]):  # A late copy of HoldSnapshot must begin no attempt again.
+        for each in _attempts(nonce[:HOLD_BASE_DIGITS]):  # A delayed HoldSnapshot must not start an attempt again.
             _release(services, job, nodes, each)
     return snapshots_schemas.ReleaseSnapshotResponse(snapshot_id=snapshot_id)
 

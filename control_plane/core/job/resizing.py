@@ -36,8 +36,9 @@ def with_vacancy(view: JobView, roll: launch.Roll) -> JobView:
 def shrink(view: JobView, roll: launch.Roll) -> Decision | None:
     """Decide to continue on fewer nodes, once no replacement arrived within the user's `patience_seconds`.
 
-    The job continues with the nodes that have promised. This pass stores their number, and the next pass makes the
-    plan. A node that arrives between the two passes takes part. The result is None while the job waits.
+    The job continues with the nodes that have promised to join the next generation. This pass stores their number, and
+    the next pass makes the plan. A node that arrives between the two passes takes part. The result is None while the
+    job waits.
     """
     since = view.record.vacant_since
     if since is None or roll.late or roll.unreachable:
@@ -147,7 +148,10 @@ def give_back(view: JobView) -> Decision | None:
 
 
 def _return_of(node_id: NodeId, departure: Departure | None, why: str, now: float) -> Departure:
-    """Return the departure of a node that returns to its fleet. `departure` is the earlier reason to give it up."""
+    """Return the departure of a node that returns to its fleet.
+
+    `departure` is the departure that was already planned for the node, or None.
+    """
     evidence = f"{node_id} returns to the fleet: {why}"
     if departure is not None:
         words = f"{evidence}; {departure.evidence}"

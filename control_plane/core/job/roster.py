@@ -149,7 +149,7 @@ def without_lost(view: JobView) -> JobView:
 
 
 def without_unreachable(view: JobView) -> JobView:
-    """Exclude members that have not promised the issued generation in time.
+    """Exclude members that have not promised in time to join the issued generation.
 
     If the exclusion loses no committed step, the job waits for the deadline of a promise, or `T_max` for a connected
     member. Otherwise the job waits for `blind_wait`, or `blind_wait` plus `T_max` for a connected member. A connected
@@ -211,7 +211,7 @@ def without_departing(view: JobView) -> JobView:
     announced = [move for move in left if move.is_announced and move.asked_at is not None]
     # Nodes that the job returns to the fleet at the agreed stop. The job continues on fewer nodes.
     returned = [move for move in left if move.is_returned and move.asked_at is not None]
-    # Nodes that need no replacement before they leave. Faulty nodes ended ranks, and would end ranks again.
+    # Nodes that leave even if the job has no replacement. They include faulty nodes, which would end ranks again.
     goes = [
         *announced,
         *returned,

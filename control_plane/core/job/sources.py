@@ -16,7 +16,8 @@ from everstep.protocol.ids import FIRST_STEP, NodeId, Step
 def restorable_step(view: JobView, record: JobRecord, roll: launch.Roll) -> Step:
     """Return the newest step that every rank can restore from memory or from S3.
 
-    Only members that have promised the new generation count, because they report their shards with the promise.
+    Only members that have promised to join the new generation count, because they report their shards with this
+    promise.
     """
     return recovery.choose(launch.survey(view.spec, view.seen, record, roll)).base_step
 

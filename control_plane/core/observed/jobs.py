@@ -301,7 +301,7 @@ class Memo:
     """
     progress_at: float = 0.0
     asked: tuple[tuple[NodeId, float], ...] = ()
-    """Members that have not yet promised the issued generation, each with the Unix time of the first request."""
+    """Members that have not promised to join the issued generation, each with the Unix time of the first request."""
     exclusions: tuple[Exclusion, ...] = ()
     silences: tuple[Silence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()

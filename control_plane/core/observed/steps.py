@@ -16,7 +16,7 @@ NO_GENERATION = Generation(0)
 class GenerationRecord:
     """One generation in a job's history.
 
-    Generation 0 stands for another job whose checkpoint is the initial state (`initial_generation`).
+    Generation 0 represents the other job from whose checkpoint this job starts (`initial_generation`).
     """
 
     generation: Generation

@@ -118,7 +118,7 @@ class DeepSpeedAdapter:
         self._facts = self._describe()
 
     def prepare(self) -> None:
-        """Do nothing: `deepspeed.initialize` has already determined ZeRO's layout."""
+        """Do nothing, because `deepspeed.initialize` has already determined ZeRO's layout."""
 
     def facts(self) -> dict[str, str]:
         return self._facts
@@ -345,7 +345,7 @@ class DeepSpeedAdapter:
         return int(self._engine.gradient_accumulation_steps())
 
     def end_step(self) -> None:
-        """Do nothing: the engine counts its own steps."""
+        """Do nothing, because the engine counts its own steps."""
 
     def _counters(self) -> dict[str, Tree]:
         scaler = getattr(self._zero, "loss_scaler", None)

@@ -84,7 +84,7 @@ class PlainAdapter:
         self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
         self._listed = NamedTensors()
         self._used: dict[str, list[_GradientMark]] = {}
-        """By optimizer name: the gradients right after the optimizer's step, to detect later changes.
+        """The gradients right after each optimizer's step, by optimizer name, to detect later changes.
 
         Only optimizers that stepped since the last finished step have an entry.
         """
@@ -176,7 +176,7 @@ class PlainAdapter:
         return {**found, **self._buffers.transient_parts()}
 
     def boxes(self, states: Sequence[StateTensor]) -> dict[str, tuple[TensorPart, ...]]:  # noqa: ARG002
-        """Return the boxes of sharded tensors by name: none here, because plain torch does not shard."""
+        """Return the boxes of sharded tensors by name. The result is empty, because plain torch does not shard."""
         return {}
 
     def expect_restore(self) -> Sequence[Arena]:
