@@ -1,4 +1,4 @@
-"""Draws measured values as SVG: horizontal bars, each split into parts or drawn with its floor.
+"""Draws measured values as SVG: horizontal bars, each split into parts or drawn with a lower bound.
 
 The functions are pure.
 """

@@ -6,7 +6,8 @@
 
 A to Z are the systems. Every system is launched once in this order and once in reverse order. Between these two passes,
 Everstep and its main compared systems are launched once more, so that drift of the machine affects all systems. Floors
-are measured before and after each launch, and before each of Everstep's restores.
+(lower bounds, such as the time of a memcpy) are measured before and after each launch, and before each of Everstep's
+restores.
 
 `benchmarks.command` documents options and exit codes.
 """
@@ -233,7 +234,7 @@ def _launch(
 
 
 def floors_of(launches: list[list[report.Seconds]], state_bytes: int) -> dict[str, LaunchFloor]:
-    """Return the floors of one system: a median per floor and launch, with one entry per launch.
+    """Return the lower bounds measured for one system: per bound (floor), a summary of each launch.
 
     If the system was launched only once, the measurements of that launch are split into an earlier and a later half.
     The report can then still show whether the floor changed.

@@ -79,7 +79,7 @@ def run_everstep(
         name: name of the job.
         state_mib: state per rank in MiB.
         repeats: numbers of repetitions.
-        beside: measures the floors; called before each restore, while the job waits.
+        beside: measures the lower bounds (floors); called before each restore, while the job waits.
 
     Returns:
         The measurements.

@@ -1,4 +1,4 @@
-"""Launches of two rank processes of a compared system, or of two processes that measure floors."""
+"""Launches two rank processes of a compared system, or two processes that measure lower bounds (floors)."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class FloorPair:
         self._stack.close()
 
     def measure(self, rounds: int = FLOOR_ROUNDS) -> dict[str, list[float]]:
-        """Return the seconds that both processes measured, by name of the floor."""
+        """Return the seconds that both processes measured, by name of the operation."""
         found: dict[str, list[float]] = {}
         for _ in range(rounds):
             for process in self._processes:

@@ -13,7 +13,7 @@ from benchmarks.picture import OWN_COLOUR, PEER_COLOUR, Bar, Panel, panels
 from benchmarks.rows import limits, number, table, without_verdicts
 
 Seconds = Mapping[str, Sequence[float]]
-"""Seconds that each of the two processes measured, by name of the floor."""
+"""Seconds that each of the two processes measured, by name of the operation."""
 Floors = dict[int, dict[str, LaunchFloor]]
 """Floors (lower bounds) measured before and after Everstep's launches, by state size in MiB."""
 PICTURE = "Milliseconds per GiB by system, with floors"
@@ -157,7 +157,7 @@ def _cell(figure: Figure | None) -> str:
 
 
 def draw(run: Run) -> str:
-    """Return the SVG document: a panel per state size and metric, with a bar per system and the floor as a line."""
+    """Return the SVG document: a panel per state size and metric, with bars for systems and a line for the floor."""
     drawn = []
     for size, floors in sorted(run.floors.items()):
         for name, metric, parts in PANELS:

@@ -3,7 +3,7 @@
 Invariant: a verdict depends on this run only, and no measurement is repeated because of its verdict. A verdict is
 inconclusive in these cases:
 
-- The row's floor changed during the measurement.
+- The row's lower bound (floor) changed during the measurement.
 - The row is compared with a system that is missing or outside its known range.
 - The machine was busy.
 """
@@ -30,7 +30,7 @@ EVERSTEP = "Everstep"
 PEER_TOLERANCE_RATIO = 0.25
 """Largest accepted deviation of a compared system's value from its range in `KNOWN`, as a ratio.
 
-The range is first scaled by this machine's floors.
+The range is first scaled by this machine's lower bounds (`peer_figure`).
 """
 KNOWN_FLOORS = {"memcpy": 60.0, "one_way": 230.0, "both_ways": 460.0}
 """Floors in ms per GiB on the machine where `KNOWN` was measured.
@@ -68,7 +68,7 @@ KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
     ),
     ("DCP async, process", "memory"): (3.0, 3.0, ()),
 }
-"""Known lowest and highest median by compared system and metric, and the floors that scale them.
+"""Known lowest and highest median by compared system and metric, and the lower bounds (floors) that scale them.
 
 The medians are in the metric's unit. `peer_figure` scales the range by the ratio of this machine's floors to
 `KNOWN_FLOORS`. A range without floors is not scaled. A value far outside of the range shows that the system did not run
@@ -109,7 +109,7 @@ class LaunchFloor:
 
 
 def moved_together(parts: Sequence[LaunchFloor]) -> float:
-    """Return how much the sum of some floors differs between launches.
+    """Return how much the sum of some lower bounds (floors) differs between launches.
 
     The function adds up the floors' medians for each launch. The result is the relative difference between the lowest
     and the highest of these sums.
@@ -125,7 +125,7 @@ def moved_together(parts: Sequence[LaunchFloor]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Of:
-    """All measurements of one system with one state size, and the floors measured beside them."""
+    """All measurements of one system with one state size, and the lower bounds measured beside them."""
 
     system: str
     version: str
@@ -174,14 +174,14 @@ class Goal:
     factor: float
     _: KW_ONLY
     floors: tuple[str, ...] = ()
-    """Names of floors. `factor` times the sum of their medians is the limit.
+    """Names of floors (lower bounds). `factor` times their summed medians is the limit.
 
     If the tuple is empty, `factor` itself is the limit, in the metric's unit.
     """
     watched: tuple[str, ...] = ()
-    """Names of floors that affect the measured value but not its limit.
+    """Names of lower bounds (floors) that affect the measured value but not its limit.
 
-    If such a floor changes during the measurement, the row is inconclusive.
+    If such a bound changes during the measurement, the row is inconclusive.
     """
     statistic: Callable[[Sequence[float]], float] = statistics.median
     suffix: str = ""
@@ -318,10 +318,9 @@ def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:
 
 
 def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
-    """Return the relative change of a limit's floors during the measurement; None without floors.
+    """Return the relative change of a limit's lower bounds (floors) during the measurement; None without them.
 
-    The result is the largest change of two kinds: of each watched floor, and of the sum of the floors that form the
-    limit.
+    The result is the largest change of each watched bound, and of the sum of the bounds that form the limit.
     """
     ratios = [moved_together([floors[name]]) for name in goal.watched]
     if goal.floors:

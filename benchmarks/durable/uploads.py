@@ -40,7 +40,7 @@ class UploadBlock:
     save_seconds: float
     """The longest time, over all ranks, for which the checkpoint blocked the training thread."""
     upload_seconds: float
-    """Time from the checkpoint's step until all ranks' parts were stored. 0 for the floor."""
+    """Time from the checkpoint's step until all ranks' parts were stored. 0 without a checkpoint."""
     cpu_seconds: float
     """CPU time of all nodes and of DCP's processes during the block."""
 
@@ -56,7 +56,7 @@ class UploadBlock:
 
     @property
     def during(self) -> list[float]:
-        """Durations of the steps that began before the upload ended. For the floor, the durations of all steps."""
+        """Durations of the steps that began before the upload ended; of all steps without an upload."""
         begun, found = 0.0, []
         for step in self.steps:
             if begun < self.upload_seconds or self.system == FLOOR:

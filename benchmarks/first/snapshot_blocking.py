@@ -72,7 +72,7 @@ class BlockingRow:
 
     @property
     def is_conclusive(self) -> bool:
-        """True if both floors were stable: memcpy and the step without a session."""
+        """True if both lower bounds were stable: memcpy and the step without a session."""
         return self.memcpy.stood_still and self.plain_step.stood_still
 
 
@@ -83,7 +83,7 @@ def measure(bench: Bench, shapes: list[Shape], *, snapshots: int, floor_steps: i
         bench: the cluster.
         shapes: the shapes.
         snapshots: minimal number of snapshots per row and rank, without audited snapshots.
-        floor_steps: steps and copies per floor, both before and after the measurement.
+        floor_steps: steps without a session, and plain copies, both before and after the measurement.
 
     Raises:
         BenchmarkFailed: a job failed, or took too few snapshots.
@@ -144,6 +144,6 @@ def row(shape: Shape, compute: str, ranks: list[Json]) -> BlockingRow:
 
 
 def floor(ranks: list[Json], name: str) -> Floor:
-    """Return a floor's timings before and after the measurement, of all ranks together."""
+    """Return the timings of a lower bound before and after the measurement, of all ranks together."""
     before, after = ([seconds for rank in ranks for seconds in rank[when][name]] for when in ("before", "after"))
     return Floor(Summary.of(before), Summary.of(after))

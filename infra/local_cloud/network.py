@@ -239,8 +239,8 @@ class Network:
 
         Args:
             instance_id: instance whose link is cut or repaired.
-            addresses: addresses to cut the instance off from, in place of the earlier ones. None: all addresses. Empty:
-                repair the link.
+            addresses: addresses to cut the instance off from, which replace earlier addresses. None: all addresses.
+                Empty: repair the link.
 
         Raises:
             FaultRefused: the instance does not run.

@@ -115,7 +115,7 @@ def check(fault: AnyFault) -> None:
 def training_job(described: Mapping[str, Any], protection: Mapping[str, Any]) -> TrainingJob:
     """Return the facts about a job that `resolve` needs, from two answers of the API.
 
-    `described` is the answer of DescribeTrainingJob, and `protection` that of DescribeProtection.
+    `described` is the answer of DescribeTrainingJob. `protection` is the answer of DescribeProtection.
     """
     shards = sorted(protection["Shards"], key=lambda shard: int(shard["Rank"]))
     return TrainingJob(
@@ -143,7 +143,7 @@ def resolve(role: Role, jobs: Collection[TrainingJob], running: Collection[str],
 
     Args:
         role: the part of a job to find, as `parse` returns it.
-        jobs: the running jobs; those without a running node are ignored.
+        jobs: the running jobs; jobs without a running node are ignored.
         running: ids of the running instances.
         last_job: name of the job that the previous role selected; empty if there is none.
 

@@ -112,7 +112,7 @@ class Departure:
         then(membership)
 
     async def finish(self, membership: Membership) -> None:
-        """Release the run of `membership`, unless the node has made a newer promise."""
+        """Release the run of `membership`, unless the node has promised a newer generation."""
         if membership == self._promise.membership:
             await self._release(membership.run, wait_seconds=0.0)
 

@@ -1,4 +1,4 @@
-"""Leads the node through one generation after another: promise, load, start, and the exits of the ranks.
+"""Leads the node through one generation after another: promise to join it, load, start, and exits of the ranks.
 
     Prepare ─▶ promise ─▶ Load ─▶ load ─▶ Start ─▶ start ─▶ exits of all ranks
                   ▲ a higher Prepare, from any phase
@@ -71,7 +71,7 @@ class Remains:
 
 
 class Lifecycle:
-    """Leads this node through the newest promised generation, from the promise to the exits of its ranks."""
+    """Leads this node through the newest generation that it has promised to join, until the generation's ranks exit."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Lifecycle:
         full_disks: FullDisks,
         on_change: Callable[[], None],
     ) -> None:
-        """Create the object without a generation; `resume` reads the promise of an earlier agent process.
+        """Create the object without a generation; `resume` reads the generation that an earlier agent process promised.
 
         Args:
             settings: names the node's folders and users.
@@ -109,7 +109,7 @@ class Lifecycle:
         self.member: Member | None = None
         """This node's part in the generation whose ranks it runs; None between generations."""
         self.is_unsettled = False
-        """True from the end of the old membership until the new promise is fulfilled.
+        """True from the end of the old membership until all older ranks have ended.
 
         Meanwhile, the agent reports no membership to the control plane.
         """
@@ -176,7 +176,7 @@ class Lifecycle:
     async def prepare(self, command: Prepare) -> None:
         """Promise a generation.
 
-        If the disk refuses to store the promise or the user of the run's ranks, nothing is promised.
+        If the disk cannot store the promise or the user of the run's ranks, the node promises nothing.
         """
         log.info("promise generation %d of job %s", command.generation, command.job)
         promise = Promise(job=command.job, run=command.run, generation=command.generation, phase=MemberPhase.PROMISED)

@@ -101,7 +101,7 @@ class CurrentPromise:
             on_run: called with the run of each new promise.
         """
         self.value: Promise | None = None
-        """The newest promise; None before the first promise and after a release."""
+        """The newest promise; None before the first promise and after a run's release."""
         self._file = file
         self._full_disks = full_disks
         self._on_run = on_run
@@ -110,7 +110,7 @@ class CurrentPromise:
 
     @property
     def membership(self) -> Membership | None:
-        """The promise's run, generation and phase."""
+        """Run, number and phase of the promised generation; None without a promise."""
         return self.value.membership if self.value is not None else None
 
     @property
@@ -185,7 +185,7 @@ class CurrentPromise:
             )
 
     def drop(self, run: RunId) -> None:
-        """Delete the promise of a released run."""
+        """Delete the promise of a run that the control plane has released."""
         try:
             self._file.write(None)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""State machine of this node's part in a generation: promise, load, start (docs/design.md#generations).
+"""State machine of this node's part in a generation: promise to join, load, start (docs/design.md#generations).
 
 Invariant: the promised generation only grows. From the moment of the promise, the node acts on no message of a lower
 generation. The machine determines the next task. The agent performs the task and passes the result to the machine.

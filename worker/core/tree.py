@@ -143,7 +143,7 @@ class Reports:
         """Return whether the unsent reports only name finished steps and repeat announcements.
 
         While a step is proposed, such reports can wait for the votes of all ranks, because the votes contain the same
-        facts. The report of a rank that knows of no proposed step does not wait.
+        facts. The report of a rank that has received no proposed step does not wait.
         """
         return all(
             before is not None

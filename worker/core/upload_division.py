@@ -47,7 +47,7 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """The objects that `divide` has assigned to one rank: those that hold its tensors, and those that it writes."""
+    """Result of `divide` for one rank: the objects that hold its tensors, and the objects that it writes."""
 
     objects: tuple[int, ...]
     """For each offered item, the number of the object that holds it, or `OWN`."""

@@ -121,7 +121,7 @@ class BaseLoading:
     def restored_from(self) -> tuple[SourceKind, ...]:
         """Kind of source from which each local rank's state was restored: its own node, a peer, parity, or S3.
 
-        The order is that of the ranks. A rank that restored no state is omitted.
+        The sources have the order of the ranks. A rank that restored no state is omitted.
         """
         return tuple(self._restored_from[rank] for rank in self._here.ranks if rank in self._restored_from)
 

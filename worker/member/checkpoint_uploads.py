@@ -65,7 +65,7 @@ class CheckpointUploads:
             shards: shards of this node's ranks.
             store: this node's slots, which are verified before an upload.
             objects: the object store (S3).
-            contents: knows the newest committed step. Only this step or the restored step may be uploaded.
+            contents: names the newest committed step. Only this step or the restored step may be uploaded.
             faults: receives a fault per failed upload; a later success of the shard removes the fault.
             dial: opens a session of kind upload to another member.
             agree: divides tensors of a local rank among the ranks that hold them (see `UploadDivision.agree`).
@@ -174,7 +174,7 @@ class CheckpointUploads:
         """Upload the step that the coordinator marked, in the background.
 
         The slot is pinned immediately, before it can be granted again. If `max_uploads` uploads of the shard
-        run already, the shard uploads the newest marked step when one of them ends.
+        run already, the upload of the newest marked step begins when one of these uploads ends.
         """
         step, is_kept = self._persist, self._persist in (self._contents.committed, self._plan.base_step)
         is_due = may_upload(step, begun=shard.uploaded, uploading=shard.pinned, max_uploads=self._max_uploads)

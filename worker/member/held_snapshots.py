@@ -41,7 +41,7 @@ from worker.storage.checkpoints import PIECE_BYTES
 from worker.storage.shard_object import ShardObject
 
 KEPT_ENDS = 64
-"""Number of ended holds whose reason a node keeps. Late and repeated requests must not begin one of them again."""
+"""Number of ended holds that a node remembers. Late and repeated requests must not restart these holds."""
 RELEASED = "the export has ended"
 """Reason of a hold that ended because the control plane released it."""
 

@@ -5,7 +5,7 @@
 
 `worker.core.shared_parts` decides which node sends which part.
 
-Invariant: the owner completes an upload only with parts whose size, CRC and SHA-256 equal those of its own slot. A
+Invariant: the owner completes an upload only with parts whose size, CRC and SHA-256 match its own slot. A
 holder pins its replica from the first request of a session to the session's end.
 """
 

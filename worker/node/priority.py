@@ -15,7 +15,7 @@ from pathlib import Path
 AGENT_NICENESS = -10
 """Niceness of the agent's event loop, because ranks and other nodes wait for its short tasks.
 
-Ranks and those threads of the agent that move bytes run at niceness 0 (`work_as_ranks_do`).
+Ranks, and threads of the agent that move bytes, run at niceness 0 (`work_as_ranks_do`).
 """
 AUTOGROUP = Path("/proc/self/autogroup")
 

@@ -275,7 +275,7 @@ class NodePacer:
 
     @property
     def sent_bytes(self) -> int:
-        """Total bytes that the node's senders have sent, including those of running transfers."""
+        """Total bytes that the node's senders have sent, including the sent bytes of running transfers."""
         return self._sent_bytes + sum(transfer.taken_bytes for transfer in self._under_way)
 
     @contextlib.contextmanager

@@ -117,7 +117,7 @@ class OwnedShard:
         Every holder in view had then verified the step.
         """
         self.passed: tuple[Step, float] = (NONE, 0.0)
-        """The last step that the rank finished, and the Unix time at which it went on to the next step."""
+        """The last step that the rank finished, and the Unix time at which the rank began the next step."""
         self.first_passed_at = 0.0
         """Unix time at which the rank finished its first step of this generation; 0 until `note_first` sets it."""
         self._core = core
@@ -385,7 +385,7 @@ class OwnedShard:
 
         Args:
             boundary: the last step that the rank finished.
-            at_seconds: time at which the rank went on to the next step, on the node's monotonic clock. 0 if it changed
+            at_seconds: time at which the rank began the next step, on the node's monotonic clock. 0 if the rank changed
                 another field.
         """
         if at_seconds:

@@ -70,7 +70,7 @@ class RankPage:
 
 
 def last_agent_half(path: Path) -> AgentHalf | None:
-    """Return what the agent wrote to its half of a page. Called at a promise, after the rank has exited.
+    """Return what the agent wrote to its half of a page. Called for a new promise, after the rank has exited.
 
     Args:
         path: path of the page.

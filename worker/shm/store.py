@@ -252,8 +252,8 @@ class SlotStore:
     def page_commits(self) -> tuple[PageCommit, ...]:
         """Return the newest committed step on the rank pages of each generation, oldest generation first.
 
-        The agent calls this method at the promise, after all streams are closed. An unreadable page is skipped, because
-        the control plane needs only one readable page with the newest committed step, on any node.
+        The agent calls this method when it promises a new generation, after all streams are closed. An unreadable page
+        is skipped, because the control plane needs only one readable page with the newest committed step, on any node.
         """
         newest: dict[Generation, Step] = {}
         for path in sorted((self.root / str(self.run)).glob("rank-*.word")):

@@ -33,7 +33,7 @@ class NodeLoads:
         """For each shared object, the load that reads it or has read it."""
 
     def join(self, store: SlotStore, rank: Rank, content: Content, parts: ShardParts) -> NodeLoad:
-        """Begin a load, and decide which shared objects it reads itself: those that no earlier load reads.
+        """Begin a load. The load reads itself only the shared objects that no earlier load reads.
 
         Args:
             store: this node's slots, in which the earlier loads seal their shards.
@@ -100,7 +100,7 @@ class NodeLoad:
             target: slot that receives this load's shard. The caller verifies the copied bytes.
 
         Returns:
-            The copied objects. The caller reads the other ones from S3, because their load failed, its slot was
+            The copied objects. The caller reads the other objects from S3, because their load failed, its slot was
             reused, or the shards contradict each other.
         """
         copied: set[ObjectReference] = set()

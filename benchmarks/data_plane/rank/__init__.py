@@ -7,7 +7,7 @@ torch.
     adapter.py       operations of a compared system (Protocol)
     loop.py          the measured loop, which calls an adapter
     peer.py          the program of one rank of a compared system: python -m benchmarks.data_plane.rank.peer
-    floors.py        the program of one process that measures floors on request
+    floors.py        the program of one process that measures lower bounds (floors) on request
     everstep_job.py  the same loop for Everstep, as a job's script with a session
     systems/         one adapter per compared system
 """

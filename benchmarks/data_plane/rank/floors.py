@@ -27,21 +27,21 @@ import xxhash
 from benchmarks.data_plane.rank.state import RANKS, Meeting
 
 MAX_BUFFER_BYTES = 512 * 1024**2
-"""Largest size of a buffer, so that the floors leave memory to the measured systems.
+"""Largest size of a buffer, so that this process leaves memory to the measured systems.
 
-It is far larger than any cache. A floor with more bytes uses the buffer several times.
+It is far larger than any cache. An operation on more bytes uses the buffer several times.
 """
 TENSOR_BYTES = 4 * 1024**2
 SOCKET_PIECE_BYTES = 8 * 1024**2
 
 
 class Floors:
-    """One of the two processes that measure floors.
+    """One of the two processes that measure lower bounds (floors).
 
     Args:
         rank: rank 0 listens, and rank 1 connects.
         meeting: synchronizes both ranks.
-        size: bytes that every floor moves.
+        size: bytes that every measured operation moves.
     """
 
     def __init__(self, rank: int, meeting: Meeting, size: int) -> None:

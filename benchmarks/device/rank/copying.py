@@ -23,7 +23,7 @@ from benchmarks.device.rank.state import Slot, State, bytes_of
 from everstep.training.copier import Copier
 
 PINNED_BYTES = 1 << 30
-"""Largest size in bytes of the pinned buffer that is copied to measure the floor.
+"""Largest size in bytes of the pinned buffer that plain copies use.
 
 For a larger state, the buffer is copied repeatedly until as many bytes were moved.
 """
@@ -82,7 +82,7 @@ class Floor:
 
 
 def order(rounds: int) -> Iterator[str]:
-    """Yield A for a floor and B for a capture or restore, in the pattern ABBA, until there are `rounds` of each."""
+    """Yield A for a plain copy and B for a capture or restore, in the order ABBA, `rounds` times each."""
     for number in range(rounds):
         yield from "AB" if number % 2 == 0 else "BA"
 

@@ -5,7 +5,7 @@ The part checks that the graph's capture succeeds during the copy, and that snap
     copier: a capture starts and is held ──▶ released once the graph's capture has started ──▶ ends, and a slot is
             registered, before the graph's capture ends
     graph:  replays with a snapshot after each; every snapshot is compared with a clone of the state, and the final
-            weights with those of the same steps without a graph
+    weights with the weights after the same steps without a graph
 
 Invariant: the whole copy runs between the start and the end of the graph's capture.
 """

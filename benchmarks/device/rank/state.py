@@ -83,7 +83,7 @@ class State:
         return self.rank_state.observe()
 
     def forget(self) -> None:
-        """Reset the state to that of a restarted rank: other parameter values, and an optimizer without moments."""
+        """Reset the state as if the rank had restarted: other parameter values, and an optimizer without moments."""
         for parameter in self.model:
             parameter.grad = None
             with torch.no_grad():

@@ -1,7 +1,7 @@
-"""A rank that trains in the first generation, and restores the last step of this generation in later ones.
+"""A rank that trains in the first generation, and restores this generation's last step in later generations.
 
 Each line on stdin describes a generation in JSON. For each line, the process runs one session and answers with a line.
-The ranks of a later generation may be more or fewer than those of the first.
+A later generation may have more or fewer ranks than the first generation.
 
 Invariant: the model is built before the session begins, and its weights differ from the restored ones.
 """

@@ -67,7 +67,7 @@ class Settings:
 
 @dataclass(kw_only=True)
 class Block:
-    """One rank's measurements of one block. The times are those of the monotonic clock."""
+    """One rank's measurements of one block. Times are seconds of the monotonic clock."""
 
     system: str
     saved_at: float = 0.0

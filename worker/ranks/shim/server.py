@@ -433,7 +433,7 @@ class Shim:
         try:
             os.write(gate, launch.GO)
         except BrokenPipeError:
-            # The rank's exit is reported like that of any other rank.
+            # The shim reports the exit of this rank as of any other rank.
             _log.info("rank %s ended at its gate", start.rank)
         os.close(gate)
         self._say(client, RankStarted(record=record))
