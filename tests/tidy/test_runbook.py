@@ -15,7 +15,7 @@ from control_plane.core.states import SecondaryStatus
 
 ROOT = Path(__file__).parents[2]
 RUNBOOK = (ROOT / "docs/runbook.md").read_text()
-MODEL = ROOT / "web/src/model"
+WEB = ROOT / "web/src"
 PARTS = ("**It means**", "**Look at**", "**Do**")
 
 
@@ -27,7 +27,7 @@ def sections() -> dict[str, str]:
 
 def keys(file: str, name: str) -> set[str]:
     """Return the keys of an object in the dashboard's models."""
-    body = re.search(rf"const {name}\b[^=]*= \{{\n(.*?)\n\}}", (MODEL / file).read_text(), re.DOTALL)
+    body = re.search(rf"const {name}\b[^=]*= \{{\n(.*?)\n\}}", (WEB / file).read_text(), re.DOTALL)
     assert body is not None
     return set(re.findall(r"^  (\w+):", body[1], re.MULTILINE))
 
@@ -42,11 +42,11 @@ def test_a_section_says_what_it_means_what_to_look_at_and_what_to_do(section: st
 def test_every_cause_has_a_section_and_words() -> None:
     causes = {cause.value for cause in Cause}
     assert causes <= sections().keys()
-    assert keys("verdict.ts", "CAUSES") == causes
+    assert keys("words/causes.ts", "CAUSES") == causes
 
 
 def test_every_section_that_the_act_card_names_is_there() -> None:
-    act = (MODEL / "act.ts").read_text()
+    act = (WEB / "model" / "act.ts").read_text()
     named = (
         set(re.findall(r"\byes\(\s*'([\w-]+)'", act))
         | set(re.findall(r"'(?:idle|busy|warn|good)', '([\w-]+)'\)", act))
@@ -58,7 +58,7 @@ def test_every_section_that_the_act_card_names_is_there() -> None:
 
 
 def test_every_status_has_a_look_and_a_place() -> None:
-    assert keys("standing.ts", "STATUSES") == {status.value for status in SecondaryStatus}
+    assert keys("model/standing.ts", "STATUSES") == {status.value for status in SecondaryStatus}
 
 
 def test_its_links_lead_to_its_own_sections_since_it_is_read_without_the_internet() -> None:
