@@ -25,8 +25,8 @@ JOBS, NODES, LINES = 1_000, 256, 100_000
 LOADS, FAULTS = 10, 20
 HISTORY_STEPS, MEASURED_SECONDS = 2_000, 60
 PAGES = ("/", "/jobs", f"/jobs/{SMALL}", f"/jobs/{SMALL}/metrics", f"/jobs/{SMALL}/logs", "/incidents", "/fleets")
-INCIDENT: Final = "section[aria-label='The incident now']"
-LAST_INCIDENT: Final = "section[aria-label='The last incident']"
+INCIDENT: Final = "section[aria-label='Open incident']"
+LAST_INCIDENT: Final = "section[aria-label='Latest incident']"
 
 
 def measure(begun: Begun) -> dict[str, Any]:

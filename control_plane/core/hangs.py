@@ -331,7 +331,7 @@ def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts)
         return ""
     limit = max(status.limit_seconds for status in at_gate.values())
     waits = "waits" if len(at_gate) == 1 else "wait"
-    return f"{_named(at_gate, living)} {waits} on purpose (phase {_phases(at_gate)}), for at most {limit:g} s"
+    return f"{_named(at_gate, living)} {waits} deliberately (phase {_phases(at_gate)}), for at most {limit:g} s"
 
 
 def _is_due(now: float, still: float, suspicion: Suspicion, limit: Limits, timeouts: Timeouts) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from control_plane.db.tokens import Role
 from tests.dashboard.chromium import find_chromium
@@ -131,6 +131,11 @@ def open_job(page: Page, name: str, tab: str = "") -> None:
     """Open a job's page or one of its tabs."""
     page.goto(f"/jobs/{name}{tab}")
     expect(page.get_by_role("heading", level=1, name=name)).to_be_visible()
+
+
+def verdict(page: Page) -> Locator:
+    """Return the sentence at the top of a page that says how things are and whether the reader must act."""
+    return page.locator("p.verdict")
 
 
 def confirm(page: Page, name: str, verb: str) -> None:

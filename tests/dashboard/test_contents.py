@@ -53,7 +53,7 @@ def test_protection_tells_of_every_copy_and_of_what_losses_would_do(
     open_job(desk, name, "/protection")
     told = get(api, f"/training-jobs/{name}/protection")
     shards = told["Shards"]
-    copies = rows(desk.get_by_role("region", name="Every copy"))
+    copies = rows(desk.get_by_role("region", name="All copies"))
     expect(copies).to_have_count(sum(len(shard["Holders"]) for shard in shards))
     holder = next(each for each in shards[0]["Holders"] if each["NodeId"] == shards[0]["OwnerNodeId"])
     own = copies.filter(has_text=holder["NodeId"]).filter(
@@ -62,12 +62,12 @@ def test_protection_tells_of_every_copy_and_of_what_losses_would_do(
     expect(own).to_contain_text(f"{holder['VerifiedStep']:,}")
     verified = datetime.fromtimestamp(holder["VerifiedTime"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     expect(own.locator("time")).to_have_attribute("title", verified)
-    losses = rows(desk.get_by_role("region", name="If several are lost at once"))
+    losses = rows(desk.get_by_role("region", name="Losses at the same time"))
     expect(losses).to_have_count(len(told["RecoveryOdds"]) + len(told["DomainOdds"]))
     for number, odds in enumerate(told["RecoveryOdds"]):
         expect(losses.nth(number)).to_contain_text(f"any {odds['LostNodes']} node")
-        expect(losses.nth(number)).to_contain_text("always" if odds["Probability"] == 1 else "of the cases")
-    expect(desk.get_by_role("group", name=f"Who holds which of {len(shards)} shards")).to_be_visible()
+        expect(losses.nth(number)).to_contain_text({1: "always", 0: "never"}.get(odds["Probability"], "of the cases"))
+    expect(desk.get_by_role("group", name=f"Holders of {len(shards)} shards")).to_be_visible()
 
 
 def test_checkpoints_and_where_the_time_went_are_those_of_the_api(
@@ -109,7 +109,7 @@ def test_a_job_says_how_far_it_is_what_is_left_and_what_it_costs(desk: Page, see
     expect(facts).to_contain_text(f"of {job['TargetStep']:,}")
     expect(facts).to_contain_text(f"${job['CostUsd']:,.2f}")
     expect(facts).to_contain_text(f"{job['HealthyNodeCount']} of {job['NodeCount']}")
-    left = facts.locator("div", has_text="Left at its pace").locator("dd")
+    left = facts.locator("div", has_text="Time remaining").locator("dd")
     hours = int(job["EstimatedRemainingSeconds"] // 3600)
     expect(left).to_contain_text(re.compile(rf"^({hours}|{hours + 1}) h|^\d+ d"))
     desk.goto("/jobs")

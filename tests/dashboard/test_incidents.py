@@ -5,6 +5,7 @@ Names, times and numbers depend on a fresh seed, so the tests read the expected 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.dashboard.browsing import DESKTOP, open_job, sentence, signed_in
+from tests.dashboard.browsing import DESKTOP, open_job, sentence, signed_in, verdict
 from tests.dashboard.conftest import client_of
 from tests.dashboard.record import STORIES
 from tests.dashboard.service import Replayed
@@ -57,20 +58,21 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
         kept = api.get(f"/training-jobs/{name}/protection").json()["LastCheckpoint"]["Step"]
         lost = job["MaxBoundary"] - kept
         expect(card).to_contain_text(
-            f"It had reached step {job['MaxBoundary']:,}, and the checkpoint of step {kept:,} is what is left"
+            f"Training had reached step {job['MaxBoundary']:,}; the newest checkpoint is step {kept:,}"
         )
-        expect(desk.locator(".fold")).to_contain_text(f"Only step {kept:,}, in S3")
-    unknown = "Not known yet" if is_open else "What no checkpoint has"
+        expect(verdict(desk)).to_contain_text(f"{lost} steps after the checkpoint of step {kept:,} are lost")
+    unknown = "Not known yet" if is_open else "The steps after the last checkpoint"
     expect(card).to_contain_text({None: unknown, 0: "No step"}.get(lost, f"{lost} step"))
-    told = expect(card)
-    (told.to_contain_text if is_open else told.not_to_contain_text)("No: ")
+    expect(card).to_contain_text("Open: " if is_open else "Closed")
     if job["TrainingJobStatus"] == "Failed":
-        expect(act).to_contain_text("Yes")
-        expect(desk.locator(".fold")).to_contain_text(sentence(job["FailureReason"]))
+        expect(act).to_contain_text("Act now")
+        expect(verdict(desk)).to_contain_text("Act now: ")
+        expect(verdict(desk)).to_contain_text(sentence(job["FailureReason"]))
         # The page shows the last line of the reason: the script's exception.
         expect(card).to_contain_text(job["FailureReason"].splitlines()[-1])
     else:
-        expect(act).to_contain_text("No")
+        expect(verdict(desk)).to_contain_text(re.compile("Nothing to do|Can wait: "))
+        expect(verdict(desk)).not_to_contain_text("Act now")
     lanes = desk.locator("svg.timeline > g")
     assert incident["FaultedInstanceIds"]
     for node in incident["FaultedInstanceIds"]:
@@ -78,12 +80,15 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
         expect(lane.locator(f"a[href='/incidents/{incident['IncidentId']}']")).to_have_count(1)
     # A waiting job shows the reason with AWS's message, and the time of the next attempt.
     if is_open and job["SecondaryStatus"] != "Training":
-        waits = desk.locator("section", has_text="What it waits for").last
         waits_for, _, rest = job["Reason"].partition(": ")
         said, _, again = rest.partition("; Everstep retries at ")
         assert again
-        for part in (sentence(waits_for), f"AWS says: “{said}", "asks again in ", f"({again})"):
-            expect(waits).to_contain_text(part)
+        need = waits_for.removeprefix("waits for ").partition(" ")[0]
+        expect(verdict(desk)).to_contain_text(f"Recovering: waiting for {need} ")
+        expect(verdict(desk)).to_contain_text("AWS is out of capacity; next attempt in ")
+        expect(verdict(desk)).to_contain_text(f"Nothing to do until {again[:5]} UTC")
+        for part in (f"AWS reports: “{said}", "next attempt in ", f"({again})"):
+            expect(act).to_contain_text(part)
     box = card.bounding_box()
     assert box is not None
     # Check the size last, because the card of the incident grows until all its content is loaded.

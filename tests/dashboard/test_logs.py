@@ -110,7 +110,7 @@ def test_a_line_that_was_found_stays_in_sight_while_older_ones_are_read(
     desk.get_by_role("button", name="Previous").click()
     # one more hit is in older lines, which the page has not loaded yet
     expect(desk.get_by_text("2 of 3")).to_be_visible()
-    expect(desk.get_by_text(f"{2 * PAGE:,} lines held")).to_be_visible()
+    expect(desk.get_by_text(f"{2 * PAGE:,} lines loaded")).to_be_visible()
     expect(here).to_contain_text(f"needle {PAGE + 5}")
     log(desk).evaluate("box => box.scrollIntoView()")
     expect(here).to_be_in_viewport()
@@ -126,7 +126,7 @@ def test_what_is_searched_is_found_among_all_lines_and_downloaded(
     open_job(desk, name, "/logs")
     desk.get_by_label("Find in the log").fill(words)
     expect(log(desk).locator("mark").first).to_have_text(words)
-    only = desk.get_by_label("Only these, in the whole log")
+    only = desk.get_by_label("Only matches, in the whole log")
     only.click()  # click, because the checkbox changes only after the address does
     expect(only).to_be_checked()
     expect(lines(desk)).to_have_count(len(stored(api, name, FilterPattern=words)))
@@ -137,7 +137,7 @@ def test_what_is_searched_is_found_among_all_lines_and_downloaded(
     desk.get_by_label("Find in the log").fill("")
     expect(lines(desk).last).to_be_visible()
     with desk.expect_download() as saved:
-        desk.get_by_role("button", name="Download these").click()
+        desk.get_by_role("button", name="Download these lines").click()
     saved.value.save_as(tmp_path / "log")
     said = (tmp_path / "log").read_text().splitlines()
     assert len(said) == len(everything)

@@ -77,25 +77,25 @@ def test_a_job_on_256_nodes_has_a_lane_for_each_and_every_copy_of_its_shards(
     expect(chart).to_have_attribute(
         "aria-label", re.compile(f"^Timeline of 64 of {NODES} nodes and {INCIDENTS} incidents")
     )
-    page.get_by_role("button", name=f"Show the lanes of {NODES - 64} more nodes").click()
+    page.get_by_role("button", name=f"Show {NODES - 64} more nodes").click()
     expect(chart).to_have_attribute("aria-label", re.compile(f"^Timeline of {NODES} nodes"))
     expect(chart.locator("text.lane")).to_have_count(NODES + 2)
     expect(chart).to_contain_text(week[1].spare)  # the job released this node without an incident
     open_job(page, WIDE, "/protection")
     expect(
-        page.get_by_role("group", name=f"Who holds which of {NODES - 1} shards on {NODES - 1} nodes; 1 need a look")
+        page.get_by_role("group", name=f"Holders of {NODES - 1} shards on {NODES - 1} nodes; 1 shard with a problem")
     ).to_be_visible()
     scroll_down(page, ".matrix")
-    copies = page.get_by_role("region", name="Every copy").locator("tbody tr")
+    copies = page.get_by_role("region", name="All copies").locator("tbody tr")
     expect(copies).to_have_count(100)
-    expect(copies.first).to_contain_text("out of view")  # the page lists shards with a missing copy first
+    expect(copies.first).to_contain_text("not counted")  # the page lists shards with a missing copy first
     expect(copies.nth(1)).to_contain_text("1 of 2")  # the second row is the remaining copy of the same shard
     expect(copies.nth(2)).to_contain_text("3 steps")
     more = page.get_by_role("button", name=re.compile("^Show .* copies"))
     while more.count():
         more.click()
     expect(copies).to_have_count(2 * (NODES - 1))
-    losses = page.get_by_role("region", name="If several are lost at once")
+    losses = page.get_by_role("region", name="Losses at the same time")
     expect(losses).to_contain_text("any 1 failure domain")
 
 
@@ -108,8 +108,8 @@ def test_a_week_of_events_is_read_from_its_end(page: Page) -> None:
     expect(rows).to_have_count(500)
     # Requests with `AfterEventId` load events that occurred before the event stream opened.
     assert len([url for url in asked if "AfterEventId" not in url]) == 1
-    page.get_by_role("button", name="Ask for older events").click()
-    expect(page.get_by_text("The newest 2,000 are here")).to_be_visible()
+    page.get_by_role("button", name="Load older events").click()
+    expect(page.get_by_text("The newest 2,000 events are loaded")).to_be_visible()
     page.get_by_label("Filter events").fill(f"number {EVENTS - 1500} ")
     expect(rows).to_have_count(1)
     assert len([url for url in asked if "SortOrder=Descending" in url]) == 2

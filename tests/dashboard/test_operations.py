@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from control_plane.db.tokens import Role
-from tests.dashboard.browsing import confirm, open_job, sentence, sign_in, signed_in, watched
+from tests.dashboard.browsing import confirm, open_job, sentence, sign_in, signed_in, verdict, watched
 from tests.dashboard.seeded import FINE_SECONDS
 from tests.dashboard.service import Seeded
 
@@ -38,12 +38,13 @@ def test_a_paused_job_is_said_to_wait_for_a_person_until_it_is_resumed(
     name = "paused-by-a-person"
     seeded.story.queue(name)
     open_job(desk, name)
-    act = desk.get_by_role("region", name="Do I need to act?")
-    expect(act).to_contain_text("It starts by itself")
+    act = desk.get_by_role("region", name="What to do")
+    expect(verdict(desk)).to_contain_text("Queued.")
+    expect(verdict(desk)).to_contain_text("Nothing to do.")
     desk.get_by_role("button", name="Pause").click()
-    expect(act).to_contain_text("does not go on by itself")
+    expect(act).to_contain_text("does not continue by itself")
     expect(act).to_contain_text(f"everstep jobs resume {name}")
-    expect(desk.get_by_role("region", name="Is it moving?")).to_contain_text("Paused")
+    expect(verdict(desk)).to_contain_text("Paused")
     assert api.get(f"/training-jobs/{name}").json()["SecondaryStatus"] == "Paused"
     with desk.expect_popup() as opened:
         act.get_by_role("link", name="The runbook about this").click()
@@ -54,7 +55,7 @@ def test_a_paused_job_is_said_to_wait_for_a_person_until_it_is_resumed(
     expect(desk.locator("tbody")).not_to_contain_text(name)  # the queue does not list a paused job
     open_job(desk, name)
     desk.get_by_role("button", name="Resume").click()
-    expect(act).to_contain_text("It starts by itself")
+    expect(verdict(desk)).to_contain_text("Nothing to do.")
     assert "PauseRequestedTime" not in api.get(f"/training-jobs/{name}").json()
 
 
@@ -65,27 +66,28 @@ def test_a_job_that_was_taken_over_is_recovered_by_nobody_until_it_is_handed_bac
     name = story.partition
     seeded.run(story.settle(name))
     open_job(desk, name)
-    act = desk.get_by_role("region", name="Do I need to act?")
+    act = desk.get_by_role("region", name="What to do")
     desk.get_by_role("button", name="Take over").click()
-    expect(desk.get_by_text("Automation is off for this job")).to_be_visible()
-    expect(act).to_contain_text("A failure now waits for a person")
+    expect(verdict(desk)).to_contain_text("Automation is off: a failure waits for")
+    expect(act).to_contain_text(f"everstep jobs hand-back {name}")
     story.world.kill_rank(story.world.team(name)[0])
     seeded.run(story.go(8 * FINE_SECONDS, FINE_SECONDS))
-    seen = api.get(f"/training-jobs/{name}").json()["Reason"].split("; what it sees: ")[1]
-    expect(act).to_contain_text("Nobody acts for this job")
+    seen = api.get(f"/training-jobs/{name}").json()["Reason"].split("; it observes: ")[1]
+    expect(act).to_contain_text("Nothing recovers this job")
     expect(act).to_contain_text(sentence(seen))
     expect(act.get_by_role("link")).to_have_attribute("href", "/runbook.html#taken-over")
     desk.get_by_role("button", name="Hand back").click()
-    expect(desk.get_by_text("Automation is off for this job")).to_be_hidden()
+    expect(desk.get_by_text("Automation is off")).to_have_count(0)
     seeded.run(story.go(4 * FINE_SECONDS, FINE_SECONDS))  # let the control plane make another decision
     seeded.run(story.settle(name))
     incident = api.get("/incidents", params={"TrainingJobName": name}).json()["Incidents"][-1]
     assert incident["Evidence"][0] == seen
-    expect(act).to_contain_text("a failure would be recovered from")
-    last = desk.get_by_role("region", name="The last incident").get_by_role("link").first
+    expect(verdict(desk)).to_contain_text("Training at step")
+    expect(verdict(desk)).to_contain_text("Nothing to do.")
+    last = desk.get_by_role("region", name="Latest incident").get_by_role("link", name="Incident details")
     expect(last).to_have_attribute("href", f"/incidents/{incident['IncidentId']}")
     desk.get_by_role("button", name="Acknowledge").click()
-    expect(desk.get_by_text("Seen by")).to_be_visible()
+    expect(desk.get_by_text("Acknowledged by")).to_be_visible()
     assert "AcknowledgementTime" in api.get(f"/incidents/{incident['IncidentId']}").json()
 
 
@@ -249,8 +251,7 @@ def test_a_control_plane_that_fails_to_say_how_a_job_is_is_no_news_of_it(browser
     with signed_in(browser, seeded, refusals=("status of 500",)) as page:
         page.clock.install()
         open_job(page, name)
-        act = page.get_by_role("region", name="Do I need to act?")
-        expect(act).to_contain_text("No")
+        expect(verdict(page)).to_contain_text("Training at step")
         failing = json.dumps(
             {"Code": "InternalServerException", "Message": "the disk is full", "RequestId": "req-of-the-test"}
         )
@@ -263,12 +264,13 @@ def test_a_control_plane_that_fails_to_say_how_a_job_is_is_no_news_of_it(browser
         alert = page.get_by_role("alert").first
         expect(alert).to_contain_text("What follows is not renewed")
         expect(alert).to_contain_text("req-of-the-test")
-        expect(act).to_contain_text("refused to say")
-        expect(act).to_contain_text("The disk is full")
+        expect(verdict(page)).to_contain_text("The control plane has returned errors for")
+        expect(verdict(page)).to_contain_text("The disk is full")
+        expect(page.get_by_role("region", name="What to do")).to_contain_text("Act now")
         page.unroute(f"**/v1/training-jobs/{name}")
         page.clock.run_for(5_000)
         expect(page.get_by_text("What follows is not renewed")).to_be_hidden()
-        expect(act).not_to_contain_text("refused to say")
+        expect(verdict(page)).not_to_contain_text("returned errors")
 
 
 def test_a_submitter_is_offered_what_jobs_need_and_nothing_that_would_be_refused(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.dashboard.browsing import chromium, confirm, open_job, sign_in, watched
+from tests.dashboard.browsing import chromium, confirm, open_job, sign_in, verdict, watched
 from tests.e2e.jobs import PATIENCE_SECONDS, SCRIPTS, SHAPES, Job, Workplace, wait_until
 
 NAME = "from-the-dashboard"
@@ -72,8 +72,8 @@ def watch(page: Page, job: Job) -> None:
     """Check that the page shows the step at which all ranks wait."""
     job.wait_standing(FIRST)
     step = FIRST.split(":")[1]
-    expect(page.locator(".fold")).to_contain_text(f"step {step}", ignore_case=True)
-    expect(page.locator("section.act")).to_contain_text("No")
+    expect(verdict(page)).to_contain_text(f"at step {step}")
+    expect(verdict(page)).to_contain_text("Nothing to do.")
 
 
 def restart(page: Page, place: Workplace) -> None:
@@ -84,7 +84,7 @@ def restart(page: Page, place: Workplace) -> None:
     """
     expect(page.get_by_text("Live")).to_be_visible()
     place.cluster.kill_control_plane()
-    expect(page.get_by_text("No events")).to_be_visible()
+    expect(page.get_by_text("Polling", exact=True)).to_be_visible()
     with page.expect_response(lambda answer: "events/stream" in answer.url and answer.ok) as again:
         place.cluster.restart_control_plane()
     assert int(again.value.request.all_headers()["last-event-id"]) > 0
@@ -107,14 +107,14 @@ def tell(page: Page, place: Workplace, job: Job) -> None:
     """Check that the top of the page and the timeline describe the incident, and that the job completes."""
     open_job(page, NAME)
     (drill,) = [each for each in place.client.list_drills()["Drills"] if each["TrainingJobName"] == NAME]
-    expect(page.get_by_role("region", name=re.compile("The incident now|The last incident"))).to_be_visible()
+    expect(page.get_by_role("region", name=re.compile("Open incident|Latest incident"))).to_be_visible()
     expect(page.get_by_role("link", name=re.compile("^Fault: "))).to_have_count(1)
     expect(page.get_by_role("main")).to_contain_text("Completed")
-    expect(page.get_by_role("region", name="The last incident")).to_be_visible()
+    expect(page.get_by_role("region", name="Latest incident")).to_be_visible()
     (incident,) = job.incidents()
-    story = page.get_by_role("region", name="The last incident")
+    story = page.get_by_role("region", name="Latest incident")
     expect(story).to_contain_text(drill["NodeId"])
-    expect(story).to_contain_text("Yes")  # the incident is over
+    expect(story).to_contain_text("Closed")
     expect(page.get_by_role("link", name=re.compile("^replace, incident"))).to_have_count(1)
     for node in incident["ReplacementInstanceIds"]:
         expect(page.locator("svg.timeline")).to_contain_text(node)

@@ -8,7 +8,7 @@ import type { Incident, TrainingJob } from '../src/contract'
 import { plain } from '../src/model/ansi'
 import { changesOf, formOf, spares } from '../src/model/fleets'
 import { ago, bytes, duration, headline, percent, sentence } from '../src/model/format'
-import { NOBODY_WAS_THERE, story } from '../src/model/incident'
+import { NO_CONTROL_PLANE, story } from '../src/model/incident'
 import { progressOf, sampled } from '../src/model/progress'
 import { asCurl, asPython, asYaml, fromYaml, NotASpec, requestOf } from '../src/model/spec'
 import { problems, withParity } from '../src/model/submit'
@@ -60,7 +60,7 @@ describe('the timeline', () => {
     { NodeId: 'i-d', StartTime: NOW - 90, EndTime: NOW - 80 },
     { NodeId: 'i-d', StartTime: NOW - 70, EndTime: NOW - 60 },
   ]
-  test('nodes that were hit come first, then those that work now; who failed ends there, who left for any reason ends, who came back begins again', () => {
+  test('nodes with faults come first, then current nodes; a span ends at a failure or a departure, and a node that returns has a second span', () => {
     const { lanes } = timeline(job, [incident()], spans, NOW)
     expect(lanes.map((lane) => lane.id)).toEqual(['job', 'recovery', 'i-a', 'i-b', 'i-c', 'i-d'])
     expect(lanes[2]).toMatchObject({ spans: [{ from: NOW - 90, to: NOW - 60 }], faults: [{ at: NOW - 60 }] })
@@ -72,7 +72,7 @@ describe('the timeline', () => {
     const { lanes } = timeline(job, [incident({ InstanceIds: [], FaultedInstanceIds: ['i-b'] })], spans, NOW)
     expect(lanes[2]).toMatchObject({ id: 'i-b', spans: [{ from: NOW - 90, to: NOW }], faults: [{ at: NOW - 60 }] })
   })
-  test('who came during a recovery and failed in it is marked where it came', () => {
+  test('a node that came during a recovery and failed in it is marked where it came', () => {
     const { lanes } = timeline(job, [incident({ FaultedInstanceIds: ['i-c', 'i-a', 'i-z'] })], spans, NOW)
     expect(lanes.slice(2, 5).map((lane) => [lane.id, lane.faults[0]!.at])).toEqual([['i-c', NOW - 59], ['i-a', NOW - 60], ['i-z', NOW - 60]])
   })
@@ -80,11 +80,11 @@ describe('the timeline', () => {
     expect(timeline(job, [incident()], spans, NOW).lanes[1]!.spans.map((span) => [span.kind, span.from - NOW, span.to - NOW])).toEqual([['detect', -60, -59], ['replace', -59, -57], ['restore', -57, -51], ['rework', -51, -50]])
   })
   test('a fault of no node in particular is on the lane of recoveries', () => expect(timeline(job, [incident({ InstanceIds: [], FaultedInstanceIds: [] })], spans, NOW).lanes[1]!.faults).toHaveLength(1))
-  test('a fault is on the lane of each node where it happened, with what speaks of that node', () => {
+  test('a fault is on the lane of each node where it happened, with the evidence about that node', () => {
     const { lanes } = timeline(job, [incident({ FaultedInstanceIds: ['i-b', 'i-c'], Evidence: ['rank 1 on i-b ended', 'a drill'] })], spans, NOW)
-    expect(lanes.slice(1, 4).map((lane) => [lane.id, ...lane.faults.map((fault) => fault.label.split(': ')[1])])).toEqual([['recovery'], ['i-b', 'rank 1 on i-b ended'], ['i-c', 'rank 1 on i-b ended a drill']])
+    expect(lanes.slice(1, 4).map((lane) => [lane.id, ...lane.faults.map((fault) => fault.label)])).toEqual([['recovery'], ['i-b', 'an instance was terminated. Rank 1 on i-b ended.'], ['i-c', 'an instance was terminated. Rank 1 on i-b ended. A drill.']])
   })
-  test('a job of which nothing is known has its two lanes', () => expect(timeline({}, [], [], NOW).lanes).toHaveLength(2))
+  test('a job without data has its two lanes', () => expect(timeline({}, [], [], NOW).lanes).toHaveLength(2))
   test('lanes have a limit', () => expect(timeline({}, [], Array.from({ length: 300 }, (_, index) => ({ NodeId: `i-${index}`, StartTime: NOW })), NOW, 64)).toMatchObject({ lanes: { length: 66 }, hiddenCount: 236 }))
   test.each([[10, 5], [3600, 8], [604_800, 7], [31_536_000, 5]])('%s s have at most %s ticks and one more', (span, most) => {
     const found = ticks(NOW, NOW + span, most)
@@ -98,94 +98,94 @@ describe('the story of an incident', () => {
   test('closed', () => {
     expect(told({})).toEqual([
       expect.stringMatching(/^An instance was terminated: 1 min ago, at \d\d:\d\d:\d\d UTC\. EC2 says so\.$/),
-      'Replace i-a: In their place: i-c.',
-      '2 steps: 10 s of training time; resumed from step 10. State came from the memory of other nodes.',
-      'Yes: Over 50 s ago. Training is past where it was. Nothing is left to do.',
+      'Replace i-a: Replaced by i-c.',
+      '2 steps: 10 s of training time; resumed from step 10. Restored from the memory of other nodes.',
+      'Closed: Recovered 50 s ago. Training has passed the step it was at before the failure.',
     ])
   })
-  test('open', () => expect(told({ ClosedAt: undefined, Phase: 'restore', LostSteps: undefined }, { Reason: 'waits for a node' })[3]).toMatch(/^No: restoring state: This phase has taken 57 s\. Waits for a node\./))
-  test('noticed late, as after the control plane stood still', () => expect(told({ OpenedAt: NOW, FailedAt: NOW - 300 })[0]).toMatch(/It was noticed only 5 min 00 s later/))
-  test('of much evidence the first is told, and how much more there is', () => expect(told({ Evidence: ['a', 'b', 'c', 'd', 'e'] })[0]).toMatch(/A\. B\. C\. And 2 more\./))
-  test('noticed late because nobody was there to notice', () => {
-    const absence = `${NOBODY_WAS_THERE} for 88 s, until 09:19:54 UTC`
+  test('open', () => expect(told({ ClosedAt: undefined, Phase: 'restore', LostSteps: undefined }, { Reason: 'waits for a node' })[3]).toMatch(/^Open: restoring state: This phase has taken 57 s\. Waits for a node\. The job page says whether you must act\.$/))
+  test('detected late, as after a stop of the control plane', () => expect(told({ OpenedAt: NOW, FailedAt: NOW - 300 })[0]).toMatch(/Everstep detected it 5 min 00 s later\.$/))
+  test('the first three facts are listed, and the number of the others', () => expect(told({ Evidence: ['a', 'b', 'c', 'd', 'e'] })[0]).toMatch(/A\. B\. C\. 2 more facts are on the incident page\./))
+  test('detected late because no control plane was running', () => {
+    const absence = `${NO_CONTROL_PLANE} for 88 s, until 09:19:54 UTC`
     expect(told({ Evidence: ['EC2 says so', absence] })[0]).toMatch(/ No control plane was running for 88 s, until 09:19:54 UTC\.$/)
-    expect(told({ Evidence: ['EC2 says so', absence] })[3]).toMatch(/^Yes: Over 50 s ago\. It took longer because no control plane was running\. Training is past/)
-    expect(readFileSync(join(import.meta.dirname, '../../control_plane/core/incidents.py'), 'utf8')).toContain(`"${NOBODY_WAS_THERE}"`)
+    expect(told({ Evidence: ['EC2 says so', absence] })[3]).toMatch(/^Closed: Recovered 50 s ago\. It took longer because no control plane was running\. Training has passed/)
+    expect(readFileSync(join(import.meta.dirname, '../../control_plane/core/incidents.py'), 'utf8')).toContain(`"${NO_CONTROL_PLANE}"`)
   })
-  test('of several facts the one that ended the job is told last, and whose it is', () => {
+  test('the fact that ended the job comes last, with the error of the script', () => {
     const reason = "9 failures without a step beyond 198, the last: error (1)\n[rank0]: Traceback\n[rank0]: KeyError: 'labels'"
     const crash = 'rank 0 on i-a ended: crashed, signal 11'
     const raised = 'rank 0 on i-a ended: error, code 1'
     const loop = { Cause: 'rank_exit', Evidence: [raised, crash], Decision: 'restart all ranks on the same nodes; then give the job up', Reason: 'restores step 198 from local' } as const
     const [what, done] = told({ ...loop, Evidence: [...loop.Evidence] }, { ...failed, FailureReason: reason })
-    expect(what).toMatch(/^Your script ended with KeyError: 'labels': .* UTC\. Before: Rank 0 on i-a ended: crashed, signal 11\. Last, and decisive: Rank 0 on i-a ended: error, code 1\.$/)
+    expect(what).toMatch(/^Your script ended with KeyError: 'labels': .* UTC\. Before: Rank 0 on i-a ended: crashed, signal 11\. Last: Rank 0 on i-a ended: error, code 1\.$/)
     expect(done).not.toMatch(/restores step/i)
     expect(told({ ...loop, Evidence: [...loop.Evidence] }, { ...failed, FailureReason: 'out of budget' })[0]).toMatch(/^A training process failed: .*Rank 0 on i-a ended: error, code 1\. Rank 0/)
     expect(told({ ...loop, Evidence: [...loop.Evidence] })[0]).toMatch(/^A training process failed/)
   })
   test.each([
     [[], 'i-a has ended.'],
-    [[{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'unreachable' }], 'i-a is held, not ended: it works for nobody, and is used again once it answers.'],
+    [[{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'unreachable' }], 'i-a is held and unreachable. Everstep uses it again when it answers.'],
     [[{ NodeId: 'i-a', NodeStatus: 'spare' }], 'i-a is in use again.'],
-    [[{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection' }], 'In their place: i-c.'],
-  ] as const)('what became of the node that was lost: %o', (nodes, text) => expect(story(incident(), {}, NOW, { nodes })[1]!.text).toMatch(new RegExp(`${text}$`)))
-  test('where it is not known what became of it, nothing is said', () => expect(story(incident(), {}, NOW)[1]!.text).toBe('In their place: i-c.'))
-  test('beside the card that says whether to act, the story says so itself', () => {
+    [[{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection' }], 'Replaced by i-c.'],
+  ] as const)('the fate of a lost node: %o', (nodes, text) => expect(story(incident(), {}, NOW, { nodes })[1]!.text).toMatch(new RegExp(`${text}$`)))
+  test('the unknown fate of a node is left out', () => expect(story(incident(), {}, NOW)[1]!.text).toBe('Replaced by i-c.'))
+  test('beside the verdict of the job, the story says whether to act', () => {
     const open = { ClosedAt: undefined, Phase: 'replace' } as const
-    expect(told(open)[3]).toMatch(/The job’s page says whether you need to act\.$/)
-    for (const [needed, text] of [[true, 'You need to act.'], [false, 'You need not act.']] as const) expect(story(incident(open), {}, NOW, { act: { needed } })[3]!.text.endsWith(text)).toBe(true)
+    expect(told(open)[3]).toMatch(/The job page says whether you must act\.$/)
+    for (const [needed, text] of [[true, 'You must act.'], [false, 'You do not need to act.']] as const) expect(story(incident(open), {}, NOW, { act: { needed } })[3]!.text.endsWith(text)).toBe(true)
   })
   const failed = { RunId: 'run', TrainingJobStatus: 'Failed' as const, FailureReason: 'a loop of crashes', TrainingEndTime: NOW - 50 }
-  test('the job failed of it', () => expect(told({}, failed)[3]).toBe('Yes: the job has failed: A loop of crashes.'))
+  test('the job failed with it', () => expect(told({}, failed)[3]).toBe('Closed: the job failed: A loop of crashes.'))
   test.each([['it failed later, of something else', { TrainingEndTime: NOW - 20 }], ['another run of the name did', { RunId: 'later' }]])('over, although %s', (_, changes) => {
-    expect(told({}, { ...failed, ...changes })[3]).toBe('Yes: Over 50 s ago. Training is past where it was. Nothing is left to do.')
+    expect(told({}, { ...failed, ...changes })[3]).toBe('Closed: Recovered 50 s ago. Training has passed the step it was at before the failure.')
   })
-  test.each([['Stopped', 'The job was stopped with it.'], ['Completed', 'The job was done with it.']] as const)('the job was %s before it had caught up', (TrainingJobStatus, text) => {
-    expect(told({}, { ...failed, TrainingJobStatus })[3]).toBe(`Yes: Over 50 s ago. ${text}`)
+  test.each([['Stopped', 'The job was stopped during this incident.'], ['Completed', 'The job completed during this incident.']] as const)('the job was %s before it had caught up', (TrainingJobStatus, text) => {
+    expect(told({}, { ...failed, TrainingJobStatus })[3]).toBe(`Closed: Ended 50 s ago. ${text}`)
   })
   test('the job was paused before it had caught up', () => {
     const queued = { Status: 'Paused', State: 'queued', StartTime: NOW - 50, StatusMessage: '' } as const
-    expect(told({}, { SecondaryStatusTransitions: [queued] })[3]).toMatch(/The job was paused; what was still to be made up for is done when it is resumed\.$/)
+    expect(told({}, { SecondaryStatusTransitions: [queued] })[3]).toMatch(/The job was paused during this incident\. It recomputes the remaining steps when it is resumed\.$/)
   })
-  test('no launch followed: only what is in S3 is left of it', () => {
+  test('no launch followed: the steps after the checkpoint are lost', () => {
     const last = { GenerationAfter: undefined, FromStep: undefined, LostSteps: undefined, RestoreSource: undefined, ReachedStep: 12 }
-    expect(told(last, failed)[2]).toBe('What no checkpoint has: 10 s of training time; it had reached step 12 and was not launched again.')
+    expect(told(last, failed)[2]).toBe('The steps after the last checkpoint: 10 s of training time; training had reached step 12, and no launch followed.')
     expect(told({ LostSteps: undefined })[2]).toMatch(/^Not known: /)
   })
   test.each([
-    ['an older checkpoint', { MaxBoundary: 198 }, { LastCheckpoint: { Step: 120 } }, '78 steps: It had reached step 198, and the checkpoint of step 120 is what is left. 10 s of training time.', 'bad'],
-    ['none', { MaxBoundary: 198 }, {}, 'All 198 steps: It had reached step 198, and no checkpoint of it is left. 10 s of training time.', 'bad'],
-    ['of all', { MaxBoundary: 198 }, { LastCheckpoint: { Step: 198 } }, 'No step: It had reached step 198, which is kept in S3. 10 s of training time.', 'good'],
-    ['of nothing', { MaxBoundary: 0 }, {}, 'No step: It had made none. 10 s of training time.', 'good'],
-    ['not heard of yet', { MaxBoundary: 198 }, undefined, '2 steps: 10 s of training time; resumed from step 10. State came from the memory of other nodes.', 'warn'],
-  ] as const)('the job ended with it: what was lost is told against the checkpoint that is left, %s', (_, reached, protection, text, tone) => {
+    ['an older checkpoint', { MaxBoundary: 198 }, { LastCheckpoint: { Step: 120 } }, '78 steps: Training had reached step 198; the newest checkpoint is step 120. 10 s of training time.', 'bad'],
+    ['none', { MaxBoundary: 198 }, {}, 'All 198 steps: Training had reached step 198, and no checkpoint is in S3. 10 s of training time.', 'bad'],
+    ['of all', { MaxBoundary: 198 }, { LastCheckpoint: { Step: 198 } }, 'No step: Training had reached step 198, which is in S3. 10 s of training time.', 'good'],
+    ['of nothing', { MaxBoundary: 0 }, {}, 'No step: The job had made no step. 10 s of training time.', 'good'],
+    ['not heard of yet', { MaxBoundary: 198 }, undefined, '2 steps: 10 s of training time; resumed from step 10. Restored from the memory of other nodes.', 'warn'],
+  ] as const)('the job ended with it: the loss is counted from the checkpoint, %s', (_, reached, protection, text, tone) => {
     for (const TrainingJobStatus of ['Failed', 'Stopped'] as const) {
       const lost = story(incident(), { ...failed, ...reached, TrainingJobStatus }, NOW, { protection: protection as never })[2]!
       expect([`${lost.title}: ${lost.text}`, lost.tone]).toEqual([text, tone])
     }
     expect(story(incident(), { ...failed, ...reached, TrainingJobStatus: 'Completed' }, NOW, { protection: protection as never })[2]!.title).toBe('2 steps')
   })
-  test('what was done is no success where the job failed of it', () => {
+  test('the decision is no success if the job failed', () => {
     const done = (job: Partial<TrainingJob>) => story(incident(), job, NOW)[1]!.tone
     expect([done(failed), done({}), done({ ...failed, TrainingJobStatus: 'Stopped' })]).toEqual(['bad', 'good', 'good'])
   })
-  test('what it comes to is told, and what it has come to so far', () => {
+  test('the cost, and the cost so far', () => {
     expect(told({ CostUsd: 1.5 })[2]).toMatch(/ It cost \$1\.50\.$/)
     expect(told({ CostUsd: 1.5, ClosedAt: undefined })[2]).toMatch(/ It has cost \$1\.50 so far\.$/)
     expect(told({ CostUsd: undefined, ClosedAt: undefined })[2]).not.toMatch(/cost/)
   })
   test('the job ended first', () => expect(told({ GenerationAfter: undefined })[3]).toMatch(/ended before another launch/))
-  test('a node that is held for a person is left to do', () => {
+  test('a node that is held for a person is named', () => {
     const held = (Hold: 'inspection' | 'unreachable', NodeId = 'i-a') => story(incident(), {}, NOW, { nodes: [{ NodeId, NodeStatus: 'held', Hold }] })[3]!
-    expect(held('inspection')).toMatchObject({ tone: 'warn', title: 'Yes, but for a held node', text: 'Over 50 s ago. Training is past where it was. i-a is held, and waits for a person.' })
-    expect(held('unreachable').text).toMatch(/Nothing is left to do\.$/)
-    expect(held('inspection', 'i-other').text).toMatch(/Nothing is left to do\.$/)
+    expect(held('inspection')).toMatchObject({ tone: 'warn', title: 'Closed, except for a held node', text: 'Recovered 50 s ago. Training has passed the step it was at before the failure. i-a is held until a person releases or ends it.' })
+    expect(held('unreachable').title).toBe('Closed')
+    expect(held('inspection', 'i-other').title).toBe('Closed')
   })
-  test('nodes that were only tried stand in for none', () => expect(told({ InstanceIds: [], Decision: 'restart all ranks on the same nodes' })[1]).toBe('Restart all ranks on the same nodes: Other nodes were tried: i-c.'))
-  test('of a job that was taken over nothing is being done', () => {
+  test('nodes that were only tried are no replacements', () => expect(told({ InstanceIds: [], Decision: 'restart all ranks on the same nodes' })[1]).toBe('Restart all ranks on the same nodes: Other nodes tried: i-c.'))
+  test('Everstep does nothing for a job that was taken over', () => {
     const taken = { TakenOverTime: NOW, TakenOverBy: 'ada', SecondaryStatus: 'Restarting' } as const
     const open = { ClosedAt: undefined, Phase: 'replace' } as const
-    expect(told(open, taken)[1]).toBe('Nothing: automation is off: Ada has taken the job over. Decided before: Replace i-a. In their place: i-c.')
+    expect(told(open, taken)[1]).toBe('Nothing: automation is off: Ada has taken over the job. Decided before: Replace i-a. Replaced by i-c.')
     expect(told(open, { ...taken, SecondaryStatus: 'Training' })[1]).toMatch(/^Replace i-a/)
     expect(told({}, taken)[1]).toMatch(/^Replace i-a/)
   })

@@ -14,11 +14,13 @@ import QueuePage from '../src/pages/Queue'
 import SubmitPage from '../src/pages/Submit'
 import { Shown } from '../src/parts/Basics'
 import ConfirmDialog from '../src/parts/ConfirmDialog'
-import { Doing } from '../src/parts/Doing'
-import { FirstFold } from '../src/parts/FirstFold'
+import { ActCard } from '../src/parts/ActCard'
+import { ActionButton } from '../src/parts/ActionButton'
+import { LatestIncident } from '../src/parts/LatestIncident'
 import NodeDialog from '../src/parts/NodeDialog'
 import { Shell } from '../src/parts/Shell'
 import { Stacks } from '../src/parts/Stacks'
+import { StatusStrip } from '../src/parts/StatusStrip'
 import { drawn, served } from './drawn'
 
 const NOW = Math.floor(Date.now() / 1000)
@@ -33,64 +35,71 @@ const incident: Incident = {
   IncidentId: 'inc-1', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'node_fault', Phase: 'replace', Evidence: ['Xid 79 on i-a'], Decision: 'replace i-a', Reason: 'the plan follows', GenerationBefore: 1,
   RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 12, OpenedAt: NOW - 10, DetectSeconds: 2,
 }
-const told = (changes: Partial<Facts> = {}): Verdict => verdict({ job, protection, incidents: [], now: NOW, ...changes })
+const of = (changes: Partial<Facts> = {}): Verdict => verdict({ job, protection, incidents: [], now: NOW, ...changes })
 const card = (name: string) => within(screen.getByRole('region', { name }))
 
-describe('the first fold', () => {
-  const fold = (changes: Partial<Facts> = {}, of?: Incident, role?: string) =>
-    drawn(<FirstFold told={told(changes)} incident={of} answers={of ? story(of, changes.job ?? job, NOW) : []} />, { role })
-
-  test('of a job that trains: moving, the sentence on protection, and no', () => {
-    fold()
-    card('Is it moving?').getByText('Moving')
-    card('Is it moving?').getByText(/^Step 1,204/)
-    card('Is it safe?').getByText('Protected')
-    card('Is it safe?').getByText(/^Step 1,203 on 2 nodes each; any single loss: survived from memory; any two: survived from memory in 93 % of the cases\. Nothing is in S3\.$/)
-    card('Do I need to act?').getByText('No')
-    expect(card('Do I need to act?').queryByRole('list')).toBeNull()
-    expect(card('Do I need to act?').queryByRole('link')).toBeNull()
-    expect(screen.queryByRole('region', { name: /incident/ })).toBeNull()
-  })
-  test('yes comes with what to do, in order, and with the very section of the runbook', () => {
-    fold({ job: { ...job, TrainingJobStatus: 'Failed', SecondaryStatus: 'Failed', FailureReason: 'the same failure 3 times' } })
-    const act = card('Do I need to act?')
-    act.getByText('Yes')
-    act.getByText('The job has failed and will not start again by itself.')
-    expect(act.getAllByRole('listitem').map((item) => item.textContent)).toEqual([expect.stringMatching(/^Read why/), expect.stringMatching(/^Mend the cause/)])
+describe('the card about what to do', () => {
+  const drawCard = (changes: Partial<Facts> = {}) => {
+    const { act, figures } = of(changes)
+    drawn(<ActCard act={act} figures={figures} />)
+    return card('What to do')
+  }
+  test('has the steps in order, and the section of the runbook', () => {
+    const act = drawCard({ job: { ...job, TrainingJobStatus: 'Failed', SecondaryStatus: 'Failed', FailureReason: 'the same failure 3 times' } })
+    act.getByRole('heading', { name: 'Act now' })
+    act.getByText('The job does not start again by itself.')
+    expect(act.getAllByRole('listitem').map((item) => item.textContent)).toEqual([expect.stringMatching(/^Read the last lines/), expect.stringMatching(/^Fix the cause\./)])
     expect(act.getByRole('link').getAttribute('href')).toBe('/runbook.html#failed')
-    card('Is it moving?').getByText(/The same failure 3 times\.$/)
   })
-  test('a recovery: no, the cause’s own section, and the incident in four answers', () => {
-    fold({ job: { ...job, SecondaryStatus: 'Restarting' }, incidents: [incident] }, incident)
-    card('Do I need to act?').getByText('No')
-    expect(card('Do I need to act?').getByRole('link').getAttribute('href')).toBe('/runbook.html#node_fault')
-    const now = card('The incident now')
-    for (const text of ['What failed, when and why', 'What is being done', 'What was lost', 'Is it over?', 'A node reported a fault', 'Replace i-a', 'Not known yet', 'No: getting nodes ready']) now.getByText(text)
+  test('of a recovery names the cause in the runbook', () => {
+    const act = drawCard({ job: { ...job, SecondaryStatus: 'Restarting' }, incidents: [incident] })
+    act.getByRole('heading', { name: 'Nothing to do' })
+    expect(act.getByRole('link').getAttribute('href')).toBe('/runbook.html#node_fault')
+  })
+  test('of a job that trains has neither steps nor a link', () => {
+    const act = drawCard()
+    act.getByText('Everstep recovers the job by itself after a failure.')
+    expect([act.queryByRole('list'), act.queryByRole('link')]).toEqual([null, null])
+  })
+  test('links a held node', () => {
+    const act = drawCard({ heldNodes: [{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection', Reason: 'Xid 79' }] })
+    act.getByRole('heading', { name: 'Can wait' })
+    expect(act.getByRole('link', { name: 'i-a' }).getAttribute('href')).toBe('/fleets/main#i-a')
+  })
+})
+
+describe('the latest incident', () => {
+  const drawIncident = (changes: Partial<Incident> = {}, role?: string) => {
+    const shown = { ...incident, ...changes }
+    return drawn(<LatestIncident incident={shown} answers={story(shown, { ...job, SecondaryStatus: 'Restarting' }, NOW)} />, { role })
+  }
+  test('has four answers, the lengths of its phases, and links', () => {
+    drawIncident()
+    const now = card('Open incident')
+    for (const text of ['What failed, when and why', 'What Everstep does', 'What was lost', 'Status', 'A node reported a fault', 'Replace i-a', 'Not known yet', 'Open: replacing nodes']) now.getByText(text)
     now.getByText(/Xid 79 on i-a\.$/)
     expect(now.getByRole('list', { name: 'Phases' }).textContent).toMatch(/^ detect 2\.0 s replace 1\d s so far$/)
-    expect(now.getByRole('link', { name: /^Getting nodes ready for 1\d s$/ }).getAttribute('href')).toBe('/incidents/inc-1')
+    expect(now.getByRole('link', { name: 'Incident details' }).getAttribute('href')).toBe('/incidents/inc-1')
   })
-  test('a node that waits for a person is a link to it', () => {
-    fold({ heldNodes: [{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection', Reason: 'Xid 79' }] })
-    card('Do I need to act?').getByText('Not now')
-    expect(card('Do I need to act?').getByRole('link', { name: 'i-a' }).getAttribute('href')).toBe('/fleets/main#i-a')
-  })
-  test('an incident is acknowledged with one click, and who has seen it stands there instead', async () => {
+  test('is acknowledged with one click, and then names the person', async () => {
     const asked = served({ '/v1/incidents/inc-1/acknowledge': { body: {} } })
-    fold({ incidents: [incident] }, incident)
+    drawIncident()
     fireEvent.click(screen.getByRole('button', { name: 'Acknowledge' }))
     await waitFor(() => expect(asked).toMatchObject([{ method: 'POST', path: expect.stringMatching(/^\/v1\/incidents\/inc-1/) }]))
-    fold({}, { ...incident, AcknowledgementTime: NOW, AcknowledgedBy: 'ada' })
-    screen.getByText(/Seen by ada/)
+    cleanup()
+    drawIncident({ AcknowledgementTime: NOW, AcknowledgedBy: 'ada' })
+    screen.getByText(/Acknowledged by ada/)
   })
-  test('who may only read is offered nothing', () => {
-    fold({ incidents: [incident] }, incident, 'viewer')
+  test('offers a viewer no button', () => {
+    drawIncident({}, 'viewer')
     expect(screen.queryByRole('button')).toBeNull()
   })
-  test('what is wider than the job stands above it all', () => {
-    fold({ othersHit: ['bert'] })
-    expect(screen.getByRole('status').textContent).toMatch(/Wider than this job.*bert/)
-  })
+})
+
+test('the strip has the status, the step, the rate, the protection, and whether to act', () => {
+  drawn(<StatusStrip name="gpt" verdict={of()} rate="2.0 steps/s" />)
+  expect(screen.getByRole('group', { name: 'Status of this job' }).textContent).toBe('gptTrainingStep 1,204Rate 2.0 steps/sProtectedNothing to do')
+  screen.getByRole('heading', { level: 1, name: 'gpt' })
 })
 
 describe('the queue', () => {
@@ -209,7 +218,7 @@ describe('dialogs', () => {
   })
   test('what can be undone is done at once, and a refusal stands beside it', async () => {
     const does = vi.fn(() => Promise.reject(new ApiError(409, 'ConflictException', 'the fleet is frozen')))
-    drawn(<Doing does={does}>Pause</Doing>)
+    drawn(<ActionButton action={does}>Pause</ActionButton>)
     fireEvent.click(screen.getByRole('button', { name: 'Pause' }))
     expect((await screen.findByRole('alert')).textContent).toMatch(/the fleet is frozen/)
     expect(does).toHaveBeenCalledOnce()

@@ -8,6 +8,7 @@ import { RESUMED_BY_A_PERSON } from '../src/model/act'
 import type { HeldNode } from '../src/model/facts'
 import { phaseLengths } from '../src/model/figures'
 import { hitAlike, openIncident, usualRate, verdict, type Facts, type Progress } from '../src/model/verdict'
+import { OBSERVED } from '../src/model/standing'
 
 const NOW = 1_800_000_000
 const job = (changes: Partial<TrainingJob> = {}): Facts['job'] => ({
@@ -35,196 +36,208 @@ const closed = (seconds: number, id: string): Incident =>
 const facts = (changes: Partial<Facts> = {}): Facts => ({ job: job(), protection: protection(), incidents: [], fleet: { FleetName: 'main', FleetStatus: 'active', Reason: 'keeps 4 nodes', Drift: [] }, progress: progress(), now: NOW, ...changes })
 const all = (changes: Partial<Facts>) => verdict(facts(changes))
 
-describe('is it moving?', () => {
-  const cases: [string, Partial<Facts>, string, RegExp][] = [
-    ['training', {}, 'Moving', /^Step 1,204, 1 s ago; 2\.0 steps\/s, as usual\.$/],
-    ['fewer nodes', { job: { ...facts().job, NodeCount: 4, GenerationNodeCount: 3 } }, 'Moving on 3 of 4 nodes', /as usual\. It grows back when capacity returns\.$/],
-    ['slower', { progress: progress({ rate: 1 }) }, 'Moving', /50 % of its usual rate/],
-    ['faster', { progress: progress({ rate: 4 }) }, 'Moving', /2\.0 times its usual rate/],
-    ['slow steps', { progress: progress({ rate: 0.05, usualRate: 0.05 }) }, 'Moving', /20 s a step, as usual/],
-    ['a server whose clock is a little ahead', { protection: protection({ CommittedAt: NOW + 3 }) }, 'Moving', /^Step 1,204, just now;/],
-    ['a page just opened', { progress: progress({ movedAt: undefined, rate: undefined, watchedSince: NOW }), protection: protection({ CommittedAt: undefined }) }, 'Moving', /^Step 1,204; 2\.0 steps\/s on average\.$/],
-    ['a fresh page and an old commit', { progress: progress({ movedAt: undefined, rate: undefined, watchedSince: NOW }), protection: protection({ CommittedAt: NOW - 200 }) }, 'Standing still', /the last step was 3 min ago/],
-    ['no step for long', { progress: progress({ movedAt: NOW - 61 }), protection: protection({ CommittedAt: NOW - 90 }) }, 'Standing still', /the last step was 1 min ago/],
-    ['it waits on purpose', { job: job({ Reason: 'trains; rank 0 on i-a waits on purpose (phase wait), for at most 600 s' }), progress: progress({ movedAt: NOW - 61 }), protection: protection({ CommittedAt: NOW - 90 }) }, 'Standing still', /1 min ago\. Trains; rank 0 on i-a waits on purpose \(phase wait\), for at most 600 s\.$/],
-    ['no step for long, but steps take long', { progress: progress({ movedAt: NOW - 61, usualRate: 0.05, rate: undefined }) }, 'Moving', /Step 1,204/],
-    ['never a step since opened', { progress: progress({ movedAt: undefined, watchedSince: NOW - 120 }), protection: undefined }, 'Standing still', /no step since this page was opened 2 min ago/],
-    ['nothing watched yet', { progress: undefined, protection: undefined }, 'Moving', /^Step 1,204\.$/],
-    ['catching up', { job: job({ Boundary: 1190 }), incidents: [incident({ Phase: 'rework' })] }, 'Moving, catching up', /Redoing steps up to 1,204/],
-    ['recovering', { job: job({ SecondaryStatus: 'Restarting' }), incidents: [incident()] }, 'Not moving, recovering', /had reached step 1,204/],
-    ['recovering before any step', { job: job({ SecondaryStatus: 'Restarting', Boundary: -1, MaxBoundary: -1 }), incidents: [incident()] }, 'Not moving, recovering', /had not made a step yet/],
-    ['ranks run, no step yet', { job: job({ Boundary: 0, MaxBoundary: 0, BaseStep: 0, SecondaryStatusTransitions: [{ Status: 'Training', State: 'running', StartTime: NOW - 30, StatusMessage: '' }] }) }, 'Starting', /^The ranks run for 30 s, but have made no step since they were started\.$/],
-    ['ranks start', { job: job({ SecondaryStatus: 'Starting', Boundary: 0, MaxBoundary: 0, BaseStep: 0, SecondaryStatusTransitions: [{ Status: 'Starting', State: 'running', StartTime: NOW - 30, StatusMessage: '' }] }) }, 'Starting', /^The ranks run for 30 s, but have made no step since they were started\.$/],
-    ['… for very long', { job: job({ Boundary: 0, BaseStep: 0, SecondaryStatusTransitions: [{ Status: 'Training', State: 'running', StartTime: NOW - 700, StatusMessage: '' }] }) }, 'Standing still', /for 11 min 40 s/],
-    ['ranks run again, at their base', { job: job({ Boundary: 1200, BaseStep: 1200 }), incidents: [incident({ Phase: 'restore' })] }, 'Not moving, recovering', /no step since they were started\. It had reached step 1,204\.$/],
-    ['paused', { job: job({ SecondaryStatus: 'Paused', Reason: 'paused after step 1204' }) }, 'Paused', /^It had reached step 1,204\. Paused after step 1204\.$/],
-    ['pausing', { job: job({ SecondaryStatus: 'Pausing', Reason: 'pauses as a user asked' }) }, 'Pausing', /^Step 1,204\. Pauses as a user asked\.$/],
-    ['pausing while it recovers', { job: job({ SecondaryStatus: 'Pausing' }), incidents: [incident()] }, 'Not moving, recovering', /1,204/],
-    ['interrupted: it queues', { job: interrupted('queued') }, 'Interrupted, without nodes', /^It had reached step 1,204\. Place 1 in the queue\.$/],
-    ['interrupted: it collects nodes', { job: interrupted('allocating') }, 'Interrupted, without nodes', /1,204/],
-    ['interrupted: it gives way', { job: interrupted('pausing') }, 'Giving its nodes back', /1,204/],
-    ['queued', { job: job({ SecondaryStatus: 'Pending', Reason: 'waits for 4 nodes' }) }, 'Queued', /^Waits for 4 nodes\.$/],
-    ['first launch', { job: job({ SecondaryStatus: 'Starting', Boundary: -1, Reason: 'ranks are started' }) }, 'Starting', /^No step yet\. Ranks are started\.$/],
-    ['stopping', { job: job({ TrainingJobStatus: 'Stopping', SecondaryStatus: 'Stopping', Reason: 'a user asked' }) }, 'Stopping', /^Step 1,204\. A user asked\.$/],
-    ['done', { job: job({ TrainingJobStatus: 'Completed', SecondaryStatus: 'Completed', Reason: 'every rank ended' }) }, 'Finished', /^1,204 steps done\. Every rank ended\.$/],
-    ['failed', { job: job({ TrainingJobStatus: 'Failed', FailureReason: 'rank 2 exits with 1', Reason: 'other' }) }, 'Failed', /It got to step 1,204\. Rank 2 exits with 1\./],
-    ['failed with a traceback', { job: job({ TrainingJobStatus: 'Failed', MaxBoundary: 0, Boundary: 0, FailureReason: 'error (1)\nTraceback\n  File\nRuntimeError: no' }) }, 'Failed', /^Error \(1\)\. RuntimeError: no\.$/],
-    ['stopped', { job: job({ TrainingJobStatus: 'Stopped', Reason: 'a user asked', Boundary: -1, MaxBoundary: -1 }) }, 'Stopped', /^A user asked\.$/],
-    ['a server that says nothing', { job: { TrainingJobName: 'gpt' } }, 'Unknown', /has not said/],
-  ]
-  test.each(cases)('%s', (_, changes, title, text) => {
-    const { moving } = all(changes)
-    expect(moving.title).toBe(title)
-    expect(moving.text).toMatch(text)
-  })
-})
-
-describe('is it safe?', () => {
-  const cases: [string, Partial<Facts>, string, string, RegExp][] = [
-    ['protected', {}, 'good', 'Protected', /^Step 1,203 on 2 nodes each; any single loss: survived from memory; any two: survived from memory in 93 % of the cases\. Step 1,200 is in S3\.$/],
-    ['degraded', { protection: protection({ ProtectionState: 'Degraded', Reason: 'rank 3 has 1', Shards: [shard(), shard(1)] }) }, 'warn', 'Degraded', /on 1 node each.*Rank 3 has 1\.$/],
-    ['a single loss is not survived', { protection: protection({ RecoveryOdds: [{ LostNodes: 1, Probability: 0 }], Shards: [shard(1)] }) }, 'warn', 'Protected', /any single loss: back to S3/],
-    ['… and nothing is in S3', { protection: protection({ RecoveryOdds: [{ LostNodes: 1, Probability: 0 }], LastCheckpoint: undefined }) }, 'warn', 'Protected', /back to the start.*Nothing is in S3\.$/],
-    ['parity', { protection: protection({ Copies: 1, ParityGroupSize: 4 }) }, 'good', 'Protected', /committed, with parity over groups of 4 nodes; any single loss: survived from memory/],
-    ['nearly certain is not certain', { protection: protection({ RecoveryOdds: [{ LostNodes: 2, Probability: 0.99996 }] }) }, 'good', 'Protected', /99\.996 %/],
-    ['nothing committed', { job: job({ CommittedStep: -1 }), protection: protection({ CommittedStep: -1, RecoveryOdds: [], LastCheckpoint: undefined, ProtectionState: 'Unprotected' }) }, 'bad', 'Unprotected', /nothing is in S3/],
-    ['nothing committed at the first step', { job: job({ Boundary: 1, MaxBoundary: 1, CommittedStep: -1 }), protection: protection({ CommittedStep: -1, RecoveryOdds: [], ProtectionState: 'Unprotected' }) }, 'idle', 'Not yet protected', /no step has been committed/i],
-    ['nothing committed, but a checkpoint', { job: job({ CommittedStep: -1 }), protection: protection({ CommittedStep: -1, RecoveryOdds: [], ProtectionState: 'Unprotected' }) }, 'bad', 'Unprotected', /step 1,200 is in S3/],
-    ['odds that cannot be counted', { protection: protection({ RecoveryOdds: [] }) }, 'good', 'Protected', /cannot be counted/],
-    ['paused', { job: job({ SecondaryStatus: 'Paused' }), protection: protection({ ProtectionState: 'Unprotected', Shards: [], RecoveryOdds: [] }) }, 'idle', 'Kept in S3', /nothing is in memory; step 1,200 is in S3\.$/],
-    ['interrupted, and nothing in S3', { job: interrupted('queued'), protection: protection({ LastCheckpoint: undefined }) }, 'warn', 'Nothing is kept', /nothing is in S3/],
-    ['not heard', { protection: undefined }, 'idle', 'Protection unknown', /Not heard/],
-    ['over', { job: job({ TrainingJobStatus: 'Completed' }) }, 'idle', 'Memory released', /job is over; step 1,200 is in S3/],
-    ['failed beyond its checkpoint', { job: job({ TrainingJobStatus: 'Failed' }) }, 'warn', 'Only step 1,200, in S3', /^It had reached step 1,204, and the checkpoint of step 1,200 is what is left\. Its nodes’ memory is released\.$/],
-    ['failed without one', { job: job({ TrainingJobStatus: 'Failed' }), protection: protection({ LastCheckpoint: undefined }) }, 'bad', 'No: nothing is kept', /no checkpoint of it is left/],
-    ['failed, and all is kept', { job: job({ TrainingJobStatus: 'Failed', Boundary: 1200, MaxBoundary: 1200 }) }, 'idle', 'Kept in S3', /kept in S3/],
-    ['an answer without its parts', { protection: {} }, 'idle', 'Unknown', /nothing is in S3/i],
-    ['a silent holder', { job: job({ HealthyNodeCount: 3 }) }, 'warn', 'Unconfirmed', /^Step 1,203 was committed, but only 3 of 4 nodes are connected and healthy\./],
-    ['a stale page', { staleSeconds: 60 }, 'idle', 'Unknown', /^Last known 1 min 00 s ago: Protected\./],
+describe('the state of a job', () => {
+  const running = (State: SecondaryStatusTransition['State'], seconds: number) => [{ Status: 'Training' as const, State, StartTime: NOW - seconds, StatusMessage: '' }]
+  const cases: [string, Partial<Facts>, string, string, RegExp | ''][] = [
+    ['training', {}, 'good', 'Training', /^Training at step 1,204\.$/],
+    ['on fewer nodes', { job: job({ GenerationNodeCount: 3 }) }, 'warn', 'Training', /^Training at step 1,204 on 3 of 4 nodes\. The job grows again when capacity returns\.$/],
+    ['slower', { progress: progress({ rate: 1 }) }, 'good', 'Training', /^Training at step 1,204, at 50 % of the usual rate\.$/],
+    ['faster', { progress: progress({ rate: 4 }) }, 'good', 'Training', /^Training at step 1,204, at 2\.0 times the usual rate\.$/],
+    ['a clock of the server that is ahead', { protection: protection({ CommittedAt: NOW + 3 }) }, 'good', 'Training', /^Training at step 1,204\.$/],
+    ['a page that was just opened', { progress: progress({ movedAt: undefined, rate: undefined, watchedSince: NOW }), protection: protection({ CommittedAt: undefined }) }, 'good', 'Training', /^Training at step 1,204\.$/],
+    ['a new page and an old commit', { progress: progress({ movedAt: undefined, rate: undefined, watchedSince: NOW }), protection: protection({ CommittedAt: NOW - 200 }) }, 'warn', 'Stalled', /^Stalled at step 1,204: the last step was 3 min ago\./],
+    ['no step for a minute', { progress: progress({ movedAt: NOW - 61 }), protection: protection({ CommittedAt: NOW - 90 }) }, 'warn', 'Stalled', /^Stalled at step 1,204: the last step was 1 min ago\. Trains from step 0\.$/],
+    ['a rank that waits by itself', { job: job({ Reason: 'trains; rank 0 on i-a waits deliberately (phase wait), for at most 600 s' }), progress: progress({ movedAt: NOW - 61 }), protection: protection({ CommittedAt: NOW - 90 }) }, 'warn', 'Stalled', /1 min ago\. Trains; rank 0 on i-a waits deliberately \(phase wait\), for at most 600 s\.$/],
+    ['no step for a minute, with long steps', { progress: progress({ movedAt: NOW - 61, usualRate: 0.05, rate: undefined }) }, 'good', 'Training', /step 1,204/],
+    ['no step since the page was opened', { progress: progress({ movedAt: undefined, watchedSince: NOW - 120 }), protection: undefined }, 'warn', 'Stalled', /no step since this page was opened 2 min ago\./],
+    ['nothing observed yet', { progress: undefined, protection: undefined }, 'good', 'Training', /^Training at step 1,204\.$/],
+    ['recomputing', { job: job({ Boundary: 1190 }), incidents: [incident({ Phase: 'rework' })] }, 'busy', 'Recomputing steps', /^Recomputing steps: at step 1,190 of 1,204\.$/],
+    ['recovering', { job: job({ SecondaryStatus: 'Restarting', Reason: 'waits for i-b to prepare' }), incidents: [incident()] }, 'busy', 'Recovering', /^Recovering: replacing nodes for 10 s\. Waits for i-b to prepare\.$/],
+    ['recovering, with an earlier incident of the same cause', { job: job({ SecondaryStatus: 'Restarting', Reason: '' }), incidents: [closed(7, 'a'), incident()] }, 'busy', 'Recovering', /^Recovering: replacing nodes for 10 s, usually 7\.0 s\.$/],
+    ['recovering for too long', { job: job({ SecondaryStatus: 'Restarting', Reason: '' }), incidents: [incident({ FailedAt: NOW - 400, OpenedAt: NOW - 398 })] }, 'warn', 'Recovering', /^Recovering: replacing nodes for 6 min 38 s\.$/],
+    ['restarting before the incident is known', { job: job({ SecondaryStatus: 'Restarting', Reason: 'i-a is lost' }) }, 'busy', 'Recovering', /^Recovering\. I-a is lost\.$/],
+    ['before the first step', { job: job({ Boundary: 0, MaxBoundary: 0, BaseStep: 0, SecondaryStatusTransitions: running('running', 30) }) }, 'busy', 'Starting', /^Starting: the ranks have run for 30 s, before the first step\.$/],
+    ['ranks that start', { job: job({ SecondaryStatus: 'Starting', Boundary: 0, MaxBoundary: 0, BaseStep: 0, SecondaryStatusTransitions: running('running', 30) }) }, 'busy', 'Starting', /^Starting: the ranks have run for 30 s, before the first step\.$/],
+    ['a first step that takes too long', { job: job({ Boundary: 0, MaxBoundary: 0, BaseStep: 0, SecondaryStatusTransitions: running('running', 700) }) }, 'warn', 'Stalled', /^Stalled: the ranks have run for 11 min 40 s without a step\.$/],
+    ['before the first step after a failure', { job: job({ Boundary: 1200, BaseStep: 1200 }), incidents: [incident({ Phase: 'restore' })] }, 'busy', 'Recovering', /^Recovering: the ranks have run for an unknown time, before the first new step\. Training had reached step 1,204\.$/],
+    ['paused', { job: job({ SecondaryStatus: 'Paused', Reason: 'a user paused the job' }) }, 'idle', 'Paused', /^Paused at step 1,204\. A user paused the job\.$/],
+    ['pausing', { job: job({ SecondaryStatus: 'Pausing', Reason: 'a user paused it' }) }, 'busy', 'Pausing', /^Pausing at step 1,204\. A user paused it\.$/],
+    ['pausing during a recovery', { job: job({ SecondaryStatus: 'Pausing', Reason: '' }), incidents: [incident()] }, 'busy', 'Recovering', /^Recovering: replacing nodes/],
+    ['interrupted, in the queue', { job: interrupted('queued') }, 'warn', 'Interrupted', /^Interrupted at step 1,204\. Place 1 in the queue\.$/],
+    ['interrupted, collecting nodes', { job: interrupted('allocating') }, 'warn', 'Interrupted', /^Interrupted at step 1,204\./],
+    ['interrupted, returning nodes', { job: interrupted('pausing') }, 'warn', 'Returning nodes', /^Returning nodes at step 1,204\./],
+    ['queued', { job: job({ SecondaryStatus: 'Pending', Reason: 'needs 4 nodes; 0 of 8 are free' }) }, 'idle', 'Queued', /^Queued\. Needs 4 nodes; 0 of 8 are free\.$/],
+    ['the first launch', { job: job({ SecondaryStatus: 'Starting', Boundary: -1, Reason: 'starts the ranks' }) }, 'busy', 'Starting', /^Starting\. Starts the ranks\.$/],
+    ['stopping', { job: job({ TrainingJobStatus: 'Stopping', SecondaryStatus: 'Stopping', Reason: 'a user requested it' }) }, 'busy', 'Stopping', /^Stopping at step 1,204\. A user requested it\.$/],
+    ['completed', { job: job({ TrainingJobStatus: 'Completed', SecondaryStatus: 'Completed', Reason: 'every rank ended' }) }, 'good', 'Completed', /^Completed after 1,204 steps\.$/],
+    ['failed', { job: job({ TrainingJobStatus: 'Failed', FailureReason: 'rank 2 exits with 1', Reason: 'other' }) }, 'bad', 'Failed', /^Failed at step 1,204\. Rank 2 exits with 1\.$/],
+    ['failed with a traceback', { job: job({ TrainingJobStatus: 'Failed', MaxBoundary: 0, Boundary: 0, FailureReason: 'error (1)\nTraceback\n  File\nRuntimeError: no' }) }, 'bad', 'Failed', /^Failed\. Error \(1\)\. RuntimeError: no\.$/],
+    ['stopped before the first step', { job: job({ TrainingJobStatus: 'Stopped', Reason: 'a user requested it', Boundary: -1, MaxBoundary: -1 }) }, 'idle', 'Stopped', /^Stopped\. A user requested it\.$/],
+    ['an answer without a status', { job: { TrainingJobName: 'gpt' } }, 'idle', 'Unknown', /^The control plane has not reported a status/],
+    ['an old answer', { staleSeconds: 40 }, 'idle', 'Unknown', /^The control plane has not answered for 40 s\. Last known: Training at step 1,204\.$/],
+    ['errors only', { staleSeconds: 40, refusal: 'the database is locked' }, 'idle', 'Unknown', /^The control plane has returned errors for 40 s: The database is locked\. Last known: /],
+    ['an old answer about an ended job', { job: job({ TrainingJobStatus: 'Completed' }), staleSeconds: 40 }, 'idle', 'Completed', /^Completed after/],
   ]
   test.each(cases)('%s', (_, changes, tone, title, text) => {
-    const said = all(changes).protection
-    expect(said.title).toBe(title)
-    expect(said.tone).toBe(tone)
-    expect(said.text).toMatch(text)
+    const { state } = all(changes)
+    expect([state.title, state.tone]).toEqual([title, tone])
+    expect(`${state.text} ${state.detail}`.trim()).toMatch(text)
   })
 })
 
-describe('what is being done', () => {
-  test('nothing without an incident, or when it is closed', () => {
+describe('the protection of a job', () => {
+  const cases: [string, Partial<Facts>, string, string, string][] = [
+    ['protected', {}, 'good', 'Protected', 'Protected on 2 nodes.'],
+    ['degraded', { protection: protection({ ProtectionState: 'Degraded', Reason: 'Rank 3 has 1 copy', Shards: [shard(), shard(1)] }) }, 'warn', 'Degraded', 'Degraded: rank 3 has 1 copy.'],
+    ['degraded without a reason', { protection: protection({ ProtectionState: 'Degraded' }) }, 'warn', 'Degraded', 'Degraded: some shards have too few copies.'],
+    ['one copy', { protection: protection({ RecoveryOdds: [{ LostNodes: 1, Probability: 0 }], Shards: [shard(1)] }) }, 'warn', 'Protected', 'The loss of 1 node loses the steps in memory.'],
+    ['parity', { protection: protection({ Copies: 1, ParityGroupSize: 4 }) }, 'good', 'Protected', 'Protected by parity in groups of 4 nodes.'],
+    ['no shards reported', { protection: protection({ Shards: [] }) }, 'good', 'Protected', 'Protected.'],
+    ['no commit', { job: job({ CommittedStep: -1 }), protection: protection({ CommittedStep: -1, RecoveryOdds: [], LastCheckpoint: undefined, ProtectionState: 'Unprotected' }) }, 'bad', 'Unprotected', 'Unprotected: memory holds no committed step. No checkpoint is in S3.'],
+    ['no commit, but a checkpoint', { job: job({ CommittedStep: -1 }), protection: protection({ CommittedStep: -1, RecoveryOdds: [], ProtectionState: 'Unprotected' }) }, 'bad', 'Unprotected', 'Unprotected: memory holds no committed step. The checkpoint of step 1,200 is in S3.'],
+    ['no commit at the first step', { job: job({ Boundary: 1, MaxBoundary: 1, CommittedStep: -1 }), protection: protection({ CommittedStep: -1, RecoveryOdds: [], ProtectionState: 'Unprotected' }) }, 'idle', 'Not yet protected', 'Not yet protected: memory holds no committed step.'],
+    ['paused', { job: job({ SecondaryStatus: 'Paused' }), protection: protection({ ProtectionState: 'Unprotected', Shards: [], RecoveryOdds: [] }) }, 'idle', 'Released', 'The checkpoint of step 1,200 is in S3.'],
+    ['interrupted without a checkpoint', { job: interrupted('queued'), protection: protection({ LastCheckpoint: undefined }) }, 'warn', 'Released', 'No checkpoint is in S3.'],
+    ['no answer yet', { protection: undefined }, 'idle', 'Unknown', 'Protection is unknown.'],
+    ['an answer without its fields', { protection: {} }, 'idle', 'Unknown', 'Protection is unknown.'],
+    ['completed', { job: job({ TrainingJobStatus: 'Completed' }) }, 'idle', 'Released', 'The checkpoint of step 1,200 is in S3.'],
+    ['failed after its checkpoint', { job: job({ TrainingJobStatus: 'Failed' }) }, 'warn', 'Released', '4 steps after the checkpoint of step 1,200 are lost.'],
+    ['failed one step after its checkpoint', { job: job({ TrainingJobStatus: 'Failed', Boundary: 1201, MaxBoundary: 1201 }) }, 'warn', 'Released', '1 step after the checkpoint of step 1,200 is lost.'],
+    ['failed without a checkpoint', { job: job({ TrainingJobStatus: 'Failed' }), protection: protection({ LastCheckpoint: undefined }) }, 'bad', 'Released', '1,204 steps are lost: no checkpoint is in S3.'],
+    ['failed at its checkpoint', { job: job({ TrainingJobStatus: 'Failed', Boundary: 1200, MaxBoundary: 1200 }) }, 'idle', 'Released', 'No step was lost: step 1,200 is in S3.'],
+    ['failed before a step', { job: job({ TrainingJobStatus: 'Failed', Boundary: 0, MaxBoundary: 0 }) }, 'idle', 'Released', 'No step was lost: the job had made none.'],
+    ['a silent holder', { job: job({ HealthyNodeCount: 3 }) }, 'warn', 'Unconfirmed', 'Protection is unconfirmed: 3 of 4 nodes are healthy.'],
+    ['an old answer', { staleSeconds: 60 }, 'idle', 'Unknown', 'Last known: Protected on 2 nodes.'],
+    ['a committed step without holders', { protection: protection({ ProtectionState: 'Unprotected', Reason: 'Step 1203 was committed, but no rank has reported its holders.' }) }, 'bad', 'Unprotected', 'Unprotected: step 1203 was committed, but no rank has reported its holders.'],
+  ]
+  test.each(cases)('%s', (_, changes, tone, title, text) => expect(all(changes).protection).toEqual({ tone, title, text }))
+})
+
+describe('the verdict in one line', () => {
+  const short = 'We currently do not have sufficient c7i.2xlarge capacity in the Availability Zone you requested (us-east-1a)'
+  const retry = new Date((NOW + 120) * 1000).toISOString().slice(11, 19)
+  const fleet: Partial<Fleet> = { FleetName: 'main', FleetStatus: 'active', InstanceType: 'c7i.2xlarge', AvailabilityZone: 'us-east-1a' }
+  const waits = `waits for 1 node: ${short}; Everstep retries at ${retry} UTC`
+  const cases: [string, Partial<Facts>, string, string][] = [
+    ['training', {}, 'good', 'Training at step 1,204. | Protected on 2 nodes. Nothing to do.'],
+    ['a shortage during a recovery', { job: job({ SecondaryStatus: 'Restarting', Reason: waits }), incidents: [incident()], fleet }, 'busy', `Recovering: waiting for 1 c7i.2xlarge in us-east-1a. | AWS is out of capacity; next attempt in 2 min. Nothing to do until ${retry.slice(0, 5)} UTC.`],
+    ['a shortage before the first launch', { job: job({ SecondaryStatus: 'Starting', Reason: waits, Boundary: -1, MaxBoundary: -1, CommittedStep: -1 }), protection: protection({ CommittedStep: -1, ProtectionState: 'Unprotected', LastCheckpoint: undefined }), fleet }, 'busy', `Starting: waiting for 1 c7i.2xlarge in us-east-1a. | AWS is out of capacity; next attempt in 2 min. Nothing to do until ${retry.slice(0, 5)} UTC.`],
+    ['a recovery', { job: job({ SecondaryStatus: 'Restarting', Reason: '' }), incidents: [incident()] }, 'busy', 'Recovering: replacing nodes for 10 s. | Nothing to do.'],
+    ['a recovery without protection', { job: job({ SecondaryStatus: 'Restarting', Reason: '' }), incidents: [incident()], protection: protection({ ProtectionState: 'Unprotected', Reason: 'no rank has reported its holders' }) }, 'busy', 'Recovering: replacing nodes for 10 s. | Unprotected: no rank has reported its holders. Nothing to do.'],
+    ['a frozen fleet', { fleet: { FleetName: 'main', FleetStatus: 'frozen', Reason: '', Drift: [] } }, 'warn', 'Training at step 1,204. | Protected on 2 nodes. Act now: unfreeze the fleet.'],
+    ['failed', { job: job({ TrainingJobStatus: 'Failed', FailureReason: 'rank 2 exits with 1' }) }, 'bad', 'Failed at step 1,204. | Rank 2 exits with 1. 4 steps after the checkpoint of step 1,200 are lost. Act now: fix the cause, and submit the job again.'],
+    ['paused', { job: job({ SecondaryStatus: 'Paused', Reason: '' }) }, 'idle', 'Paused at step 1,204. | The checkpoint of step 1,200 is in S3. Resume the job to continue.'],
+    ['queued', { job: job({ SecondaryStatus: 'Pending', Reason: 'place 2 of 2 in the queue' }) }, 'idle', 'Queued. | Place 2 of 2 in the queue. Nothing to do.'],
+    ['completed', { job: job({ TrainingJobStatus: 'Completed' }) }, 'good', 'Completed after 1,204 steps. | The checkpoint of step 1,200 is in S3. Nothing to do.'],
+    ['taken over', { job: job({ TakenOverTime: NOW, TakenOverBy: 'ada' }) }, 'good', 'Training at step 1,204. | Protected on 2 nodes. Automation is off: a failure waits for ada.'],
+    ['a held node', { heldNodes: [{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection' }] }, 'good', 'Training at step 1,204. | Protected on 2 nodes. Can wait: 1 held node to release or end.'],
+    ['an old answer', { staleSeconds: 40 }, 'warn', 'The control plane has not answered for 40 s. | Last known: Training at step 1,204. Act now: check the control plane.'],
+  ]
+  test.each(cases)('%s', (_, changes, tone, text) => {
+    const { line } = all(changes)
+    expect([line.tone, `${line.lead} | ${line.text}`]).toEqual([tone, text])
+  })
+})
+
+describe('the phase of a recovery', () => {
+  test('is absent without an open incident', () => {
     expect(all({}).recovery).toBeUndefined()
     expect(all({ incidents: [closed(5, 'a')] }).recovery).toBeUndefined()
   })
-  test('the phase, how long it has taken, and how long it usually takes', () => {
+  test('has its length, and the usual length after the same cause', () => {
     const { recovery } = all({ incidents: [closed(5, 'a'), closed(9, 'b'), closed(7, 'c'), incident()] })
-    expect(recovery).toMatchObject({ phase: 'replace', elapsedSeconds: 10, usualSeconds: 7, tone: 'busy', incidentId: 'inc-1' })
-    expect(recovery!.text).toMatch(/An instance was terminated\. Replace i-a\. This phase has taken 10 s \(usually 7\.0 s after this kind of failure\)\./)
+    expect(recovery).toMatchObject({ phase: 'replace', elapsedSeconds: 10, usualSeconds: 7, isLate: false, incidentId: 'inc-1' })
+    expect(all({ incidents: [incident()] }).recovery).toMatchObject({ usualSeconds: undefined, isLate: false })
   })
-  test('without earlier ones nothing is compared', () => {
-    expect(all({ incidents: [incident()] }).recovery).toMatchObject({ usualSeconds: undefined, tone: 'busy' })
-  })
-  test('far longer than usual is worth a look', () => {
-    const late = incident({ FailedAt: NOW - 62, OpenedAt: NOW - 60 })
-    expect(all({ incidents: [closed(5, 'a'), late] }).recovery?.tone).toBe('warn')
-    expect(all({ incidents: [late] }).recovery?.tone).toBe('busy')
-    expect(all({ incidents: [incident({ FailedAt: NOW - 400, OpenedAt: NOW - 398 })] }).recovery?.tone).toBe('warn')
-  })
-  test('lost steps are told once they are known', () => {
-    expect(all({ incidents: [incident({ LostSteps: 1 })] }).recovery!.text).toMatch(/1 step to be done again/)
-    expect(all({ incidents: [incident({ LostSteps: 0 })] }).recovery!.text).toMatch(/No step was lost/)
-  })
-  test('a cause that a newer server adds is said in its own words', () => {
-    expect(all({ incidents: [incident({ Cause: 'disk_full' as Incident['Cause'] })] }).recovery!.text).toMatch(/^Disk full\./)
+  test('is late far beyond the usual length, and beyond a fixed limit without one', () => {
+    const isLate = (...incidents: Incident[]) => all({ incidents }).recovery!.isLate
+    const minute = incident({ FailedAt: NOW - 62, OpenedAt: NOW - 60 })
+    expect([isLate(closed(5, 'a'), minute), isLate(minute)]).toEqual([true, false])
+    expect(isLate(incident({ FailedAt: NOW - 400, OpenedAt: NOW - 398 }))).toBe(true)
   })
 })
 
-describe('what it waits for', () => {
-  test('the words of the job and of a fleet that cannot help', () => {
-    const waiting = job({ SecondaryStatus: 'Starting', Reason: 'waits for 4 nodes' })
-    expect(all({ job: waiting }).waiting?.text).toBe('Waits for 4 nodes.')
-    expect(all({ job: waiting, fleet: { FleetStatus: 'frozen', Reason: 'InsufficientInstanceCapacity' } }).waiting?.text).toBe('Waits for 4 nodes. InsufficientInstanceCapacity.')
-  })
+describe('a wait for capacity', () => {
   const short = 'We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested (us-east-2a). Launching EC2 instance failed'
   const midnight = Date.UTC(2026, 2, 1) / 1000
-  const asks = (at: string, now: number, said = short) => all({ job: job({ SecondaryStatus: 'Starting', Reason: `waits for 1 node: ${said}; Everstep retries at ${at} UTC` }), fleet: { FleetStatus: 'active', InstanceType: 'p5.48xlarge', AvailabilityZone: 'us-east-2a' }, now }).waiting!
-  test('what AWS does not give: what it means, when it is asked again, and AWS in its own words', () => {
-    expect(asks('09:20:19', midnight + 9 * 3600 + 20 * 60 + 7)).toMatchObject({ title: 'Waits for 1 node', text: `AWS has no p5.48xlarge to give in us-east-2a. Everstep asks again in 12 s (09:20:19 UTC). AWS says: “${short}.”` })
-    expect(asks('00:05:00', midnight - 600).text).toMatch(/again in 15 min 00 s \(00:05:00 UTC\)/)
-    expect(asks('23:59:00', midnight + 10).text).toMatch(/again now \(23:59:00 UTC\)/)
-    expect(asks('09:00:00', midnight, 'You have no permission').text).toMatch(/^AWS has started no instance\..* AWS says: “You have no permission\.”$/)
+  const asks = (at: string, now: number, said = short) =>
+    all({ job: job({ SecondaryStatus: 'Starting', Reason: `waits for 1 node: ${said}; Everstep retries at ${at} UTC` }), fleet: { FleetStatus: 'active', InstanceType: 'p5.48xlarge', AvailabilityZone: 'us-east-2a' }, now }).act.text
+  test('says what AWS lacks, when the next attempt is, and quotes AWS', () => {
+    expect(asks('09:20:19', midnight + 9 * 3600 + 20 * 60 + 7)).toBe(`AWS has no p5.48xlarge capacity in us-east-2a. Everstep makes the next attempt in 12 s (09:20:19 UTC). AWS reports: “${short}.”`)
+    expect(asks('00:05:00', midnight - 600)).toMatch(/next attempt in 15 min \(00:05:00 UTC\)/)
+    expect(asks('23:59:00', midnight + 10)).toMatch(/next attempt now \(23:59:00 UTC\)/)
+    expect(asks('09:00:00', midnight, 'You have no permission')).toMatch(/^AWS launched no instance\..* AWS reports: “You have no permission\.”$/)
     expect(readFileSync(join(import.meta.dirname, '../../control_plane/core/capacity.py'), 'utf8')).toContain('"; Everstep retries at {')
-  })
-  test('of a paused job, a person', () => expect(all({ job: job({ SecondaryStatus: 'Paused' }) }).waiting?.title).toBe('A person'))
-  test('nothing while it trains or when it is over', () => {
-    expect(all({}).waiting).toBeUndefined()
-    expect(all({ job: job({ TrainingJobStatus: 'Failed' }) }).waiting).toBeUndefined()
   })
 })
 
-describe('do I need to act?', () => {
+describe('what to do', () => {
   const suspended: Partial<Fleet> = { FleetName: 'main', AutoScalingGroupName: 'asg-1', FleetStatus: 'active', Reason: `waits for 1 instances: its group's Launch process is suspended (User suspended): ${RESUMED_BY_A_PERSON}` }
   const frozen: Partial<Fleet> = { FleetName: 'main', FleetStatus: 'frozen', Reason: 'the group is not as needed', Drift: ['ReplaceUnhealthy is not suspended'] }
   const cases: [string, Partial<Facts>, boolean, RegExp][] = [
-    ['all is well', {}, false, /a failure would be recovered from/],
-    ['recovering', { job: job({ SecondaryStatus: 'Restarting' }), incidents: [incident()] }, false, /needs nobody/],
+    ['training', {}, false, /^Everstep recovers the job by itself after a failure\.$/],
+    ['recovering', { job: job({ SecondaryStatus: 'Restarting' }), incidents: [incident()] }, false, /^Everstep recovers the job by itself\.$/],
     ['recovering for too long', { job: job({ SecondaryStatus: 'Restarting' }), incidents: [incident({ FailedAt: NOW - 400, OpenedAt: NOW - 398 })] }, true, /longer than 5 min/],
     ['recovering in a frozen fleet', { incidents: [incident()], fleet: frozen }, true, /fleet is frozen/],
-    ['training in a frozen fleet', { fleet: frozen }, true, /would not be replaced/],
-    ['failed', { job: job({ TrainingJobStatus: 'Failed' }) }, true, /will not start again/],
-    ['completed', { job: job({ TrainingJobStatus: 'Completed' }) }, false, /done/],
-    ['recovering while a person has suspended launches', { incidents: [incident()], fleet: suspended }, true, /its group starts none/],
-    ['waiting for nodes while a person has suspended launches', { job: job({ SecondaryStatus: 'Pending' }), fleet: suspended }, true, /waits for nodes, and their group starts none/],
-    ['standing still while a person has suspended launches', { progress: progress({ movedAt: NOW - 300 }), protection: protection({ CommittedAt: NOW - 300 }), fleet: suspended }, true, /make no steps/],
-    ['training while a person has suspended launches', { fleet: suspended }, true, /would not be replaced/],
-    ['training while AWS has suspended launches', { fleet: { ...suspended, Reason: "its group's Launch process is suspended (…): AWS suspended it after failures and it is lifted" } }, false, /trains/],
-    ['completed in a frozen fleet', { job: job({ TrainingJobStatus: 'Completed' }), fleet: frozen }, false, /done/],
+    ['training in a frozen fleet', { fleet: frozen }, true, /^The fleet is frozen: Everstep replaces no lost instance\. The group is not as needed\.$/],
+    ['failed', { job: job({ TrainingJobStatus: 'Failed' }) }, true, /does not start again by itself/],
+    ['completed', { job: job({ TrainingJobStatus: 'Completed' }) }, false, /is complete/],
+    ['recovering while a person has suspended launches', { incidents: [incident()], fleet: suspended }, true, /^This recovery may need an instance, and the Auto Scaling group launches none\.$/],
+    ['waiting for nodes while a person has suspended launches', { job: job({ SecondaryStatus: 'Pending' }), fleet: suspended }, true, /^The job waits for nodes, and the Auto Scaling group launches none\.$/],
+    ['stalled while a person has suspended launches', { progress: progress({ movedAt: NOW - 300 }), protection: protection({ CommittedAt: NOW - 300 }), fleet: suspended }, true, /make no steps/],
+    ['training while a person has suspended launches', { fleet: suspended }, true, /launches no instances: Everstep replaces no lost instance/],
+    ['training while AWS has suspended launches', { fleet: { ...suspended, Reason: "its group's Launch process is suspended (…): AWS suspended it after failures and it is lifted" } }, false, /recovers the job by itself/],
+    ['completed in a frozen fleet', { job: job({ TrainingJobStatus: 'Completed' }), fleet: frozen }, false, /is complete/],
     ['stopped', { job: job({ TrainingJobStatus: 'Stopped' }) }, false, /was stopped/],
-    ['stopping', { job: job({ TrainingJobStatus: 'Stopping' }) }, false, /stops by itself/],
-    ['standing still', { progress: progress({ movedAt: NOW - 300 }), protection: protection({ CommittedAt: NOW - 300 }) }, true, /make no steps/],
+    ['stopping', { job: job({ TrainingJobStatus: 'Stopping' }) }, false, /stop at the next step/],
+    ['stalled', { progress: progress({ movedAt: NOW - 300 }), protection: protection({ CommittedAt: NOW - 300 }) }, true, /make no steps/],
     ['at a third of its rate', { progress: progress({ rate: 0.6 }) }, true, /less than half/],
-    ['at 60 % of its rate', { progress: progress({ rate: 1.2 }) }, false, /recovered from/],
-    ['queued', { job: job({ SecondaryStatus: 'Pending' }) }, false, /its turn\.$/],
-    ['queued with a limit', { job: job({ SecondaryStatus: 'Pending', StoppingCondition: { MaxPendingTimeInSeconds: 7200 } }) }, false, /gives up in 1 h 00 min/],
+    ['at 60 % of its rate', { progress: progress({ rate: 1.2 }) }, false, /recovers the job by itself/],
+    ['queued', { job: job({ SecondaryStatus: 'Pending' }) }, false, /^The job starts by itself when its turn comes\.$/],
+    ['queued with a limit', { job: job({ SecondaryStatus: 'Pending', StoppingCondition: { MaxPendingTimeInSeconds: 7200 } }) }, false, /It stops waiting in 1 h 00 min\.$/],
     ['before the first step', { job: job({ Boundary: 0, BaseStep: 0 }) }, false, /first step of a launch/],
-    ['before the first commit', { job: job({ CommittedStep: -1, Boundary: 1, MaxBoundary: 1 }), protection: protection({ CommittedStep: -1, ProtectionState: 'Unprotected', LastCheckpoint: undefined }) }, false, /No step is kept in memory yet/],
-    ['degraded', { protection: protection({ ProtectionState: 'Degraded' }) }, false, /Fewer copies/],
-    ['unprotected while it trains', { protection: protection({ ProtectionState: 'Unprotected' }) }, true, /no step is kept in memory/],
-    ['starting', { job: job({ SecondaryStatus: 'Starting' }) }, false, /on its way/],
-    ['no news', { staleSeconds: 40 }, true, /heard nothing for 40 s/],
-    ['news of a failing server', { staleSeconds: 40, refusal: 'the database is locked' }, true, /refused to say .* for 40 s.*The database is locked\.$/],
-    ['no news of a job that was done when there was some', { job: job({ TrainingJobStatus: 'Completed' }), staleSeconds: 40 }, true, /heard nothing/],
-    ['paused', { job: job({ SecondaryStatus: 'Paused' }) }, true, /does not go on by itself/],
-    ['pausing', { job: job({ SecondaryStatus: 'Pausing' }) }, false, /waits to be resumed/],
-    ['interrupted, and it queues', { job: interrupted('queued') }, false, /goes on by itself, from S3/],
-    ['interrupted, and it still has its nodes', { job: interrupted('pausing') }, false, /gives its nodes to another job/],
-    ['a short silence', { staleSeconds: 14 }, false, /recovered from/],
+    ['before the first commit', { job: job({ CommittedStep: -1, Boundary: 1, MaxBoundary: 1 }), protection: protection({ CommittedStep: -1, ProtectionState: 'Unprotected', LastCheckpoint: undefined }) }, false, /^A failure now returns to the step from which this launch began\.$/],
+    ['degraded', { protection: protection({ ProtectionState: 'Degraded' }) }, false, /^Everstep makes the missing copies by itself\./],
+    ['a silent holder', { job: job({ HealthyNodeCount: 3 }) }, false, /^Some nodes are silent or report a fault\./],
+    ['one copy', { protection: protection({ RecoveryOdds: [{ LostNodes: 1, Probability: 0 }] }) }, false, /^The job keeps one copy/],
+    ['unprotected while it trains', { protection: protection({ ProtectionState: 'Unprotected' }) }, true, /^A failure now goes back to S3 or to the start\.$/],
+    ['starting', { job: job({ SecondaryStatus: 'Starting' }) }, false, /^The job starts by itself\.$/],
+    ['no news', { staleSeconds: 40 }, true, /a recovery waits for it/],
+    ['news of a failing server', { staleSeconds: 40, refusal: 'the database is locked' }, true, /a recovery waits for it/],
+    ['no news of a job that was done when there was some', { job: job({ TrainingJobStatus: 'Completed' }), staleSeconds: 40 }, true, /a recovery waits for it/],
+    ['paused', { job: job({ SecondaryStatus: 'Paused' }) }, true, /^A person paused the job\. It does not continue by itself\.$/],
+    ['pausing', { job: job({ SecondaryStatus: 'Pausing' }) }, false, /waits for a person to resume it/],
+    ['interrupted, and it queues', { job: interrupted('queued') }, false, /^The job continues from S3 by itself/],
+    ['interrupted, and it still has its nodes', { job: interrupted('pausing') }, false, /^The job returns its nodes to another job\./],
+    ['a short silence', { staleSeconds: 14 }, false, /recovers the job by itself/],
   ]
-  test.each(cases)('%s', (_, changes, needed, text) => {
+  test.each(cases)('%s', (name, changes, needed, text) => {
     const { act } = all(changes)
     expect(act.needed).toBe(needed)
-    expect(act.title).toBe(needed ? 'Yes' : 'No')
+    expect(act.title).toBe(name === 'paused' ? 'Paused by a person' : needed ? 'Act now' : 'Nothing to do')
+    expect(act.brief).toMatch(name === 'paused' ? /^Resume the job to continue\.$/ : needed ? /^Act now: .*\.$/ : /^Nothing to do\.$/)
     expect(act.text).toMatch(text)
     expect(act.steps.length > 0).toBe(needed)
     expect(act.section === undefined || SECTIONS.has(act.section)).toBe(true)
     expect(act.section !== undefined || !needed).toBe(true)
   })
-  test('nodes that its failures have left wait for a person, and the job does not', () => {
+  test('lost nodes that are held can wait, and the job continues', () => {
     const held: HeldNode[] = [{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection' }, { NodeId: 'i-b', NodeStatus: 'held', Hold: 'unreachable' }, { NodeId: 'i-c', NodeStatus: 'spare' }]
     const { act } = all({ heldNodes: held })
-    expect(act).toMatchObject({ needed: false, title: 'Not now', section: 'held-node', steps: ['i-a: end the instance if its hardware is at fault; release it if it is well.'], nodes: { ids: ['i-a'] } })
+    expect(act).toMatchObject({ needed: false, title: 'Can wait', section: 'held-node', brief: 'Can wait: 1 held node to release or end.', steps: ['i-a: end the instance if its hardware has failed. Otherwise release it.'], nodes: { ids: ['i-a'] } })
     const because = (Reason: string) => all({ heldNodes: [{ ...held[0]!, Reason }] }).act.steps
-    expect(because('the agent of i-a reports gpu_xid: gpu 5 (H100): Xid 79')).toEqual([expect.stringMatching(/^i-a: Xid 79 says that its GPU has fallen off the bus.*: end the instance\.$/)])
-    expect(because('gpu 5: Xid 94')).toEqual([expect.stringMatching(/at fault, as Xid 94 suggests; release it/)])
-    expect(act.text).toMatch(/recovered from\. What can wait: 1 node that it lost waits for a person\.$/)
+    expect(because('the agent of i-a reports gpu_xid: gpu 5 (H100): Xid 79')).toEqual([expect.stringMatching(/^i-a: end the instance\. Xid 79 means that its GPU has fallen off the bus/)])
+    expect(because('gpu 5: Xid 94')).toEqual([expect.stringMatching(/hardware has failed, which Xid 94 suggests\. Otherwise release it\.$/)])
+    expect(act.text).toMatch(/by itself after a failure\. It lost 1 node, which a person must release or end\.$/)
     expect(all({ heldNodes: held.slice(1) }).act.steps).toEqual([])
     const failed = all({ job: job({ TrainingJobStatus: 'Failed' }), heldNodes: held }).act
     expect(failed).toMatchObject({ needed: true, section: 'failed' })
     expect(failed.steps.at(-1)).toMatch(/^i-a: end the instance/)
   })
-  test('what differs in AWS is what to do', () => {
+  test('the steps name the command, or what differs in AWS', () => {
     expect(all({ fleet: suspended }).act.steps[0]).toContain('aws autoscaling resume-processes --auto-scaling-group-name asg-1 ')
     expect(readFileSync(join(import.meta.dirname, '../../control_plane/core/capacity.py'), 'utf8')).toContain(RESUMED_BY_A_PERSON)
-    expect(all({ fleet: frozen }).act.steps).toEqual(['Put right in AWS: ReplaceUnhealthy is not suspended'])
+    expect(all({ fleet: frozen }).act.steps).toEqual(['Correct this in AWS: ReplaceUnhealthy is not suspended.'])
   })
 })
 
@@ -233,23 +246,23 @@ describe('a job that a person has taken over', () => {
   test('with an open incident: nobody recovers it', () => {
     const told = all({ job: taken({ SecondaryStatus: 'Restarting' }), incidents: [incident()] })
     expect(told.act).toMatchObject({ needed: true, tone: 'bad', section: 'taken-over' })
-    expect(told.act.text).toMatch(/^Nobody acts for this job: ada has taken it over, and its ranks do not train\.$/)
+    expect(told.act.text).toMatch(/^Nothing recovers this job: ada has taken it over, and its ranks do not train\.$/)
     expect(told.act.steps.at(-1)).toMatch(/everstep jobs hand-back gpt$/)
-    expect(told.moving).toMatchObject({ tone: 'bad', title: 'Not moving', text: 'It had reached step 1,204. Nobody recovers it: it was taken over.' })
+    expect(told.state).toEqual({ tone: 'bad', title: 'Not recovering', text: 'Not recovering: ada has taken over the job.', detail: 'Training had reached step 1,204.' })
   })
-  test('with a failure of which no incident is opened, because nobody decides', () => {
-    const { act } = all({ job: taken({ Reason: 'taken over by ada: Everstep observes and decides nothing; what it sees: i-a is gone' }) })
+  test('with a failure, for which Everstep opens no incident', () => {
+    const { act } = all({ job: taken({ Reason: `taken over by ada: Everstep decides nothing${OBSERVED}i-a has ended` }) })
     expect(act).toMatchObject({ needed: true, tone: 'bad' })
-    expect(act.text).toMatch(/and i-a is gone\.$/)
+    expect(act.text).toMatch(/and i-a has ended\.$/)
   })
-  test.each([[{ TrainingJobStatus: 'Stopping', SecondaryStatus: 'Stopping' }, /asked to stop/], [{ SecondaryStatus: 'Pausing' }, /asked to pause/]] as const)('what was asked for waits: %o', (changes, text) => {
+  test.each([[{ TrainingJobStatus: 'Stopping', SecondaryStatus: 'Stopping' }, /asked to stop/], [{ SecondaryStatus: 'Pausing' }, /asked to pause/]] as const)('a request waits: %o', (changes, text) => {
     expect(all({ job: taken(changes) }).act).toMatchObject({ needed: true, text: expect.stringMatching(text) })
   })
-  test('that trains: nothing now, and a failure waits', () => {
-    expect(all({ job: taken() }).act).toMatchObject({ needed: false, tone: 'warn', text: expect.stringMatching(/^Ada looks after this job\. A failure now waits for a person/) })
+  test('that trains: a failure would wait', () => {
+    expect(all({ job: taken() }).act).toMatchObject({ needed: false, tone: 'warn', text: expect.stringMatching(/^Automation is off: a failure waits for ada\.$/) })
   })
-  test('that catches up by itself', () => expect(all({ job: taken(), incidents: [incident({ Phase: 'rework' })] }).moving.title).toBe('Moving, catching up'))
-  test('that has ended', () => expect(all({ job: taken({ TrainingJobStatus: 'Completed' }) }).act.text).toBe('The job is done.'))
+  test('that recomputes steps by itself', () => expect(all({ job: taken(), incidents: [incident({ Phase: 'rework' })] }).state.title).toBe('Recomputing steps'))
+  test('that has ended', () => expect(all({ job: taken({ TrainingJobStatus: 'Completed' }) }).act.text).toBe('The job is complete.'))
 })
 
 describe('other jobs that the same fault has hit', () => {
@@ -268,23 +281,24 @@ describe('other jobs that the same fault has hit', () => {
 })
 
 describe('banners', () => {
-  test('none when nothing is wider than the job', () => expect(all({}).banners).toEqual([]))
-  test('who has taken the job over', () => {
-    expect(all({ job: job({ TakenOverTime: NOW, TakenOverBy: 'ada, est_1' }) }).banners[0]!.text).toMatch(/^ada, est_1 has taken it over/)
+  const taken = { TakenOverTime: NOW, TakenOverBy: 'ada' }
+  const frozen: Partial<Fleet> = { FleetName: 'main', FleetStatus: 'frozen', Reason: 'blind', Drift: [] }
+  test('are absent without a fact beyond the job', () => expect(all({}).banners).toEqual([]))
+  test('do not repeat the card about what to do', () => {
+    expect(all({ fleet: frozen }).banners).toEqual([])
+    expect(all({ fleet: { FleetName: 'main', FleetStatus: 'active', Reason: RESUMED_BY_A_PERSON } }).banners).toEqual([])
+    expect(all({ job: job(taken) }).banners).toEqual([])
   })
   test.each([
-    [{ fleet: { FleetName: 'main', FleetStatus: 'frozen', Reason: 'blind', Drift: [] } }, /Fleet main is frozen/],
-    [{ fleet: { FleetName: 'main', FleetStatus: 'active', Reason: RESUMED_BY_A_PERSON } }, /Fleet main starts no instances/],
-    [{ fleet: { FleetStatus: 'deleting' } }, /being deleted/],
-    [{ othersHit: ['a'] }, /Wider than this job/],
-    [{ staleSeconds: 60 }, /No news/],
-  ] as [Partial<Facts>, RegExp][])('%o', (changes, title) => expect(all(changes).banners.map((banner) => banner.title).join()).toMatch(title))
-  test('others are counted and named', () => {
-    expect(all({ othersHit: ['a', 'b'] }).banners[0]!.text).toBe('2 other jobs of this fleet failed in the same way at the same time: a, b.')
-    expect(all({ othersHit: ['a'] }).banners[0]!.text).toMatch(/^1 other job of this fleet failed/)
-  })
-  test('a server that refuses is told from one that is away', () => {
-    expect(all({ staleSeconds: 60, refusal: 'the database is locked' }).banners[0]!.text).toBe('The control plane has refused for 1 min 00 s: The database is locked. What you see is old.')
+    [{ job: job(taken), fleet: frozen }, 'Fleet main is frozen: Everstep ends no instance of it. Blind.'],
+    [{ job: job({ SecondaryStatus: 'Paused' }), fleet: { FleetName: 'main', FleetStatus: 'active', Reason: RESUMED_BY_A_PERSON } }, /^Fleet main launches no instances: /],
+    [{ job: job({ ...taken }), staleSeconds: 60 }, 'Automation is off for this job: ada has taken it over. Everstep makes no decision until the job is handed back.'],
+    [{ fleet: { FleetStatus: 'deleting' } }, 'The fleet is being deleted: Everstep ends its nodes one by one.'],
+    [{ othersHit: ['a', 'b'] }, 'More jobs failed: 2 other jobs of this fleet failed in the same way at the same time: a, b.'],
+    [{ othersHit: ['a'] }, /: 1 other job of this fleet failed/],
+  ] as [Partial<Facts>, string | RegExp][])('%o', (changes, text) => {
+    const banners = all(changes).banners.map((banner) => `${banner.title}: ${banner.text}`)
+    expect(banners).toEqual([typeof text === 'string' ? text : expect.stringMatching(text)])
   })
 })
 

@@ -78,7 +78,7 @@ def _success_words(record: JobRecord) -> str:
     reason = f"every rank ended with success after step {record.boundary}"
     if record.boundary < record.target:
         return (
-            f"{reason}. Warning: the target is step {record.target}; look at the end of the log for why the "
+            f"{reason}. Warning: the target is step {record.target}; the end of the log shows why the "
             "script ended early"
         )
     return reason

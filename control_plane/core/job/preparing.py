@@ -69,7 +69,7 @@ def prepare(view: JobView) -> Decision:
         waits += [words for words in (shrink_words(view, roll),) if words]
         waits.append(waiting_words(view, roll.vacancy_count))
     if roll.late:
-        waits.append(f"waits for the promise of {', '.join(roll.late)}")
+        waits.append(f"waits for {', '.join(roll.late)} to prepare")
     if roll.unreachable:
         waits.append(f"waits for {', '.join(roll.unreachable)}, which may still hold shards of the committed step")
     aim = f"stops ({view.wants_stop}) once it trains, so that no step is lost: " if view.wants_stop else ""

@@ -144,7 +144,7 @@ def _incident_of(
         view.plan.generation,
         found,
         decision="",
-        reason="the plan follows when every node has promised",
+        reason="Everstep plans the launch when every node is prepared",
         reached=reached,
         now=view.now,
     )

@@ -162,7 +162,7 @@ def without_unreachable(view: JobView) -> JobView:
         return view
     left, floor = restorable_step(view, record, roll), launch.floor_of(view.spec, view.seen, record)
     late_seconds, silent_seconds = timeouts.exclude_seconds, timeouts.prepare_deadline_seconds
-    silent_words, cost = f"did not promise within {silent_seconds:g} s and is silent", ""
+    silent_words, cost = f"did not prepare within {silent_seconds:g} s and is silent", ""
     if left < floor:
         late_seconds, silent_seconds = (
             timeouts.blind_wait_seconds + timeouts.exclude_seconds,
@@ -173,7 +173,7 @@ def without_unreachable(view: JobView) -> JobView:
             f"; without it, only step {left} can be restored, not the committed step {floor}",
         )
     dropped = [
-        (node_id, f"{node_id} did not promise within {late_seconds:g} s{cost}")
+        (node_id, f"{node_id} did not prepare within {late_seconds:g} s{cost}")
         for node_id in roll.late
         if waited[node_id] > late_seconds
     ]

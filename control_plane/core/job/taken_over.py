@@ -11,6 +11,8 @@ from control_plane.core.job.view import JobView, halt
 from control_plane.core.states import JobState
 from everstep.protocol.agent_messages import MemberPhase
 
+_STANDING_WORDS = {Standing.IMPAIRED: "impaired", Standing.GONE: "lost"}
+
 
 def observe_only(view: JobView) -> Decision:
     """Record progress and write manifests. Send no message except orders to kill ranks of old generations.
@@ -34,12 +36,12 @@ def observe_only(view: JobView) -> Decision:
         and node.member.generation < view.record.issued_generation
         and node.member.phase is MemberPhase.RUNNING
     ]
-    told = [
-        f"{verdict.node_id} is {verdict.standing}"
+    observations = [
+        f"{verdict.node_id} is {_STANDING_WORDS[verdict.standing]}"
         for verdict in view.verdicts.values()
-        if verdict.standing in (Standing.IMPAIRED, Standing.GONE)
+        if verdict.standing in _STANDING_WORDS
     ]
-    told += [fault.evidence for fault in faults.of_ranks(view.reports)]
-    seen = f"; what it sees: {'; '.join(told)}" if told else ""
-    words = f"taken over by {view.record.taken_over_by}: Everstep observes and decides nothing{seen}"
+    observations += [fault.evidence for fault in faults.of_ranks(view.reports)]
+    observed = f"; it observes: {'; '.join(observations)}" if observations else ""
+    words = f"taken over by {view.record.taken_over_by}: Everstep decides nothing{observed}"
     return stay(view, words, (*actions, *ended))

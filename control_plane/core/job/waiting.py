@@ -63,7 +63,7 @@ def wait_for_nodes(view: JobView) -> Decision:
         vacant_since=None,
     )
     size = f"starts on {count} of {spec.node_count} nodes; " if missing > 0 else ""
-    return change_state(ready, JobEvent.GANG_ASSIGNED, f"{size}asks its nodes for their promise")
+    return change_state(ready, JobEvent.GANG_ASSIGNED, f"{size}asks its nodes to prepare")
 
 
 def _with_vacancy(view: JobView) -> JobView:

@@ -1,8 +1,8 @@
 /**
- * Who holds what: shards down, nodes across, the thinnest protected first.
+ * The holders of shards: one row for each shard, one column for each node. Shards with the fewest holders come first.
  *
- * Drawn on a canvas that is as large as what is seen of it: 256 shards on 256 nodes scroll as smoothly as 4 on 4. Every copy is in a table below, which
- * screen readers read, too.
+ * The canvas is as large as its visible part, so 256 shards on 256 nodes scroll as smoothly as 4 on 4. A table below
+ * lists every copy, also for screen readers.
  */
 import { Button } from '@mantine/core'
 import { useElementSize } from '@mantine/hooks'
@@ -11,16 +11,17 @@ import { useEffect, useMemo, useRef, useState } from 'react'
 import { serverTime } from '../api/client'
 import type { DescribeProtectionResponse } from '../contract'
 import { bytes, count, plural } from '../model/format'
-import { copies, heldWords, matrix, type Cell, type Row } from '../model/matrix'
-import type { Tone } from '../model/verdict'
+import { copies, heldWords, matrix, type Cell, type Copy, type Row } from '../model/matrix'
+import type { Tone } from '../model/standing'
 import { Ago, NodeLink, Status } from '../parts/Basics'
+import { MATRIX } from '../words/job'
 
 const ROW = 22
 const COLUMN = 34
 const LEFT = 150
 const TOP = 64
 const MOST_HEIGHT = 560
-const WORDS: Record<Cell, string> = { own: 'owner', copy: 'copy', behind: 'behind', out: 'out of view' }
+const WORDS: Readonly<Record<Cell, string>> = MATRIX.cells
 const MARKS: Record<Cell, string> = { own: '●', copy: '✓', behind: '−', out: '!' }
 const TONES: Record<Cell, Tone> = { own: 'busy', copy: 'good', behind: 'warn', out: 'warn' }
 const MORE_COPIES = 100
@@ -49,7 +50,7 @@ export function ProtectionMatrix({ protection }: { protection: DescribeProtectio
     const lastRow = Math.min(rows.length, Math.ceil((at.y + height - TOP) / ROW))
     const firstColumn = Math.floor(at.x / COLUMN)
     const lastColumn = Math.min(nodes.length, Math.ceil((at.x + width - LEFT) / COLUMN))
-    context.font = '12px system-ui, sans-serif'
+    context.font = `12px ${token('font')}`
     context.save()
     context.beginPath()
     context.rect(LEFT, TOP, width - LEFT, height - TOP)
@@ -81,11 +82,11 @@ export function ProtectionMatrix({ protection }: { protection: DescribeProtectio
       const { shard, held, wanted } = rows[row]!
       const y = TOP + row * ROW - at.y + ROW / 2
       context.fillStyle = token('text')
-      context.fillText(`rank ${shard.Rank}`, 0, y)
+      context.fillText(MATRIX.rank(shard.Rank), 0, y)
       context.fillStyle = token(held < wanted ? 'warn' : 'soft')
       context.fillText(`${held}/${wanted}`, 62, y)
       context.fillStyle = token(shard.CommittedStep < newest ? 'warn' : 'soft')
-      context.fillText(shard.CommittedStep < 0 ? '–' : shard.CommittedStep < newest ? `−${count(newest - shard.CommittedStep)}` : count(shard.CommittedStep), 96, y)
+      context.fillText(stepText(shard.CommittedStep, newest), 96, y)
     }
     context.restore()
     context.save()
@@ -93,7 +94,7 @@ export function ProtectionMatrix({ protection }: { protection: DescribeProtectio
     context.rect(LEFT, 0, width - LEFT, TOP)
     context.clip()
     context.fillStyle = token('soft')
-    context.font = '11px ui-monospace, monospace'
+    context.font = `12px ${token('font-mono')}`
     for (let column = firstColumn; column < lastColumn; column += 1) {
       context.save()
       context.translate(LEFT + column * COLUMN - at.x + COLUMN / 2, TOP - 8)
@@ -111,76 +112,107 @@ export function ProtectionMatrix({ protection }: { protection: DescribeProtectio
     if (!row || !node || event.clientX - box.left < LEFT || event.clientY - box.top < TOP) return setPointed('')
     const cell = row.cells.get(node)
     const holder = row.shard.Holders.find((each) => each.NodeId === node)
-    setPointed(`${cell ? WORDS[cell] : 'holds nothing'}: rank ${row.shard.Rank} on ${node}${holder ? `, ${heldWords(holder, serverTime())}` : ''}`)
+    const held = holder ? `, ${heldWords(holder, serverTime())}` : ''
+    setPointed(MATRIX.at(cell ? WORDS[cell] : MATRIX.nothing, row.shard.Rank, node, held))
   }
-  const thin = rows.filter((row) => row.needsLook).length
+  const bad = rows.filter((row) => row.hasProblem).length
+  const hasParity = protection.ParityGroupSize !== undefined
+  const { keys } = MATRIX
   return (
     <>
-      <div ref={ref} className="matrix" style={{ height }} tabIndex={0} role="group" aria-label={`Who holds which of ${rows.length} shards on ${nodes.length} nodes; ${thin} need a look`} onScroll={(event) => setAt({ x: event.currentTarget.scrollLeft, y: event.currentTarget.scrollTop })} onPointerMove={point} onPointerLeave={() => setPointed('')}>
+      <p>{bad ? MATRIX.bad(bad, count(rows.length)) : MATRIX.good(hasParity ? MATRIX.shares : MATRIX.copies)}</p>
+      <div
+        ref={ref}
+        className="matrix"
+        style={{ height }}
+        tabIndex={0}
+        role="group"
+        aria-label={MATRIX.label(plural(rows.length, 'shard'), plural(nodes.length, 'node'), MATRIX.problems(bad))}
+        onScroll={(event) => setAt({ x: event.currentTarget.scrollLeft, y: event.currentTarget.scrollTop })}
+        onPointerMove={point}
+        onPointerLeave={() => setPointed('')}
+      >
         <div style={full}>
           <canvas ref={canvas} style={{ width, height }} aria-hidden="true" />
         </div>
       </div>
       <div className="keys">
-        <span>● the owner’s own</span>
-        <span>✓ {protection.ParityGroupSize === undefined ? 'copy' : 'share of parity'} that counts</span>
-        <span>− behind what is committed</span>
-        <span>! out of view</span>
-        <span>−n: steps behind the newest</span>
-        <span aria-live="off">{pointed}</span>
+        <span>{keys.own}</span>
+        <span>{hasParity ? keys.parity : keys.copy}</span>
+        <span>{keys.behind}</span>
+        <span>{keys.out}</span>
+        <span>{keys.lag}</span>
       </div>
-      <p className="dim">{thin ? `${plural(thin, 'shard')} of ${count(rows.length)} ${thin === 1 ? 'needs' : 'need'} a look: ${thin === 1 ? 'its' : 'their'} copies come first.` : `Every shard has all its ${protection.ParityGroupSize === undefined ? 'copies' : 'shares'}, of the newest step.`}</p>
+      <p className="dim pointed" aria-live="off">
+        {pointed}
+      </p>
       <Copies rows={rows} newest={newest} />
     </>
   )
 }
 
-/** Every copy with its lag, when it was verified, its domain, and what is wrong with its shard; what needs a look comes first. */
+/** A shard's committed step, or how many steps it is behind the newest one. */
+function stepText(step: number, newest: number): string {
+  if (step < 0) return '–'
+  return step < newest ? `−${count(newest - step)}` : count(step)
+}
+
+/** Every copy with its lag, the time of its verification, its failure domain, and the problem of its shard. */
 function Copies({ rows, newest }: { rows: Row[]; newest: number }) {
-  const found = useMemo(() => copies(rows), [rows])
+  const all = useMemo(() => copies(rows), [rows])
   const [shown, setShown] = useState(MORE_COPIES)
+  const words = MATRIX.table
   return (
     <>
-      <h3 style={{ marginTop: 16 }}>Every copy</h3>
-      <div className="scroll" tabIndex={0} role="region" aria-label="Every copy">
+      <h3>{words.title}</h3>
+      <div className="scroll" tabIndex={0} role="region" aria-label={words.title}>
         <table className="grid stacked">
           <thead>
             <tr>
-              <th>Rank</th>
-              <th>Node</th>
-              <th className="n">Copies</th>
-              <th>Counts</th>
-              <th className="n">Holds step</th>
-              <th className="n">Behind</th>
-              <th>Verified</th>
-              <th>Failure domain</th>
-              <th className="n">Size</th>
-              <th>Why</th>
+              <th>{words.rank}</th>
+              <th>{words.node}</th>
+              <th className="n">{words.copies}</th>
+              <th>{words.state}</th>
+              <th className="n">{words.step}</th>
+              <th className="n">{words.lag}</th>
+              <th>{words.verified}</th>
+              <th>{words.domain}</th>
+              <th className="n">{words.size}</th>
+              <th>{words.problem}</th>
             </tr>
           </thead>
           <tbody>
-            {found.slice(0, shown).map(({ row: { shard, held, wanted }, cell, holder }) => (
-              <tr key={`${shard.Rank} ${holder.NodeId}`}>
-                <td data-name="Rank">{shard.Rank}</td>
-                <td data-name="Node"><NodeLink id={holder.NodeId} /></td>
-                <td className={`n${held < wanted ? ' tone-warn' : ''}`} data-name="Copies">{held} of {wanted}</td>
-                <td data-name="Counts"><Status tone={TONES[cell]} word={WORDS[cell]} /></td>
-                <td className="n" data-name="Holds step">{holder.VerifiedStep === undefined ? '–' : count(holder.VerifiedStep)}</td>
-                <td className="n" data-name="Behind">{holder.LagSteps === undefined ? '–' : plural(holder.LagSteps, 'step')}</td>
-                <td className="moment" data-name="Verified"><Ago at={holder.VerifiedTime} /></td>
-                <td data-name="Failure domain">{holder.FailureDomain ?? 'not known'}</td>
-                <td className="n" data-name="Size">{bytes(shard.Bytes)}</td>
-                <td className="reason">{shard.Reason || (shard.CommittedStep < newest ? `${plural(newest - shard.CommittedStep, 'step')} behind the other shards` : '')}</td>
-              </tr>
+            {all.slice(0, shown).map((copy) => (
+              <CopyRow key={`${copy.row.shard.Rank} ${copy.holder.NodeId}`} copy={copy} newest={newest} />
             ))}
           </tbody>
         </table>
       </div>
-      {found.length > shown && (
+      {all.length > shown && (
         <Button variant="default" size="xs" onClick={() => setShown(shown + MORE_COPIES)}>
-          Show {count(Math.min(MORE_COPIES, found.length - shown))} more of {count(found.length)} copies
+          {MATRIX.more(count(Math.min(MORE_COPIES, all.length - shown)), count(all.length))}
         </Button>
       )}
     </>
+  )
+}
+
+function CopyRow({ copy: { row, cell, holder }, newest }: { copy: Copy; newest: number }) {
+  const words = MATRIX.table
+  const { shard, held, wanted } = row
+  const behind = shard.CommittedStep < newest ? MATRIX.behindOthers(plural(newest - shard.CommittedStep, 'step')) : ''
+  return (
+    <tr>
+      <td data-name={words.rank}>{shard.Rank}</td>
+      <td data-name={words.node}><NodeLink id={holder.NodeId} /></td>
+      <td className={`n${held < wanted ? ' tone-warn' : ''}`} data-name={words.copies}>{MATRIX.of(held, wanted)}</td>
+      <td data-name={words.state}><Status tone={TONES[cell]} word={WORDS[cell]} /></td>
+      <td className="n" data-name={words.step}>{holder.VerifiedStep === undefined ? '–' : count(holder.VerifiedStep)}</td>
+      <td className="n" data-name={words.lag}>{holder.LagSteps === undefined ? '–' : plural(holder.LagSteps, 'step')}</td>
+      <td className="moment" data-name={words.verified}><Ago at={holder.VerifiedTime} /></td>
+      <td data-name={words.domain}>{holder.FailureDomain ?? MATRIX.unknownDomain}</td>
+      <td className="n" data-name={words.size}>{bytes(shard.Bytes)}</td>
+      <td className="reason">{shard.Reason || behind}</td>
+    </tr>
   )
 }

@@ -1,101 +1,200 @@
-/** The recovery timeline: the job's states, its recoveries in phases, and a lane for each node. */
+/** The timeline of a job: statuses, recoveries in phases, and one lane for each node. */
 import { Button } from '@mantine/core'
 import { useElementSize } from '@mantine/hooks'
-import { useState } from 'react'
+import { useState, type ReactNode } from 'react'
 import { Link } from 'react-router'
 
 import type { Incident, TrainingJob, TrainingJobNode } from '../contract'
-import { clock, duration, plural, utc } from '../model/format'
-import { MOST_NODES, ticks, timeline, type Span } from '../model/timeline'
+import { count, duration, local, plural, utc } from '../model/format'
+import { MOST_NODES, ticks, timeline, type Fault, type Lane, type Span } from '../model/timeline'
+import { TIMELINE } from '../words/job'
 
-const COLOURS: Record<string, string> = {
-  training: 'train', pending: 'queue', starting: 'start', downloading: 'start', restarting: 'replace', stopping: 'stopping',
-  detect: 'detect', replace: 'replace', restore: 'restore', rework: 'rework', node: 'node', completed: 'train', failed: 'detect', stopped: 'stopping',
-  pausing: 'stopping', paused: 'paused', interrupted: 'paused',
+const COLORS: Readonly<Record<string, string>> = {
+  training: 'train', pending: 'queue', starting: 'start', downloading: 'start', restarting: 'replace',
+  stopping: 'stopping', detect: 'detect', replace: 'replace', restore: 'restore', rework: 'rework', node: 'node',
+  completed: 'train', failed: 'detect', stopped: 'stopping', pausing: 'stopping', paused: 'paused', interrupted: 'paused',
 }
-const LANE = 26
-const colour = (kind: string) => `var(--b-${COLOURS[kind] ?? 'rest'})`
+const color = (kind: string) => `var(--b-${COLORS[kind] ?? 'rest'})`
 
-export function TimelineChart({ job, incidents, nodes, now, from: zoomFrom }: { job: Partial<TrainingJob>; incidents: Incident[]; nodes: TrainingJobNode[]; now: number; from?: number }) {
+const LANE = 28
+const BAR = 16
+const TOP = 6
+/** Distance of ticks, and width of a letter inside a bar, in pixels. */
+const TICK = 96
+const LETTER = 7
+const AXIS = 20
+const KEYS = ['training', 'starting', 'detect', 'replace', 'restore', 'rework'] as const
+
+interface Props {
+  job: Partial<TrainingJob>
+  incidents: Incident[]
+  nodes: TrainingJobNode[]
+  now: number
+  /** Unix seconds at which the visible range begins. By default all is visible. */
+  from?: number
+}
+
+export function TimelineChart({ job, incidents, nodes, now, from: rangeFrom }: Props) {
   const { ref, width } = useElementSize()
   const [most, setMost] = useState(MOST_NODES)
   const data = timeline(job, incidents, nodes, now, most)
-  const from = Math.max(data.from, zoomFrom ?? data.from)
   const { to, lanes, hiddenCount } = data
-  const left = width < 500 ? 74 : 170
-  const inner = Math.max(10, width - left - 10)
-  const x = (at: number) => left + (Math.min(to, Math.max(from, at)) - from) / Math.max(1e-6, to - from) * inner
-  const height = lanes.length * LANE + 30
-  const visible = (span: Span) => span.to >= from
+  const from = Math.max(data.from, rangeFrom ?? data.from)
+  const isNarrow = width < 500
+  const left = isNarrow ? 78 : 176
+  const inner = Math.max(10, width - left - 12)
+  const x = (at: number) => left + ((Math.min(to, Math.max(from, at)) - from) / Math.max(1e-6, to - from)) * inner
+  const moments = ticks(from, to, Math.max(2, inner / TICK))
+  const hasLocal = local(to) !== ''
+  const axis = hasLocal ? 2 * AXIS : AXIS
+  const bottom = lanes.length * LANE
+  const total = plural(lanes.length - 2 + hiddenCount, 'node')
+  const drawn = hiddenCount ? TIMELINE.some(count(lanes.length - 2), total) : total
+  const label = TIMELINE.label(drawn, plural(incidents.length, 'incident'), duration(to - from))
   return (
-    <div ref={ref}>
+    <div ref={ref} className="timelinebox">
       {width > 0 && (
-        <svg className="timeline" height={height} width={width} role="group" aria-label={`Timeline of ${lanes.length - 2}${hiddenCount ? ` of ${lanes.length - 2 + hiddenCount}` : ''} nodes and ${incidents.length} incidents over ${duration(to - from)}`}>
-          {ticks(from, to, Math.max(2, inner / 90)).map((at) => (
-            <g key={at}>
-              <line className="axis" x1={x(at)} x2={x(at)} y1={0} y2={height - 22} />
-              <text x={x(at)} y={height - 8} textAnchor="middle">
-                {to - from > 172800 ? utc(at).slice(5, 10) : clock(at).slice(0, to - from > 3600 ? 5 : 8)}
-              </text>
-            </g>
+        <svg className="timeline" height={bottom + axis + 4} width={width} role="group" aria-label={label}>
+          {moments.map((at) => (
+            <line key={at} className="axis" x1={x(at)} x2={x(at)} y1={0} y2={bottom + 4} />
           ))}
-          {lanes.map((lane, row) => {
-            const y = row * LANE
-            return (
-              <g key={lane.id}>
-                <text className="lane" x={0} y={y + 17}>
-                  {left < 100 && lane.label.startsWith('i-') ? `…${lane.label.slice(-6)}` : lane.label}
-                </text>
-                {lane.spans.filter(visible).map((span, index) => {
-                  const mark = (
-                    <rect x={x(span.from)} y={y + 6} width={Math.max(lane.id === 'recovery' ? 3 : 1, x(span.to) - x(span.from))} height={LANE - 11} rx={2} fill={colour(span.kind)}>
-                      <title>{`${span.label}\n${utc(span.from)}, ${duration(span.to - span.from)}`}</title>
-                    </rect>
-                  )
-                  return span.incidentId ? (
-                    <Link key={index} to={`/incidents/${encodeURIComponent(span.incidentId)}`} aria-label={`${span.label}, ${duration(span.to - span.from)}`}>
-                      {mark}
-                    </Link>
-                  ) : (
-                    <g key={index}>{mark}</g>
-                  )
-                })}
-                {lane.faults
-                  .filter((fault) => fault.at >= from)
-                  .map((fault) => (
-                    <Link key={`${fault.incidentId}${fault.at}`} to={`/incidents/${encodeURIComponent(fault.incidentId)}`} aria-label={`Fault: ${fault.label}`}>
-                      <path d={`M${x(fault.at)} ${y + 1}l6 10h-12z`} fill="var(--bad)" stroke="var(--card)">
-                        <title>{`${fault.label}\n${utc(fault.at)}`}</title>
-                      </path>
-                    </Link>
-                  ))}
-              </g>
-            )
-          })}
+          {lanes.map((lane, row) => (
+            <LaneMarks key={lane.id} lane={lane} y={row * LANE} isNarrow={isNarrow} from={from} x={x} />
+          ))}
+          <AxisRow name={TIMELINE.utc} y={bottom + AXIS - 2} moments={moments} x={x} text={(at) => tickText(utc(at), to - from)} />
+          {hasLocal && (
+            <AxisRow name={local(to).slice(20)} y={bottom + 2 * AXIS - 4} moments={moments} x={x} text={(at) => tickText(local(at), to - from)} />
+          )}
         </svg>
       )}
       {hiddenCount > 0 && (
-        <div className="row" style={{ marginTop: 8 }}>
-          <Button size="compact-xs" variant="default" onClick={() => setMost(Infinity)}>
-            Show the lanes of {plural(hiddenCount, 'more node')}
+        <div className="row">
+          <Button size="compact-sm" variant="default" onClick={() => setMost(Infinity)}>
+            {TIMELINE.more(plural(hiddenCount, 'more node'))}
           </Button>
-          <span className="dim">Nodes where something failed come first.</span>
+          <span className="dim">{TIMELINE.faultsFirst}</span>
         </div>
       )}
       <div className="keys">
-        {[['training', 'training'], ['starting', 'starting'], ['detect', 'detect'], ['replace', 'replace'], ['restore', 'restore'], ['rework', 'rework'], ['node', 'node works for the job']].map(([kind, label]) => (
-          <span key={kind}>
-            <span className="key" style={{ background: colour(kind!) }} /> {label}
-          </span>
+        {KEYS.map((kind) => (
+          <Key key={kind} kind={kind} word={kind} />
         ))}
+        <Key kind="node" word={TIMELINE.nodeKey} />
         <span>
           <svg width="12" height="11" aria-hidden="true">
             <path d="M6 0l6 10H0z" fill="var(--bad)" />
           </svg>{' '}
-          fault
+          {TIMELINE.faultKey}
         </span>
-        <span>times in UTC</span>
       </div>
     </div>
+  )
+}
+
+/** `moment`: "2026-03-01 12:00:05 UTC". A long range has days, a short one seconds. */
+function tickText(moment: string, rangeSeconds: number): string {
+  if (rangeSeconds > 2 * 86_400) return moment.slice(5, 10)
+  return rangeSeconds > 600 ? moment.slice(11, 16) : moment.slice(11, 19)
+}
+
+interface AxisProps {
+  name: string
+  y: number
+  moments: number[]
+  x: (at: number) => number
+  text: (at: number) => string
+}
+
+function AxisRow({ name, y, moments, x, text }: AxisProps) {
+  return (
+    <>
+      <text x={0} y={y}>
+        {name}
+      </text>
+      {moments.map((at) => (
+        <text key={at} x={x(at)} y={y} textAnchor="middle">
+          {text(at)}
+        </text>
+      ))}
+    </>
+  )
+}
+
+interface LaneProps {
+  lane: Lane
+  y: number
+  isNarrow: boolean
+  from: number
+  x: (at: number) => number
+}
+
+function LaneMarks({ lane, y, isNarrow, from, x }: LaneProps) {
+  const isNode = lane.id.startsWith('i-')
+  const name = isNode && isNarrow ? `…${lane.label.slice(-6)}` : lane.label
+  return (
+    <g>
+      <text className={isNode ? 'lane id' : 'lane'} x={0} y={y + TOP + 12}>
+        {isNode && <title>{lane.label}</title>}
+        {name}
+      </text>
+      {lane.spans
+        .filter((span) => span.to >= from)
+        .map((span) => (
+          <Bar key={`${span.from} ${span.kind}`} span={span} y={y} least={lane.id === 'recovery' ? 3 : 1} x={x} />
+        ))}
+      {lane.faults
+        .filter((fault) => fault.at >= from)
+        .map((fault) => (
+          <FaultMark key={`${fault.incidentId} ${fault.at}`} fault={fault} x={x(fault.at)} y={y} />
+        ))}
+    </g>
+  )
+}
+
+const incidentPath = (id: string) => `/incidents/${encodeURIComponent(id)}`
+
+function Bar({ span, y, least, x }: { span: Span; y: number; least: number; x: (at: number) => number }) {
+  const width = Math.max(least, x(span.to) - x(span.from))
+  const length = duration(span.to - span.from)
+  const bar = (
+    <>
+      <rect x={x(span.from)} y={y + TOP} width={width} height={BAR} rx={3} fill={color(span.kind)}>
+        <title>{`${span.label}\n${moment(span.from)}, ${length}`}</title>
+      </rect>
+      {span.word && width > span.word.length * LETTER + 12 && (
+        <text className="word" x={x(span.from) + 6} y={y + TOP + 12} aria-hidden="true">
+          {span.word}
+        </text>
+      )}
+    </>
+  )
+  return span.incidentId === undefined ? bar : <Marked to={span.incidentId} label={`${span.label}, ${length}`}>{bar}</Marked>
+}
+
+function FaultMark({ fault, x, y }: { fault: Fault; x: number; y: number }) {
+  return (
+    <Marked to={fault.incidentId} label={TIMELINE.fault(fault.label)}>
+      <path d={`M${x} ${y + 2}l7 12h-14z`} fill="var(--bad)" stroke="var(--card)">
+        <title>{`${fault.label}\n${moment(fault.at)}`}</title>
+      </path>
+    </Marked>
+  )
+}
+
+const moment = (at: number): string => [utc(at), local(at)].filter(Boolean).join(' · ')
+
+function Marked({ to, label, children }: { to: string; label: string; children: ReactNode }) {
+  return (
+    <Link to={incidentPath(to)} aria-label={label}>
+      {children}
+    </Link>
+  )
+}
+
+function Key({ kind, word }: { kind: string; word: string }) {
+  return (
+    <span className="row">
+      <span className="key" style={{ background: color(kind) }} /> {word}
+    </span>
   )
 }

@@ -1,36 +1,39 @@
-/** Where the time went: one bar whose parts add up to the job's wall time. */
+/** Where the time of a job went: one bar, and a list whose parts add up to the wall time. */
 import type { Incident, TrainingJob } from '../contract'
 import { duration, percent } from '../model/format'
 import { buckets } from '../model/time'
+import { TIME } from '../words/job'
 
 export function WhereTime({ job, now, open }: { job: Partial<TrainingJob>; now: number; open?: Incident }) {
-  const { buckets: found, wallSeconds } = buckets(job, now, open)
-  if (!found.length) return <p className="dim">No second has been counted yet.</p>
+  const { buckets: parts, wallSeconds } = buckets(job, now, open)
+  if (!parts.length) return <p className="dim">{TIME.none}</p>
   const share = (seconds: number) => seconds / Math.max(1e-9, wallSeconds)
+  const background = (name: string) => `var(--b-${name}, var(--b-rest))`
+  const label = parts.map((part) => `${part.label} ${duration(part.seconds)}`).join(', ')
   return (
     <>
-      <div className="bar" role="img" aria-label={found.map((bucket) => `${bucket.label} ${duration(bucket.seconds)}`).join(', ')}>
-        {found.map((bucket) => (
-          <span key={bucket.name} style={{ flexGrow: share(bucket.seconds) * 1000, flexBasis: 0, background: `var(--b-${bucket.name}, var(--b-rest))` }} title={`${bucket.label}: ${duration(bucket.seconds)}`} />
+      <div className="bar" role="img" aria-label={label}>
+        {parts.map(({ name, label: word, seconds }) => (
+          <span key={name} style={{ flexGrow: share(seconds) * 1000, flexBasis: 0, background: background(name) }} title={`${word}: ${duration(seconds)}`} />
         ))}
       </div>
       <ul className="legend">
-        {found.map((bucket) => (
-          <li key={bucket.name}>
-            <span className="key" style={{ background: `var(--b-${bucket.name}, var(--b-rest))` }} />
+        {parts.map(({ name, label: word, what, owner, seconds }) => (
+          <li key={name} title={owner}>
+            <span className="key" style={{ background: background(name) }} />
             <span>
-              {bucket.label} <span className="dim">{bucket.what}</span>
+              {word} <span className="dim">{what}</span>
             </span>
             <span>
-              {duration(bucket.seconds)} <span className="dim">{percent(share(bucket.seconds))}</span>
+              {duration(seconds)} <span className="dim">{percent(share(seconds))}</span>
             </span>
-            <small>{bucket.name === 'train' ? '' : `who can shorten it: ${bucket.owner}`}</small>
+            {owner && <small>{TIME.owner(owner)}</small>}
           </li>
         ))}
       </ul>
-      <p className="dim" style={{ marginTop: 10 }}>
-        Together {duration(wallSeconds)}: all the time since the job was created
-        {job.Reliability?.EttrRatio !== undefined && <>. ETTR {percent(job.Reliability.EttrRatio)}: training ÷ time since the first start, queueing not counted</>}.
+      <p className="dim">
+        {TIME.total(duration(wallSeconds))}
+        {job.Reliability?.EttrRatio !== undefined && ` ${TIME.ettr(percent(job.Reliability.EttrRatio))}`}
       </p>
     </>
   )

@@ -1,177 +1,212 @@
-/** Do I need to act: yes or no, what to do, and where the runbook says more. Pure; the first thing that asks for a person wins. */
+/** What a person must do for a job, or can do later. Pure. The first rule that applies decides. */
 import type { Node } from '../contract'
-import { ago, count, duration, plural, sentence } from './format'
+import { ACT, STATE } from '../words/job'
+import { capacityWords, type CapacityWait } from './capacity'
 import { STALE_SECONDS } from './figures'
+import { ago, count, duration, minute, plural, sentence } from './format'
+import type { Facts, HeldNode, JobState, PhaseNow, Statement } from './facts'
 import { adviceOn, waitsForAPerson } from './nodes'
-import { hasLetGo, isOver, leftUndone, type Tone } from './standing'
-import type { Facts, HeldNode, PhaseNow, Statement } from './facts'
+import { isOver, hasReleasedNodes, unrecoveredReason, type Tone } from './standing'
 
 export interface Act extends Statement {
+  /** The job does not continue, or is at risk, until a person acts. */
   needed: boolean
-  /** What to do, in order; also where nothing is urgent. */
+  /** The last sentence of the verdict: "Nothing to do." or "Act now: …". */
+  brief: string
+  /** What to do, in order. May be present if nothing is urgent. */
   steps: string[]
-  /** The section of docs/runbook.md about it: what it means, what to look at, what to do. */
+  /** The section of docs/runbook.md. */
   section?: string
-  /** Nodes that are to be looked at. */
+  /** The subject, if a banner could repeat it. */
+  about?: 'takenOver' | 'frozen' | 'suspended'
+  /** Held nodes that `steps` name. */
   nodes?: { fleet?: string; ids: string[] }
 }
 
-/** A recovery that has taken this many times as long as usual is worth a look. */
+/** A phase is late after this many times its usual length. */
 export const LATE_FACTOR = 3
+/** The limit without an earlier incident of the same cause. */
 export const LATE_SECONDS = 300
-/** A recovery is never late before this, however quick the earlier ones were. */
+/** A phase is never late before this time. */
 export const LEAST_LATE_SECONDS = 30
 
-export interface Rest {
-  moving: Statement
+/** What `verdict` has derived before. */
+export interface Derived {
+  state: JobState
   protection: Statement
-  recovery?: Statement & PhaseNow
+  recovery?: PhaseNow
   isBeforeFirstStep: boolean
-  /** What AWS does not give, and when Everstep asks again; undefined: AWS gives what is asked for. */
-  shortage?: string
+  /** Present while AWS launches no instance for the job. */
+  wait?: CapacityWait
 }
 
-const yes = (section: string, tone: Tone, text: string, steps: string[]): Act => ({ needed: true, tone, title: 'Yes', text, steps, section })
-const no = (text: string, tone: Tone = 'good', section?: string): Act => ({ needed: false, tone, title: 'No', text, steps: [], section })
+type More = Partial<Pick<Act, 'title' | 'brief' | 'steps' | 'section' | 'about'>>
 
-export function actOf(facts: Facts, rest: Rest): Act {
+const must = (section: string, tone: Tone, brief: string, text: string, steps: string[], more: More = {}): Act => ({
+  needed: true, tone, title: ACT.titles.now, brief: ACT.now(brief), text, steps, section, ...more,
+})
+const none = (text: string, tone: Tone = 'good', more: More = {}): Act => ({
+  needed: false, tone, title: ACT.titles.none, brief: ACT.nothing, text, steps: [], ...more,
+})
+
+export function actOf(facts: Facts, derived: Derived): Act {
   const { job, fleet } = facts
-  const { recovery } = rest
-  const act = ofThePage(facts) ?? ofTheEnd(facts) ?? ofAPerson(job)
+  const { recovery, wait } = derived
+  const act = ofStalePage(facts) ?? ofEndedJob(facts) ?? ofPersonsJob(job)
   if (act) return act
-  if (fleet?.FleetStatus === 'frozen') {
-    const steps = (fleet.Drift ?? []).map((drift) => `Put right in AWS: ${drift}`)
-    const cannot = recovery ? 'This recovery may need an instance ended, and the fleet is frozen.' : 'The fleet is frozen: a lost instance would not be replaced.'
-    return yes('frozen-fleet', recovery ? 'bad' : 'warn', `${cannot} ${sentence(fleet.Reason ?? '')}`.trim(), steps.length ? steps : ['See the fleet: it says what it misses, and goes on by itself once it is there.'])
+  if (fleet?.FleetStatus === 'frozen') return ofFrozenFleet(facts, recovery !== undefined)
+  if (recovery) {
+    if (isLaunchSuspended(fleet)) return ofSuspendedLaunches(facts, true)
+    return withHeldNodes(wait ? ofShortage(facts, wait) : ofRecovery(facts, recovery), facts)
   }
-  if (recovery) return isLaunchSuspended(fleet) ? ofSuspendedLaunches(facts, true) : withNodes(ofARecovery(facts, recovery, rest.shortage), facts)
-  const training = ofTraining(facts, rest)
-  return isLaunchSuspended(fleet) && !training.needed ? ofSuspendedLaunches(facts, false) : withNodes(training, facts)
+  const present = wait ? ofShortage(facts, wait) : ofTraining(facts, derived)
+  return isLaunchSuspended(fleet) && !present.needed ? ofSuspendedLaunches(facts, false) : withHeldNodes(present, facts)
+}
+
+function ofFrozenFleet({ fleet }: Facts, isRecovering: boolean): Act {
+  const words = ACT.frozen
+  const steps = (fleet?.Drift ?? []).map((drift) => words.drift(sentence(drift)))
+  const text = `${isRecovering ? words.recovering : words.training} ${sentence(fleet?.Reason ?? '')}`.trim()
+  return must('frozen-fleet', isRecovering ? 'bad' : 'warn', words.brief, text, steps.length ? steps : [words.see], { about: 'frozen' })
 }
 
 function ofSuspendedLaunches({ job, fleet }: Facts, isRecovering: boolean): Act {
-  const steps = [`Ask who suspended it, then: aws autoscaling resume-processes --auto-scaling-group-name ${fleet?.AutoScalingGroupName ?? '…'} --scaling-processes Launch`]
-  if (isRecovering) return yes('late-recovery', 'bad', 'This recovery may need an instance, and its group starts none.', steps)
-  if (job.SecondaryStatus === 'Pending' || job.SecondaryStatus === 'Interrupted') return yes('pending', 'warn', 'It waits for nodes, and their group starts none.', steps)
-  return yes('late-recovery', 'warn', 'The group starts no instances: a lost one would not be replaced.', steps)
+  const words = ACT.suspended
+  const steps = [words.resume(fleet?.AutoScalingGroupName ?? '…')]
+  const act = (section: string, tone: Tone, text: string) => must(section, tone, words.brief, text, steps, { about: 'suspended' })
+  if (isRecovering) return act('late-recovery', 'bad', words.recovering)
+  if (job.SecondaryStatus === 'Pending' || job.SecondaryStatus === 'Interrupted') return act('pending', 'warn', words.waiting)
+  return act('late-recovery', 'warn', words.training)
 }
 
-/** A person has suspended the group's Launch process while it lacks instances. What AWS suspends itself is lifted by itself. */
+/** Whether a person has suspended the group's launches while it lacks instances. Everstep lifts a suspension by AWS. */
 export const isLaunchSuspended = (fleet: Facts['fleet']): boolean => (fleet?.Reason ?? '').includes(RESUMED_BY_A_PERSON)
 
 /** Words of `waiting_words` (control_plane/core/capacity.py). */
 export const RESUMED_BY_A_PERSON = 'resume the process to launch instances'
 
-/** What is shown is old: nobody can say from it what the job needs. */
-function ofThePage({ staleSeconds = 0, refusal }: Facts): Act | undefined {
+function ofStalePage({ staleSeconds = 0, refusal }: Facts): Act | undefined {
   if (staleSeconds <= STALE_SECONDS) return undefined
-  const steps = ['Check that the control plane runs: everstep server answers at /v1/health.', 'Training goes on without the control plane, but a failure now waits for it.']
-  return refusal
-    ? yes('no-news', 'warn', `The control plane has refused to say how this job is for ${duration(staleSeconds)}, so what is shown may be over. ${sentence(refusal)}`, ['See the control plane’s log, by the request id in the message.', steps[1]!])
-    : yes('no-news', 'warn', `This page has heard nothing for ${duration(staleSeconds)}, so what it shows may be over.`, steps)
+  const words = ACT.noNews
+  return must('no-news', 'warn', words.brief, words.text, [refusal ? words.log : words.check])
 }
 
-function ofTheEnd(facts: Facts): Act | undefined {
+function ofEndedJob(facts: Facts): Act | undefined {
   const { job, protection } = facts
   if (!isOver(job)) return undefined
-  if (job.TrainingJobStatus === 'Completed') return withNodes(no('The job is done.'), facts)
-  if (job.TrainingJobStatus === 'Stopped') return withNodes(no('The job was stopped.', 'idle'), facts)
-  const failed = yes('failed', 'bad', 'The job has failed and will not start again by itself.', [
-    'Read why under “Is it moving?”, and the last lines of the failing rank under Logs.',
-    `Mend the cause, then submit it again under another name; ${protection?.LastCheckpoint ? `its newest checkpoint, step ${count(protection.LastCheckpoint.Step)}, is under Checkpoints.` : 'it has no checkpoint in S3.'}`,
-  ])
-  return withNodes(failed, facts)
+  if (job.TrainingJobStatus === 'Completed') return withHeldNodes(none(ACT.ended.completed), facts)
+  if (job.TrainingJobStatus === 'Stopped') return withHeldNodes(none(ACT.ended.stopped, 'idle'), facts)
+  const words = ACT.failed
+  const kept = protection?.LastCheckpoint
+  const steps = [words.read, `${words.submit} ${kept ? words.resume(count(kept.Step)) : words.noCheckpoint}`]
+  return withHeldNodes(must('failed', 'bad', words.brief, words.text, steps), facts)
 }
 
-/** A person has taken the job into their own hands, by taking it over or by pausing it: it waits for them, whatever happens. */
-function ofAPerson(job: Facts['job']): Act | undefined {
+/** A person has taken over or paused the job, so nothing happens by itself. */
+function ofPersonsJob(job: Facts['job']): Act | undefined {
   const name = job.TrainingJobName
   if (job.TakenOverTime !== undefined) {
-    const who = job.TakenOverBy ?? 'a person'
-    const undone = leftUndone(job)
-    const handBack = `Hand it back, and Everstep decides again: everstep jobs hand-back ${name}`
-    if (undone) return yes('taken-over', 'bad', `Nobody acts for this job: ${who} has taken it over, and ${undone.replace(/\.$/, '')}.`, [`Ask ${who} whether they are at it.`, handBack])
-    return { ...no(`${sentence(`${who} looks after this job`)} A failure now waits for a person: Everstep decides nothing until it is handed back.`, 'warn', 'taken-over'), steps: [handBack] }
+    const words = ACT.takenOver
+    const person = job.TakenOverBy ?? 'a person'
+    const undone = unrecoveredReason(job)
+    const handBack = words.handBack(name)
+    if (undone) {
+      const text = words.undone(person, undone.replace(/\.$/, ''))
+      return must('taken-over', 'bad', words.brief, text, [words.ask(person), handBack], { about: 'takenOver' })
+    }
+    const waits = words.waits(person)
+    return none(waits, 'warn', { brief: waits, steps: [handBack], section: 'taken-over', about: 'takenOver' })
   }
   if (job.SecondaryStatus === 'Paused') {
-    return yes('paused', 'idle', 'A person paused the job, and it does not go on by itself.', [
-      `To let it go on: everstep jobs resume ${name}`,
-      hasLetGo(job) ? 'If the pause is meant, nothing is to be done: its state is kept in S3.' : 'If the pause is meant, nothing is to be done: it has not started yet.',
-    ])
+    const words = ACT.paused
+    const steps = [words.resume(name), hasReleasedNodes(job) ? words.keep : words.notStarted]
+    return must('paused', 'idle', '', words.text, steps, { title: ACT.titles.person, brief: words.brief })
   }
-  if (job.TrainingJobStatus === 'Stopping') return no('It stops by itself at the next step that all ranks agree on.', 'busy')
-  return undefined
+  return job.TrainingJobStatus === 'Stopping' ? none(ACT.stopping, 'busy') : undefined
 }
 
-function ofARecovery({ job, fleet }: Facts, recovery: Statement & PhaseNow, shortage?: string): Act {
+/** AWS launches no instance. A person can wait, or free a node of another job. */
+function ofShortage({ job, fleet }: Facts, wait: CapacityWait): Act {
+  const words = ACT.shortage
   const name = job.FleetName ?? fleet?.FleetName ?? 'FLEET'
-  if (shortage !== undefined) {
-    const spare = fleet?.SparePolicy === undefined ? `everstep fleets update ${name} --spare-count ${(fleet?.SpareCount ?? 0) + 1}` : `everstep fleets describe ${name}`
-    return {
-      ...no(shortage, 'busy', 'late-recovery'),
-      steps: ['To free a node now: everstep jobs pause JOB', `To keep a spare from now on: ${spare}`],
-    }
-  }
-  if (recovery.tone === 'warn') {
-    const why = recovery.usualSeconds === undefined ? 'no earlier incident of this kind tells how long it takes' : `after this kind of failure it usually takes ${duration(recovery.usualSeconds)}`
-    return yes('late-recovery', 'warn', `This phase has taken longer than ${duration(recovery.lateAfterSeconds)}: ${why}.`, [
-      recovery.phase === 'replace' ? `See which nodes the fleet waits for, and why: everstep fleets describe ${name}` : `See what the ranks print: everstep jobs logs ${job.TrainingJobName}`,
-      `See what Everstep has done since the failure: everstep events list --job ${job.TrainingJobName}`,
-    ])
-  }
-  return no('Everstep is recovering the job; it needs nobody.', 'busy', recovery.cause)
+  const command = fleet?.SparePolicy === undefined
+    ? `everstep fleets update ${name} --spare-count ${(fleet?.SpareCount ?? 0) + 1}`
+    : `everstep fleets describe ${name}`
+  return none(capacityWords(wait, fleet), 'busy', {
+    brief: ACT.nothingUntil(`${minute(wait.retryAt)} UTC`), steps: [words.free, words.spare(command)], section: 'late-recovery',
+  })
 }
 
-function ofTraining({ job, progress, now }: Facts, { moving, protection, isBeforeFirstStep }: Rest): Act {
+function ofRecovery({ job, fleet }: Facts, recovery: PhaseNow): Act {
+  if (!recovery.isLate) return none(ACT.recovering, 'busy', { section: recovery.cause })
+  const words = ACT.late
+  const why = recovery.usualSeconds === undefined ? words.noUsual : words.usual(duration(recovery.usualSeconds))
+  return must('late-recovery', 'warn', words.brief, words.text(duration(recovery.lateAfterSeconds), why), [
+    recovery.phase === 'replace'
+      ? words.fleet(job.FleetName ?? fleet?.FleetName ?? 'FLEET')
+      : words.logs(job.TrainingJobName),
+    words.events(job.TrainingJobName),
+  ])
+}
+
+/** The steps of a launch before an unprotected job is a problem: the first commit takes a moment. */
+const FIRST_STEPS = 3
+
+function ofTraining({ job, progress, now }: Facts, { state, protection, isBeforeFirstStep }: Derived): Act {
   const isTraining = job.SecondaryStatus === 'Training'
-  if (moving.title === 'Standing still') {
-    return yes('standing-still', 'warn', 'The ranks run but make no steps.', [
-      'Look at the ranks’ logs: a long evaluation or data loading is normal for some scripts.',
-      `If it hangs, stop it with: everstep jobs stop ${job.TrainingJobName}`,
-    ])
+  if (state.title === STATE.titles.stalled) {
+    const words = ACT.stalled
+    return must('standing-still', 'warn', words.brief, words.text, [words.logs, words.stop(job.TrainingJobName)])
   }
   if (progress?.rate && progress.usualRate && progress.rate < 0.5 * progress.usualRate && isTraining) {
-    return yes('slow', 'warn', 'Training is at less than half of its usual rate.', ['Compare step times under Metrics; one slow node slows down all.'])
+    return must('slow', 'warn', ACT.slow.brief, ACT.slow.text, [ACT.slow.compare])
   }
   if (job.SecondaryStatus === 'Pending') {
-    const max = job.StoppingCondition?.MaxPendingTimeInSeconds
-    const limit = max && job.CreationTime ? ` It gives up ${ago(job.CreationTime + max, now)}.` : ''
-    return no(`It starts by itself when it is its turn.${limit}`, 'idle', 'pending')
+    const most = job.StoppingCondition?.MaxPendingTimeInSeconds
+    const limit = most && job.CreationTime ? ago(job.CreationTime + most, now) : undefined
+    return none(ACT.queued(limit), 'idle', { section: 'pending' })
   }
   if (job.SecondaryStatus === 'Interrupted') {
-    return no(hasLetGo(job) ? 'It goes on by itself, from S3, once it has its nodes.' : 'It gives its nodes to another job, and goes on by itself once it has nodes again.', 'idle', 'interrupted')
+    return none(hasReleasedNodes(job) ? ACT.interrupted : ACT.returning, 'idle', { section: 'interrupted' })
   }
-  if (job.SecondaryStatus === 'Pausing') return no('A person paused it: all ranks stop at one step, which is kept in S3. Then it waits to be resumed.', 'busy', 'paused')
-  if (protection.tone === 'bad' && isTraining && (job.Boundary ?? -1) > 3) {
-    return yes('unprotected', 'warn', 'It trains, but no step is kept in memory: a failure now goes back to S3 or to the start.', ['See Protection: each shard says why it has no copies.'])
+  if (job.SecondaryStatus === 'Pausing') return none(ACT.pausing, 'busy', { section: 'paused' })
+  if (protection.tone === 'bad' && isTraining && (job.Boundary ?? -1) > FIRST_STEPS) {
+    const words = ACT.unprotected
+    return must('unprotected', 'warn', words.brief, words.text, [words.see])
   }
-  if (protection.tone === 'warn' && isTraining) {
-    return no('Fewer copies than asked for; Everstep makes them again by itself. Look at Protection if this lasts.', 'warn', 'unprotected')
-  }
-  if (isBeforeFirstStep) return no('The first step of a launch takes longer than others.', 'busy')
-  if (!isTraining) return no('It is on its way.', 'busy')
-  if (protection.tone === 'idle') return no('It trains. No step is kept in memory yet: a failure now would go back to where this launch began.', 'idle')
-  return no('It trains, and a failure would be recovered from.')
+  if (protection.tone === 'warn' && isTraining) return none(weakWords(protection.title), 'warn', { section: 'unprotected' })
+  if (isBeforeFirstStep) return none(ACT.firstStep, 'busy')
+  if (!isTraining) return none(ACT.starting, 'busy')
+  return protection.tone === 'idle' ? none(ACT.beforeCommit, 'idle') : none(ACT.training)
 }
 
-/** What this job's failures have left for a person: it keeps, but it costs, and the fleet lacks it. */
-function withNodes(act: Act, { job, heldNodes = [] }: Facts): Act {
+/** `word`: the job's ProtectionWord, which is not Unprotected. */
+function weakWords(word: string): string {
+  if (word === 'Unconfirmed') return ACT.weak.unconfirmed
+  return word === 'Degraded' ? ACT.weak.degraded : ACT.weak.oneCopy
+}
+
+/** Nodes that the job's incidents lost, and that only a person can release or end. */
+function withHeldNodes(act: Act, { job, heldNodes = [] }: Facts): Act {
   const held = heldNodes.filter(waitsForAPerson)
   if (!held.length) return act
-  const text = act.needed ? act.text : `${act.text} What can wait: ${plural(held.length, 'node')} that it lost ${held.length === 1 ? 'waits' : 'wait'} for a person.`
+  const words = ACT.held
   const nodes = { fleet: job.FleetName, ids: held.map((node) => node.NodeId) }
-  return { ...act, title: act.needed ? act.title : 'Not now', text, steps: [...act.steps, ...held.map(stepOf)], section: act.needed ? act.section : 'held-node', nodes }
+  const steps = [...act.steps, ...held.map(stepOf)]
+  if (act.needed) return { ...act, steps, nodes }
+  const lost = held.length === 1 ? words.one : words.many(plural(held.length, 'node'))
+  const brief = `${act.brief === ACT.nothing ? '' : `${act.brief} `}${ACT.canWait(plural(held.length, 'held node'))}`
+  return { ...act, tone: act.tone === 'good' ? 'idle' : act.tone, title: ACT.titles.canWait, brief, text: `${act.text} ${lost}`, steps, section: 'held-node', nodes }
 }
 
-/** What decides between ending and releasing a held node, for a person; `adviceOn` names the action. */
+/** Whether to end or to release a held node. `adviceOn` names the action. */
 function stepOf(node: HeldNode): string {
   const { verb, xid } = adviceOn(node)
-  if (xid === '79') return `${node.NodeId}: Xid 79 says that its GPU has fallen off the bus, which no restart mends: end the instance.`
-  if (verb === 'End instance') return `${node.NodeId}: its hardware is at fault: end the instance.`
-  return `${node.NodeId}: end the instance if its hardware is at fault${xid ? `, as Xid ${xid} suggests` : ''}; release it if it is well.`
+  if (xid === '79') return ACT.held.xid79(node.NodeId)
+  return verb === 'End instance' ? ACT.held.broken(node.NodeId) : ACT.held.unclear(node.NodeId, xid)
 }
 
-/** Which of a fleet's nodes this job's incidents have lost. */
+/** Return the nodes that the incidents lost. */
 export const lostBy = <T extends Pick<Node, 'NodeId'>>(incidents: readonly { InstanceIds?: string[] }[], nodes: readonly T[]): T[] => {
   const lost = new Set(incidents.flatMap((each) => each.InstanceIds ?? []))
   return nodes.filter((node) => lost.has(node.NodeId))

@@ -1,38 +1,47 @@
-/** What the verdict on a job is made of: answers of the API, what this browser saw, and the time. */
-import type { DescribeProtectionResponse, Event, Fleet, Incident, Node, TrainingJob } from '../contract'
+/** The inputs of a job's verdict: answers of the API, observations of this page, and the time. */
+import type { DescribeProtectionResponse, Fleet, Incident, Node, TrainingJob } from '../contract'
 import type { Tone } from './standing'
 
-/** A node that waits for a person, perhaps, and why. */
+/** A node that an incident of the job lost and that still exists, with the reason for its state. */
 export type HeldNode = Pick<Node, 'NodeId' | 'NodeStatus' | 'Hold'> & Partial<Pick<Node, 'Reason'>>
 
 export interface Statement {
   tone: Tone
-  /** A few words. */
+  /** One to four words. */
   title: string
-  /** A sentence or two. */
+  /** One sentence or more. */
   text: string
 }
 
+/** The state of a job. `text` is the first sentence of the verdict. */
+export interface JobState extends Statement {
+  /** Sentences that explain the state. Empty if nothing needs an explanation. */
+  detail: string
+}
+
+/** The phase of the open incident. */
 export interface PhaseNow {
   incidentId: string
   phase: string
   cause: string
   elapsedSeconds: number
-  /** How long this phase took in earlier incidents of the same cause: the median, where there were any. */
+  /** Median length of this phase in earlier incidents of the same cause. Absent without such incidents. */
   usualSeconds?: number
-  /** From this length on, the phase is late. */
+  /** The length from which the phase is late. */
   lateAfterSeconds: number
+  isLate: boolean
 }
 
-/** How a job's boundary moved while this browser looked: the API has no time of the last step, only of the last commit. */
+/** How the step of a job changed while this page was open. The API has no time of the last step. */
 export interface Progress {
   boundary: number
-  /** Unix seconds. */
+  /** Unix seconds of the last observed change. */
   movedAt?: number
-  /** Steps per second lately, and normally. */
+  /** Steps per second over the last 30 s. */
   rate?: number
+  /** Steps per second over the whole job. */
   usualRate?: number
-  /** Since when this browser has looked. */
+  /** Unix seconds of the first observation. */
   watchedSince: number
 }
 
@@ -41,15 +50,13 @@ export interface Facts {
   protection?: Partial<DescribeProtectionResponse>
   incidents?: Incident[]
   fleet?: Partial<Fleet>
-  events?: Event[]
   progress?: Progress
-  /** Other jobs that the same fault has hit, by `hitAlike`. */
+  /** Names of other jobs that the same fault hit, from `hitAlike`. */
   othersHit?: string[]
-  /** Nodes that this job's incidents have lost and that are still there. */
   heldNodes?: readonly HeldNode[]
-  /** How old what is shown is: seconds since the server last said how this job is. */
+  /** Seconds since the server last described the job. */
   staleSeconds?: number
-  /** What the server says instead, where it answers at all. */
+  /** The server's error, if it answers with errors only. */
   refusal?: string
   now: number
 }

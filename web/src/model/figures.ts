@@ -15,7 +15,7 @@
  */
 import type { DescribeProtectionResponse, Fleet, Incident, Node, TrainingJob, TrainingJobSummary } from '../contract'
 import { count, dollars, duration, percent, plural } from './format'
-import { cutShortBy, hasLetGo, isOver, reachedStep, STATUSES, type Tone } from './standing'
+import { cutShortBy, hasReleasedNodes, isOver, reachedStep, STATUSES, type Tone } from './standing'
 
 /** Age in seconds from which an answer is stale. A page shows no green state from a stale answer. */
 export const STALE_SECONDS = 15
@@ -123,7 +123,7 @@ export const holdsNodes = (job: AnyJob): boolean => !hasReleased(job) && (job.Ge
 
 /** The job's nodes hold nothing of it any more. A list has no states of an interrupted job, but its protection. */
 function hasReleased(job: AnyJob): boolean {
-  if (isOver(job) || hasLetGo(job)) return true
+  if (isOver(job) || hasReleasedNodes(job)) return true
   const isListed = job.SecondaryStatusTransitions === undefined && job.IncidentCount !== undefined
   return isListed && job.SecondaryStatus === 'Interrupted' && job.ProtectionState === undefined
 }

@@ -26,6 +26,9 @@ export function ago(at: number, now: number): string {
   return passed < 1 ? 'just now' : `${coarse(passed)} ago`
 }
 
+/** Return when `at` comes: "in 12 s", "in 2 min". Not for moments in the past. */
+export const soon = (at: number, now: number): string => `in ${coarse(Math.round(at - now))}`
+
 function coarse(seconds: number): string {
   if (seconds < 60) return `${Math.floor(seconds)} s`
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min`
@@ -43,8 +46,24 @@ export function nearest(time: string, now: number): number {
   return at + Math.round((now - at) / 86400) * 86400
 }
 
-/** 12:00:05, for axes. */
+/** Return the time of day in UTC: 12:00:05. */
 export const clock = (at: number): string => new Date(at * 1000).toISOString().slice(11, 19)
+
+/** Return the time of day in UTC without seconds: 12:00. */
+export const minute = (at: number): string => clock(at).slice(0, 5)
+
+/**
+ * Return a moment in the reader's time zone: "2026-03-01 13:00:05 GMT+1". Empty where the zone's time is UTC.
+ *
+ * `zone`: name of the time zone; by default the browser's.
+ */
+export function local(at: number, zone?: string): string {
+  const date = new Date(at * 1000)
+  const day = date.toLocaleString('sv-SE', { timeZone: zone })
+  if (day === utc(at).slice(0, 19)) return ''
+  const parts = new Intl.DateTimeFormat('en-GB', { timeZone: zone, timeZoneName: 'short' }).formatToParts(date)
+  return `${day} ${parts.find((part) => part.type === 'timeZoneName')?.value ?? ''}`.trim()
+}
 
 /** 1.5 GiB. */
 export function bytes(value: number): string {

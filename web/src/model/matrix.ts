@@ -1,17 +1,27 @@
-/** Shards against nodes: who holds what, the thinnest protected first. Pure. */
+/** Which node holds which shard. Shards with the fewest holders come first. Pure. */
 import type { DescribeProtectionResponse, Holder, ShardProtection } from '../contract'
+import { MATRIX } from '../words/job'
+import type { ProtectionWord } from './figures'
 import { ago, count, plural } from './format'
 
-/** own: the owner's. copy: has what is committed. behind: in view, and lacks it. out: does not count. */
+/**
+ * What a node holds of a shard.
+ *
+ * - own: the owner's copy, counted.
+ * - copy: a counted copy of the committed step.
+ * - behind: counted, but older than the committed step.
+ * - out: not counted.
+ */
 export type Cell = 'own' | 'copy' | 'behind' | 'out'
+
 export interface Row {
   shard: ShardProtection
-  /** Holders that count. */
+  /** Counted holders. */
   held: number
   /** Holders that should count: Copies, or with parity all nodes of the group. */
   wanted: number
   /** The shard has fewer holders than wanted, is behind the newest committed step, or reports a problem. */
-  needsLook: boolean
+  hasProblem: boolean
   cells: Map<string, Cell>
 }
 
@@ -21,24 +31,27 @@ const cellOf = (shard: ShardProtection, holder: Holder): Cell => {
   return holder.NodeId === shard.OwnerNodeId ? 'own' : 'copy'
 }
 
-export function matrix(protection: Pick<DescribeProtectionResponse, 'Shards' | 'Copies' | 'ParityGroupSize'>): { nodes: string[]; rows: Row[]; newest: number } {
+type Protection = Pick<DescribeProtectionResponse, 'Shards' | 'Copies' | 'ParityGroupSize'>
+
+/** Return the columns, the rows, and the newest committed step of all shards, or -1. */
+export function matrix(protection: Protection): { nodes: string[]; rows: Row[]; newest: number } {
   const shards = protection.Shards ?? []
   const newest = shards.reduce((most, shard) => Math.max(most, shard.CommittedStep), -1)
   const rows = shards
     .map((shard) => {
-      const held = (shard.Holders ?? []).filter((holder) => holder.InView).length
-      const wanted = protection.ParityGroupSize === undefined ? protection.Copies : (shard.Holders ?? []).length
+      const holders = shard.Holders ?? []
+      const held = holders.filter((holder) => holder.InView).length
+      const wanted = protection.ParityGroupSize === undefined ? protection.Copies : holders.length
       return {
-        shard,
-        held,
-        wanted,
-        needsLook: held < wanted || Boolean(shard.Reason) || shard.CommittedStep < newest,
-        cells: new Map((shard.Holders ?? []).map((holder) => [holder.NodeId, cellOf(shard, holder)] as const)),
+        shard, held, wanted,
+        hasProblem: held < wanted || Boolean(shard.Reason) || shard.CommittedStep < newest,
+        cells: new Map(holders.map((holder) => [holder.NodeId, cellOf(shard, holder)] as const)),
       }
     })
     .sort((a, b) => a.held - b.held || a.shard.CommittedStep - b.shard.CommittedStep || a.shard.Rank - b.shard.Rank)
-  const nodes = [...new Set(shards.toSorted((a, b) => a.Rank - b.Rank).flatMap((shard) => [shard.OwnerNodeId, ...(shard.Holders ?? []).map((holder) => holder.NodeId)]))]
-  return { nodes, rows, newest }
+  const byRank = shards.toSorted((a, b) => a.Rank - b.Rank)
+  const nodes = new Set(byRank.flatMap((shard) => [shard.OwnerNodeId, ...(shard.Holders ?? []).map((holder) => holder.NodeId)]))
+  return { nodes: [...nodes], rows, newest }
 }
 
 /** One copy of one shard. */
@@ -50,26 +63,49 @@ export interface Copy {
 
 const WORST: Cell[] = ['out', 'behind', 'own', 'copy']
 
-/** Every copy: those that do not count first, then those of shards that need a look, then those that are farthest behind. */
+/** Return every copy: copies that do not count first, then those of shards with a problem, then by lag. */
 export function copies(rows: readonly Row[]): Copy[] {
-  const found = rows.flatMap((row) => (row.shard.Holders ?? []).map((holder) => ({ row, cell: row.cells.get(holder.NodeId)!, holder })))
-  const bad = (copy: Copy) => Math.min(2, WORST.indexOf(copy.cell))
-  return found.sort((a, b) => bad(a) - bad(b) || Number(b.row.needsLook) - Number(a.row.needsLook) || (b.holder.LagSteps ?? 0) - (a.holder.LagSteps ?? 0) || a.row.shard.Rank - b.row.shard.Rank)
+  const all = rows.flatMap((row) =>
+    (row.shard.Holders ?? []).map((holder) => ({ row, cell: row.cells.get(holder.NodeId)!, holder })),
+  )
+  const badness = (copy: Copy) => Math.min(2, WORST.indexOf(copy.cell))
+  return all.sort(
+    (a, b) =>
+      badness(a) - badness(b) || Number(b.row.hasProblem) - Number(a.row.hasProblem) ||
+      (b.holder.LagSteps ?? 0) - (a.holder.LagSteps ?? 0) || a.row.shard.Rank - b.row.shard.Rank,
+  )
 }
 
-/** What a holder has, in words. */
+/** Return what a holder has, in words. */
 export function heldWords(holder: Holder, now: number): string {
-  const domain = holder.FailureDomain ? `, below ${holder.FailureDomain}` : ''
-  if (holder.VerifiedStep === undefined) return `nothing verified yet${domain}`
-  const lag = holder.LagSteps ? `, ${plural(holder.LagSteps, 'step')} behind the ranks` : ''
-  const at = holder.VerifiedTime === undefined ? '' : `, verified ${ago(Math.min(holder.VerifiedTime, now), now)}`
-  return `step ${count(holder.VerifiedStep)}${lag}${at}${domain}`
+  const domain = holder.FailureDomain ? MATRIX.below(holder.FailureDomain) : ''
+  if (holder.VerifiedStep === undefined) return `${MATRIX.unverified}${domain}`
+  const lag = holder.LagSteps ? MATRIX.lag(plural(holder.LagSteps, 'step')) : ''
+  const at = holder.VerifiedTime === undefined ? '' : MATRIX.verified(ago(Math.min(holder.VerifiedTime, now), now))
+  return `${MATRIX.held(count(holder.VerifiedStep))}${lag}${at}${domain}`
 }
 
-/** What may be lost at once, and how probable it is that every shard survives: nodes, then whole domains. */
-export function losses(protection: Pick<DescribeProtectionResponse, 'RecoveryOdds' | 'DomainOdds'>): { lost: string; probability: number }[] {
+/** What may be lost at once. `probability`: that every shard survives in memory, 0 to 1. */
+export interface LossOdds {
+  lost: string
+  probability: number
+}
+
+/** Return the odds of losses: of nodes, then of failure domains. */
+export function losses({ RecoveryOdds = [], DomainOdds = [] }: Partial<DescribeProtectionResponse>): LossOdds[] {
   return [
-    ...(protection.RecoveryOdds ?? []).map((odds) => ({ lost: plural(odds.LostNodes, 'node'), probability: odds.Probability })),
-    ...(protection.DomainOdds ?? []).map((odds) => ({ lost: plural(odds.LostDomains, 'failure domain'), probability: odds.Probability })),
+    ...RecoveryOdds.map((odds) => ({ lost: plural(odds.LostNodes, 'node'), probability: odds.Probability })),
+    ...DomainOdds.map((odds) => ({ lost: plural(odds.LostDomains, 'failure domain'), probability: odds.Probability })),
   ]
+}
+
+/**
+ * Return whether every shard survives the loss of any one node.
+ *
+ * undefined: the odds are unknown, or a node is silent, so that the reported holders may be out of date.
+ */
+export function survivesOneLoss({ RecoveryOdds = [] }: Partial<DescribeProtectionResponse>, state: ProtectionWord): boolean | undefined {
+  if (state !== 'Protected' && state !== 'Degraded') return undefined
+  const odds = RecoveryOdds.find((each) => each.LostNodes === 1)
+  return odds && odds.Probability >= 1
 }

@@ -1,25 +1,36 @@
-/** How a job moves while this browser looks. Pure but for its caller's list of samples. */
+/** The pace of a job while this page is open, and the time that remains. Pure. */
 import type { TrainingJobSummary } from '../contract'
-import { clock, duration } from './format'
-import { isOver, type Progress } from './verdict'
+import { JOB } from '../words/job'
+import type { Progress } from './facts'
+import { duration, minute } from './format'
+import { isOver } from './standing'
 
+/** The step of a job at one moment. */
 export interface Sample {
+  /** Unix seconds. */
   at: number
   boundary: number
 }
-const WINDOW_SECONDS = 30
-const MOST = 120
-/** A page that is looked at asks every 2 s: steps that came in a longer hole came nobody knows when. */
-const HOLE_SECONDS = 10
 
-/** Return the samples with one more, old ones dropped; a boundary that went back (a recovery) begins anew, and so does one that rose while nobody looked. */
+const WINDOW_SECONDS = 30
+const MOST_SAMPLES = 120
+/** A visible page polls every 2 s. A change after a longer gap has no known time. */
+const GAP_SECONDS = 10
+
+/**
+ * Return the samples with `next` appended, without the oldest beyond the limit.
+ *
+ * The samples begin anew after a recovery, when the step goes back, and after a change during a gap.
+ */
 export function sampled(samples: readonly Sample[], next: Sample): Sample[] {
   const last = samples.at(-1)
   if (last && next.at <= last.at) return [...samples]
-  if (last && (next.boundary < last.boundary || (next.boundary > last.boundary && next.at - last.at > HOLE_SECONDS))) return [next]
-  return [...samples, next].slice(-MOST)
+  const isUnseen = last && next.boundary > last.boundary && next.at - last.at > GAP_SECONDS
+  if (last && (next.boundary < last.boundary || isUnseen)) return [next]
+  return [...samples, next].slice(-MOST_SAMPLES)
 }
 
+/** Return the pace from the samples. undefined without samples. `usualRate`: steps per second over the whole job. */
 export function progressOf(samples: readonly Sample[], usualRate: number | undefined): Progress | undefined {
   const first = samples[0]
   const last = samples.at(-1)
@@ -37,20 +48,25 @@ export function progressOf(samples: readonly Sample[], usualRate: number | undef
   }
 }
 
-type Ahead = Pick<TrainingJobSummary, 'Boundary' | 'TargetStep' | 'EstimatedRemainingSeconds' | 'SecondaryStatus' | 'TrainingJobStatus'>
+type Ahead = Pick<
+  TrainingJobSummary, 'Boundary' | 'TargetStep' | 'EstimatedRemainingSeconds' | 'SecondaryStatus' | 'TrainingJobStatus'
+>
 
-/** How much of a job is done, 0 to 1; undefined where its script has not said how far it will go. */
-export const done = ({ Boundary, TargetStep }: Pick<Ahead, 'Boundary' | 'TargetStep'>): number | undefined => (TargetStep ? Math.min(1, Math.max(0, Boundary) / TargetStep) : undefined)
+/** Return the finished share of a job, 0 to 1. undefined if the script declares no target step. */
+export const doneRatio = ({ Boundary, TargetStep }: Pick<Ahead, 'Boundary' | 'TargetStep'>): number | undefined =>
+  TargetStep ? Math.min(1, Math.max(0, Boundary) / TargetStep) : undefined
 
-const DAY = 86_400
+const DAY_SECONDS = 86_400
 
-/** How long the rest takes at the pace so far, and when that would be; nothing of it is a promise. */
-export function left(job: Ahead, now: number): string {
+/** Return the remaining time at the pace so far, and when the job would end without failures. */
+export function remainingWords(job: Ahead, now: number): string {
+  const words = JOB.remaining
   if (isOver(job)) return '–'
-  if (job.TargetStep === undefined) return 'not known: the script has not said where it ends'
+  if (job.TargetStep === undefined) return words.notDeclared
   const seconds = job.EstimatedRemainingSeconds
-  if (seconds === undefined) return 'not known yet'
-  if (job.SecondaryStatus !== 'Training') return `${duration(seconds)} of training`
-  const at = now + seconds
-  return `${duration(seconds)}, until ${seconds < DAY ? `${clock(at).slice(0, 5)} UTC` : new Date(at * 1000).toISOString().slice(0, 10)} if nothing fails`
+  if (seconds === undefined) return words.notYet
+  if (job.SecondaryStatus !== 'Training') return words.paused(duration(seconds))
+  const end = now + seconds
+  const moment = seconds < DAY_SECONDS ? `${minute(end)} UTC` : new Date(end * 1000).toISOString().slice(0, 10)
+  return words.until(duration(seconds), moment)
 }

@@ -1,11 +1,12 @@
-/** What the words for a job's status mean: how each looks, how soon it wants attention, and what follows from it. Pure. */
+/** The statuses of a job: their tones, their order by urgency, and what follows from them. Pure. */
 import type { DescribeProtectionResponse, Incident, TrainingJob } from '../contract'
+import { STORY } from '../words/job'
 import { count, plural } from './format'
 
-/** good: all is well. busy: something is being done. warn: worth a look. bad: broken. idle: over, or not begun. */
+/** good: healthy. busy: in progress. warn: needs attention. bad: failed. idle: finished, or not started. */
 export type Tone = 'good' | 'busy' | 'warn' | 'bad' | 'idle'
 
-/** Every SecondaryStatus, in the order of a list: what wants attention comes first. */
+/** Every SecondaryStatus in the order of urgency. */
 export const STATUSES: Readonly<Record<string, Tone>> = {
   Failed: 'bad',
   Restarting: 'busy',
@@ -22,52 +23,71 @@ export const STATUSES: Readonly<Record<string, Tone>> = {
 } satisfies Record<TrainingJob['SecondaryStatus'], Tone>
 const ORDER = Object.keys(STATUSES)
 
-/** A place in that order; a word that a newer server adds comes last. */
+/** Return the position of a status in that order. A status that a newer server adds comes last. */
 export const urgency = (status: string): number => (ORDER.indexOf(status) + ORDER.length + 1) % (ORDER.length + 1)
 
 const ENDED = new Set(['Completed', 'Failed', 'Stopped'])
 export const isOver = (job: { TrainingJobStatus?: string }): boolean => ENDED.has(job.TrainingJobStatus ?? '')
 
-type Told = Pick<Partial<TrainingJob>, 'SecondaryStatus' | 'SecondaryStatusTransitions' | 'TrainingStartTime' | 'QueuePosition'>
+type StatusFields = 'SecondaryStatus' | 'SecondaryStatusTransitions' | 'TrainingStartTime' | 'QueuePosition'
+type JobStatus = Pick<Partial<TrainingJob>, StatusFields>
 
-/** Everstep's own state of a job, finer than its status: Interrupted is said of one that gives its nodes back, that queues, and that collects nodes. */
-export const stateOf = (job: Pick<Told, 'SecondaryStatusTransitions'>): string | undefined => job.SecondaryStatusTransitions?.at(-1)?.State
+/** Return Everstep's own state of a job. It is finer than the status: an Interrupted job returns nodes, queues or collects nodes. */
+export const stateOf = (job: Pick<JobStatus, 'SecondaryStatusTransitions'>): string | undefined =>
+  job.SecondaryStatusTransitions?.at(-1)?.State
 
-/** It has trained, and has let go of its nodes since: nothing of it is in memory. As the API's own rule for what a job keeps. */
-export const hasLetGo = (job: Told): boolean =>
-  job.SecondaryStatus === 'Paused' ? job.TrainingStartTime !== undefined : job.SecondaryStatus === 'Interrupted' && ['queued', 'allocating'].includes(stateOf(job) ?? '')
+/** Whether the job has trained and holds no nodes now, so that no step of it is in memory. */
+export const hasReleasedNodes = (job: JobStatus): boolean =>
+  job.SecondaryStatus === 'Paused'
+    ? job.TrainingStartTime !== undefined
+    : job.SecondaryStatus === 'Interrupted' && ['queued', 'allocating'].includes(stateOf(job) ?? '')
 
-/** It waits for its turn: not one that a person paused, nor one that is still giving its nodes back. */
-export const isQueued = (job: Told): boolean => job.SecondaryStatus === 'Pending' || (job.SecondaryStatus === 'Interrupted' && job.QueuePosition !== undefined)
+/** Whether the job has a place in the queue. A paused job and one that still returns nodes have none. */
+export const isQueued = (job: JobStatus): boolean =>
+  job.SecondaryStatus === 'Pending' || (job.SecondaryStatus === 'Interrupted' && job.QueuePosition !== undefined)
 
-/** What a person who has taken a job over leaves undone: Everstep recovers, pauses and stops nothing meanwhile. Ranks that train do so by themselves. */
-export function leftUndone(job: Partial<TrainingJob>): string | undefined {
+/**
+ * Return what Everstep would act upon if a person had not taken the job over.
+ *
+ * undefined: the job is not taken over, or needs no action. Ranks that train do so without Everstep.
+ */
+export function unrecoveredReason(job: Partial<TrainingJob>): string | undefined {
   if (job.TakenOverTime === undefined || isOver(job)) return undefined
-  const seen = job.Reason?.split(SEEN)[1]
-  if (seen) return seen
+  const observed = job.Reason?.split(OBSERVED)[1]
+  if (observed) return observed
   if (job.TrainingJobStatus === 'Stopping') return 'the job was asked to stop'
   if (job.SecondaryStatus === 'Pausing') return 'the job was asked to pause'
   return job.SecondaryStatus === 'Training' || stateOf(job) === 'running' ? undefined : 'its ranks do not train'
 }
-/** Before what the control plane would act upon, in the reason of a job that was taken over. */
-const SEEN = '; what it sees: '
+/** Words of `control_plane/core/job/taken_over.py` before its observations. */
+export const OBSERVED = '; it observes: '
 
-/** The highest step that any launch of a job reached; -1: none. */
-export const reachedStep = (job: Pick<Partial<TrainingJob>, 'Boundary' | 'MaxBoundary'>): number => Math.max(job.MaxBoundary ?? -1, job.Boundary ?? -1)
+/** Return the highest step of all launches of a job, or -1. */
+export const reachedStep = (job: Pick<Partial<TrainingJob>, 'Boundary' | 'MaxBoundary'>): number =>
+  Math.max(job.MaxBoundary ?? -1, job.Boundary ?? -1)
 
-/** What a job that will not start again lost: steps that it had reached, against its newest checkpoint; undefined where it is not known what is kept. */
-export function leftInS3(job: Pick<Partial<TrainingJob>, 'Boundary' | 'MaxBoundary'>, protection?: Partial<DescribeProtectionResponse>): { tone: Tone; title: string; text: string } | undefined {
+export interface Loss {
+  tone: Tone
+  title: string
+  text: string
+}
+
+/** Return the steps that an ended job lost, against its newest checkpoint. undefined: the checkpoint is unknown. */
+export function lossAtEnd(
+  job: Pick<Partial<TrainingJob>, 'Boundary' | 'MaxBoundary'>, protection?: Partial<DescribeProtectionResponse>,
+): Loss | undefined {
   if (protection === undefined) return undefined
   const reached = reachedStep(job)
   const kept = protection.LastCheckpoint?.Step
   const lost = reached - (kept ?? 0)
-  if (reached <= 0) return { tone: 'good', title: 'No step', text: 'It had made none.' }
-  if (lost <= 0) return { tone: 'good', title: 'No step', text: `It had reached step ${count(reached)}, which is kept in S3.` }
-  if (kept === undefined) return { tone: 'bad', title: reached === 1 ? 'Its one step' : `All ${plural(reached, 'step')}`, text: `It had reached step ${count(reached)}, and no checkpoint of it is left.` }
-  return { tone: 'bad', title: plural(lost, 'step'), text: `It had reached step ${count(reached)}, and the checkpoint of step ${count(kept)} is what is left.` }
+  if (reached <= 0) return { tone: 'good', title: STORY.noStep, text: STORY.madeNone }
+  if (lost <= 0) return { tone: 'good', title: STORY.noStep, text: STORY.keptAll(count(reached)) }
+  const steps = plural(lost, 'step')
+  if (kept === undefined) return { tone: 'bad', title: lost === 1 ? steps : STORY.allOf(steps), text: STORY.keptNone(count(reached)) }
+  return { tone: 'bad', title: steps, text: STORY.kept(count(reached), count(kept)) }
 }
 
-/** What ended an incident before training had made up for it: the job's own end, or a pause; undefined: nothing did. */
+/** Return the status with which the job ended an incident before training had caught up. undefined: training caught up. */
 export function cutShortBy(incident: Incident, job: Partial<TrainingJob> | undefined): string | undefined {
   const closed = incident.ClosedAt
   if (closed === undefined || job === undefined || (job.RunId !== undefined && job.RunId !== incident.RunId)) return undefined
@@ -75,5 +95,5 @@ export function cutShortBy(incident: Incident, job: Partial<TrainingJob> | undef
   if (isThen(job.TrainingEndTime)) return job.TrainingJobStatus
   return job.SecondaryStatusTransitions?.some((each) => each.State === 'queued' && isThen(each.StartTime)) ? 'Paused' : undefined
 }
-/** Moments that one pass of the control plane stores may differ by what rounding does. */
+/** Rounding moves the times that one pass of the control plane stores apart by up to this. */
 const SAME_MOMENT_SECONDS = 1

@@ -1,97 +1,144 @@
-/** The recovery timeline as marks on lanes: one lane for the job's states, one for each node, and the incidents over them. Pure. */
+/** The timeline of a job as spans on lanes: its statuses, its recoveries in phases, and its nodes. Pure. */
 import type { Incident, TrainingJob, TrainingJobNode } from '../contract'
+import { TIMELINE } from '../words/job'
+import { causeWords } from './causes'
 import { phaseLengths } from './figures'
+import { sentence } from './format'
 
 export interface Span {
+  /** Unix seconds. */
   from: number
   to: number
+  /** A status in lower case, a phase, or "node". */
   kind: string
+  /** The word inside the bar. Empty for nodes. */
+  word: string
+  /** The tooltip. */
   label: string
   incidentId?: string
+}
+
+export interface Fault {
+  at: number
+  label: string
+  incidentId: string
 }
 
 export interface Lane {
   id: string
   label: string
   spans: Span[]
-  /** Moments at which something failed here. */
-  faults: { at: number; label: string; incidentId: string }[]
+  faults: Fault[]
 }
 
 export interface Timeline {
   from: number
   to: number
   lanes: Lane[]
-  /** Nodes that have no lane, because there are too many. */
+  /** Nodes without a lane, because of the limit. */
   hiddenCount: number
 }
 
-/** Lanes are drawn for so many nodes unless more are asked for. */
+/** Node lanes that are drawn by default. */
 export const MOST_NODES = 64
 
-/** Lay out a job's life. Lanes: the job first, then nodes, those where something failed before others, at most `maxNodes`. */
-export function timeline(job: Partial<TrainingJob>, incidents: Incident[], spans: readonly TrainingJobNode[], now: number, maxNodes = MOST_NODES): Timeline {
+/**
+ * Lay out the life of a job.
+ *
+ * Lanes: statuses, recoveries, then at most `maxNodes` nodes. Nodes with faults come first, then current nodes.
+ * A node's span ends where the node left the job, or where the incident that lost it failed.
+ */
+export function timeline(
+  job: Partial<TrainingJob>, incidents: Incident[], nodeSpans: readonly TrainingJobNode[], now: number, maxNodes = MOST_NODES,
+): Timeline {
   const from = job.CreationTime ?? now - 60
   const to = Math.max(from + 1, job.TrainingEndTime ?? now)
   const within = (at: number) => Math.min(to, Math.max(from, at))
-  const states: Span[] = (job.SecondaryStatusTransitions ?? []).map((each) => ({
+  const statuses: Span[] = (job.SecondaryStatusTransitions ?? []).map((each) => ({
     from: within(each.StartTime),
     to: within(each.EndTime ?? to),
     kind: each.Status.toLowerCase(),
-    label: `${each.Status}: ${each.StatusMessage}`,
+    word: each.Status,
+    label: `${each.Status}: ${sentence(each.StatusMessage)}`,
   }))
-  /** A lost node works until its failure, also while the API still counts it to the job. */
-  const works = (faults: Incident[]) => (span: TrainingJobNode): Span => {
-    const end = span.EndTime ?? to
-    const failed = faults.map((each) => each.FailedAt).filter((at) => at > span.StartTime && at < end)
-    const label = `${span.NodeId} works for this job`
-    return { from: within(span.StartTime), to: within(Math.min(end, ...failed)), kind: 'node', label }
-  }
-  const recoveries: Span[] = []
-  for (const incident of incidents) {
-    let at = incident.FailedAt
-    for (const { phase, seconds } of phaseLengths(incident, now)) {
-      recoveries.push({ from: within(at), to: within(at + seconds), kind: phase, label: `${phase}, incident ${incident.IncidentId}`, incidentId: incident.IncidentId })
-      at += seconds
-    }
-  }
+  const recoveries = incidents.flatMap((incident) => recoverySpans(incident, now, within))
+  const unplaced = incidents.filter((each) => !(each.FaultedInstanceIds ?? []).length)
   const lanes: Lane[] = [
-    { id: 'job', label: 'job', spans: states, faults: [] },
-    { id: 'recovery', label: 'recovery', spans: recoveries, faults: incidents.filter((each) => !(each.FaultedInstanceIds ?? []).length).map((each) => fault(each)) },
+    { id: 'job', label: TIMELINE.job, spans: statuses, faults: [] },
+    { id: 'recovery', label: TIMELINE.recovery, spans: recoveries, faults: unplaced.map((each) => faultOf(each)) },
   ]
-  const hit = new Map<string, Incident[]>()
-  for (const incident of incidents) {
-    for (const id of incident.FaultedInstanceIds ?? []) hit.set(id, [...(hit.get(id) ?? []), incident])
+  const faulted = grouped(incidents.flatMap((each) => (each.FaultedInstanceIds ?? []).map((id) => [id, each] as const)))
+  const worked = grouped(nodeSpans.map((span) => [span.NodeId, span] as const))
+  const isCurrent = (id: string) => Number(worked.get(id)?.some((span) => span.EndTime === undefined) ?? false)
+  const ids = [...new Set([...faulted.keys(), ...[...worked.keys()].sort((a, b) => isCurrent(b) - isCurrent(a))])]
+  for (const id of ids.slice(0, maxNodes)) {
+    const hits = faulted.get(id) ?? []
+    const spans = worked.get(id) ?? []
+    const losses = hits.filter((each) => each.InstanceIds?.includes(id)).map((each) => each.FailedAt)
+    lanes.push({
+      id,
+      label: id,
+      spans: spans.map((span) => workSpan(span, losses, to, within)),
+      faults: hits.map((each) => ({ ...faultOf(each, id), at: faultAt(each, spans) })),
+    })
   }
-  const worked = new Map<string, TrainingJobNode[]>()
-  for (const span of spans) worked.set(span.NodeId, [...(worked.get(span.NodeId) ?? []), span])
-  const isThere = (id: string) => Number(worked.get(id)?.some((span) => span.EndTime === undefined) ?? false)
-  const nodes = [...new Set([...hit.keys(), ...[...worked.keys()].sort((a, b) => isThere(b) - isThere(a))])]
-  for (const id of nodes.slice(0, maxNodes)) {
-    const faults = hit.get(id) ?? []
-    lanes.push({ id, label: id, spans: (worked.get(id) ?? []).map(works(faults.filter((each) => each.InstanceIds?.includes(id)))), faults: faults.map((each) => ({ ...fault(each, id), at: faultAt(each, worked.get(id) ?? []) })) })
-  }
-  return { from, to, lanes, hiddenCount: Math.max(0, nodes.length - maxNodes) }
+  return { from, to, lanes, hiddenCount: Math.max(0, ids.length - maxNodes) }
 }
 
-/** When an incident is marked on a node's lane: when it failed; for who came only during the recovery and failed then, when it came. */
+function grouped<T>(pairs: readonly (readonly [string, T])[]): Map<string, T[]> {
+  const groups = new Map<string, T[]>()
+  for (const [key, value] of pairs) groups.set(key, [...(groups.get(key) ?? []), value])
+  return groups
+}
+
+function recoverySpans(incident: Incident, now: number, within: (at: number) => number): Span[] {
+  let at = incident.FailedAt
+  return phaseLengths(incident, now).map(({ phase, seconds }) => {
+    const span = {
+      from: within(at), to: within(at + seconds), kind: phase, word: phase,
+      label: TIMELINE.phase(phase, incident.IncidentId), incidentId: incident.IncidentId,
+    }
+    at += seconds
+    return span
+  })
+}
+
+/** A node that an incident lost worked until the failure, although its record ends with the next launch. */
+function workSpan(span: TrainingJobNode, losses: readonly number[], end: number, within: (at: number) => number): Span {
+  const last = span.EndTime ?? end
+  const failed = losses.filter((at) => at > span.StartTime && at < last)
+  return {
+    from: within(span.StartTime), to: within(Math.min(last, ...failed)), kind: 'node', word: '', label: TIMELINE.works(span.NodeId),
+  }
+}
+
+/** Return where a fault is marked on a node's lane: at the failure, or where the node came if it came during the recovery. */
 function faultAt({ FailedAt, ClosedAt }: Incident, spans: readonly TrainingJobNode[]): number {
   if (spans.some((span) => span.StartTime <= FailedAt && FailedAt <= (span.EndTime ?? Infinity))) return FailedAt
   return spans.find((span) => span.StartTime > FailedAt && span.StartTime <= (ClosedAt ?? Infinity))?.StartTime ?? FailedAt
 }
 
-/** On a node's lane: with what speaks of that node, where anything does. */
-function fault(incident: Incident, node?: string): Lane['faults'][number] {
+/** Return a fault with its evidence. On a node's lane, evidence about that node replaces the rest. */
+function faultOf(incident: Incident, node?: string): Fault {
   const evidence = incident.Evidence ?? []
   const own = node === undefined ? [] : evidence.filter((each) => each.includes(node))
-  return { at: incident.FailedAt, label: `${incident.Cause}: ${(own.length ? own : evidence).join(' ')}`, incidentId: incident.IncidentId }
+  const facts = (own.length ? own : evidence).map(sentence).join(' ')
+  return { at: incident.FailedAt, label: `${causeWords(incident.Cause)}. ${facts}`.trim(), incidentId: incident.IncidentId }
 }
 
-/** Round moments for an axis: at most `most` of them, steps of 1, 2, 5, 10, 15, 30 seconds, minutes, hours or days. */
+const MINUTE = 60
+const HOUR = 3600
+const DAY = 86_400
+/** Distances of ticks in seconds. */
+const STEPS = [
+  1, 2, 5, 10, 15, 30, MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 4 * HOUR,
+  6 * HOUR, 12 * HOUR, DAY, 2 * DAY, 7 * DAY, 30 * DAY, 90 * DAY,
+]
+
+/** Return at most `most` + 1 moments at round times of the clock. */
 export function ticks(from: number, to: number, most: number): number[] {
-  const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800, 2592000, 7776000]
-  const step = steps.find((each) => (to - from) / each <= most) ?? 31536000
-  const found: number[] = []
-  for (let at = Math.ceil(from / step) * step; at <= to; at += step) found.push(at)
-  return found
+  const step = STEPS.find((each) => (to - from) / each <= most) ?? 365 * DAY
+  const moments: number[] = []
+  for (let at = Math.ceil(from / step) * step; at <= to; at += step) moments.push(at)
+  return moments
 }

@@ -1,202 +1,243 @@
 /**
- * The first fold of a job: does it move, is it safe, what is being done, what is waited for, do I need to act?
+ * The verdict on a job: its state, what protects it, what a person must do, and one line that says all three. Pure.
  *
- * Pure: answers of the API and the time in, sentences out. What the API does not say is left out or said to be unknown; nothing is guessed.
+ * The verdict contains only what the API reports. A fact that the API does not report is left out, or is "unknown".
  */
-import type { DescribeProtectionResponse, Fleet, Incident, TrainingJob } from '../contract'
+import type { Incident, TrainingJob } from '../contract'
+import { BANNERS, KEPT, STATE } from '../words/job'
 import { actOf, isLaunchSuspended, LATE_FACTOR, LATE_SECONDS, LEAST_LATE_SECONDS, type Act } from './act'
-import { CAUSES } from '../words/causes'
-import type { Facts, PhaseNow, Progress, Statement } from './facts'
+import { capacityWait, type CapacityWait } from './capacity'
+import { phaseWords } from './causes'
+import type { Facts, JobState, PhaseNow, Progress, Statement } from './facts'
 import { jobFigures, phaseLengths, shown, STALE_SECONDS, type JobFigures } from './figures'
-import { ago, count, duration, headline, nearest, percent, plural, sentence, words } from './format'
-import { hasLetGo, isOver, leftInS3, leftUndone, reachedStep, stateOf, type Tone } from './standing'
+import { ago, count, duration, headline, percent, plural, sentence } from './format'
+import { isOver, reachedStep, hasReleasedNodes, stateOf, unrecoveredReason, type Tone } from './standing'
 
+export { causeWords, phaseWords } from './causes'
 export { isOver, STALE_SECONDS }
-export type { Act, Facts, PhaseNow, Progress, Statement, Tone }
+export type { Act, Facts, JobState, PhaseNow, Progress, Statement, Tone }
 
 export interface Verdict {
   figures: JobFigures
-  moving: Statement
+  state: JobState
   protection: Statement
-  recovery?: Statement & PhaseNow
-  waiting?: Statement
+  recovery?: PhaseNow
   act: Act
   banners: Statement[]
+  /** The one line at the top of the page. `lead` is set in the color of `tone`. */
+  line: { tone: Tone; lead: string; text: string }
 }
 
-/** From this age on, a running job that makes no step is said to stand still; a step may take long, so a slow job gets ten of its own. */
-const STILL_SECONDS = 60
-/** The first step of a launch may take long: imports, compilation, the first batches. */
+/** A running job without a step for this long is stalled, or for ten of its usual steps if these are longer. */
+const STALLED_SECONDS = 60
+const STALLED_STEPS = 10
+/** The first step of a launch includes imports, compilation and the first batches. */
 const FIRST_STEP_SECONDS = 600
-const STILL_STEPS = 10
-const PHASE_WORDS: Record<string, string> = {
-  detect: 'finding out what failed',
-  replace: 'getting nodes ready',
-  restore: 'restoring state',
-  rework: 'redoing lost steps',
-} satisfies Partial<Record<Incident['Phase'] | 'detect', string>>
-/** What happened, as a clause. Instance ids never begin these words. */
-export const causeWords = (cause: string): string => {
-  const said: string = (CAUSES as Readonly<Record<string, string>>)[cause] ?? words(cause)
-  return said.startsWith('AWS') ? said : said.charAt(0).toLowerCase() + said.slice(1)
-}
-export const phaseWords = (phase: string): string => PHASE_WORDS[phase] ?? words(phase)
 
-/** The incident that is not closed, if any; the newest of them. */
-export const openIncident = (incidents: Incident[] = []): Incident | undefined => incidents.filter((each) => each.ClosedAt === undefined).at(-1)
+const TITLES = STATE.titles
+
+/** Return the newest incident that is not closed. */
+export const openIncident = (incidents: Incident[] = []): Incident | undefined =>
+  incidents.filter((each) => each.ClosedAt === undefined).at(-1)
 
 export function verdict(facts: Facts): Verdict {
-  const figures = jobFigures(facts.job, facts)
+  const { job, fleet, now } = facts
+  const figures = jobFigures(job, facts)
   const recovery = recoveryOf(facts)
-  const moving = aged(movingOf(facts, recovery !== undefined), facts)
-  const waiting = waitingOf(facts)
-  const protection = aged(protectionOf(facts, figures), facts)
-  const said = reasonWords(facts.job.Reason ?? '', facts.now, facts.fleet)
-  const act = actOf(facts, { moving, protection, recovery, isBeforeFirstStep: isBeforeFirstStep(facts.job), shortage: said.isShort ? said.text.split(' AWS says:')[0] : undefined })
-  return { figures, moving, protection, recovery, waiting, act, banners: bannersOf(facts) }
+  const wait = isOver(job) || job.SecondaryStatus === 'Training' ? undefined : capacityWait(job.Reason ?? '', now, fleet)
+  const fresh = stateOfJob(facts, figures, recovery, wait)
+  const protection = protectionOf(facts, figures)
+  const act = actOf(facts, { state: fresh, protection, recovery, wait, isBeforeFirstStep: isBeforeFirstStep(job) })
+  const isOld = (facts.staleSeconds ?? 0) > STALE_SECONDS
+  const isStale = isOld && !isOver(job)
+  const state = isStale ? staleState(fresh, facts) : isOld && fresh.tone === 'good' ? { ...fresh, tone: 'idle' as const } : fresh
+  const kept = isStale
+    ? { tone: 'idle' as const, title: TITLES.unknown, text: STATE.lastKnown(protection.text) }
+    : protection
+  const line = {
+    tone: act.needed && act.tone !== 'idle' ? act.tone : state.tone,
+    lead: state.text,
+    text: [state.detail, isStale ? '' : protectionInLine(facts, protection, recovery), act.brief].filter(Boolean).join(' '),
+  }
+  return { figures, state, protection: kept, recovery, act, banners: bannersOf(facts, act), line }
 }
 
-/** A statement about the present, from an answer that is too old for it: grey, and in the past tense. */
-function aged(said: Statement, { job, staleSeconds = 0 }: Facts): Statement {
-  if (staleSeconds <= STALE_SECONDS) return said
-  if (isOver(job)) return said.tone === 'good' ? { ...said, tone: 'idle' } : said // the end of a job stays true
-  const text = `Last known ${duration(staleSeconds)} ago: ${said.title}. ${said.text}`
-  return { tone: 'idle', title: 'Unknown', text }
+/** A job that waits, starts or recovers gets a sentence about protection only if a failure would cost steps. */
+function protectionInLine({ job }: Facts, protection: Statement, recovery?: PhaseNow): string {
+  if (job.SecondaryStatus === 'Pending' || (recovery !== undefined && protection.tone !== 'bad')) return ''
+  return protection.title === 'Not yet protected' && job.SecondaryStatus !== 'Training' ? '' : protection.text
 }
 
-function movingOf({ job, protection, progress, now }: Facts, isRecovering: boolean): Statement {
-  const step = job.Boundary ?? -1
-  const at = step >= 0 ? `Step ${count(step)}` : 'No step yet'
+function staleState(known: JobState, { staleSeconds = 0, refusal }: Facts): JobState {
+  const time = duration(staleSeconds)
+  const text = refusal ? STATE.refused(time, sentence(refusal)) : STATE.stale(time)
+  return { tone: 'idle', title: TITLES.unknown, text, detail: STATE.lastKnown(known.text) }
+}
+
+const stated = (tone: Tone, title: string, text: string, detail = ''): JobState => ({ tone, title, text, detail })
+
+function stateOfJob(facts: Facts, figures: JobFigures, recovery?: PhaseNow, wait?: CapacityWait): JobState {
+  const { job } = facts
   const highest = reachedStep(job)
+  const reached = highest >= 0 ? count(highest) : undefined
+  const step = figures.step === undefined ? undefined : count(figures.step)
+  const why = sentence(job.Reason ?? '')
   switch (job.TrainingJobStatus) {
     case 'Completed':
-      return { tone: 'good', title: 'Finished', text: `${highest >= 0 ? `${plural(highest, 'step')} done. ` : ''}${sentence(job.Reason ?? '')}` }
+      return stated('good', TITLES.completed, STATE.completed(reached && plural(highest, 'step')))
     case 'Failed':
-      return { tone: 'bad', title: 'Failed', text: `${highest > 0 ? `It got to step ${count(highest)}. ` : ''}${headline(job.FailureReason ?? job.Reason ?? '')}` }
+      return stated('bad', TITLES.failed, STATE.atStep(TITLES.failed, highest > 0 ? reached : undefined), headline(job.FailureReason ?? job.Reason ?? ''))
     case 'Stopped':
-      return { tone: 'idle', title: 'Stopped', text: `${highest >= 0 ? `It got to step ${count(highest)}. ` : ''}${sentence(job.Reason ?? '')}` }
+      return stated('idle', TITLES.stopped, STATE.atStep(TITLES.stopped, reached), why)
     case 'Stopping':
-      return { tone: 'busy', title: 'Stopping', text: `${at}. ${sentence(job.Reason ?? '')}` }
+      return stated('busy', TITLES.stopping, STATE.atStep(TITLES.stopping, step), why)
   }
-  if (isBeforeFirstStep(job)) {
-    const since = job.SecondaryStatusTransitions?.at(-1)?.StartTime
-    const age = since === undefined ? undefined : now - since
-    const title = age !== undefined && age > FIRST_STEP_SECONDS ? 'Standing still' : isRecovering ? 'Not moving, recovering' : 'Starting'
-    const reached = highest > step ? ` It had reached step ${count(highest)}.` : ''
-    const wait = age === undefined ? '' : ` for ${duration(age)}`
-    return { tone: title === 'Standing still' ? 'warn' : 'busy', title, text: `The ranks run${wait}, but have made no step since they were started.${reached}` }
+  if (isBeforeFirstStep(job)) return stateBeforeFirstStep(facts, recovery !== undefined)
+  switch (job.SecondaryStatus) {
+    case 'Training':
+      return stateInTraining(facts, recovery !== undefined)
+    case 'Paused':
+      return stated('idle', TITLES.paused, STATE.atStep(TITLES.paused, reached), why)
+    case 'Pending':
+      return wait ? stateOfWait('idle', TITLES.queued, wait) : stated('idle', TITLES.queued, STATE.atStep(TITLES.queued), why)
+    case undefined:
+      return stated('idle', TITLES.unknown, STATE.unknown)
   }
-  if (job.SecondaryStatus === 'Training') {
-    const moved = newest(progress?.movedAt, protection?.CommittedAt)
-    const age = moved === undefined ? undefined : now - moved
-    const watched = progress === undefined ? 0 : now - progress.watchedSince
-    const limit = Math.max(STILL_SECONDS, progress?.usualRate ? STILL_STEPS / progress.usualRate : 0)
-    if ((age ?? watched) > limit) {
-      const since = age === undefined ? `no step since this page was opened ${ago(progress!.watchedSince, now)}` : `the last step was ${ago(Math.min(moved!, now), now)}`
-      return { tone: 'warn', title: 'Standing still', text: `${at}: the ranks run, but ${since}. ${sentence(job.Reason ?? '')}`.trim() }
+  if (job.SecondaryStatus === 'Pausing' && !recovery) return stated('busy', TITLES.pausing, STATE.atStep(TITLES.pausing, step), why)
+  if (job.SecondaryStatus === 'Interrupted' && !recovery) {
+    const title = hasReleasedNodes(job) ? TITLES.interrupted : TITLES.returning
+    return wait ? stateOfWait('warn', title, wait) : stated('warn', title, STATE.atStep(title, reached), why)
+  }
+  if (recovery || job.SecondaryStatus === 'Restarting') {
+    if (unrecoveredReason(job)) {
+      return stated('bad', TITLES.notRecovering, STATE.notRecovering(job.TakenOverBy ?? STATE.person), reached ? STATE.reached(reached) : '')
     }
-    const rate = progress?.rate
-    const usual = progress?.usualRate
-    const pace = rate ? `${rateWords(rate)}${comparison(rate, usual)}` : usual ? `${rateWords(usual)} on average` : ''
-    const last = moved === undefined ? '' : `, ${ago(Math.min(moved, now), now)}`
-    const size = smallerSize(job)
-    const text = `${at}${last}${pace ? `; ${pace}` : ''}.${isRecovering ? ` Redoing steps up to ${count(highest)}.` : ''}${size ? ' It grows back when capacity returns.' : ''}`
-    return { tone: isRecovering ? 'busy' : size ? 'warn' : 'good', title: isRecovering ? 'Moving, catching up' : size ? `Moving on ${size}` : 'Moving', text }
+    if (wait) return stateOfWait('busy', TITLES.recovering, wait)
+    if (!recovery) return stated('busy', TITLES.recovering, STATE.atStep(TITLES.recovering), why)
+    const { phase, elapsedSeconds, usualSeconds } = recovery
+    const usual = usualSeconds === undefined ? undefined : duration(usualSeconds)
+    return stated(recovery.isLate ? 'warn' : 'busy', TITLES.recovering, STATE.recovering(phaseWords(phase), duration(elapsedSeconds), usual), why)
   }
-  const reached = highest >= 0 ? `It had reached step ${count(highest)}. ` : ''
-  if (job.SecondaryStatus === 'Paused') return { tone: 'idle', title: 'Paused', text: `${reached}${sentence(job.Reason ?? '')}` }
-  if (job.SecondaryStatus === 'Pausing' && !isRecovering) return { tone: 'busy', title: 'Pausing', text: `${at}. ${sentence(job.Reason ?? '')}` }
-  if (job.SecondaryStatus === 'Interrupted' && !isRecovering) {
-    return { tone: 'warn', title: hasLetGo(job) ? 'Interrupted, without nodes' : 'Giving its nodes back', text: `${reached}${sentence(job.Reason ?? '')}` }
-  }
-  if (job.SecondaryStatus === 'Pending') return { tone: 'idle', title: 'Queued', text: sentence(job.Reason ?? 'It waits for its turn') }
-  if (job.SecondaryStatus === undefined) return { tone: 'idle', title: 'Unknown', text: 'The control plane has not said where this job stands.' }
-  if (isRecovering || job.SecondaryStatus === 'Restarting') {
-    if (leftUndone(job)) return { tone: 'bad', title: 'Not moving', text: `${reached || 'It had not made a step yet. '}Nobody recovers it: it was taken over.` }
-    return { tone: 'busy', title: 'Not moving, recovering', text: highest >= 0 ? `It had reached step ${count(highest)}.` : 'It had not made a step yet.' }
-  }
-  return { tone: 'busy', title: 'Starting', text: `${at}. ${sentence(job.Reason ?? '')}` }
+  if (wait) return stateOfWait('busy', TITLES.starting, wait)
+  return stated('busy', TITLES.starting, STATE.atStep(TITLES.starting, step), why)
 }
 
-/** The number of nodes of a launch that has fewer than the job asked for; empty for any other launch. */
+function stateOfWait(tone: Tone, title: string, { need, zone, isShort, when }: CapacityWait): JobState {
+  return stated(tone, title, need === undefined ? STATE.atStep(title) : STATE.waiting(title, need, zone), STATE.nextAttempt(isShort, when))
+}
+
+function stateBeforeFirstStep({ job, now }: Facts, isRecovering: boolean): JobState {
+  const since = job.SecondaryStatusTransitions?.at(-1)?.StartTime
+  const age = since === undefined ? undefined : now - since
+  const time = age === undefined ? STATE.unknownTime : duration(age)
+  const highest = reachedStep(job)
+  const detail = highest > (job.Boundary ?? -1) ? STATE.reached(count(highest)) : ''
+  if (age !== undefined && age > FIRST_STEP_SECONDS) return stated('warn', TITLES.stalled, STATE.stalledAtStart(time), detail)
+  return isRecovering
+    ? stated('busy', TITLES.recovering, STATE.firstStepAgain(time), detail)
+    : stated('busy', TITLES.starting, STATE.firstStep(time), detail)
+}
+
+function stateInTraining({ job, progress, protection, now }: Facts, isRecovering: boolean): JobState {
+  const step = (job.Boundary ?? -1) >= 0 ? count(job.Boundary!) : undefined
+  const moved = newest(progress?.movedAt, protection?.CommittedAt)
+  const watched = progress === undefined ? 0 : now - progress.watchedSince
+  const limit = Math.max(STALLED_SECONDS, progress?.usualRate ? STALLED_STEPS / progress.usualRate : 0)
+  if ((moved === undefined ? watched : now - moved) > limit) {
+    const at = step ?? '0'
+    const text = moved === undefined
+      ? STATE.stalledUnseen(at, ago(progress!.watchedSince, now))
+      : STATE.stalled(at, ago(Math.min(moved, now), now))
+    return stated('warn', TITLES.stalled, text, sentence(job.Reason ?? ''))
+  }
+  if (isRecovering && step !== undefined) return stated('busy', TITLES.recomputing, STATE.recomputing(step, count(reachedStep(job))))
+  const size = smallerSize(job)
+  const text = STATE.training(step, size && STATE.onNodes(size), pace(progress))
+  return stated(isRecovering ? 'busy' : size ? 'warn' : 'good', TITLES.training, text, size ? STATE.grows : '')
+}
+
+/** Return "3 of 4 nodes" for a launch on fewer nodes than the job asks for, and '' for any other launch. */
 function smallerSize({ GenerationNodeCount: now, NodeCount: asked }: Partial<TrainingJob>): string {
   return now !== undefined && asked !== undefined && now < asked ? `${now} of ${plural(asked, 'node')}` : ''
 }
 
-/** The ranks of this launch run, but have not gone beyond what they were started from. */
+/** Whether the ranks of the launch run and have made no step beyond the one from which they started. */
 function isBeforeFirstStep(job: Partial<TrainingJob>): boolean {
-  const areRanksThere = job.SecondaryStatus === 'Training' || (['Starting', 'Restarting'].includes(job.SecondaryStatus ?? '') && stateOf(job) === 'running')
-  return areRanksThere && job.TrainingJobStatus === 'InProgress' && (job.Boundary ?? -1) <= (job.BaseStep ?? -1)
+  const { SecondaryStatus: status = '' } = job
+  const doRanksRun = status === 'Training' || (['Starting', 'Restarting'].includes(status) && stateOf(job) === 'running')
+  return doRanksRun && job.TrainingJobStatus === 'InProgress' && (job.Boundary ?? -1) <= (job.BaseStep ?? -1)
 }
 
 function newest(...moments: (number | undefined)[]): number | undefined {
-  const known = moments.filter((at): at is number => at !== undefined)
-  return known.length ? Math.max(...known) : undefined
+  const present = moments.filter((at): at is number => at !== undefined)
+  return present.length ? Math.max(...present) : undefined
 }
 
-/** Steps per second over everything that counted so far; undefined while that says little. */
+/** Return steps per second over the whole job. undefined before 10 steps and 30 s of training. */
 export function usualRate(job: Partial<TrainingJob>): number | undefined {
   const seconds = job.AccountingSeconds?.['train'] ?? 0
   const steps = job.MaxBoundary ?? -1
   return seconds >= 30 && steps >= 10 ? steps / seconds : undefined
 }
 
-export function rateWords(perSecond: number): string {
-  return perSecond >= 1 ? `${perSecond.toFixed(1)} steps/s` : `${duration(1 / perSecond)} a step`
-}
+export const rateWords = (perSecond: number): string =>
+  perSecond >= 1 ? STATE.rate.perSecond(perSecond.toFixed(1)) : STATE.rate.perStep(duration(1 / perSecond))
 
-function comparison(rate: number, usual?: number): string {
-  if (!usual) return ''
+/** Return the pace for the verdict. A pace within 25 % of the usual one is not worth a word. */
+function pace({ rate, usualRate: usual }: Partial<Progress> = {}): string {
+  if (!rate || !usual) return ''
   const ratio = rate / usual
-  if (ratio > 0.8 && ratio < 1.25) return ', as usual'
-  return ratio < 1 ? `, ${percent(ratio)} of its usual rate` : `, ${ratio.toFixed(1)} times its usual rate`
+  if (ratio > 0.8 && ratio < 1.25) return ''
+  return ratio < 1 ? STATE.slower(percent(ratio)) : STATE.faster(ratio.toFixed(1))
 }
 
 function protectionOf({ job, protection }: Facts, figures: JobFigures): Statement {
-  if (protection === undefined) return { tone: 'idle', title: 'Protection unknown', text: 'Not heard from the control plane yet.' }
-  const checkpoint = protection.LastCheckpoint
-  const durable = checkpoint ? `step ${count(checkpoint.Step)} is in S3` : 'nothing is in S3'
-  if (job.TrainingJobStatus === 'Failed' && reachedStep(job) > 0) {
-    const { tone, text } = leftInS3(job, protection)!
-    const title = tone === 'good' ? 'Kept in S3' : checkpoint ? `Only step ${count(checkpoint.Step)}, in S3` : 'No: nothing is kept'
-    return { tone: tone === 'good' ? 'idle' : checkpoint ? 'warn' : 'bad', title, text: `${text} Its nodes’ memory is released.` }
-  }
-  if (isOver(job)) return { tone: 'idle', title: 'Memory released', text: sentence(`the job is over; ${durable}`) }
-  if (hasLetGo(job)) return { tone: checkpoint ? 'idle' : 'warn', title: checkpoint ? 'Kept in S3' : 'Nothing is kept', text: sentence(`it has no nodes, so nothing is in memory; ${durable}`) }
-  const step = figures.committedStep
-  const odds = protection.RecoveryOdds ?? []
-  if (step === undefined) {
-    const text = sentence(`no step has been committed in memory; ${durable}`)
-    return { tone: figures.protectionTone, title: figures.protection, text }
-  }
-  const copies = fewestCopies(protection)
-  const held = copies === undefined || protection.ParityGroupSize !== undefined ? `step ${count(step)} was committed` : `step ${count(step)} on ${plural(copies, 'node')} each`
-  const parity = protection.ParityGroupSize === undefined ? '' : `, with parity over groups of ${protection.ParityGroupSize} nodes`
-  const losses = odds.map((each) => `${lossWords(each.LostNodes)}: ${each.Probability >= 1 ? 'survived from memory' : each.Probability <= 0 ? `back to ${checkpoint ? 'S3' : 'the start'}` : `survived from memory in ${percent(each.Probability)} of the cases`}`)
-  const chance = losses.length ? losses.join('; ') : 'what a loss would do cannot be counted until every rank has committed'
-  const state = figures.protection
-  if (state === 'Unconfirmed') {
-    const heard = `${shown(figures, 'healthyNodes')} of ${shown(figures, 'wantedNodes')} nodes are connected and healthy`
-    const text = `${sentence(`step ${count(step)} was committed, but only ${heard}`)} ${sentence(durable)}`
-    return { tone: figures.protectionTone, title: state, text }
-  }
-  return {
-    tone: figures.protectionTone,
-    title: state,
-    text: `${sentence(`${held}${parity}; ${chance}`)} ${sentence(durable)}${state === 'Protected' ? '' : ` ${sentence(protection.Reason ?? '')}`}`.trim(),
+  const title = figures.protection
+  const said = (text: string, tone = figures.protectionTone): Statement => ({ tone, title, text })
+  if (protection === undefined) return said(KEPT.unknown, 'idle')
+  const kept = protection.LastCheckpoint?.Step
+  const inS3 = kept === undefined ? KEPT.noCheckpoint : KEPT.checkpoint(count(kept))
+  if (job.TrainingJobStatus === 'Failed') return lossOf(job, kept, title)
+  if (isOver(job)) return said(inS3, 'idle')
+  if (hasReleasedNodes(job)) return said(inS3, kept === undefined ? 'warn' : 'idle')
+  switch (figures.protection) {
+    case 'Not yet protected':
+      return said(KEPT.notYet)
+    case 'Unprotected':
+      return said(figures.committedStep === undefined ? `${KEPT.unprotected} ${inS3}` : KEPT.unprotectedStep(clause(protection.Reason)))
+    case 'Unconfirmed':
+      return said(KEPT.unconfirmed(shown(figures, 'healthyNodes'), shown(figures, 'wantedNodes')))
+    case 'Degraded':
+      return said(KEPT.degraded(clause(protection.Reason)))
+    case 'Protected':
+      return said(protectedWords(protection, figures))
+    default:
+      return said(KEPT.unknown)
   }
 }
 
-function fewestCopies(protection: Partial<DescribeProtectionResponse>): number | undefined {
-  const counts = (protection.Shards ?? []).map((shard) => (shard.Holders ?? []).filter((holder) => holder.InView).length)
-  return counts.length ? Math.min(...counts) : undefined
+/** The reason of the API as a clause after a colon. */
+const clause = (reason = ''): string =>
+  reason ? sentence(reason).replace(/^./, (letter) => letter.toLowerCase()) : KEPT.tooFewCopies
+
+function protectedWords(protection: NonNullable<Facts['protection']>, figures: JobFigures): string {
+  if (figures.protectionTone === 'warn') return KEPT.noLoss
+  if (protection.ParityGroupSize !== undefined) return KEPT.byParity(protection.ParityGroupSize)
+  const copies = (protection.Shards ?? []).map((shard) => (shard.Holders ?? []).filter((holder) => holder.InView).length)
+  return copies.length ? KEPT.onNodes(plural(Math.min(...copies), 'node')) : sentence(figures.protection)
 }
 
-function lossWords(nodes: number): string {
-  return nodes === 1 ? 'any single loss' : nodes === 2 ? 'any two' : nodes === 3 ? 'any three' : `any ${nodes}`
+/** What a failed job has lost, against its newest checkpoint. */
+function lossOf(job: Partial<TrainingJob>, kept: number | undefined, title: string): Statement {
+  const reached = reachedStep(job)
+  const lost = plural(Math.max(0, reached - (kept ?? 0)), 'step')
+  if (reached <= 0) return { tone: 'idle', title, text: KEPT.noStep }
+  if (kept === undefined) return { tone: 'bad', title, text: KEPT.lostAll(lost) }
+  if (kept >= reached) return { tone: 'idle', title, text: KEPT.lostNothing(count(reached)) }
+  return { tone: 'warn', title, text: KEPT.lostSome(lost, count(kept)) }
 }
 
-function recoveryOf({ incidents = [], now }: Facts): (Statement & PhaseNow) | undefined {
+function recoveryOf({ incidents = [], now }: Facts): PhaseNow | undefined {
   const incident = openIncident(incidents)
   if (incident === undefined) return undefined
   const current = phaseLengths(incident, now).at(-1)!
@@ -207,78 +248,52 @@ function recoveryOf({ incidents = [], now }: Facts): (Statement & PhaseNow) | un
     .sort((a, b) => a - b)
   const usualSeconds = earlier.length ? earlier[Math.floor((earlier.length - 1) / 2)] : undefined
   const lateAfterSeconds = usualSeconds === undefined ? LATE_SECONDS : Math.max(LEAST_LATE_SECONDS, LATE_FACTOR * usualSeconds)
-  const isLate = current.seconds > lateAfterSeconds
-  const against = usualSeconds === undefined ? 'no earlier incident of this kind to compare with' : `usually ${duration(usualSeconds)} after this kind of failure`
-  const lost = incident.LostSteps === undefined ? '' : incident.LostSteps === 0 ? ' No step was lost.' : ` ${plural(incident.LostSteps, 'step')} to be done again.`
   return {
-    tone: isLate ? 'warn' : 'busy',
-    title: sentence(phaseWords(incident.Phase)).slice(0, -1),
-    text: `${sentence(causeWords(incident.Cause))} ${sentence(incident.Decision)} This phase has taken ${duration(current.seconds)} (${against}).${lost}`,
     incidentId: incident.IncidentId,
     phase: incident.Phase,
     cause: incident.Cause,
     elapsedSeconds: current.seconds,
     usualSeconds,
     lateAfterSeconds,
+    isLate: current.seconds > lateAfterSeconds,
   }
 }
 
-/** What `waiting_words` (control_plane/core/capacity.py) puts between what AWS said and when it is asked again, and what stands before both in a job's reason. */
-const ASKED_AGAIN = /^(?:([^:]{1,80}): )?(.*)(; Everstep retries at )(\d\d:\d\d:\d\d) UTC\.?$/s
-
-/** A job's reason as it is told: of what AWS does not give, what that means, when it is asked again, and what AWS says, in its words. */
-export function reasonWords(reason: string, now: number, fleet?: Partial<Fleet>): { title?: string; text: string; isShort?: boolean } {
-  const [, waits, said = '', , time] = ASKED_AGAIN.exec(reason) ?? []
-  if (time === undefined) return { text: sentence(reason) }
-  const at = nearest(time, now)
-  const isShort = /sufficient .*capacity|InsufficientInstanceCapacity/i.test(said)
-  const means = isShort ? `AWS has no ${fleet?.InstanceType ?? 'such instance'} to give${fleet?.AvailabilityZone ? ` in ${fleet.AvailabilityZone}` : ' in this zone'}` : 'AWS has started no instance'
-  const again = at <= now + 1 ? `Everstep asks again now (${time} UTC)` : `Everstep asks again ${ago(at, now)} (${time} UTC)`
-  return { title: waits ? sentence(waits).slice(0, -1) : undefined, text: `${means}. ${again}. AWS says: “${sentence(said)}”`, isShort }
-}
-
-function waitingOf({ job, fleet, now }: Facts): Statement | undefined {
-  if (isOver(job) || job.SecondaryStatus === 'Training') return undefined
-  if (job.SecondaryStatus === 'Paused') return { tone: 'idle', title: 'A person', text: 'Resume puts it back into the queue of its fleet; nothing else does.' }
-  const parts = [job.Reason, fleet?.FleetStatus === 'active' ? undefined : fleet?.Reason].filter((part): part is string => Boolean(part))
-  if (!parts.length) return undefined
-  const told = reasonWords(parts[0]!, now, fleet)
-  if (told.title) return { tone: 'busy', title: told.title, text: [told.text, ...parts.slice(1).map(sentence)].join(' ') }
-  const [first = '', ...rest] = [...new Set(parts)].map(sentence)
-  const colon = first.indexOf(': ')
-  const isShort = colon > 0 && colon < 80 // “waits for 1 node: what AWS says”
-  return { tone: 'busy', title: isShort ? first.slice(0, colon) : 'Waiting', text: [isShort ? sentence(first.slice(colon + 2)) : first, ...rest].join(' ') }
-}
-
-function bannersOf({ job, fleet, othersHit = [], staleSeconds = 0, refusal }: Facts): Statement[] {
+/** Facts about more than the job that `act` does not say already. */
+function bannersOf({ job, fleet, othersHit = [] }: Facts, act: Act): Statement[] {
   const banners: Statement[] = []
-  if (staleSeconds > STALE_SECONDS) {
-    const why = refusal ? `The control plane has refused for ${duration(staleSeconds)}: ${sentence(refusal)}` : `The control plane has not answered for ${duration(staleSeconds)}.`
-    banners.push({ tone: 'bad', title: 'No news', text: `${why} What you see is old.` })
+  const add = (title: string, text: string) => banners.push({ tone: 'warn', title, text: text.trim() })
+  if (job.TakenOverTime !== undefined && act.about !== 'takenOver' && !isOver(job)) {
+    add(BANNERS.takenOver.title, BANNERS.takenOver.text(job.TakenOverBy ?? BANNERS.takenOver.person))
   }
-  if (job.TakenOverTime !== undefined) {
-    banners.push({ tone: 'warn', title: 'Automation is off for this job', text: `${job.TakenOverBy ?? 'A person'} has taken it over: Everstep observes it and decides nothing until it is handed back.` })
-  }
-  if (fleet?.FleetStatus === 'frozen') {
+  if (fleet?.FleetStatus === 'frozen' && act.about !== 'frozen') {
     const drift = (fleet.Drift ?? []).map(sentence).join(' ')
-    banners.push({ tone: 'warn', title: `Fleet ${fleet.FleetName ?? ''} is frozen`.trim(), text: `Nothing is ended in it until this passes. ${sentence(fleet.Reason ?? '')} ${drift}`.trim() })
+    add(BANNERS.frozen.title(fleet.FleetName ?? ''), `${BANNERS.frozen.text} ${sentence(fleet.Reason ?? '')} ${drift}`)
   }
-  if (isLaunchSuspended(fleet)) banners.push({ tone: 'warn', title: `Fleet ${fleet?.FleetName ?? ''} starts no instances`, text: sentence(fleet?.Reason ?? '') })
-  if (fleet?.FleetStatus === 'deleting') banners.push({ tone: 'warn', title: 'The fleet is being deleted', text: 'Its nodes are ended one by one.' })
-  if (othersHit.length) {
-    banners.push({ tone: 'warn', title: 'Wider than this job', text: `${plural(othersHit.length, 'other job')} of this fleet failed in the same way at the same time: ${othersHit.slice(0, 5).join(', ')}.` })
-  }
+  if (isLaunchSuspended(fleet) && act.about !== 'suspended') add(BANNERS.suspended.title(fleet?.FleetName ?? ''), sentence(fleet?.Reason ?? ''))
+  if (fleet?.FleetStatus === 'deleting') add(BANNERS.deleting.title, BANNERS.deleting.text)
+  if (othersHit.length) add(BANNERS.wider.title, BANNERS.wider.text(plural(othersHit.length, 'other job'), othersHit.slice(0, 5).join(', ')))
   return banners
 }
 
-/** What begins in one job and cannot come from another one's trouble. */
+/** Causes that begin in one job. Equal causes in other jobs are no common fault. */
 const OWN_CAUSES = new Set(['drill', 'requested', 'pause_failed'])
-/** One fault, as of a switch or a zone, is noticed in its jobs within this. */
+/** One fault of a switch or of a zone appears in its jobs within this time. */
 const ALIKE_SECONDS = 300
 
-/** Other jobs with an incident of the same cause that failed when this job's open one did, by name: a fault that is wider than the job. */
-export function hitAlike(job: Partial<TrainingJob>, open: Incident | undefined, incidents: readonly Incident[], runsOfFleet: ReadonlySet<string>): string[] {
+/**
+ * Return the names of other jobs that a common fault hit.
+ *
+ * These jobs have an incident of the same cause that failed at about the same time as this job's open incident.
+ */
+export function hitAlike(
+  job: Partial<TrainingJob>, open: Incident | undefined, incidents: readonly Incident[], runsOfFleet: ReadonlySet<string>,
+): string[] {
   if (open === undefined || OWN_CAUSES.has(open.Cause)) return []
-  const alike = incidents.filter((each) => each.RunId !== job.RunId && runsOfFleet.has(each.RunId) && each.Cause === open.Cause && Math.abs(each.FailedAt - open.FailedAt) <= ALIKE_SECONDS)
+  const alike = incidents.filter(
+    (each) =>
+      each.RunId !== job.RunId && runsOfFleet.has(each.RunId) && each.Cause === open.Cause &&
+      Math.abs(each.FailedAt - open.FailedAt) <= ALIKE_SECONDS,
+  )
   return [...new Set(alike.map((each) => each.TrainingJobName))]
 }

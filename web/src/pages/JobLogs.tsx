@@ -1,8 +1,8 @@
-/** What the ranks print: merged or of one, followed as it comes, searched, and linked to line by line. */
+/** The Logs tab of a job: lines of all ranks or of one, live, with search and a link to each line. */
 import { Button, Checkbox, NativeSelect } from '@mantine/core'
 import { useQuery } from '@tanstack/react-query'
 import { useVirtualizer } from '@tanstack/react-virtual'
-import { useEffect, useLayoutEffect, useMemo, useRef, useState, useSyncExternalStore } from 'react'
+import { useEffect, useLayoutEffect, useMemo, useRef, useState, useSyncExternalStore, type ReactNode } from 'react'
 import { useSearchParams } from 'react-router'
 
 import { LogSource, type Filter as Wanted, type LogState } from '../api/logs'
@@ -12,35 +12,43 @@ import { whileSeen } from '../api/seen'
 import type { Incident, TrainingJob } from '../contract'
 import { marked } from '../model/ansi'
 import { count, plural } from '../model/format'
-import { asText, failureLine, hitOf, hits, lineAt, look, MOST_LINES, placeOf, readPlace, tellsOfFailure, type Line } from '../model/logs'
-import { isOver } from '../model/verdict'
+import {
+  asText, failureLine, hitOf, hits, lineAt, look, MOST_LINES, placeOf, readPlace, tellsOfFailure, type Line,
+} from '../model/logs'
+import { isOver } from '../model/standing'
 import { Empty, Filter, Problem, Shown, Status } from '../parts/Basics'
 import { download } from '../parts/download'
+import { LOGS } from '../words/job'
 
 const ROW = 20
-/** From so near to an end on, the next page is asked for. */
+/** The next page is requested when the visible part is this many lines from an end. */
 const NEAR = 30
-/** So few may not fill the box: there is nothing to scroll to, and what a filter lets through may lie far back. */
+/** Fewer lines may not fill the box, so that nothing can be scrolled. Buttons then search further. */
 const FEW = 100
 const EMPTY: LogState = { lines: [], hasOlder: false, isAtEnd: false, isLive: false, isOver: false, isBusy: true }
 
-/** The log of a job from where `from` says, for as long as the filter is the same. */
+/**
+ * Read the log of a job as long as the filter stays the same.
+ *
+ * `ms`: Unix time in milliseconds at which to begin; undefined: at the newest line, and follow. Returns the state, the
+ * source, and a function that reads again after an error.
+ */
 function useLog(job: string, filter: Wanted, ms: number | undefined): [LogState, LogSource | undefined, () => void] {
   const [tries, setTries] = useState(0)
   const [source, setSource] = useState<LogSource>()
   const { Rank, Generation, FilterPattern } = filter
   useEffect(() => {
-    const made = new LogSource(job, { Rank, Generation, FilterPattern })
-    setSource(made)
+    const created = new LogSource(job, { Rank, Generation, FilterPattern })
+    setSource(created)
     let stop: (() => void) | undefined
-    let isLeft = false
-    void made.start(ms === undefined ? { at: 'end' } : { at: 'time', ms }).then(() => {
-      if (ms === undefined && !isLeft) stop = whileSeen(() => made.follow(), () => made.pause())
+    let isClosed = false
+    void created.start(ms === undefined ? { at: 'end' } : { at: 'time', ms }).then(() => {
+      if (ms === undefined && !isClosed) stop = whileSeen(() => created.follow(), () => created.pause())
     })
     return () => {
-      isLeft = true
+      isClosed = true
       stop?.()
-      made.close()
+      created.close()
     }
   }, [job, Rank, Generation, FilterPattern, ms, tries])
   const state = useSyncExternalStore(source?.subscribe ?? (() => () => undefined), source?.snapshot ?? (() => EMPTY))
@@ -50,95 +58,104 @@ function useLog(job: string, filter: Wanted, ms: number | undefined): [LogState,
 export default function LogsTab({ job }: { job: TrainingJob }) {
   const [search] = useSearchParams()
   const incidents = useQuery(incidentsQuery(useJobAddress(job)))
-  const wanted = search.get('failure')
-  if (job.Generation < 1) return <Empty title="No log yet">Ranks print once they have been started; this job has not been launched.</Empty>
-  if (!wanted) return <Viewer job={job} incidents={incidents.data} />
-  return <Shown query={incidents}>{(all) => <Viewer job={job} incidents={all} failure={all.find((each) => each.IncidentId === wanted)} />}</Shown>
+  const failure = search.get('failure')
+  if (job.Generation < 1) return <Empty title={LOGS.none}>{LOGS.noneText}</Empty>
+  if (!failure) return <Viewer job={job} incidents={incidents.data} />
+  return (
+    <Shown query={incidents}>
+      {(all) => <Viewer job={job} incidents={all} failure={all.find((each) => each.IncidentId === failure)} />}
+    </Shown>
+  )
 }
 
 const numberOf = (text: string | null): number | undefined => (text && /^\d{1,9}$/.test(text) ? Number(text) : undefined)
 
-function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Incident[]; failure?: Incident }) {
+/** The view of the log in the page's address. */
+interface View {
+  rank?: number
+  launch?: number
+  find: string
+  isNarrow: boolean
+  set: (changes: Record<string, string | undefined>) => void
+}
+
+function useView(): View {
   const [search, setSearch] = useSearchParams()
-  const name = useJobAddress(job)
-  const rank = numberOf(search.get('rank'))
-  const launch = numberOf(search.get('launch'))
   const find = search.get('q') ?? ''
-  const isNarrow = search.get('only') === '1' && find !== ''
+  return {
+    rank: numberOf(search.get('rank')),
+    launch: numberOf(search.get('launch')),
+    find,
+    isNarrow: search.get('only') === '1' && find !== '',
+    set: (changes) => {
+      const next = new URLSearchParams(search)
+      for (const [key, value] of Object.entries(changes)) value ? next.set(key, value) : next.delete(key)
+      setSearch(next, { replace: true, preventScrollReset: true })
+    },
+  }
+}
+
+function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Incident[]; failure?: Incident }) {
+  const [search] = useSearchParams()
+  const view = useView()
+  const { rank, launch, find, isNarrow, set } = view
+  const name = useJobAddress(job)
   const place = readPlace(search.get('at') ?? '')
   const [isWrapped, setWrapped] = useState(false)
   const [chosen, setChosen] = useState<number>()
   const from = place?.at ?? (failure ? failure.FailedAt * 1000 : undefined)
-  const [state, source, again] = useLog(name, { Rank: rank, Generation: launch, FilterPattern: isNarrow ? find : undefined }, from)
+  const filter = { Rank: rank, Generation: launch, FilterPattern: isNarrow ? find : undefined }
+  const [state, source, again] = useLog(name, filter, from)
   const { lines } = state
-  const set = (changes: Record<string, string | undefined>) => {
-    const next = new URLSearchParams(search)
-    for (const [key, value] of Object.entries(changes)) value ? next.set(key, value) : next.delete(key)
-    setSearch(next, { replace: true, preventScrollReset: true })
-  }
-  const target = useMemo(() => (place ? lineAt(place, lines) : failure ? failureLine(failure, lines) : undefined), [search.get('at'), failure, lines])
-  const found = useMemo(() => (isNarrow ? [] : hits(lines, find)), [find, isNarrow, lines])
-  const hit = hitOf(found, chosen)
+  const target = useMemo(
+    () => (place ? lineAt(place, lines) : failure ? failureLine(failure, lines) : undefined),
+    [search.get('at'), failure, lines],
+  )
+  const matches = useMemo(() => (isNarrow ? [] : hits(lines, find)), [find, isNarrow, lines])
+  const hit = hitOf(matches, chosen)
   useEffect(() => setChosen(hit), [hit])
   const newest = (incidents ?? []).filter((each) => each.RunId === job.RunId).at(-1)
-  const nth = found.findIndex((number) => number === hit)
-  const go = (by: number) => setChosen(found[(nth + by + found.length) % Math.max(1, found.length)])
+  const nth = matches.findIndex((number) => number === hit)
+  const go = (by: number) => setChosen(matches[(nth + by + matches.length) % Math.max(1, matches.length)])
   const isFollowing = state.isLive || (source !== undefined && from === undefined && !state.isOver)
+  const mode = state.isLive ? LOGS.following : state.isOver ? LOGS.complete : isFollowing ? LOGS.connecting : LOGS.notFollowing
+  const tone = state.isLive ? 'good' : isFollowing && !state.isOver ? 'warn' : 'idle'
+  const toFailure = { failure: newest?.IncidentId, at: undefined, launch: undefined, rank: undefined, q: undefined, only: undefined }
   return (
     <section className="card stack">
       <div className="row">
-        <NativeSelect
-          aria-label="Rank"
-          value={rank ?? ''}
-          onChange={(event) => set({ rank: event.currentTarget.value, at: undefined })}
-          data={[{ value: '', label: 'All ranks, merged' }, ...Array.from({ length: job.NodeCount * job.RanksPerNode }, (_, each) => ({ value: String(each), label: `Rank ${each}` }))]}
-        />
-        <NativeSelect
-          aria-label="Launch"
-          value={launch ?? ''}
-          onChange={(event) => set({ launch: event.currentTarget.value, at: undefined, failure: undefined })}
-          data={[{ value: '', label: 'All launches' }, ...Array.from({ length: job.Generation }, (_, each) => ({ value: String(job.Generation - each), label: `Launch ${job.Generation - each}` }))]}
-        />
-        <Filter label="Find in the log" placeholder="Find  ( / )" value={find} onChange={(value) => set({ q: value })} />
+        <Choices job={job} view={view} />
+        <Filter label={LOGS.find} placeholder={LOGS.findPlaceholder} value={find} onChange={(value) => set({ q: value })} />
         {find && !isNarrow && (
-          <span className="row" role="group" aria-label="Found lines">
-            <span className="dim">{found.length ? `${count(nth + 1)} of ${count(found.length)}` : 'not in the lines that are held'}</span>
-            <Button size="compact-xs" variant="default" disabled={!found.length} onClick={() => go(-1)}>
-              Previous
-            </Button>
-            <Button size="compact-xs" variant="default" disabled={!found.length} onClick={() => go(1)}>
-              Next
-            </Button>
+          <span className="row" role="group" aria-label={LOGS.hits}>
+            <span className="dim">{matches.length ? LOGS.hit(count(nth + 1), count(matches.length)) : LOGS.noHit}</span>
+            <Small isDisabled={!matches.length} onClick={() => go(-1)}>{LOGS.previous}</Small>
+            <Small isDisabled={!matches.length} onClick={() => go(1)}>{LOGS.next}</Small>
           </span>
         )}
-        <Checkbox label="Only these, in the whole log" checked={isNarrow} disabled={!find} onChange={(event) => set({ only: event.currentTarget.checked ? '1' : undefined })} />
-        <Checkbox label="Wrap" checked={isWrapped} onChange={(event) => setWrapped(event.currentTarget.checked)} />
+        <Checkbox
+          label={LOGS.only}
+          checked={isNarrow}
+          disabled={!find}
+          onChange={(event) => set({ only: event.currentTarget.checked ? '1' : undefined })}
+        />
+        <Checkbox label={LOGS.wrap} checked={isWrapped} onChange={(event) => setWrapped(event.currentTarget.checked)} />
       </div>
       <div className="row between">
         <div className="row">
-          <Status tone={state.isLive ? 'good' : state.isOver ? 'idle' : isFollowing ? 'warn' : 'idle'} word={state.isLive ? 'Following' : state.isOver ? 'Complete' : isFollowing ? 'Connecting' : 'Not following'} title={state.isLive ? 'Lines come as they are printed' : state.isOver ? 'The job has ended, and every line is here' : 'Lines that are printed now are not shown'} />
+          <Status tone={tone} {...mode} />
           {from !== undefined && !state.isOver && (
-            <Button size="compact-xs" variant="default" onClick={() => set({ at: undefined, failure: undefined })}>
-              To the newest
-            </Button>
+            <Small onClick={() => set({ at: undefined, failure: undefined })}>{LOGS.toNewest}</Small>
           )}
-          {newest && failure?.IncidentId !== newest.IncidentId && (
-            <Button size="compact-xs" variant="default" onClick={() => set({ failure: newest.IncidentId, at: undefined, launch: undefined, rank: undefined, q: undefined, only: undefined })}>
-              To the failure
-            </Button>
-          )}
-          {failure && <span className="dim">Where incident {failure.IncidentId} failed.</span>}
+          {newest && failure?.IncidentId !== newest.IncidentId && <Small onClick={() => set(toFailure)}>{LOGS.toFailure}</Small>}
+          {failure && <span className="dim">{LOGS.atIncident(failure.IncidentId)}</span>}
         </div>
         <div className="row">
-          <span className="dim">
-            {plural(lines.length, 'line')} held{lines.length >= MOST_LINES ? ', as many as a page holds' : ''}
-          </span>
-          <Button size="compact-xs" variant="default" disabled={!lines.length} onClick={() => download(`${name}.log`, lines.map(asText))}>
-            Download these
-          </Button>
+          <span className="dim">{LOGS.loaded(plural(lines.length, 'line'), lines.length >= MOST_LINES)}</span>
+          <Small isDisabled={!lines.length} onClick={() => download(`${name}.log`, lines.map(asText))}>{LOGS.download}</Small>
         </div>
       </div>
-      {state.error !== undefined && <Problem error={state.error} title="The log is not read on" retry={again} />}
+      {state.error !== undefined && <Problem error={state.error} title={LOGS.broken} retry={again} />}
       {lines.length || state.isBusy ? (
         <Lines
           key={`${search.get('at')} ${failure?.IncidentId} ${rank} ${launch} ${isNarrow}`}
@@ -151,37 +168,62 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
           isMerged={rank === undefined}
           onPlace={(line) => set({ at: placeOf(line, lines), failure: undefined, q: undefined, only: undefined })}
         />
-      ) : state.hasOlder || !state.isAtEnd ? (
-        <p className="dim">Nothing is found in what was looked at so far.</p>
       ) : (
-        <p className="dim">{isNarrow ? 'No line has this in it.' : isOver(job) ? 'Nothing was printed.' : 'Nothing has been printed yet.'}</p>
+        <p className="dim">{emptyWords(state, isNarrow, isOver(job))}</p>
       )}
       {!state.isBusy && state.error === undefined && lines.length < (isNarrow || rank !== undefined ? FEW : 1) && (
         <div className="row">
-          {state.hasOlder && (
-            <Button size="compact-xs" variant="default" onClick={() => void source?.older()}>
-              Look further back
-            </Button>
-          )}
-          {!state.isAtEnd && (
-            <Button size="compact-xs" variant="default" onClick={() => void source?.newer()}>
-              Look further on
-            </Button>
-          )}
+          {state.hasOlder && <Small onClick={() => void source?.older()}>{LOGS.back}</Small>}
+          {!state.isAtEnd && <Small onClick={() => void source?.newer()}>{LOGS.on}</Small>}
         </div>
       )}
       <p className="dim">
-        A click on a time puts the line into the address. The same in a terminal: <code>everstep jobs logs {name}</code>.
+        {LOGS.hint} <code>everstep jobs logs {name}</code>
       </p>
     </section>
   )
 }
 
-interface Shows {
+function emptyWords(state: LogState, isNarrow: boolean, isJobOver: boolean): string {
+  if (state.hasOlder || !state.isAtEnd) return LOGS.notFoundYet
+  return isNarrow ? LOGS.noMatch : isJobOver ? LOGS.nothing : LOGS.nothingYet
+}
+
+/** The choice of a rank and of a launch. */
+function Choices({ job, view: { rank, launch, set } }: { job: TrainingJob; view: View }) {
+  const ranks = Array.from({ length: job.NodeCount * job.RanksPerNode }, (_, each) => each)
+  const launches = Array.from({ length: job.Generation }, (_, each) => job.Generation - each)
+  return (
+    <>
+      <NativeSelect
+        aria-label={LOGS.rank}
+        value={rank ?? ''}
+        onChange={(event) => set({ rank: event.currentTarget.value, at: undefined })}
+        data={[{ value: '', label: LOGS.allRanks }, ...ranks.map((each) => ({ value: String(each), label: LOGS.rankOf(each) }))]}
+      />
+      <NativeSelect
+        aria-label={LOGS.launch}
+        value={launch ?? ''}
+        onChange={(event) => set({ launch: event.currentTarget.value, at: undefined, failure: undefined })}
+        data={[{ value: '', label: LOGS.allLaunches }, ...launches.map((each) => ({ value: String(each), label: LOGS.launchOf(each) }))]}
+      />
+    </>
+  )
+}
+
+function Small({ isDisabled = false, onClick, children }: { isDisabled?: boolean; onClick: () => void; children: ReactNode }) {
+  return (
+    <Button size="compact-sm" variant="default" disabled={isDisabled} onClick={onClick}>
+      {children}
+    </Button>
+  )
+}
+
+interface LinesProps {
   state: LogState
   source?: LogSource
   target?: Line
-  /** The number of the line that was found and is looked at. */
+  /** The number of the current match. */
   hit?: number
   find: string
   isWrapped: boolean
@@ -189,7 +231,8 @@ interface Shows {
   onPlace: (line: Line) => void
 }
 
-function Lines({ state, source, target, hit, find, isWrapped, isMerged, onPlace }: Shows) {
+/** The lines, of which only the visible ones are drawn. Stays at the newest line until the reader scrolls up. */
+function Lines({ state, source, target, hit, find, isWrapped, isMerged, onPlace }: LinesProps) {
   const { lines } = state
   const box = useRef<HTMLDivElement>(null)
   const [isPinned, setPinned] = useState(target === undefined)
@@ -206,17 +249,17 @@ function Lines({ state, source, target, hit, find, isWrapped, isMerged, onPlace 
   useLayoutEffect(() => {
     const more = before.current - first
     before.current = first
-    // What was read stays where it is, also where the virtualizer is still on its way to a line: by its index that is another one now.
+    // Older lines shift the index of every line. The offset keeps the visible line where it is.
     if (more > 0 && box.current && !isPinned) virtual.scrollToOffset(box.current.scrollTop + more * ROW)
   }, [first, isPinned, virtual])
-  const looked = hit ?? target?.number
-  const index = looked === undefined ? undefined : looked - first
+  const shown = hit ?? target?.number
+  const index = shown === undefined ? undefined : shown - first
   useEffect(() => {
     if (index === undefined) return
     setPinned(false)
     virtual.scrollToIndex(index, { align: 'center' })
-    if (hit === undefined) box.current?.scrollIntoView({ block: 'nearest' }) // a link leads to the line, not to the top of the job's page
-  }, [looked, virtual])
+    if (hit === undefined) box.current?.scrollIntoView({ block: 'nearest' }) // a link leads to its line
+  }, [shown, virtual])
   const last = lines.at(-1)?.number
   useLayoutEffect(() => {
     if (isPinned && lines.length) virtual.scrollToIndex(lines.length - 1, { align: 'end' })
@@ -225,8 +268,8 @@ function Lines({ state, source, target, hit, find, isWrapped, isMerged, onPlace 
   const top = items[0]?.index ?? 0
   const bottom = items.at(-1)?.index ?? 0
   useEffect(() => {
-    if (!lines.length || state.isBusy || state.error !== undefined) return // what was refused is asked for again by a person
-    if (!isPinned && box.current!.scrollTop < NEAR * ROW) void source?.older() // by where it stands: what is drawn may be behind
+    if (!lines.length || state.isBusy || state.error !== undefined) return // a person retries after an error
+    if (!isPinned && box.current!.scrollTop < NEAR * ROW) void source?.older() // the drawn items may lag behind
     if (bottom >= lines.length - NEAR) void source?.newer()
   }, [top, bottom, lines.length, state.isBusy, state.error, isPinned, source])
   return (
@@ -236,7 +279,7 @@ function Lines({ state, source, target, hit, find, isWrapped, isMerged, onPlace 
         className={isWrapped ? 'log wrap' : 'log'}
         role="log"
         aria-live="off"
-        aria-label="Lines of the log"
+        aria-label={LOGS.box}
         tabIndex={0}
         onScroll={(event) => {
           const { scrollHeight, scrollTop, clientHeight } = event.currentTarget
@@ -257,7 +300,7 @@ function Lines({ state, source, target, hit, find, isWrapped, isMerged, onPlace 
                 <button type="button" className="when" title={`${new Date(line.at).toISOString()}, ${line.nodeId}`} onClick={() => onPlace(line)}>
                   {new Date(line.at).toISOString().slice(11, 23)}
                 </button>
-                {isMerged && <span className="who">{line.rank === undefined ? 'node' : `r${line.rank}`}</span>}
+                {isMerged && <span className="who">{line.rank === undefined ? LOGS.node : `r${line.rank}`}</span>}
                 <span className="what">
                   {marked(look(line), find).map((piece, each) =>
                     piece.isMarked ? (
@@ -275,8 +318,8 @@ function Lines({ state, source, target, hit, find, isWrapped, isMerged, onPlace 
         </div>
       </div>
       {!isPinned && state.isLive && (
-        <Button className="tolast" size="compact-xs" onClick={() => setPinned(true)}>
-          ↓ New lines
+        <Button className="tolast" size="compact-sm" onClick={() => setPinned(true)}>
+          {LOGS.newLines}
         </Button>
       )}
     </div>

@@ -27,3 +27,11 @@ export const SOURCES: Readonly<Record<string, string>> = {
   parity: 'parity in memory',
   s3: 'S3',
 }
+
+/** What Everstep does, by phase. */
+export const PHASES = {
+  detect: 'detecting the failure',
+  replace: 'replacing nodes',
+  restore: 'restoring state',
+  rework: 'recomputing steps',
+} as const

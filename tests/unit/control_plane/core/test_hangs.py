@@ -275,7 +275,7 @@ def test_who_waits_on_purpose_is_let_be_as_long_as_the_script_says_and_so_are_th
     gate = status(0, still=590.0, phase="wait", limit=600.0)
     waits = watch(reports(gate, *(status(rank, still=590.0) for rank in (1, 2, 3))))
     assert (waits.suspicion, waits.ask, waits.events) == (None, (), ())
-    assert waits.words == "rank 0 on i-0 waits on purpose (phase wait), for at most 600 s"
+    assert waits.words == "rank 0 on i-0 waits deliberately (phase wait), for at most 600 s"
     assert watch(reports(status(0, still=30.0, phase="wait", limit=600.0))).words == "", (
         "no longer than a step may take"
     )

@@ -250,7 +250,7 @@ async def test_unreachable_nodes_that_are_heard_again_while_they_are_waited_for_
         del agent.handle  # type: ignore[method-assign]
     await world.until(lambda: is_running(world, 2))
     assert world.plan().base_step == 15
-    assert not any("did not promise" in words and "without it" in words for words in world.incidents()[0].evidence)
+    assert not any("did not prepare" in words and "without it" in words for words in world.incidents()[0].evidence)
 
 
 async def test_an_agent_that_starts_anew_long_after_it_promised_has_time_to_promise_again(world: World) -> None:
@@ -275,7 +275,7 @@ async def test_an_agent_that_starts_anew_long_after_it_promised_has_time_to_prom
     world.operator.capacity = None
     await world.until(lambda: is_running(world, 2))
     assert world.plan().base_step == 10
-    assert not [message for message in world.events() if "did not promise" in message]
+    assert not [message for message in world.events() if "did not prepare" in message]
 
 
 async def test_a_lost_coordinator_gets_another_one(world: World) -> None:

@@ -251,7 +251,7 @@ async def test_a_job_that_is_taken_over_is_observed_and_nothing_is_decided_until
         await world.tick()
     job = world.job()
     assert (job.state, job.generation, job.boundary) == (JobState.RUNNING, 1, 15)
-    assert job.reason.startswith("taken over by ann: Everstep observes and decides nothing; what it sees: rank 1 on")
+    assert job.reason.startswith("taken over by ann: Everstep decides nothing; it observes: rank 1 on")
     assert world.said[said:] == []
     assert world.incidents() == ()
     hand_back(world)

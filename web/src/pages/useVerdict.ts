@@ -1,0 +1,61 @@
+/** The verdict on a job with everything it needs from the API, for all tabs of the job page. */
+import { useQuery } from '@tanstack/react-query'
+import { useMemo } from 'react'
+
+import { useJobAddress } from '../api/addresses'
+import { ApiError, serverTime } from '../api/client'
+import { fleetsQuery, incidentsQuery, jobsQuery, nodesQuery, openIncidentsQuery, protectionQuery } from '../api/queries'
+import type { DescribeProtectionResponse, Incident, TrainingJob } from '../contract'
+import { lostBy } from '../model/act'
+import type { Progress } from '../model/facts'
+import { story, type Answer } from '../model/incident'
+import { progressOf, sampled, type Sample } from '../model/progress'
+import { hitAlike, openIncident, usualRate, verdict, type Verdict } from '../model/verdict'
+import { useNow, useStaleSeconds } from '../parts/Basics'
+
+/** The steps of each job that this browser has observed, by RunId. */
+const observed = new Map<string, Sample[]>()
+
+export interface JobVerdict {
+  verdict: Verdict
+  progress?: Progress
+  protection?: DescribeProtectionResponse
+  /** Incidents of this run, oldest first. */
+  incidents: Incident[]
+  /** The open incident, or the latest one, and its answers. */
+  incident?: Incident
+  answers: Answer[]
+}
+
+/** `dataUpdatedAt`: when the job's description arrived, in milliseconds. `error`: why it was not renewed since. */
+export function useVerdict(job: TrainingJob, dataUpdatedAt: number, error: unknown): JobVerdict {
+  const now = useNow()
+  const at = serverTime(dataUpdatedAt)
+  const staleSeconds = Math.max(useStaleSeconds(), now - at)
+  const refusal = error instanceof ApiError && error.status > 0 ? error.message : undefined
+  const address = useJobAddress(job)
+  const protection = useQuery(protectionQuery(address)).data
+  const open = useQuery(openIncidentsQuery).data ?? []
+  const ofName = useQuery(incidentsQuery(address)).data
+  const fleet = useQuery(fleetsQuery).data?.find((each) => each.FleetName === job.FleetName)
+  const jobs = useQuery({ ...jobsQuery, refetchInterval: false }).data // events renew it
+  const samples = useMemo(() => {
+    const next = sampled(observed.get(job.RunId) ?? [], { at, boundary: job.Boundary })
+    observed.set(job.RunId, next)
+    return next
+  }, [job.RunId, job.Boundary, at])
+  const incidents = useMemo(() => (ofName ?? []).filter((each) => each.RunId === job.RunId), [ofName, job.RunId])
+  const hasLostNodes = incidents.some((each) => each.InstanceIds?.length)
+  const nodes = useQuery({ ...nodesQuery(job.FleetName), enabled: hasLostNodes }).data
+  const isNeighbour = (each: { FleetName: string; RunId: string }) => each.FleetName === job.FleetName && each.RunId !== job.RunId
+  const neighbours = new Set((jobs ?? []).filter(isNeighbour).map((each) => each.RunId))
+  const progress = progressOf(samples, usualRate(job))
+  const result = verdict({
+    job, protection, incidents, fleet, progress, staleSeconds, refusal, now,
+    othersHit: hitAlike(job, openIncident(incidents), open, neighbours),
+    heldNodes: lostBy(incidents, nodes ?? []),
+  })
+  const incident = openIncident(incidents) ?? incidents.at(-1)
+  const answers = incident ? story(incident, job, now, { nodes, protection, act: result.act }) : []
+  return { verdict: result, progress, protection, incidents, incident, answers }
+}

@@ -1,0 +1,38 @@
+import { Button } from '@mantine/core'
+import { useQueryClient } from '@tanstack/react-query'
+import { useState, type ReactNode } from 'react'
+
+import { Problem } from './Basics'
+
+interface Props {
+  /** Sends the request. */
+  action: () => Promise<unknown>
+  title?: string
+  children: ReactNode
+}
+
+/**
+ * A button that sends one request at once, shows the error if the server rejects it, and renews all queries.
+ *
+ * For actions that can be undone. Other actions ask for a name first (`ConfirmByName`).
+ */
+export function ActionButton({ action, title, children }: Props) {
+  const client = useQueryClient()
+  const [isBusy, setBusy] = useState(false)
+  const [error, setError] = useState<unknown>()
+  const start = () => {
+    setBusy(true)
+    setError(undefined)
+    action()
+      .then(() => client.invalidateQueries(), setError)
+      .finally(() => setBusy(false))
+  }
+  return (
+    <>
+      <Button size="xs" variant="default" loading={isBusy} onClick={start} title={title}>
+        {children}
+      </Button>
+      {error !== undefined && <Problem error={error} title="It was not done" />}
+    </>
+  )
+}

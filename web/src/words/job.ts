@@ -1,0 +1,430 @@
+/** Every text of the job page: its verdict, what to do, and the tabs. Causes and phases are in `causes.ts`. */
+import { plural } from '../model/format'
+
+/** How the job is: short titles, and the first sentences of the verdict. */
+export const STATE = {
+  titles: {
+    completed: 'Completed', failed: 'Failed', stopped: 'Stopped', stopping: 'Stopping', stalled: 'Stalled',
+    recovering: 'Recovering', recomputing: 'Recomputing steps', starting: 'Starting', training: 'Training',
+    paused: 'Paused', pausing: 'Pausing', interrupted: 'Interrupted', returning: 'Returning nodes', queued: 'Queued',
+    notRecovering: 'Not recovering', unknown: 'Unknown',
+  },
+  atStep: (title: string, step?: string) => (step === undefined ? `${title}.` : `${title} at step ${step}.`),
+  completed: (steps?: string) => (steps === undefined ? 'Completed.' : `Completed after ${steps}.`),
+  training: (step: string | undefined, nodes: string, pace: string) =>
+    `Training ${step === undefined ? 'before the first step' : `at step ${step}`}${nodes}${pace}.`,
+  onNodes: (nodes: string) => ` on ${nodes}`,
+  slower: (share: string) => `, at ${share} of the usual rate`,
+  faster: (factor: string) => `, at ${factor} times the usual rate`,
+  grows: 'The job grows again when capacity returns.',
+  recomputing: (step: string, reached: string) => `Recomputing steps: at step ${step} of ${reached}.`,
+  stalled: (step: string, last: string) => `Stalled at step ${step}: the last step was ${last}.`,
+  stalledUnseen: (step: string, opened: string) => `Stalled at step ${step}: no step since this page was opened ${opened}.`,
+  stalledAtStart: (time: string) => `Stalled: the ranks have run for ${time} without a step.`,
+  firstStep: (time: string) => `Starting: the ranks have run for ${time}, before the first step.`,
+  firstStepAgain: (time: string) => `Recovering: the ranks have run for ${time}, before the first new step.`,
+  unknownTime: 'an unknown time',
+  reached: (step: string) => `Training had reached step ${step}.`,
+  recovering: (phase: string, elapsed: string, usual?: string) =>
+    `Recovering: ${phase} for ${elapsed}${usual === undefined ? '' : `, usually ${usual}`}.`,
+  waiting: (title: string, need: string, zone?: string) => `${title}: waiting for ${need}${zone ? ` in ${zone}` : ''}.`,
+  nextAttempt: (isShort: boolean, when: string) =>
+    `${isShort ? 'AWS is out of capacity' : 'AWS launched no instance'}; next attempt ${when}.`,
+  nextAttemptNow: 'now',
+  notRecovering: (person: string) => `Not recovering: ${person} has taken over the job.`,
+  person: 'a person',
+  unknown: 'The control plane has not reported a status for this job.',
+  lastKnown: (state: string) => `Last known: ${state}`,
+  stale: (time: string) => `The control plane has not answered for ${time}.`,
+  refused: (time: string, error: string) => `The control plane has returned errors for ${time}: ${error}`,
+  rate: { perSecond: (steps: string) => `${steps} steps/s`, perStep: (time: string) => `${time} per step` },
+} as const
+
+/** What memory and S3 keep. */
+export const KEPT = {
+  unknown: 'Protection is unknown.',
+  onNodes: (nodes: string) => `Protected on ${nodes}.`,
+  byParity: (size: number) => `Protected by parity in groups of ${size} nodes.`,
+  noLoss: 'The loss of 1 node loses the steps in memory.',
+  degraded: (reason: string) => `Degraded: ${reason}`,
+  tooFewCopies: 'some shards have too few copies.',
+  unprotected: 'Unprotected: memory holds no committed step.',
+  unprotectedStep: (reason: string) => `Unprotected: ${reason}`,
+  notYet: 'Not yet protected: memory holds no committed step.',
+  unconfirmed: (healthy: string, wanted: string) => `Protection is unconfirmed: ${healthy} of ${wanted} nodes are healthy.`,
+  checkpoint: (step: string) => `The checkpoint of step ${step} is in S3.`,
+  noCheckpoint: 'No checkpoint is in S3.',
+  noStep: 'No step was lost: the job had made none.',
+  lostNothing: (step: string) => `No step was lost: step ${step} is in S3.`,
+  lostSome: (lost: string, step: string) => `${lost} after the checkpoint of step ${step} ${lost.startsWith('1 ') ? 'is' : 'are'} lost.`,
+  lostAll: (lost: string) => `${lost} ${lost.startsWith('1 ') ? 'is' : 'are'} lost: no checkpoint is in S3.`,
+} as const
+
+/** What the reader must do. `brief` ends the verdict; `text` and `steps` are in the card. */
+export const ACT = {
+  titles: { now: 'Act now', canWait: 'Can wait', none: 'Nothing to do', person: 'Paused by a person' },
+  title: 'What to do',
+  runbook: 'Runbook',
+  nothing: 'Nothing to do.',
+  nothingUntil: (time: string) => `Nothing to do until ${time}.`,
+  now: (what: string) => `Act now: ${what}.`,
+  canWait: (nodes: string) => `Can wait: ${nodes} to release or end.`,
+  noNews: {
+    brief: 'check the control plane',
+    text: 'Training continues without the control plane, but a recovery waits for it.',
+    check: 'Check that the control plane runs: everstep server answers at /v1/health.',
+    log: 'Search the log of the control plane for the request id of the error.',
+  },
+  failed: {
+    brief: 'fix the cause, and submit the job again',
+    text: 'The job does not start again by itself.',
+    read: 'Read the last lines of the failed rank in the Logs tab.',
+    submit: 'Fix the cause. Submit the job again under another name.',
+    resume: (step: string) => `The Checkpoints tab has its newest checkpoint, step ${step}.`,
+    noCheckpoint: 'It has no checkpoint in S3.',
+  },
+  ended: { completed: 'The job is complete.', stopped: 'The job was stopped.' },
+  takenOver: {
+    brief: 'hand the job back',
+    undone: (person: string, undone: string) => `Nothing recovers this job: ${person} has taken it over, and ${undone}.`,
+    ask: (person: string) => `Ask ${person} who works on the job.`,
+    handBack: (name: string) => `Hand the job back, so that Everstep decides again: everstep jobs hand-back ${name}`,
+    waits: (person: string) => `Automation is off: a failure waits for ${person}.`,
+  },
+  paused: {
+    brief: 'Resume the job to continue.',
+    text: 'A person paused the job. It does not continue by itself.',
+    resume: (name: string) => `Resume it: everstep jobs resume ${name}`,
+    keep: 'A paused job keeps its checkpoint in S3.',
+    notStarted: 'The job has not started yet.',
+  },
+  stopping: 'All ranks stop at the next step that they agree on.',
+  frozen: {
+    brief: 'unfreeze the fleet',
+    recovering: 'The fleet is frozen, and this recovery may need to end an instance.',
+    training: 'The fleet is frozen: Everstep replaces no lost instance.',
+    drift: (drift: string) => `Correct this in AWS: ${drift}`,
+    see: 'Open the fleet. It names what is missing, and continues when that is there.',
+  },
+  suspended: {
+    brief: 'let the group launch instances',
+    recovering: 'This recovery may need an instance, and the Auto Scaling group launches none.',
+    waiting: 'The job waits for nodes, and the Auto Scaling group launches none.',
+    training: 'The Auto Scaling group launches no instances: Everstep replaces no lost instance.',
+    resume: (group: string) =>
+      'Ask who suspended the launches. Then run: aws autoscaling resume-processes --auto-scaling-group-name ' +
+      `${group} --scaling-processes Launch`,
+  },
+  shortage: {
+    text: (type: string, zone: string) => `AWS has no ${type} capacity in ${zone}.`,
+    none: 'AWS launched no instance.',
+    type: 'instance', zone: 'this zone',
+    attempt: (when: string, time: string) => `Everstep makes the next attempt ${when} (${time} UTC).`,
+    said: (message: string) => `AWS reports: “${message}”`,
+    free: 'To free a node now: everstep jobs pause JOB',
+    spare: (command: string) => `To keep a spare from now on: ${command}`,
+  },
+  late: {
+    brief: 'the recovery takes too long',
+    text: (limit: string, why: string) => `This phase has taken longer than ${limit}: ${why}.`,
+    usual: (usual: string) => `it usually takes ${usual} after this kind of failure`,
+    noUsual: 'no earlier incident of this kind shows how long it takes',
+    fleet: (name: string) => `Show the nodes that the fleet waits for, and the reason: everstep fleets describe ${name}`,
+    logs: (name: string) => `Show the output of the ranks: everstep jobs logs ${name}`,
+    events: (name: string) => `Show the decisions since the failure: everstep events list --job ${name}`,
+  },
+  recovering: 'Everstep recovers the job by itself.',
+  stalled: {
+    brief: 'the ranks make no steps',
+    text: 'The ranks run but make no steps.',
+    logs: 'Read the logs of the ranks. Some scripts evaluate or load data for a long time.',
+    stop: (name: string) => `Stop a job that hangs: everstep jobs stop ${name}`,
+  },
+  slow: {
+    brief: 'training is slow',
+    text: 'Training runs at less than half of its usual rate.',
+    compare: 'Compare the step times of the nodes in the Metrics tab. One slow node slows down all others.',
+  },
+  queued: (limit?: string) => `The job starts by itself when its turn comes.${limit === undefined ? '' : ` It stops waiting ${limit}.`}`,
+  interrupted: 'The job continues from S3 by itself when it has nodes again.',
+  returning: 'The job returns its nodes to another job. It continues by itself when it has nodes again.',
+  pausing: 'All ranks stop at one step, which goes to S3. Then the job waits for a person to resume it.',
+  unprotected: {
+    brief: 'a failure loses steps',
+    text: 'A failure now goes back to S3 or to the start.',
+    see: 'Open the Protection tab. Each shard names the reason.',
+  },
+  weak: {
+    degraded: 'Everstep makes the missing copies by itself. Open the Protection tab if this lasts.',
+    unconfirmed: 'Some nodes are silent or report a fault. Everstep replaces them if this lasts.',
+    oneCopy: 'The job keeps one copy of each shard, so a lost node costs steps.',
+  },
+  starting: 'The job starts by itself.',
+  firstStep: 'The first step of a launch takes longer than later steps.',
+  beforeCommit: 'A failure now returns to the step from which this launch began.',
+  training: 'Everstep recovers the job by itself after a failure.',
+  held: {
+    one: 'It lost 1 node, which a person must release or end.',
+    many: (nodes: string) => `It lost ${nodes}, which a person must release or end.`,
+    xid79: (node: string) => `${node}: end the instance. Xid 79 means that its GPU has fallen off the bus; no restart repairs it.`,
+    broken: (node: string) => `${node}: end the instance. Its hardware has failed.`,
+    unclear: (node: string, xid?: string) =>
+      `${node}: end the instance if its hardware has failed${xid === undefined ? '' : `, which Xid ${xid} suggests`}. Otherwise release it.`,
+  },
+} as const
+
+/** Facts about more than the job. */
+export const BANNERS = {
+  takenOver: {
+    title: 'Automation is off for this job',
+    text: (person: string) => `${person} has taken it over. Everstep makes no decision until the job is handed back.`,
+    person: 'A person',
+  },
+  frozen: { title: (fleet: string) => `Fleet ${fleet} is frozen`, text: 'Everstep ends no instance of it.' },
+  suspended: { title: (fleet: string) => `Fleet ${fleet} launches no instances` },
+  deleting: { title: 'The fleet is being deleted', text: 'Everstep ends its nodes one by one.' },
+  wider: {
+    title: 'More jobs failed',
+    text: (jobs: string, names: string) => `${jobs} of this fleet failed in the same way at the same time: ${names}.`,
+  },
+} as const
+
+/** An incident in four answers. */
+export const STORY = {
+  questions: {
+    what: 'What failed, when and why', doing: 'What Everstep does', did: 'What Everstep did', lost: 'What was lost',
+    now: 'Status',
+  },
+  from: {
+    local: 'the memory of its own nodes', peer: 'the memory of other nodes',
+    parity: 'parity in the memory of other nodes', s3: 'a checkpoint in S3',
+  },
+  ends: {
+    Completed: 'The job completed during this incident.',
+    Stopped: 'The job was stopped during this incident.',
+    Paused: 'The job was paused during this incident. It recomputes the remaining steps when it is resumed.',
+  },
+  script: (error: string) => `Your script ended with ${error}`,
+  at: (ago: string, time: string) => `${ago}, at ${time}`,
+  before: (facts: string) => `Before: ${facts}`,
+  decisive: (fact: string) => `Last: ${fact}`,
+  lostNodes: (nodes: string) => `lost ${nodes}`,
+  noEvidence: 'no evidence was recorded',
+  more: (number: string) => `${number} more facts are on the incident page.`,
+  detectedLate: (time: string) => `Everstep detected it ${time} later.`,
+  replacedBy: (nodes: string) => `Replaced by ${nodes}.`,
+  tried: (nodes: string) => `Other nodes tried: ${nodes}.`,
+  automationOff: 'Nothing: automation is off',
+  takenOver: (person: string) => `${person} has taken over the job`,
+  decidedBefore: (decision: string) => `Decided before: ${decision}`,
+  noDecision: 'No decision yet',
+  ended: (node: string) => `${node} has ended.`,
+  unreachable: (node: string) => `${node} is held and unreachable. Everstep uses it again when it answers.`,
+  reused: (node: string) => `${node} is in use again.`,
+  unknownYet: 'Not known yet', unknown: 'Not known', uncheckpointed: 'The steps after the last checkpoint',
+  noStep: 'No step', allOf: (steps: string) => `All ${steps}`,
+  time: (time: string, isOpen: boolean) => `${time} ${isOpen ? 'so far' : 'of training time'}`,
+  resumed: (step: string) => `resumed from step ${step}`,
+  notRelaunched: 'no launch followed',
+  relaunchReached: (step: string) => `training had reached step ${step}, and no launch followed`,
+  restored: (source: string) => `Restored from ${source}.`,
+  cost: (dollars: string, isOpen: boolean) => `It ${isOpen ? 'has cost' : 'cost'} ${dollars}${isOpen ? ' so far' : ''}.`,
+  madeNone: 'The job had made no step.',
+  keptAll: (step: string) => `Training had reached step ${step}, which is in S3.`,
+  keptNone: (step: string) => `Training had reached step ${step}, and no checkpoint is in S3.`,
+  kept: (reached: string, step: string) => `Training had reached step ${reached}; the newest checkpoint is step ${step}.`,
+  open: (phase: string) => `Open: ${phase}`,
+  phaseTime: (time: string) => `This phase has taken ${time}.`,
+  actNow: 'You must act.', noAct: 'You do not need to act.', seeJob: 'The job page says whether you must act.',
+  closedFailed: 'Closed: the job failed',
+  closed: 'Closed', closedHeld: 'Closed, except for a held node',
+  recovered: (ago: string) => `Recovered ${ago}.`,
+  endedAgo: (ago: string) => `Ended ${ago}.`,
+  absence: 'It took longer because no control plane was running.',
+  noOtherLaunch: 'The job ended before another launch.',
+  passed: 'Training has passed the step it was at before the failure.',
+  held: (nodes: string, isOne: boolean) => `${nodes} ${isOne ? 'is' : 'are'} held until a person releases or ends ${isOne ? 'it' : 'them'}.`,
+} as const
+
+/** The frame of the page, and its Overview tab. */
+export const JOB = {
+  crumb: 'Jobs',
+  project: (name: string) => `project ${name}`,
+  tabsLabel: 'Sections of this job',
+  tabs: {
+    overview: 'Overview', metrics: 'Metrics', logs: 'Logs', protection: 'Protection', checkpoints: 'Checkpoints',
+    events: 'Events', spec: 'Spec',
+  },
+  noTab: 'This job has no such section',
+  strip: { label: 'Status of this job', step: 'Step', rate: 'Rate' },
+  actions: {
+    label: 'Actions for this job',
+    takeOver: 'Take over', takeOverTitle: 'Everstep observes the job and makes no decision until you hand it back.',
+    handBack: 'Hand back', handBackTitle: (person: string) => `Taken over by ${person}`,
+    pause: 'Pause', pauseTitle: 'All ranks stop at one agreed step, which goes to S3. The nodes become free.',
+    resume: 'Resume', resumeTitle: 'The job continues from its checkpoint when its turn in the queue comes.',
+    stop: 'Stop', stopText: 'All ranks stop at one agreed step, which goes to S3. A stopped job never starts again.',
+  },
+  figures: {
+    title: 'Figures', progress: 'Progress', rate: 'Rate', remaining: 'Time remaining', ettr: 'ETTR',
+    ettrTitle: 'Training time ÷ time since the first start, without time in the queue',
+    memory: 'Committed in memory', survives: 'Survives any 1 node loss', checkpoint: 'Newest checkpoint',
+    nodes: 'Healthy nodes', ranks: 'Nodes × ranks', incidents: 'Incidents', open: (number: string) => `${number} open`,
+    recomputed: 'Recomputed steps', cost: 'Cost so far', noPrice: 'the fleet has no price', launch: 'Launch',
+    fleet: 'Fleet', created: 'Created', runtime: (isOver: boolean) => (isOver ? 'Ran for' : 'Running for'),
+    protection: 'Protection',
+    step: (step: string) => `step ${step}`, none: 'none', of: (a: string, b: string) => `${a} of ${b}`,
+    yes: 'yes', no: 'no', unknown: 'unknown',
+  },
+  remaining: {
+    notDeclared: 'unknown: the script sets no target step',
+    notYet: 'not known yet',
+    paused: (time: string) => `${time} of training`,
+    until: (time: string, end: string) => `${time}, until ${end} without failures`,
+  },
+  conditions: 'Current problems',
+  whyFailed: 'Why it failed',
+  incident: { open: 'Open incident', last: 'Latest incident', all: 'Incident details', log: 'Log at the failure' },
+  acknowledge: 'Acknowledge', acknowledgedBy: (person: string) => `Acknowledged by ${person}`,
+  incidents: 'All incidents of this job',
+  timeTitle: 'Where the time went',
+} as const
+
+export const TIMELINE = {
+  title: 'Timeline', span: 'Range of the timeline', all: 'All',
+  job: 'Status', recovery: 'Recovery',
+  works: (node: string) => `${node} works for this job`,
+  phase: (phase: string, incident: string) => `${phase}, incident ${incident}`,
+  fault: (label: string) => `Fault: ${label}`,
+  faultKey: 'fault', nodeKey: 'node works for the job',
+  utc: 'UTC', label: (nodes: string, incidents: string, time: string) => `Timeline of ${nodes} and ${incidents} over ${time}`,
+  some: (drawn: string, nodes: string) => `${drawn} of ${nodes}`,
+  more: (nodes: string) => `Show ${nodes}`,
+  faultsFirst: 'Nodes with faults come first.',
+} as const
+
+/** Where the time went: a label, a meaning, and who can shorten each part. */
+export const TIME = {
+  none: 'No time has been counted yet.',
+  total: (time: string) => `Together ${time} since the job was created.`,
+  ettr: (ratio: string) => `ETTR ${ratio}: training time ÷ time since the first start, without time in the queue.`,
+  buckets: {
+    queue: { label: 'Queue', what: 'waits for its turn', owner: 'you: priority, larger fleet' },
+    provision: { label: 'Provision', what: 'waits for its first nodes', owner: 'AWS: capacity; you: spares' },
+    start: { label: 'Start', what: 'launches before the first step', owner: 'your script: imports, compilation, data' },
+    train: { label: 'Train', what: 'productive steps', owner: '' },
+    shortage: { label: 'Shortage', what: 'share of training time lost to missing nodes', owner: 'AWS: capacity; you: spares' },
+    stall: { label: 'Stall', what: 'ranks run without a step', owner: 'your script: data, evaluation, hangs' },
+    detect: { label: 'Detect', what: 'from a failure to its detection', owner: 'Everstep: --detection-seconds' },
+    replace: { label: 'Replace', what: 'replacing nodes after a failure', owner: 'Everstep and AWS: spares' },
+    restore: { label: 'Restore', what: 'restoring state, up to the first new step', owner: 'Everstep' },
+    rework: { label: 'Rework', what: 'recomputing steps', owner: 'Everstep: more copies, checkpoints' },
+    stopping: { label: 'Stopping', what: 'an agreed stop', owner: 'your script: its longest step' },
+    paused: { label: 'Paused', what: 'without nodes', owner: 'you: resume, priority, larger fleet' },
+    unaccounted: { label: 'Unaccounted', what: 'no control plane was running', owner: 'the operator of the control plane' },
+  },
+  rest: { running: 'Not counted yet', ended: 'Not counted', what: 'since the control plane last counted', owner: '' },
+  owner: (owner: string) => `Who can shorten it: ${owner}`,
+  unknownOwner: 'unknown',
+} as const
+
+export const PROTECTION_TAB = {
+  state: 'Protection', committed: 'Committed in memory', proposed: 'Being replicated', copies: 'Copies of each shard',
+  ownIncluded: (copies: string) => `${copies}, with the owner’s`, parity: 'Parity',
+  parityGroup: (size: string) => `one lost node per group of ${size}`,
+  survives: 'Survives any 1 node loss', checkpoint: 'Newest checkpoint',
+  odds: {
+    title: 'Losses at the same time', lost: 'Lost', survives: 'Every shard stays in memory', otherwise: 'Otherwise',
+    any: (what: string) => `any ${what}`, always: 'always', never: 'never', cases: (share: string) => `in ${share} of the cases`,
+    checkpoint: (step: string, steps: string) => `back to step ${step} in S3: ${steps} to recompute`,
+    start: 'back to the start: no checkpoint is in S3',
+    note: 'Counted over all sets of this many nodes or failure domains, for the current holders.',
+    domains: 'A failure domain is the network node above the instances.',
+    noDomains: 'AWS reports no failure domains for these nodes.',
+    fatal: 'One domain is enough', fatalText: (domains: string) => `All copies of a shard are below ${domains}.`,
+  },
+  shards: 'Shards and their holders',
+  empty: 'Memory holds no shard',
+} as const
+
+export const MATRIX = {
+  cells: { own: 'owner', copy: 'copy', behind: 'behind', out: 'not counted' },
+  nothing: 'holds nothing',
+  rank: (rank: number) => `rank ${rank}`,
+  at: (cell: string, rank: number, node: string, held: string) => `${cell}: rank ${rank} on ${node}${held}`,
+  label: (shards: string, nodes: string, problems: string) => `Holders of ${shards} on ${nodes}; ${problems}`,
+  problems: (shards: number) => `${plural(shards, 'shard')} with a problem`,
+  keys: {
+    own: '● the owner’s copy', copy: '✓ counted copy', parity: '✓ counted parity share', behind: '− behind the committed step',
+    out: '! not counted', lag: '−n: n steps behind the newest',
+  },
+  bad: (bad: number, all: string) => `${plural(bad, 'shard')} of ${all} ${bad === 1 ? 'has' : 'have'} a problem. The table lists ${bad === 1 ? 'its' : 'their'} copies first.`,
+  good: (what: string) => `Every shard has all its ${what} of the newest committed step.`,
+  copies: 'copies', shares: 'shares',
+  table: {
+    title: 'All copies', rank: 'Rank', node: 'Node', copies: 'Copies', state: 'State', step: 'Step', lag: 'Lag',
+    verified: 'Verified', domain: 'Failure domain', size: 'Size', problem: 'Problem',
+  },
+  of: (a: number, b: number) => `${a} of ${b}`,
+  unknownDomain: 'unknown',
+  behindOthers: (steps: string) => `${steps} behind the other shards`,
+  more: (some: string, all: string) => `Show ${some} more of ${all} copies`,
+  unverified: 'nothing verified yet', held: (step: string) => `step ${step}`, lag: (steps: string) => `, ${steps} behind the ranks`,
+  verified: (ago: string) => `, verified ${ago}`, below: (domain: string) => `, below ${domain}`,
+} as const
+
+export const CHECKPOINTS_TAB = {
+  uploading: (step: string, share: string, rank: number, stored: string, total: string) =>
+    `Uploading the checkpoint of step ${step}: ${share} (rank ${rank}: ${stored} of ${total})`,
+  columns: {
+    step: 'Step', status: 'Status', launch: 'Launch', size: 'Size', complete: 'Complete', verified: 'Verified',
+    manifest: 'Manifest',
+  },
+  pinned: 'pinned', notVerified: 'not yet',
+  empty: 'No checkpoint in S3',
+  policy: (policy: string) => `Everstep stores a checkpoint ${policy}.`, onStop: 'when the job stops',
+  next: (step: string) => `The next one is due at step ${step}.`,
+  memory: 'The Protection tab lists the steps in memory.',
+} as const
+
+export const EVENTS_TAB = {
+  filter: 'Filter events', placeholder: 'Filter by type, text or node',
+  columns: { when: 'Time', event: 'Event', message: 'Message', node: 'Node' },
+  noMatch: 'No event contains this text.', none: 'No event yet.',
+  newest: (most: number, all: string) => `The newest ${most} of ${all}. The filter searches the others, too.`,
+  older: 'Load older events',
+  loaded: (number: string) => `The newest ${number} events are loaded and searched, back to`,
+} as const
+
+export const LOGS = {
+  none: 'No log yet', noneText: 'The job has not been launched. Ranks print after a launch.',
+  rank: 'Rank', allRanks: 'All ranks', rankOf: (rank: number) => `Rank ${rank}`,
+  launch: 'Launch', allLaunches: 'All launches', launchOf: (launch: number) => `Launch ${launch}`,
+  find: 'Find in the log', findPlaceholder: 'Find  ( / )', hits: 'Matching lines', hit: (n: string, all: string) => `${n} of ${all}`,
+  noHit: 'not in the loaded lines', previous: 'Previous', next: 'Next', only: 'Only matches, in the whole log', wrap: 'Wrap',
+  following: { word: 'Following', title: 'New lines appear when they are printed' },
+  complete: { word: 'Complete', title: 'The job has ended, and every line is here' },
+  connecting: { word: 'Connecting', title: 'New lines do not appear yet' },
+  notFollowing: { word: 'Not following', title: 'New lines do not appear' },
+  toNewest: 'To the newest', toFailure: 'To the failure', atIncident: (id: string) => `Log at incident ${id}`,
+  loaded: (lines: string, isFull: boolean) => `${lines} loaded${isFull ? ', the most that a page holds' : ''}`,
+  download: 'Download these lines', broken: 'The log cannot be read further',
+  notFoundYet: 'No match in the lines that were searched so far.', noMatch: 'No line contains this text.',
+  nothing: 'The ranks printed nothing.', nothingYet: 'The ranks have printed nothing yet.',
+  back: 'Search older lines', on: 'Search newer lines',
+  hint: 'Click a time to put the line into the address. In a terminal:',
+  box: 'Lines of the log', node: 'node', newLines: '↓ New lines',
+} as const
+
+export const SPEC = {
+  form: 'Format',
+  note: (revision: number) => `The request that creates this job again as of revision ${revision}, under another name. Its source is`,
+  revisions: 'Revisions',
+  one: 'The job is as it was submitted. The next revision comes with',
+  from: 'From', to: 'To', revision: (number: number) => `Revision ${number}`,
+  differ: (fields: string, isOne: boolean) => `${fields} differ${isOne ? 's' : ''}.`,
+  made: (revision: number) => `Revision ${revision} is from`,
+  planned: (revision: number) => `The running launch uses revision ${revision}.`,
+  region: (from: number, to: number) => `From revision ${from} to ${to}`,
+  nextLaunch: 'from the next launch on',
+} as const
