@@ -149,13 +149,14 @@ function* stories(count: number) {
   }
 }
 
-test.each([...stories(30)])('all figures of the page agree, story $number', ({ job, incidents, protection, reached, kept, end, paused }) => {
+test.each([...stories(30)])('all figures of the page agree, story $number', async ({ job, incidents, protection, reached, kept, end, paused }) => {
   const { container } = drawn(
     <Routes>
       <Route path="/jobs/:name" element={<JobPage />} />
     </Routes>,
     { at: '/jobs/gpt', answers: { '["job","gpt"]': job, '["protection","gpt"]': protection, '["incidents","gpt"]': incidents, '["incidents","","open"]': [], '["fleets"]': [], '["jobs"]': [], '["job","gpt","nodes"]': [], '["nodes","main",false]': [] } },
   )
+  await screen.findByText('Committed in memory')
   const fact = (name: string) => [...container.querySelectorAll('dt')].find((each) => each.textContent === name)!.nextElementSibling!.textContent
   const isReleased = end !== undefined || paused
   expect(fact('Committed in memory')).toBe(isReleased ? '–' : `step ${reached}`)

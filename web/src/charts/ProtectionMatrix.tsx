@@ -14,7 +14,7 @@ import { bytes, count, plural } from '../model/format'
 import { copies, heldWords, matrix, type Cell, type Copy, type Row } from '../model/matrix'
 import type { Tone } from '../model/standing'
 import { Ago, NodeLink, Status } from '../parts/Basics'
-import { MATRIX } from '../words/job'
+import { MATRIX } from '../words/jobTabs'
 
 const ROW = 22
 const COLUMN = 34

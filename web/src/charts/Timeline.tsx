@@ -7,7 +7,7 @@ import { Link } from 'react-router'
 import type { Incident, TrainingJob, TrainingJobNode } from '../contract'
 import { count, duration, local, plural, utc } from '../model/format'
 import { MOST_NODES, ticks, timeline, type Fault, type Lane, type Span } from '../model/timeline'
-import { TIMELINE } from '../words/job'
+import { TIMELINE } from '../words/jobTabs'
 
 const COLORS: Readonly<Record<string, string>> = {
   training: 'train', pending: 'queue', starting: 'start', downloading: 'start', restarting: 'replace',

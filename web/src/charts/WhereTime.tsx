@@ -2,7 +2,7 @@
 import type { Incident, TrainingJob } from '../contract'
 import { duration, percent } from '../model/format'
 import { buckets } from '../model/time'
-import { TIME } from '../words/job'
+import { TIME } from '../words/jobTabs'
 
 export function WhereTime({ job, now, open }: { job: Partial<TrainingJob>; now: number; open?: Incident }) {
   const { buckets: parts, wallSeconds } = buckets(job, now, open)

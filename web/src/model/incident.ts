@@ -1,6 +1,7 @@
 /** An incident as four answers: what failed, what Everstep did, what was lost, and its status. Pure. */
 import type { DescribeProtectionResponse, Incident, Node, TrainingJob } from '../contract'
-import { STATE, STORY } from '../words/job'
+import { STATE } from '../words/job'
+import { STORY } from '../words/jobTabs'
 import { lostBy, type Act } from './act'
 import { capacityWait, capacityWords } from './capacity'
 import { causeWords, phaseWords } from './causes'
@@ -8,7 +9,7 @@ import type { Statement } from './facts'
 import { phaseLengths } from './figures'
 import { ago, count, dollars, duration, headline, plural, sentence, utc } from './format'
 import { waitsForAPerson } from './nodes'
-import { cutShortBy, lossAtEnd, unrecoveredReason } from './standing'
+import { cutShortBy, reachedStep, unrecoveredReason, type Tone } from './standing'
 
 const MOST_EVIDENCE = 3
 /** An incident that was detected later than this after the failure says so. */
@@ -134,6 +135,27 @@ function whatWasLost(
     title: steps === undefined ? unknown : steps === 0 ? STORY.noStep : plural(steps, 'step'),
     text: joined(sentence(where ? `${took}; ${where}` : took), source, cost),
   }
+}
+
+interface Loss {
+  tone: Tone
+  title: string
+  text: string
+}
+
+/** Return the steps that an ended job lost, against its newest checkpoint. undefined: the checkpoint is unknown. */
+function lossAtEnd(
+  job: Pick<Partial<TrainingJob>, 'Boundary' | 'MaxBoundary'>, protection?: Partial<DescribeProtectionResponse>,
+): Loss | undefined {
+  if (protection === undefined) return undefined
+  const reached = reachedStep(job)
+  const kept = protection.LastCheckpoint?.Step
+  const lost = reached - (kept ?? 0)
+  if (reached <= 0) return { tone: 'good', title: STORY.noStep, text: STORY.madeNone }
+  if (lost <= 0) return { tone: 'good', title: STORY.noStep, text: STORY.keptAll(count(reached)) }
+  const steps = plural(lost, 'step')
+  if (kept === undefined) return { tone: 'bad', title: lost === 1 ? steps : STORY.allOf(steps), text: STORY.keptNone(count(reached)) }
+  return { tone: 'bad', title: steps, text: STORY.kept(count(reached), count(kept)) }
 }
 
 function status(incident: Incident, job: Partial<TrainingJob> | undefined, now: number, end: string | undefined, besides: Besides): Answer {

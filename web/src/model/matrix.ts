@@ -1,6 +1,6 @@
 /** Which node holds which shard. Shards with the fewest holders come first. Pure. */
 import type { DescribeProtectionResponse, Holder, ShardProtection } from '../contract'
-import { MATRIX } from '../words/job'
+import { MATRIX } from '../words/jobTabs'
 import type { ProtectionWord } from './figures'
 import { ago, count, plural } from './format'
 

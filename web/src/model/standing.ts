@@ -1,7 +1,5 @@
 /** The statuses of a job: their tones, their order by urgency, and what follows from them. Pure. */
-import type { DescribeProtectionResponse, Incident, TrainingJob } from '../contract'
-import { STORY } from '../words/job'
-import { count, plural } from './format'
+import type { Incident, TrainingJob } from '../contract'
 
 /** good: healthy. busy: in progress. warn: needs attention. bad: failed. idle: finished, or not started. */
 export type Tone = 'good' | 'busy' | 'warn' | 'bad' | 'idle'
@@ -65,27 +63,6 @@ export const OBSERVED = '; it observes: '
 /** Return the highest step of all launches of a job, or -1. */
 export const reachedStep = (job: Pick<Partial<TrainingJob>, 'Boundary' | 'MaxBoundary'>): number =>
   Math.max(job.MaxBoundary ?? -1, job.Boundary ?? -1)
-
-export interface Loss {
-  tone: Tone
-  title: string
-  text: string
-}
-
-/** Return the steps that an ended job lost, against its newest checkpoint. undefined: the checkpoint is unknown. */
-export function lossAtEnd(
-  job: Pick<Partial<TrainingJob>, 'Boundary' | 'MaxBoundary'>, protection?: Partial<DescribeProtectionResponse>,
-): Loss | undefined {
-  if (protection === undefined) return undefined
-  const reached = reachedStep(job)
-  const kept = protection.LastCheckpoint?.Step
-  const lost = reached - (kept ?? 0)
-  if (reached <= 0) return { tone: 'good', title: STORY.noStep, text: STORY.madeNone }
-  if (lost <= 0) return { tone: 'good', title: STORY.noStep, text: STORY.keptAll(count(reached)) }
-  const steps = plural(lost, 'step')
-  if (kept === undefined) return { tone: 'bad', title: lost === 1 ? steps : STORY.allOf(steps), text: STORY.keptNone(count(reached)) }
-  return { tone: 'bad', title: steps, text: STORY.kept(count(reached), count(kept)) }
-}
 
 /** Return the status with which the job ended an incident before training had caught up. undefined: training caught up. */
 export function cutShortBy(incident: Incident, job: Partial<TrainingJob> | undefined): string | undefined {

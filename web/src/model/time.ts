@@ -1,6 +1,6 @@
 /** Where the time of a job went: parts that add up to its wall time. Pure. */
 import type { Incident, TrainingJob } from '../contract'
-import { TIME } from '../words/job'
+import { TIME } from '../words/jobTabs'
 
 export interface Bucket {
   name: string

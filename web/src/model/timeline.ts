@@ -1,6 +1,6 @@
 /** The timeline of a job as spans on lanes: its statuses, its recoveries in phases, and its nodes. Pure. */
 import type { Incident, TrainingJob, TrainingJobNode } from '../contract'
-import { TIMELINE } from '../words/job'
+import { TIMELINE } from '../words/jobTabs'
 import { causeWords } from './causes'
 import { phaseLengths } from './figures'
 import { sentence } from './format'

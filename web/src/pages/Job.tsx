@@ -18,9 +18,9 @@ import { JobButtons } from '../parts/JobButtons'
 import { PageHead } from '../parts/PageHead'
 import { StatusStrip } from '../parts/StatusStrip'
 import { JOB } from '../words/job'
-import { JobOverview } from './JobOverview'
 import { useVerdict, type JobVerdict } from './useVerdict'
 
+const JobOverview = part(() => import('./JobOverview'))
 const CheckpointsTab = part(async () => ({ default: (await import('./JobTabs')).CheckpointsTab }))
 const EventsTab = part(async () => ({ default: (await import('./JobTabs')).EventsTab }))
 const ProtectionTab = part(async () => ({ default: (await import('./JobTabs')).ProtectionTab }))

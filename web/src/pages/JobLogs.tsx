@@ -18,7 +18,7 @@ import {
 import { isOver } from '../model/standing'
 import { Empty, Filter, Problem, Shown, Status } from '../parts/Basics'
 import { download } from '../parts/download'
-import { LOGS } from '../words/job'
+import { LOGS } from '../words/jobTabs'
 
 const ROW = 20
 /** The next page is requested when the visible part is this many lines from an end. */

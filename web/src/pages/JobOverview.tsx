@@ -13,6 +13,7 @@ import type { TrainingJob } from '../contract'
 import { conditionLines } from '../model/conditions'
 import { hook, incidentFigures, shown } from '../model/figures'
 import { count, duration } from '../model/format'
+import { story } from '../model/incident'
 import { survivesOneLoss } from '../model/matrix'
 import { remainingWords } from '../model/progress'
 import { openIncident, rateWords } from '../model/verdict'
@@ -23,18 +24,21 @@ import { IncidentTable } from '../parts/IncidentTable'
 import { LastLines } from '../parts/LastLines'
 import { LatestIncident } from '../parts/LatestIncident'
 import { Progress } from '../parts/Progress'
-import { JOB, TIMELINE } from '../words/job'
+import { JOB } from '../words/job'
+import { TIMELINE } from '../words/jobTabs'
 import type { JobVerdict } from './useVerdict'
 
 const JobPeople = part(() => import('../parts/JobPeople'))
 
-export function JobOverview({ job, known }: { job: TrainingJob; known: JobVerdict }) {
+export default function JobOverview({ job, known }: { job: TrainingJob; known: JobVerdict }) {
   const now = useNow()
-  const { verdict, protection, incidents, incident, answers } = known
+  const { verdict, protection, incidents, incident, nodes } = known
   const problems = conditionLines(job.Conditions)
   const { act, banners, figures } = verdict
   const isOpen = incident?.ClosedAt === undefined
-  const latest = incident && <LatestIncident incident={incident} answers={answers} />
+  const latest = incident && (
+    <LatestIncident incident={incident} answers={story(incident, job, now, { nodes, protection, act: verdict.act })} />
+  )
   const traceback = job.FailureReason?.includes('\n') ? job.FailureReason : undefined
   return (
     <div className="stack">

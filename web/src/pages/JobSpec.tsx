@@ -12,7 +12,7 @@ import { difference } from '../model/revisions'
 import { asCommand, asCurl, asPython, asYaml, requestOf } from '../model/spec'
 import { Ago, Command, Shown } from '../parts/Basics'
 import { Card } from '../parts/Card'
-import { SPEC } from '../words/job'
+import { SPEC } from '../words/jobTabs'
 
 const FORMS = { YAML: asYaml, CLI: asCommand, Python: asPython, curl: asCurl }
 

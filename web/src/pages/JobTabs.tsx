@@ -15,7 +15,8 @@ import { Ago, Empty, FactList, Filter, NodeLink, Shown, Status, toneOf, useStale
 import { Card } from '../parts/Card'
 import { CopyId } from '../parts/CopyId'
 import { Stacks } from '../parts/Stacks'
-import { CHECKPOINTS_TAB, EVENTS_TAB, JOB, PROTECTION_TAB } from '../words/job'
+import { JOB } from '../words/job'
+import { CHECKPOINTS_TAB, EVENTS_TAB, PROTECTION_TAB } from '../words/jobTabs'
 
 export function ProtectionTab({ job }: { job: TrainingJob }) {
   const query = useQuery(protectionQuery(useJobAddress(job)))

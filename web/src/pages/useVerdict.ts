@@ -5,10 +5,9 @@ import { useMemo } from 'react'
 import { useJobAddress } from '../api/addresses'
 import { ApiError, serverTime } from '../api/client'
 import { fleetsQuery, incidentsQuery, jobsQuery, nodesQuery, openIncidentsQuery, protectionQuery } from '../api/queries'
-import type { DescribeProtectionResponse, Incident, TrainingJob } from '../contract'
+import type { DescribeProtectionResponse, Incident, Node, TrainingJob } from '../contract'
 import { lostBy } from '../model/act'
 import type { Progress } from '../model/facts'
-import { story, type Answer } from '../model/incident'
 import { progressOf, sampled, type Sample } from '../model/progress'
 import { hitAlike, openIncident, usualRate, verdict, type Verdict } from '../model/verdict'
 import { useNow, useStaleSeconds } from '../parts/Basics'
@@ -22,9 +21,10 @@ export interface JobVerdict {
   protection?: DescribeProtectionResponse
   /** Incidents of this run, oldest first. */
   incidents: Incident[]
-  /** The open incident, or the latest one, and its answers. */
+  /** The open incident, or the latest one. */
   incident?: Incident
-  answers: Answer[]
+  /** Nodes of the fleet, if an incident lost one. */
+  nodes?: Node[]
 }
 
 /** `dataUpdatedAt`: when the job's description arrived, in milliseconds. `error`: why it was not renewed since. */
@@ -56,6 +56,5 @@ export function useVerdict(job: TrainingJob, dataUpdatedAt: number, error: unkno
     heldNodes: lostBy(incidents, nodes ?? []),
   })
   const incident = openIncident(incidents) ?? incidents.at(-1)
-  const answers = incident ? story(incident, job, now, { nodes, protection, act: result.act }) : []
-  return { verdict: result, progress, protection, incidents, incident, answers }
+  return { verdict: result, progress, protection, incidents, incident, nodes }
 }
