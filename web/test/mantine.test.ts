@@ -18,12 +18,30 @@ function classMaps(file: string, seen = new Set<string>()): Set<string> {
   return new Set(imported.flatMap((each) => [...classMaps(each, seen)]))
 }
 
-test('mantine.css has a stylesheet for every component that is imported, and for what those are made of', () => {
-  const listed = new Set([...read(join(WEB, 'src/mantine.css')).matchAll(/styles\/([\w-]+)\.css/g)].map(([, name]) => name!))
-  const used = globSync('src/**/*.{ts,tsx}', { cwd: WEB }).flatMap((file) => [...read(join(WEB, file)).matchAll(/import \{([^}]+)\} from '@mantine\/core'/g)].flatMap(([, names]) => names!.split(',').map((name) => name.trim())))
-  const components = [...new Set(used)].filter((name) => existsSync(join(MANTINE, `esm/components/${name}/${name}.mjs`)))
-  expect(components.length).toBeGreaterThan(10)
-  const needed = components.flatMap((name) => [...classMaps(join(MANTINE, `esm/components/${name}/${name}.mjs`))]).filter((name) => existsSync(join(MANTINE, `styles/${name}.css`)))
+const SOURCES = globSync('src/**/*.{ts,tsx}', { cwd: WEB }).map((file) => read(join(WEB, file)))
+const IMPORTED = /import \{([^}]+)\} from '@mantine\/core'/g
+const STYLES = /@mantine\/core\/styles\/([\w-]+)\.css/g
+
+/** Names of the stylesheets of the components that a source imports, and of the components that those contain. */
+function neededBy(source: string): string[] {
+  const names = [...source.matchAll(IMPORTED)].flatMap(([, list]) => list!.split(',').map((name) => name.trim()))
+  const files = names.map((name) => join(MANTINE, `esm/components/${name}/${name}.mjs`)).filter((file) => existsSync(file))
+  const maps = files.flatMap((file) => [...classMaps(file)])
+  return maps.filter((name) => existsSync(join(MANTINE, `styles/${name}.css`)))
+}
+const stylesOf = (source: string): string[] => [...source.matchAll(STYLES)].map(([, name]) => name!)
+
+const everywhere = stylesOf(read(join(WEB, 'src/mantine.css')))
+
+test('every source has the stylesheets of its components: those of mantine.css, and those that it imports', () => {
+  for (const source of SOURCES) {
+    const has = new Set([...everywhere, ...stylesOf(source)])
+    expect(neededBy(source).filter((name) => !has.has(name)), source.split('\n')[0]).toEqual([])
+  }
+})
+
+test('every stylesheet belongs to a component that is imported', () => {
+  const needed = new Set([...SOURCES.flatMap(neededBy), ...BASE])
   expect(needed).toContain('Button')
-  expect([...listed].sort()).toEqual([...new Set([...needed, ...BASE])].sort())
+  expect([...everywhere, ...SOURCES.flatMap(stylesOf)].filter((name) => !needed.has(name))).toEqual([])
 })

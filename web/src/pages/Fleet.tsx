@@ -1,4 +1,5 @@
 /** One fleet: its state, what needs attention, its settings, its nodes and its events. */
+import '@mantine/core/styles/NumberInput.css'
 import { Button, NumberInput } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'

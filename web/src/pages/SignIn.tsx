@@ -1,4 +1,5 @@
 /** Exchanges a token for a session. The browser does not keep the token. */
+import '@mantine/core/styles/PasswordInput.css'
 import { Button, PasswordInput } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQueryClient } from '@tanstack/react-query'

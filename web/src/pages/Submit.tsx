@@ -1,4 +1,5 @@
 /** Submits a job: a form and the same request as YAML. Each follows the other. */
+import '@mantine/core/styles/NumberInput.css'
 import { Button, NativeSelect, NumberInput, Textarea, TextInput } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'

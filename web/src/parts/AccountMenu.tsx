@@ -1,3 +1,4 @@
+import '@mantine/core/styles/Menu.css'
 import { Menu, useMantineColorScheme } from '@mantine/core'
 import type { ReactElement } from 'react'
 import { useNavigate } from 'react-router'

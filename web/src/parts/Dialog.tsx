@@ -1,3 +1,5 @@
+import '@mantine/core/styles/ModalBase.css'
+import '@mantine/core/styles/Modal.css'
 import { Modal } from '@mantine/core'
 import type { ReactNode } from 'react'
 

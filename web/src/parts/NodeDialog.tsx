@@ -1,3 +1,6 @@
+import '@mantine/core/styles/Radio.css'
+import '@mantine/core/styles/RadioIndicator.css'
+import '@mantine/core/styles/RadioCard.css'
 import { Button, Radio, TextInput } from '@mantine/core'
 import { useQueryClient } from '@tanstack/react-query'
 import { useState } from 'react'

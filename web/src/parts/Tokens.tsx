@@ -1,4 +1,5 @@
 /** The tokens of people, programs and nodes: an administrator creates and revokes them. */
+import '@mantine/core/styles/Switch.css'
 import { Button, NativeSelect, Switch, TextInput } from '@mantine/core'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
 import { useState } from 'react'

@@ -1,3 +1,4 @@
+import '@mantine/core/styles/Menu.css'
 import { Button, Menu, TextInput } from '@mantine/core'
 import { useState, type ReactElement } from 'react'
 import { useNavigate } from 'react-router'
