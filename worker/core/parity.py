@@ -27,7 +27,10 @@ CONTRIBUTION_BYTES = 320
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """The layout of the parity shares of one stripe. All members cut their shards into chunks of one size."""
+    """A group of ranks that protect each other's shards by parity, and the layout of their parity shares.
+
+    All members cut their shards into chunks of one size.
+    """
 
     members: tuple[Rank, ...]
     """At least two ranks, in ascending order."""
@@ -82,7 +85,7 @@ class Stripe:
         return max(ends)
 
     def capacity_bytes(self, shard_bytes: int) -> int:
-        """Return the room for a share, with its index, if no shard of the stripe is larger than `shard_bytes`."""
+        """Return the bytes of a share and its index, if no shard of the stripe is larger than `shard_bytes`."""
         rows = -(-shard_bytes // (self.chunk_bytes * self.width))
         return min(rows * self.chunk_bytes, shard_bytes) + self.width * CONTRIBUTION_BYTES
 
@@ -155,7 +158,7 @@ class Share:
     """
 
     contributors: frozenset[Rank]
-    """Ranks of the other members of the stripe."""
+    """The other ranks of the stripe, each of which contributes a part of its shard."""
     announced: frozenset[Contribution] = frozenset()
     """Contributions that have begun."""
     applied: frozenset[tuple[Rank, int]] = frozenset()

@@ -1,4 +1,4 @@
-"""Measures how long a rank stays between two boundaries, or within one phase of its page.
+"""Measures how long a rank stays at one finished step, or in one phase, as its shared-memory page shows.
 
 A rank's boundary is the last step that it finished. A *stay* is the time in which the phase, the boundary and the
 announced limit of a rank do not change.
@@ -26,7 +26,7 @@ The job compiles kernels and fills caches in this time, so its duration is recor
 class PhaseClock:
     """Measures how long one rank stays in its phase, within one generation.
 
-    `MemberStatus` holds one clock per rank and replaces it at every reading of the rank's page.
+    `MemberStatus` holds one clock per rank and replaces it whenever it reads the rank's shared-memory page.
     """
 
     base: int

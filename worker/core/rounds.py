@@ -106,8 +106,9 @@ class Shard:
     ) -> Shard:
         """Return the shard's state after a restart of its agent.
 
-        The committed step, the proposed step and the vote come from the rank's page, the sealed steps from the slots.
-        All holders are in view again until they miss the deadline. Each holder reports its steps when it connects.
+        The rank's shared-memory page contains the committed step, the proposed step and the vote. The slots contain the
+        sealed steps. All holders are in view again until they miss the deadline. Each holder reports its steps when it
+        connects.
         """
         return cls(
             base=base,
@@ -214,8 +215,8 @@ class Shard:
     def wanted(self, peer: NodeId) -> Step:
         """Return the step to send to `peer` next, or `NONE`.
 
-        A holder first receives the foundation (the committed step, or the base before the first commit), then the
-        proposed step. Only steps that the owner has sealed or, without parity, is capturing can be sent.
+        A holder first receives the committed step (before the first commit: the restored step), then the proposed step.
+        Only steps that the owner has sealed or, without parity, is capturing can be sent.
         """
         capturing = NONE if self.has_parity else self.capturing
         for step in (self.foundation, self.proposed):
@@ -260,7 +261,7 @@ class Shard:
 
     @property
     def foundation(self) -> Step:
-        """The step on which the generation builds: the committed step, or the base before the first commit."""
+        """The newest committed step; before the first commit, the step from which the generation was restored."""
         return self.committed if self.committed != NONE else (self.base or NONE)
 
     def _settled(self) -> Shard:
@@ -343,9 +344,9 @@ class Coordinator:
     persist: Step = NONE
     """The newest step to upload to S3, or `NONE`.
 
-    The step is committed, or it is the base of a job that is stopped before its first commit. Exception: if the upload
-    or the export of an older step occupies the last slot, the final step is marked while it is proposed. Agents then
-    end the older upload and the export.
+    The step is committed, or it is the restored step of a job that is stopped before its first commit. Exception: if
+    the upload or the export of an older step occupies the last slot, the final step is marked while it is proposed.
+    Agents then end the older upload and the export.
     """
     marked: tuple[Step, ...] = ()
     """The newest commits that were marked for upload, at most `max_uploads`, in increasing order.
@@ -491,7 +492,7 @@ class Coordinator:
 
     @property
     def held(self) -> tuple[Rank, ...]:
-        """Shards in `strayed` that are protected again: all planned holders have sealed the base or a later step.
+        """Shards in `strayed` that are protected again: all planned holders have sealed the restored or a later step.
 
         A shard is included only if its owner reports that every holder is in view.
         """
@@ -577,7 +578,7 @@ class Coordinator:
         )
         if known.stop == NONE:
             # A restarted coordinator treats an announced stop as withdrawn. It does not reuse the number of this stop,
-            # because pages still contain answers to it.
+            # because ranks' shared-memory pages still contain answers to it.
             known = replace(known, stop=max(each.heard_stop for each in self.ranks), stop_state=StopState.NONE)
         marked = (committed,) if self.every_steps else ()
         return replace(
@@ -589,7 +590,7 @@ class Coordinator:
         if self.is_recovering or self.proposed == NONE or not self.is_complete:
             return self
         votes = [each for each in self.ranks if each.proposed == self.proposed]
-        # No rank captures the base, so a vote to abandon it is ignored.
+        # No rank captures the restored step (base), so a vote to abandon it is ignored.
         abandoned = [each for each in votes if each.vote is Vote.ABANDON and each.proposed != self.base]
         late = any(each.is_late for each in abandoned)
         if abandoned:
@@ -680,8 +681,9 @@ class Coordinator:
     def _left_behind(self) -> Coordinator:
         """Mark the newest complete step for upload when a stopped job has finished.
 
-        This is the committed step, or else the base. It is also marked if the final step was marked but not committed.
-        In that case, the upload of an older step was cancelled to free a slot for the final step.
+        This is the committed step, or without a commit the restored step. It is also marked if the final step was
+        marked but not committed. In that case, the upload of an older step was cancelled to free a slot for the final
+        step.
         """
         foundation = self.committed if self.committed != NONE else (self._held_base or NONE)
         is_due = self._is_stopping or self.persist > foundation

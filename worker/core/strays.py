@@ -47,7 +47,7 @@ from worker.core.slots import Content
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strays:
-    """Facts from which one node decides which of its strays to drop.
+    """Facts from which a node decides which shards that are placed elsewhere to drop.
 
     The node's `Member` passes a new object to `SlotStore.place` at the start of every generation.
     """
@@ -62,7 +62,7 @@ class Strays:
     node holds yet.
     """
     needed: frozenset[Step] = frozenset()
-    """Steps before the base to which the job would return if one more node were lost (`_needed`)."""
+    """Steps before the restored step to which the job would return if one more node were lost (`_needed`)."""
     is_loaded: bool = False
     """True once every node has verified the state that its ranks restore (their base).
 
@@ -78,7 +78,7 @@ class Strays:
     held: frozenset[Rank] = frozenset()
     """Ranks with a stray, whose shards are protected again; set by `heard`.
 
-    All planned holders of such a shard have the base or a later step.
+    All planned holders of such a shard have the restored step or a later step.
     """
 
     @classmethod
@@ -99,7 +99,7 @@ class Strays:
         return cls(placed=placed, base=plan.base_step or NONE, doubled=MappingProxyType(doubled), needed=_needed(plan))
 
     def loaded(self) -> Strays:
-        """Record that every node has loaded and verified the base, so that the ranks start to train."""
+        """Record that every node has loaded and verified the restored step (base), so that the ranks start to train."""
         return replace(self, is_loaded=True)
 
     def heard(self, committed: Step, held: Iterable[Rank]) -> Strays:
@@ -107,7 +107,7 @@ class Strays:
         return replace(self, committed=max(self.committed, committed), held=self.held | frozenset(held))
 
     def makes_way(self, rank: Rank, content: Content | None) -> bool:
-        """Return whether a slot of a stray may be dropped because a new slot lacks room.
+        """Return whether a slot of a shard placed elsewhere may make room for a new slot.
 
         Args:
             rank: the rank that owns the shard.
@@ -129,7 +129,7 @@ class Strays:
         return not is_needed or (alone is not None and alone <= self.held)
 
     def is_over(self, rank: Rank) -> bool:
-        """Return whether no node needs the stray of `rank` any more.
+        """Return whether no node needs this node's copy of the shard of `rank`, a stray, any more.
 
         This node may then drop the stray even if no new slot lacks room.
         """
@@ -141,7 +141,7 @@ class Strays:
 def strayed(plan: GenerationPlan) -> frozenset[Rank]:
     """Return the ranks whose protection the coordinator announces.
 
-    These are the ranks with a stray, and all other ranks on their owners' nodes.
+    These are the ranks whose shard is on a node where the plan does not place it, and all other ranks on their nodes.
     """
     if plan.relayout is not None:
         return frozenset()
@@ -156,7 +156,7 @@ def strayed(plan: GenerationPlan) -> frozenset[Rank]:
 
 def _alone(plan: GenerationPlan) -> frozenset[Rank]:
     """Return the ranks whose base (the state to restore) is only on the owner's node."""
-    # The first holder of a shard is the owner's node, which has loaded the base.
+    # The first holder of a shard is the owner's node, which has loaded the restored step.
     owners = {rank.rank: rank.holders[0] for rank in plan.ranks}
     elsewhere = {
         reference.owner_rank
@@ -170,8 +170,8 @@ def _alone(plan: GenerationPlan) -> frozenset[Rank]:
 def _needed(plan: GenerationPlan) -> frozenset[Step]:
     """Return the older steps to which the job would return after the loss of some node.
 
-    The lost node would be the only holder of one shard's base. Without it, no complete base exists, but the older step
-    is complete on the other nodes.
+    The lost node would be the only holder of one shard of the restored step (base). The base would then be incomplete,
+    but the older step is complete on the other nodes.
     """
     keepers = defaultdict[Step, dict[Rank, set[NodeId]]](dict)
     for node in plan.nodes:

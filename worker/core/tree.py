@@ -106,7 +106,10 @@ class Reports:
         return Reports(term) if term > self.term else self
 
     def take(self, *reports: NodeReport) -> Reports:
-        """Return this object updated by `reports`. Reports of an older term or lower sequence number are ignored."""
+        """Return this object updated by `reports`. Outdated reports are ignored.
+
+        A report is outdated if it is for an earlier coordinator process (a lower term) or has a lower sequence number.
+        """
         known = self.begin_term(max((each.term for each in reports), default=NO_TERM))
         newest = dict(known.newest)
         for each in reports:

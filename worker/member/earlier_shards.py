@@ -41,11 +41,11 @@ class EarlierShards:
         """Create the object; `fetch` loads a shard.
 
         Args:
-            plan: plan of the generation; without a relayout, the object serves no shard.
+            plan: plan of the generation; if the number of ranks is unchanged, the object serves no shard.
             here: this node in the plan.
             loading: loads one earlier shard per call.
             store: this node's slots.
-            contents: names the slots that the relayout still needs.
+            contents: names the earlier shards that ranks still load.
         """
         self._contents = contents
         self._plan = plan

@@ -24,7 +24,7 @@ class KeptContents:
             here: this node in the plan, with the contents to keep until the first commit.
         """
         self.committed: Step = NONE
-        """The newest committed step that an announcement or a rank's page has named, or `NONE`."""
+        """The newest committed step in an announcement or on a rank's shared-memory page, or `NONE`."""
         self.is_loading_earlier = plan.relayout is not None
         """True while ranks of this node still load shards of the previous number of ranks (after a relayout)."""
         self._plan = plan

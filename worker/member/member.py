@@ -259,7 +259,7 @@ class Member:
         return entry
 
     def adopt(self) -> None:
-        """Take over the running generation from an earlier agent process on this node, with its slots and pages."""
+        """Take over the running generation of an earlier agent process, with its slots and its ranks' shared pages."""
         for rank in self._node.store.shards:
             # The transfers into these slots ended with the earlier agent process, which received them.
             if rank not in self.here.ranks:
@@ -429,8 +429,8 @@ class Member:
     def _is_loading_earlier(self) -> bool:
         """Return whether a rank of this node still loads shards of the previous number of ranks (after a relayout).
 
-        The ranks' pages show this even after a restart of the agent. Once all ranks have loaded, the earlier shards
-        lose their additional protection from being overwritten.
+        The shared-memory pages of the ranks show this even after a restart of the agent. Once all ranks have loaded,
+        the earlier shards lose their additional protection from being overwritten.
         """
         if self.contents.is_loading_earlier and all(
             shard.page.rank().boundary >= self.plan.base_step for shard in self.shards.values()
@@ -490,7 +490,7 @@ class Member:
     async def detach(self) -> None:
         """End every session, sender, upload and rank connection of this generation.
 
-        The ranks continue to train, and the next agent process adopts the slots and pages.
+        The ranks continue to train, and the next agent process adopts the slots and the ranks' shared-memory pages.
         """
         await self._node.listener.revoke()
         self.held.close()

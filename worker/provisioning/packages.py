@@ -71,7 +71,7 @@ MAX_LAYERS = 4
 Beyond this number, the least recently used layers are deleted.
 """
 LAYERS_PART = 0.25
-"""Fraction of the file system that all layers together may use, unless a limit in bytes is set."""
+"""Fraction of the file system that all package layers together may use, unless a limit in bytes is set."""
 LAST_LINES_BYTES = 1200
 END_SECONDS = 15.0
 """Maximum seconds to wait until killed processes of pip have ended."""
@@ -90,7 +90,7 @@ _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 _LOCAL = re.compile(r"^\s*(-r|-c|--requirement|--constraint|\.)|/|\.whl", re.MULTILINE)
 """Matches requirements that may name other files of the source.
 
-A false match, such as a URL, only ties the layer to this version of the source.
+After a false match, such as a URL, only jobs with this version of the source use the installed packages.
 """
 _EDITABLE = re.compile(r"^\s*(-e|--editable)\b", re.MULTILINE)
 
@@ -100,7 +100,7 @@ class Order:
     """A job's request for an installation."""
 
     project: str
-    """The job's project. Only jobs of the same project share layers."""
+    """The job's project. Only jobs of the same project share installed packages."""
     source: Path
     """Root of the unpacked source tree."""
     source_sha256: str
@@ -263,7 +263,7 @@ class PackageLayers:
             shutil.rmtree(layer, ignore_errors=True)
 
     def _bound(self, scratch: Path, order: Order) -> None:
-        """Delete the least recently used layers until the new layer fits into the size limit."""
+        """Delete the least recently used package layers until the new layer fits into the size limit."""
         limit_bytes = self._limit_bytes
         if limit_bytes is None:
             disk = os.statvfs(self._folder)
@@ -282,7 +282,7 @@ class PackageLayers:
             del kept[layer]
 
     def _layers(self) -> list[Path]:
-        """Return the finished layers, least recently used first."""
+        """Return the folders of the finished package layers, least recently used first."""
         found = (path for path in self._folder.iterdir() if path.is_dir() and path.suffix != ".new")
         return sorted(found, key=lambda path: path.stat().st_mtime)
 
@@ -297,7 +297,7 @@ def read_requirements(order: Order) -> bytes:
         The file's content.
 
     Raises:
-        RequirementsRefused: the file does not exist, or requests something that a layer does not support.
+        RequirementsRefused: the file does not exist, or requests something that a package layer does not support.
     """
     path = (order.source / order.requirements).resolve()
     if not path.is_relative_to(order.source.resolve()) or not path.is_file():
@@ -316,7 +316,7 @@ def read_requirements(order: Order) -> bytes:
 
 
 def _key(order: Order, allows_builds: bool = False) -> str:
-    """Return a layer's name: a digest of everything that determines its content."""
+    """Return the name of a package layer: a digest of all that determines its content."""
     data = read_requirements(order)
     libc = os.confstr("CS_GNU_LIBC_VERSION") or "" if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
     facts = {
@@ -433,7 +433,7 @@ def _packages_of(folder: Path) -> Path:
 
 
 def _seal(scratch: Path, layer: Path, user: RankUser | None) -> None:
-    """Finish a layer: take ownership of its files, write its index, flush the disk, and rename it to its final name."""
+    """Finish a package layer: take ownership of its files, write its index, flush the disk, and rename the folder."""
     if user is not None:
         take(scratch)
     packages = _packages_of(scratch)
@@ -443,7 +443,7 @@ def _seal(scratch: Path, layer: Path, user: RankUser | None) -> None:
     (scratch / "installed.json").unlink(missing_ok=True)  # a package may have installed a file or link with this name
     with (scratch / "installed.json").open("xb") as file:
         file.write(msgspec.json.encode(_Installed(modules=tuple(sorted(_modules(packages))))))
-    os.sync()  # flush all files of the packages before the layer receives its final name
+    os.sync()  # flush all files of the packages before their folder receives its final name
     shutil.rmtree(layer, ignore_errors=True)  # A killed agent may have left an incomplete layer with this name.
     scratch.rename(layer)
 
@@ -457,7 +457,7 @@ def _modules(folder: Path) -> Iterable[str]:
 
 
 def _found(layer: Path) -> Packages | None:
-    """Return a finished layer and mark it as used; None if the layer does not exist."""
+    """Return a finished package layer and mark it as used; None if it does not exist."""
     try:
         installed = _installed.decode((layer / "installed.json").read_bytes())
     except (FileNotFoundError, msgspec.DecodeError):

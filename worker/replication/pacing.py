@@ -37,7 +37,7 @@ KEPT_TRANSFERS = 32
 ENOUGH_TRANSFERS = 8
 """Number of measurements that `NodePacer` requires before it reports the link's rate."""
 TELLING_BYTES = 64 * 1024
-"""Minimum number of bytes sent in a busy period whose rate is used as the link's rate.
+"""Minimum number of bytes in a busy period (a time with running transfers) whose rate is used as the link's rate.
 
 With fewer bytes, the rate would depend on the latency instead of the link.
 """
@@ -190,7 +190,7 @@ class SpanPacer:
         self._changed = Signal()
 
     def boundary(self, at_seconds: float) -> None:
-        """Begin an iteration: all openings now count from this boundary.
+        """Begin an iteration: the sending times of chunks now count from this boundary.
 
         Args:
             at_seconds: time at which the rank finished its step, on the monotonic clock that all processes of the node
@@ -201,21 +201,21 @@ class SpanPacer:
             self._changed.notify()
 
     def pause(self) -> None:
-        """Send chunks without waiting for openings until the next boundary, because no training step is running."""
+        """Send chunks without waiting for idle spans until the next boundary, because no training step is running."""
         self._boundary_at = None
         self._changed.notify()
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait for the next opening into which the chunk fits (see `Pacer`)."""
+        """Wait for the next time at which the chunk fits into an idle span (see `Pacer`)."""
         now, cost = asyncio.get_running_loop().time, self.link.seconds(bytes_count)
         async with self._turn:
             asked_at = now()
-            # Check again after the wait, because a new boundary moves every opening.
+            # Check again after the wait, because a new boundary changes the times at which chunks may be sent.
             while (wait := self._wait(cost, asked_at, now(), patience_seconds=0.0)) > 0:
                 await self._changed.wait(self._changed.version, wait)
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the next opening for the chunk if the wait is short (see `Pacer`)."""
+        """Reserve the chunk's next sending time if the wait is short (see `Pacer`)."""
         if self._turn.locked():
             return None
         now = self._clock()
@@ -223,9 +223,9 @@ class SpanPacer:
         return wait if wait <= SHORT_SECONDS else None
 
     def _wait(self, cost: float, asked_at: float, now: float, *, patience_seconds: float) -> float:
-        """Return the seconds until the chunk's opening.
+        """Return the seconds until the chunk may be sent.
 
-        If the wait is at most `patience_seconds`, the opening is reserved for the chunk.
+        If the wait is at most `patience_seconds`, this time is reserved for the chunk.
         """
         with self._lock:
             at = self._opening(cost, asked_at)
@@ -235,7 +235,7 @@ class SpanPacer:
             return wait
 
     def _opening(self, cost: float, asked_at: float) -> float:
-        """Return the time at which the chunk may be sent: its opening, or earlier the end of its maximum wait."""
+        """Return the time at which the chunk may be sent, limited by its maximum wait."""
         earliest = max(self._free_at, asked_at - self._lateness_seconds)
         begun = self._boundary_at
         if begun is None:
@@ -269,9 +269,9 @@ class NodePacer:
         self._measured: set[Transfer] = set()
         """Running transfers whose rate counts: sent without pacing, and completely verified by the holder."""
         self._begun = (0, 0.0)
-        """(bytes sent by this node, seconds in which the link was in use) at the start of the present busy period."""
+        """(bytes sent by this node, seconds in which the link was in use) when the first running transfer began."""
         self._is_telling = True
-        """True if the rate of this busy period counts: each ended transfer was sent unpaced and completely verified."""
+        """True if this busy period's rate counts: all its ended transfers were sent unpaced and completely verified."""
 
     @property
     def sent_bytes(self) -> int:

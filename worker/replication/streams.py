@@ -680,7 +680,7 @@ class IncomingShard:
         data.release()
 
     async def settled(self, silence_seconds: float | None) -> None:
-        """Wait until every missing chunk has arrived, intact or damaged, and `notify` has received the final prefix.
+        """Wait until every missing chunk has arrived, intact or damaged, and was reported to `notify` if intact.
 
         Args:
             silence_seconds: maximum time without any received byte; None means no limit.

@@ -157,7 +157,7 @@ async def send_shard(
     is_ended = False
 
     async def news() -> list[Message]:
-        """Return messages with the digests of the chunks that became final since the last call.
+        """Return messages with the digests of the chunks that the rank has finished since the last call.
 
         Once the slot is sealed, the messages include the end of the shard.
         """
@@ -216,7 +216,7 @@ async def send_shard(
 
 
 async def _wait(digests: ChunkDigests, seen: int, paused: Callable[[int], None]) -> None:
-    """Wait for the next final chunks of the capture.
+    """Wait until the rank has finished the next chunks of the capture.
 
     `paused` receives +1 before the wait and -1 after it. During the wait, the receiver has nothing to answer. The
     sender must therefore not treat it as silent.

@@ -1,1 +1,1 @@
-"""The shards that this node owns: the state of each shard in the rounds, its slots, and its rank's page."""
+"""The shards that this node owns: each shard's state in the rounds, its slots, and the page shared with its rank."""

@@ -39,7 +39,7 @@ that a snapshot differs from its tensors.
 
 
 class OwnedShard:
-    """Keeps the state, slots and page of one rank's shard consistent, on the rank's node. `Member` owns the object."""
+    """Keeps the state, slots and shared page of one rank's shard consistent. `Member` owns the object."""
 
     def __init__(
         self,
@@ -268,7 +268,7 @@ class OwnedShard:
     def may_wait(self) -> bool:
         """Return whether the rank may be waiting between two steps, for a stop, an upload or the end of training.
 
-        A waiting rank does not read its page, unless the agent sends it a message.
+        A waiting rank reads its shared-memory page only after the agent has sent it a message.
         """
         half = self.page.agent
         is_awaited = half.stop_state is StopState.ANNOUNCED or half.hold > 0
@@ -301,7 +301,7 @@ class OwnedShard:
         )
 
     def adopt(self) -> None:
-        """Take over the state that an earlier agent process left on the page and in the slots of this node."""
+        """Take over the state that an earlier agent process left in this node's slots and on the shared page."""
         half = self.page.agent
         sealed = frozenset(
             record.step
@@ -321,7 +321,7 @@ class OwnedShard:
         self.granted_slot = half.slot
 
     def begin_load(self) -> None:
-        """Show on the rank's page that a fetch of the base (the state to restore) begins, for the first time or again.
+        """Show on the shared page that a fetch of the state to restore (the base) begins, perhaps again.
 
         The caller calls this method before it writes any byte of the base. A rank that has copied parts of an earlier
         fetch must copy them again.
@@ -379,9 +379,9 @@ class OwnedShard:
         return reserved is self.reserved
 
     def pass_boundary(self, boundary: Step, at_seconds: float) -> None:
-        """Record that the rank has finished a step, or has changed another field of its page.
+        """Record that the rank has finished a step, or has changed another field of its shared-memory page.
 
-        The next report to the coordinator contains the rank's page.
+        The next report to the coordinator contains the content of this page.
 
         Args:
             boundary: the last step that the rank finished.
@@ -436,14 +436,14 @@ class OwnedShard:
         self._apply(self._core.forget(step).abandon(step, "the captured bytes no longer match their digests"))
 
     def grant(self, slot: int) -> None:
-        """Grant the rank the slot with index `slot` for the proposed step, and write the grant to the page."""
+        """Grant the rank the slot with index `slot` for the proposed step, and write the grant to the shared page."""
         self.granted_slot = slot
         self._publish()
 
     # The method below handles the coordinator's announcements.
 
     def hear(self, announcement: Announcement) -> bool:
-        """Apply the coordinator's announcement and write it to the page. Return whether the rank needs a message.
+        """Apply an announcement and write it to the shared page. Return whether the rank needs a message.
 
         A rank that waits between two steps reads its page only after a message. A training rank reads its page at the
         end of every step, so a message would only delay its step.
@@ -561,10 +561,10 @@ class OwnedShard:
             reason=self._core.reason,
         )
 
-    # The methods below publish each change: first on the page, then to the senders, then in a report.
+    # The methods below publish each change: first on the shared page, then to the senders, then in a report.
 
     def _apply(self, core: Shard, announcement: Announcement | None = None) -> None:
-        """Store the new state of the core: write the page, wake waiting tasks, then call `on_change`."""
+        """Store the new state of the core: write the rank's shared page, wake waiting tasks, then call `on_change`."""
         if core == self._core:
             if announcement is not None:
                 self._publish(announcement)
@@ -585,7 +585,7 @@ class OwnedShard:
         self._on_change()
 
     def _publish(self, announcement: Announcement | None = None) -> None:
-        """Write the agent's half of the page.
+        """Write the agent's half of the page that the agent shares with the rank.
 
         Without an announcement, three fields keep their values: the end of training, the agreed stop, and the step for
         whose upload ranks wait (`hold`).

@@ -27,7 +27,7 @@ class RankPage:
     """The memory page that one rank shares with the agent. The node's `Member` owns, opens and closes it."""
 
     def __init__(self, path: Path, *, generation: int) -> None:
-        """Open or create the page at `path`. A page of another generation is cleared."""
+        """Open or create the shared page at `path`. Clear a page of another generation."""
         self.path = path
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -44,7 +44,7 @@ class RankPage:
             write_agent_half(self._view, self.agent)
 
     def write(self, half: AgentHalf) -> bool:
-        """Write the agent's half to the page. Return whether its content has changed."""
+        """Write the agent's half of the shared page. Return whether it has changed."""
         if half == self.agent:
             return False
         write_agent_half(self._view, half)
@@ -52,7 +52,7 @@ class RankPage:
         return True
 
     def rank(self) -> RankHalf:
-        """Return what the rank has written to its half of the page.
+        """Return what the rank has written to its half of the shared page.
 
         If the present content is corrupt or belongs to another generation, return the last valid content.
         """
@@ -62,7 +62,7 @@ class RankPage:
         return self._rank
 
     def close(self, *, unlink: bool = False) -> None:
-        """Unmap the page; remove the file if `unlink` is True."""
+        """Unmap the shared page; remove its file if `unlink` is True."""
         if unlink:
             self.path.unlink(missing_ok=True)
         self._view.release()
@@ -70,7 +70,7 @@ class RankPage:
 
 
 def last_agent_half(path: Path) -> AgentHalf | None:
-    """Return what the agent wrote to its half of a page. Called for a new promise, after the rank has exited.
+    """Return what the agent wrote to its half of a shared page. Called for a new promise, after the rank has exited.
 
     Args:
         path: path of the page.
@@ -85,7 +85,7 @@ def last_agent_half(path: Path) -> AgentHalf | None:
 
 
 def last_half(path: Path) -> RankHalf | None:
-    """Return what a rank wrote to its half of a page before it exited.
+    """Return what a rank wrote to its half of a shared page before it exited.
 
     Args:
         path: path of the page.
@@ -94,7 +94,7 @@ def last_half(path: Path) -> RankHalf | None:
         The rank's half. None if the rank wrote nothing, or if the page is corrupt.
     """
     with path.open("rb") as file:
-        # Only the page is read, because the script may have enlarged the file.
+        # Read no more than the page's size, because the script may have enlarged the file.
         page = memoryview(file.read(RANK_WORD_BYTES + 1))
     agent = read_agent_half(page) if len(page) == RANK_WORD_BYTES else None
     half = read_rank_half(page) if agent is not None else None

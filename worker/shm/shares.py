@@ -52,7 +52,8 @@ class Accumulation:
     def begin(self, contribution: Contribution) -> bool:
         """Record that a member begins to contribute.
 
-        Return False if the member contributed another shard before. This accumulation then cannot continue.
+        Return False if the member contributed another shard before. The share must then begin again, and this object
+        cannot continue.
         """
         with self._lock:
             begun = self.share.begin(contribution)

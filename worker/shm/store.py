@@ -205,7 +205,7 @@ class SlotStore:
                 slot.file.empty()
 
     async def release(self) -> None:
-        """Remove every slot, page and folder, because the run has ended on this node."""
+        """Remove every slot, rank page and folder, because the run has ended on this node."""
         for slots in self.shards.values():
             for slot in slots:
                 await self._join(slot)
@@ -234,7 +234,7 @@ class SlotStore:
         return self.root / str(self.run) / f"rank-{rank}.word"
 
     def ended_ranks(self) -> EndedRanks | None:
-        """Return the newest generation that left rank pages on this node, and the highest step that its ranks finished.
+        """Return the newest generation whose ranks left shared pages here, and the highest step that they finished.
 
         The ranks of this generation must have exited.
         """
@@ -250,7 +250,7 @@ class SlotStore:
         )
 
     def page_commits(self) -> tuple[PageCommit, ...]:
-        """Return the newest committed step on the rank pages of each generation, oldest generation first.
+        """Return the newest committed step on the ranks' shared pages of each generation, oldest generation first.
 
         The agent calls this method when it promises a new generation, after all streams are closed. An unreadable page
         is skipped, because the control plane needs only one readable page with the newest committed step, on any node.

@@ -172,7 +172,7 @@ def _forget_ourselves() -> None:
 
 
 def _reseed() -> None:
-    """Give the random generators new seeds. Forked warm ranks would otherwise all have the template's state."""
+    """Give the random generators new seeds. Forked ranks would otherwise all have the state of the template process."""
     random.seed()
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -180,7 +180,7 @@ def _reseed() -> None:
 
 
 def _set_thread_count(text: str) -> None:
-    """Apply OMP_NUM_THREADS to torch, because the template has already imported torch with another value."""
+    """Apply OMP_NUM_THREADS to torch, because the template process has already imported torch with another value."""
     torch = sys.modules.get("torch")
     if torch is not None and text.isdecimal() and int(text) > 0:
         torch.set_num_threads(int(text))

@@ -149,7 +149,7 @@ class RankExited(Message, frozen=True):
 
 
 class Ranks(Message, frozen=True):
-    """The shim's full state: the records of its ranks, and the state of its template."""
+    """The shim's full state: the records of its ranks, and its template process."""
 
     pid: int
     records: tuple[RankRecord, ...]
@@ -161,7 +161,7 @@ class Ranks(Message, frozen=True):
     preload: Preload
     preload_seconds: float = 0.0
     preload_bytes: int = 0
-    """Resident memory of the template in bytes."""
+    """Resident memory of the template process in bytes."""
     preload_error: str = ""
     confinement: str = ""
     """Folder in which the cgroups of ranks are created; empty if ranks have no cgroups."""

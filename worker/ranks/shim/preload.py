@@ -48,7 +48,7 @@ class PreloadFailed(Exception):
 
 
 def can_preload(modules: Sequence[str]) -> bool:
-    """Return whether torch is installed. Otherwise no template is needed, because ranks start fast anyway."""
+    """Return whether torch is installed. Otherwise no template process is needed, because ranks import fast anyway."""
     return any(
         importlib.util.find_spec(name.partition(".")[0]) is not None
         for name in modules

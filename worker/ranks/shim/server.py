@@ -87,7 +87,7 @@ class _Template:
     resident_bytes: int = 0
     error: str = ""
     modules: frozenset[str] = frozenset()
-    """Top-level names of the modules that the template has loaded."""
+    """Top-level names of the modules that the template process has loaded."""
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class Shim:
     _template: _Template | None = None
     _is_ending: bool = False
     _environment: dict[str, str] = field(default_factory=processes.initial_environment)
-    """Environment with which the shim and the template were started."""
+    """Environment with which the shim and its template process were started."""
     _disk: RankRecords = field(init=False)
 
     def __post_init__(self) -> None:
@@ -402,7 +402,7 @@ class Shim:
                 os.close(descriptor)
 
     def _admit(self, pending: _Pending, pid: int, *, is_warm: bool) -> None:
-        """Write the record of a process that waits at its gate, then let the process run the script."""
+        """Write the record of a rank process that waits for it, then let the process run the script."""
         start, client, gate = pending.start, pending.client, pending.gate
         process = processes.find(pid)
         if process is None or pending.is_stopped or self._is_ending:
@@ -455,7 +455,7 @@ class Shim:
         self._emptying.discard(path)
         return path
 
-    # The methods below start and use the template.
+    # The methods below start and use the template process.
 
     def _start_template(self) -> None:
         if not self.options.modules:
@@ -621,7 +621,7 @@ class Shim:
             self._remains |= processes.kill_tree(pid)
 
     def _strays(self) -> set[int]:
-        """Return children that are neither ranks nor the template.
+        """Return the shim's child processes that are neither ranks nor the template.
 
         The result is empty while ranks run or start, because such a child may then belong to one of these ranks.
         """
@@ -677,7 +677,7 @@ def _write_down(start: StartRank) -> int:
 
 
 def _send_blocking(line: socket.socket, data: bytes, descriptors: list[int]) -> None:
-    """Send a message to the template.
+    """Send a message to the template process.
 
     The call blocks only briefly, because the template always reads. If the template has ended, `_bury_template` handles
     this later.
