@@ -36,7 +36,7 @@ from everstep.protocol.ids import Step
 COMPARED_INCIDENTS = 200
 """Number of the newest incidents of the same cause and project among which the API looks for similar ones."""
 _AROUND = timedelta(seconds=30)
-"""Time before the failure and after the end of an incident whose events the post-mortem lists."""
+"""The post-mortem lists events from this long before the failure until this long after the incident's end."""
 _EVENTS = 100
 _LINES = 60
 _AFTER_SECONDS = 2.0

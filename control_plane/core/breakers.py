@@ -1,10 +1,11 @@
 """Breakers: rules that decide when a repeatedly failing job gets another node or an older state, and when it fails.
 
-    the same failure MaxAttempts times      was the step ever passed?      no: change first the node, then the state
-                                                                               yes, or the node alone holds committed
-                                                                               steps: first the state, then the node
-    the node    a spare replaces the failing rank's node: is it a bad node, or a bad script?
-    the state   the job restores an older step than in the last two attempts: a bad state, or a bad script?
+    after MaxAttempts equal failures at a step that training never passed     change first the node, then the state
+    after MaxAttempts equal failures at a step that training passed before,   change first the state, then the node
+    or if the failing node alone holds committed steps
+
+    change of node     a spare replaces the failing rank's node, in case the node causes the failures
+    change of state    the job restores an older step than in the last two attempts, in case the state causes them
 
 Each change allows one more attempt, and is tried at most once. A change of node needs a spare. A change of state needs
 an older state other than the script's initial one. If the job still fails after both changes, the script is at fault.

@@ -221,7 +221,7 @@ def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
 def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObserved], now: float) -> tuple[Fault, ...]:
     """Return one fault per connected agent that does not report this plan's generation.
 
-    Such an agent has restarted and lost its state, or has promised another generation.
+    Such an agent has restarted and lost its state, or has promised to join another generation.
     """
     faults: list[Fault] = []
     for member in plan.nodes:

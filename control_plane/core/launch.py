@@ -40,18 +40,18 @@ The control plane stores each changed reason, so the text must not change with e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roll:
-    """The members of the next generation, by the state of their promises.
+    """The members of the next generation, grouped by whether they have promised to join it.
 
-    A member promises to obey no older generation. A vacancy is a GROUP_RANK that has no node yet.
+    A member that has promised obeys no older generation. A vacancy is a GROUP_RANK that has no node yet.
     """
 
     places: tuple[NodeId | None, ...]
     """The members in the order of their GROUP_RANK. None marks a vacancy."""
     promised: Mapping[NodeId, MemberReport]
     late: tuple[NodeId, ...]
-    """Reachable members that have not promised yet. The job loop sends them the request (Prepare)."""
+    """Reachable members that have not promised to join yet. The job loop sends them the request (Prepare)."""
     unreachable: tuple[NodeId, ...]
-    """Silent members that have not promised yet."""
+    """Silent members that have not promised to join yet."""
 
     @property
     def vacancy_count(self) -> int:
@@ -60,7 +60,7 @@ class Roll:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every GROUP_RANK has a member, and every member has promised."""
+        """Whether every GROUP_RANK has a member, and every member has promised to join."""
         return all(place is not None and place in self.promised for place in self.places)
 
 
@@ -74,8 +74,8 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
         policy: timeouts that decide which members are silent.
 
     Returns:
-        The members, by the state of their promises. A new node that received the request Prepare keeps its GROUP_RANK,
-        even if other nodes arrive later.
+        The members, grouped by whether they have promised. A new node that received the request Prepare keeps its
+        GROUP_RANK, even if other nodes arrive later.
     """
     excluded = {exclusion.node_id for exclusion in record.exclusions}
     available = [node for node in seen.assigned if node not in excluded]
@@ -111,10 +111,10 @@ def parent_of(seen: JobObserved) -> Generation:
 def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
     """Return the newest committed step that the record or a node's report shows, or -1.
 
-    Three kinds of reports count. A node that has promised reports the committed step from the memory page that each
-    rank shares with its agent. A node with live ranks reports the committed step of each shard. The coordinator's node
-    reports the newest step that it committed. Old reports count too, because the committed step never decreases within
-    a generation. Commits of abandoned generations are ignored.
+    Three kinds of reports count. A node that has promised to join the next generation reports the committed step from
+    the memory page that each rank shares with its agent. A node with live ranks reports the committed step of each
+    shard. The coordinator's node reports the newest step that it committed. Old reports count too, because the
+    committed step never decreases within a generation. Commits of abandoned generations are ignored.
     """
     members = [node.member for node in seen.nodes.values() if node.member is not None and node.member.run == spec.run]
     on_pages = [(commit.generation, commit.step) for member in members for commit in member.commits]
@@ -139,7 +139,7 @@ def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
 
 
 def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> recovery.Survey:
-    """Return the sources that a restore can use, from the members that have promised so far and from S3.
+    """Return the sources that a restore can use, from S3 and the members that have promised to join.
 
     For a GROUP_RANK without a node, the owner of its ranks is an empty string.
     """

@@ -41,7 +41,7 @@ from everstep.protocol.ids import RunId
 
 STAND_ASIDE_SECONDS = 900.0
 MOST_STAND_ASIDE_SECONDS = 7_200.0
-"""Longest time for which a job that did not get all its nodes stands aside.
+"""Longest time for which a job that did not get all its nodes stands aside (waits outside the queue).
 
 The time starts at `STAND_ASIDE_SECONDS` and doubles with each attempt.
 """
@@ -58,7 +58,7 @@ class Schedule:
     giving_way: Mapping[RunId, FleetJob]
     """Jobs that must release all of their nodes. The value for each job is the job that receives the nodes."""
     waiting: tuple[FleetJob, ...]
-    """Jobs that wait in the queue, in order. Jobs that stand aside come last."""
+    """Jobs that wait in the queue, in order. Jobs that stand aside (wait outside the queue for a while) are last."""
     limited: Mapping[RunId, int]
     """Waiting jobs that would exceed their project's quota.
 
@@ -285,7 +285,10 @@ def in_order(jobs: Iterable[FleetJob]) -> list[FleetJob]:
 
 
 def stand_aside_seconds(attempt_count: int) -> float:
-    """Return how long a job stands aside, in seconds, after `attempt_count` waits for nodes that did not arrive."""
+    """Return how long a job waits outside the queue, in seconds.
+
+    `attempt_count` is the number of waits for nodes that did not arrive.
+    """
     return min(MOST_STAND_ASIDE_SECONDS, STAND_ASIDE_SECONDS * 2.0 ** min(attempt_count - 1, 10))
 
 

@@ -133,9 +133,9 @@ def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Genera
     """Return the newest committed step that the control plane or a node has recorded.
 
     The control plane's own record can be too old, because agents report commits only once a second, and only while the
-    control plane runs. A node that has promised reports the committed step C from the memory page that each rank
-    shares with its agent. Ranks snapshot a step after C only once their agents have received C. Therefore every
-    surviving node of the generation reports C.
+    control plane runs. A node that has promised to join the next generation reports the committed step C from the
+    memory page that each rank shares with its agent. Ranks snapshot a step after C only once their agents have received
+    C. Therefore every surviving node of the generation reports C.
 
     Args:
         path: the path of the newest started generation.
@@ -156,8 +156,8 @@ def choose(survey: Survey) -> Restore:
     shares of several nodes are one source of a shard that they can rebuild (`core.rebuilding`). If no step qualifies,
     the result is step 0, for which ranks need no source.
 
-    The job loop calls this function once all members have promised. Earlier, the loop calls the function to check
-    whether the restore needs a missing member at all.
+    The job loop calls this function once all members have promised to join the new generation. Earlier, the loop calls
+    the function to check whether the restore needs a missing member at all.
 
     Args:
         survey: shards in memory and in S3 that the members can get.

@@ -137,7 +137,7 @@ class IncidentState(StrEnum):
     """The states of an incident. The first three states are phases whose duration Everstep measures.
 
     REPLACING: Everstep has detected the failure. The phase ends when all nodes have promised to join the new
-    generation.
+        generation.
     RESTORING: Members load shards, and ranks start. The phase ends when all ranks have restored the base step, and one
         rank has completed a later step.
     REWORKING: Training repeats lost steps. The phase ends when training reaches the newest step before the failure.

@@ -25,7 +25,7 @@ In the diagram, g is a generation, k a step and n a number.
                                   ◀─────      RunCommand(id, argv)    once: run a user's command beside a rank
     CommandEnded(id)              ─────▶      once, and again when a RunCommand repeats the id
 
-An agent *promises* a generation: it ends all older ranks and records the generation's number on disk.
+An agent *promises* to join a generation: it ends all older ranks and records the generation's number on disk.
 
 Invariant: an agent ignores commands of generations below the newest promised generation.
 
@@ -450,8 +450,8 @@ class NodeNotice(Message, frozen=True):
 class EndedRanks(Message, frozen=True):
     """The last state of a node's ranks of an earlier generation.
 
-    The agent ended these ranks before it promised a new generation. It reads their state from the pages that they
-    shared with the agent.
+    The agent ended these ranks before it promised to join a new generation. It reads their state from the pages that
+    they shared with the agent.
     """
 
     generation: Generation
@@ -478,7 +478,7 @@ class MemberReport(Message, frozen=True):
     job: JobName
     run: RunId
     generation: Generation
-    """The highest promised generation. The agent ignores commands of lower generations."""
+    """The highest generation that the agent has promised to join. The agent ignores commands of lower generations."""
     phase: MemberPhase
     inventory: tuple[SlotRecord, ...] = ()
     """The complete shards in the node's memory at the agent's promise to join. Sent only while PROMISED."""
@@ -490,7 +490,7 @@ class MemberReport(Message, frozen=True):
     commits: tuple[PageCommit, ...] = ()
     """One entry per generation that has a commit on this node's pages, oldest first.
 
-    The agent reads the pages at the promise and sends the entries only while PROMISED.
+    The agent reads the pages when it promises to join a generation, and sends the entries only while PROMISED.
     """
     ranks: tuple[RankStatus, ...] = ()
     protection: tuple[ShardProtection, ...] = ()
@@ -625,7 +625,7 @@ class AgentWelcome(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """Command to promise this generation.
+    """Command to promise to join this generation.
 
     The agent ends the ranks, closes the connections of older generations, and lists the sealed slots (the complete
     shards in its memory). The control plane repeats the command until the report shows the generation.
@@ -641,7 +641,7 @@ class Prepare(Message, frozen=True):
 class Load(Message, frozen=True):
     """Command to fetch and verify the shards that the plan assigns to this node.
 
-    Valid only for the promised generation.
+    Valid only for the newest generation that the agent has promised to join.
     """
 
     plan: GenerationPlan
@@ -714,7 +714,7 @@ class KillForDrill(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Command to delete all state of this run: slots, pages, files and the promise."""
+    """Command to delete all state of this run: slots, pages, files and the recorded promise."""
 
     run: RunId
 
@@ -733,7 +733,7 @@ class KeepSources(Message, frozen=True):
     """Command to keep verified copies of exactly these source archives.
 
     Sent to idle nodes, so that a job starts there without a download. Repeated until the report lists all of them. A
-    node that has promised a generation keeps only the archive of its own job.
+    node that has promised to join a generation keeps only the archive of its own job.
     """
 
     sources: tuple[SourceArchive, ...]

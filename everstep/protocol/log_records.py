@@ -72,7 +72,7 @@ class JsonFormatter(logging.Formatter):
     """Formats log records as JSON lines.
 
     Args:
-        always: returns further fields; called for every record. A field of `about` with the same name wins.
+        always: returns further fields; called for every record. A field of `about` with the same name takes precedence.
     """
 
     def __init__(self, always: Callable[[], Mapping[str, object]] = dict) -> None:

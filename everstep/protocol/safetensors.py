@@ -10,7 +10,7 @@
 - the slot's index, which contains the plain values of the step
 - the payload's size, index offset, digest and the digests of its chunks
 - the rank, the step and the generation of the shard
-- the shared groups: tensors whose data lies in another object, which several shards or checkpoints share
+- the shared groups: tensors whose data is in another object, which several shards or checkpoints share
 
 Any safetensors reader can read the tensors. Restoring training from the file needs Everstep. Source: the format's
 description, https://github.com/huggingface/safetensors#format
@@ -86,7 +86,7 @@ class _Tensor(msgspec.Struct, frozen=True):
 
 
 class SharedGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tensors of a shard whose data lies in a shared object."""
+    """Tensors of a shard whose data is in a shared object."""
 
     sha256: str
     """SHA-256 of the whole shared object, hexadecimal. Its key contains it (`everstep.protocol.manifest`)."""
@@ -107,7 +107,7 @@ class SharedGroups(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     @property
     def tensors(self) -> frozenset[int]:
-        """Positions of all tensors whose data lies in shared objects."""
+        """Positions of all tensors whose data is in shared objects."""
         return frozenset(number for group in (*self.frozen, *self.replicated) for number in group.tensors)
 
 
@@ -382,7 +382,7 @@ def _shared_spans(group: SharedGroup, entries: Sequence[TensorEntry], *, is_froz
     Args:
         group: the group as decoded from a header; not yet checked.
         entries: all tensors of the shard, in order.
-        is_frozen: whether the group lies in a frozen object.
+        is_frozen: whether the group's data is in a frozen object.
 
     Returns:
         The group with its ranges.

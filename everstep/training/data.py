@@ -23,9 +23,9 @@ Workers of a DataLoader (augmentation) are seeded for every batch from (seed, ep
 therefore does not depend on the worker that loads it, or on the time. The rank is the sampler's rank, because the
 sampler divides the data. Ranks that must see the same samples (tensor parallel) get the same batches, as with torch.
 
-**Another number of ranks.** A `DistributedSampler` puts all samples of an epoch into one order and deals them to the
-ranks in turn. A launch with another number of ranks continues after the last sample that any rank received. No sample
-is dropped or repeated. Such a launch rejects loaders without an order over all ranks.
+**Another number of ranks.** A `DistributedSampler` puts all samples of an epoch into one order and distributes them to
+the ranks in turn. A launch with another number of ranks continues after the last sample that any rank received. No
+sample is dropped or repeated. Such a launch rejects loaders without an order over all ranks.
 
 Invariant: an undisturbed run and a resumed run yield the same batches and leave all generators in the same state.
 
@@ -277,7 +277,7 @@ class Seeding:
 
 @dataclass(frozen=True, slots=True)
 class SampleOrder:
-    """The order in which a `DistributedSampler` deals the samples of an epoch to the ranks.
+    """The order in which a `DistributedSampler` distributes the samples of an epoch to the ranks.
 
     Sample number p of an epoch belongs to the sampler's rank p mod `replicas`. The order of all samples does not depend
     on `replicas`.

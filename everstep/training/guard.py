@@ -104,7 +104,7 @@ class Guard:
         begun = self._clock()
         flight.ticket.wait()
         if self._flight is not flight:
-            return  # A signal handler called `reach` during the wait and already settled the flight.
+            return  # A signal handler called `reach` during the wait and reported the outcome.
         self._flight = (
             # Clear the flight only after the wait: a script may catch an exception that interrupts it, and its next
             # step must wait again.
@@ -119,7 +119,7 @@ class Guard:
                     return
                 changed += [name for name in flight.sources.differing(flight.copies) if name not in changed]
         except BaseException as error:
-            # Settle the flight even after an interruption. Otherwise the agent would wait forever for this snapshot.
+            # Report the outcome even after an interruption. Otherwise the agent would wait forever for this snapshot.
             flight.settle((), error)
             if isinstance(error, Exception):
                 return  # For example, the comparison ran out of memory. The snapshot is lost, and training continues.

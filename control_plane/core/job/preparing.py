@@ -27,7 +27,7 @@ from everstep.protocol.ids import FIRST_STEP, Generation
 
 
 def prepare(view: JobView) -> Decision:
-    """Request every member's promise, select the members, then store the plan of the next generation.
+    """Request every member's promise to join the next generation, select the members, then store the plan.
 
     Each rule that excludes or keeps a member is a function of `roster`. The order of the rules matters.
     """

@@ -126,8 +126,9 @@ def give_back(view: JobView) -> Decision | None:
 
     The reason is that the first job of the queue needs the nodes, or that a user lowered MaxNodeCount. The result
     is None if the job keeps its nodes. If the last stop did not release a node, because the node held the only copy of
-    a shard, the job waits before the next stop. Nodes that the job should give up anyway keep the remedy of their
-    departure. Nodes that AWS reclaims leave by their own rules.
+    a shard, the job waits before the next stop. If a returned node has a planned departure for a fault, the node keeps
+    the remedy of this departure. The result is also None while the stop for another departure or for growth is already
+    requested.
     """
     record, seen = view.record, view.seen
     count = record.member_count - elastic.kept_count(view.spec, record, seen.keep_count)

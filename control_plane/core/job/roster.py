@@ -30,7 +30,7 @@ def with_late_reports(view: JobView) -> JobView:
 
     A control plane that was absent can detect a lost node before other nodes report that their ranks failed as a
     consequence. These reports contain the earlier time of the failure. A rank can also finish a step between its last
-    report and its end. Its node reports this step with the promise.
+    report and its end. Its node reports this step with its promise to join the next generation.
     """
     before = view.record.incident
     if before is None or before.state is not IncidentState.REPLACING:
@@ -93,7 +93,9 @@ def _with_struck_rank(
 
 
 def with_promise_deadlines(view: JobView) -> JobView:
-    """Record when the control plane first requested each member's promise. The member's deadline starts then.
+    """Record when the control plane first requested each member's promise to join.
+
+    The member's deadline starts at this request.
 
     A member that has promised has no deadline. If the agent or the control plane loses the promise, a new deadline
     starts.

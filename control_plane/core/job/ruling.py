@@ -17,7 +17,7 @@ from everstep.protocol.ids import FIRST_STEP
 
 
 def with_ruling(view: JobView) -> tuple[JobView, str]:
-    """Apply the ruling on repeated failures (`core.breakers`) once all members have promised.
+    """Apply the ruling on repeated failures (`core.breakers`) once all members have promised to join.
 
     The second value is the reason to give up the job, or empty if the job continues. No ruling applies if the last
     generation ended for a reason outside the job.
