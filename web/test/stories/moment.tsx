@@ -55,7 +55,7 @@ export function answerOf(moment: Moment, url: string): unknown {
   const job = query.get('TrainingJobName')
   switch (pathname) {
     case '/v1/session':
-      return { Role: 'admin', Project: '', TokenId: 't', Description: '', ExpiresAt: 9e9, Version: '1', Time: moment.now }
+      return { Role: 'admin', Project: '', TokenId: 't', Description: '', ExpiresAt: 9e9, Time: moment.now }
     case '/v1/incidents': {
       const isOpen = query.get('StatusEquals')
       const found = incidents.filter((each) => is(job, each.TrainingJobName, each.RunId))
@@ -64,20 +64,24 @@ export function answerOf(moment: Moment, url: string): unknown {
     }
     case '/v1/events': {
       const [after, before] = ['TimeAfter', 'TimeBefore'].map((name) => query.get(name))
-      const names = new Set(jobs.filter((each) => is(job, each.TrainingJobName, each.RunId)).map((each) => each.TrainingJobName))
+      const named = jobs.filter((each) => is(job, each.TrainingJobName, each.RunId))
+      const names = new Set(named.map((each) => each.TrainingJobName))
+      const since = Number(query.get('AfterEventId') ?? 0)
       const found = events
         .filter((each) => job === null || names.has(each.TrainingJobName ?? ''))
-        .filter((each) => is(query.get('FleetName'), each.FleetName) && each.EventId > Number(query.get('AfterEventId') ?? 0))
+        .filter((each) => is(query.get('FleetName'), each.FleetName) && each.EventId > since)
         .filter((each) => (after ? each.Time >= Number(after) : true) && (before ? each.Time <= Number(before) : true))
       return { Events: (isDescending ? found : found.toReversed()).slice(0, most) } // recorded newest first
     }
     case '/v1/nodes': {
       const withEnded = query.get('IncludeEnded') === 'true'
-      return { Nodes: nodes.filter((each) => is(query.get('FleetName'), each.FleetName) && (withEnded || each.NodeStatus !== 'gone')) }
+      const found = nodes.filter((each) => is(query.get('FleetName'), each.FleetName))
+      return { Nodes: found.filter((each) => withEnded || each.NodeStatus !== 'gone') }
     }
   }
   const [, name = '', rest = ''] = /^\/v1\/training-jobs\/([^/]+)(.*)$/.exec(pathname) ?? []
-  const named = jobs.find((each) => each.RunId === decodeURIComponent(name))?.TrainingJobName ?? decodeURIComponent(name)
+  const wanted = decodeURIComponent(name)
+  const named = jobs.find((each) => each.RunId === wanted)?.TrainingJobName ?? wanted
   if (name) return moment.answers[`GET /v1/training-jobs/${named}${rest}`]
   const [, nodeId] = /^\/v1\/nodes\/([^/]+)$/.exec(pathname) ?? []
   if (nodeId) return nodes.find((each) => each.NodeId === nodeId)

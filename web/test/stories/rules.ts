@@ -25,7 +25,8 @@ export const figuresOn = (page: HTMLElement, address: string): Shown[] =>
     text: [element.textContent, element.getAttribute('aria-label'), element.title].filter(Boolean).join(' '),
   }))
 
-const told = ({ page, figure, of, value, text }: Shown) => `${figure} of ${of} is '${value}' on ${page} (“${text.slice(0, 80)}”)`
+const told = ({ page, figure, of, value, text }: Shown) =>
+  `${figure} of ${of} is '${value}' on ${page} (“${text.slice(0, 80)}”)`
 
 /** Equal figures of one object have equal values and tones, on one page and across pages. */
 export function agree(shown: readonly Shown[]): string[] {
@@ -56,9 +57,11 @@ const READ = ['title', 'aria-label', 'href', 'data-value', 'data-of']
 
 /** No text and no attribute shows a value that the program lacks. */
 export function sensible(page: HTMLElement, address: string): string[] {
-  const texts = [...page.querySelectorAll('*')].flatMap((element) => READ.map((name) => element.getAttribute(name) ?? ''))
+  const elements = [...page.querySelectorAll('*')]
+  const texts = elements.flatMap((element) => READ.map((name) => element.getAttribute(name) ?? ''))
   const found = [page.textContent ?? '', ...texts].map((text) => NONSENSE.exec(text)).filter((each) => each !== null)
-  return found.map((match) => `nonsense on ${address}: “${match.input.slice(Math.max(0, match.index - 40), match.index + 40)}”`)
+  const around = ({ input, index }: RegExpExecArray) => input.slice(Math.max(0, index - 40), index + 40)
+  return found.map((match) => `nonsense on ${address}: “${around(match)}”`)
 }
 
 /** A page whose answers are old has no green figure, and its frame turns every color into grey. */
@@ -75,14 +78,24 @@ const PHASES = ['detect', 'replace', 'restore', 'rework'] as const
 export function addUp(shown: readonly Shown[]): string[] {
   const wrong: string[] = []
   for (const total of shown.filter((each) => each.figure === 'total-seconds')) {
-    const phases = shown.filter((each) => each.of === total.of && each.page === total.page && /^(detect|replace|restore|rework)-seconds$/.test(each.figure))
-    const sum = [...new Map(phases.map((each) => [each.figure, Number(each.value)])).values()].reduce((a, b) => a + b, 0)
-    if (phases.length && Math.abs(sum - Number(total.value)) > SECONDS) wrong.push(`the phases add up to ${sum}: ${told(total)}`)
+    const here = shown.filter((each) => each.of === total.of && each.page === total.page)
+    const phases = here.filter((each) => /^(detect|replace|restore|rework)-seconds$/.test(each.figure))
+    const lengths = new Map(phases.map((each) => [each.figure, Number(each.value)]))
+    const sum = [...lengths.values()].reduce((a, b) => a + b, 0)
+    const isSame = Math.abs(sum - Number(total.value)) <= SECONDS
+    if (phases.length && !isSame) wrong.push(`the phases add up to ${sum}: ${told(total)}`)
   }
   return wrong
 }
 
-type Answers = { job: TrainingJob; protection: DescribeProtectionResponse; nodes: TrainingJobNode[]; incidents: Incident[] }
+interface Answers {
+  job: TrainingJob
+  protection: DescribeProtectionResponse
+  nodes: TrainingJobNode[]
+  incidents: Incident[]
+}
+/** Complains about a figure unless the claim holds. */
+type Claim = (each: Shown, holds: boolean, why: string) => unknown
 
 function answersOf(moment: Moment): Answers[] {
   const { jobs, incidents } = listed(moment)
@@ -102,29 +115,33 @@ export function supported(shown: readonly Shown[], moment: Moment): string[] {
   const { nodes, incidents } = listed(moment)
   const fleets = (moment.answers['GET /v1/fleets'] as { Fleets: Fleet[] }).Fleets
   const wrong: string[] = []
-  const claim = (each: Shown, holds: boolean, why: string) => holds || wrong.push(`${why}: ${told(each)}`)
+  const claim: Claim = (each, holds, why) => holds || wrong.push(`${why}: ${told(each)}`)
   for (const each of shown) {
     const isGreen = each.tone === 'good'
     const about = jobs.get(each.of)
     if (about) ofJob(each, isGreen, about, claim)
     const node = nodes.find(({ NodeId }) => each.of === `node/${NodeId}`)
-    if (node && isGreen && each.figure === 'status') claim(each, node.NodeStatus === 'assigned' && node.Connected, 'green without a working node')
+    const isWorking = node?.NodeStatus === 'assigned' && node.Connected
+    if (node && isGreen && each.figure === 'status') claim(each, isWorking, 'green without a working node')
     if (node?.EndTime !== undefined) claim(each, each.value === 'gone' || each.value === '', 'an ended node works')
     const incident = incidents.find(({ IncidentId }) => each.of === `incident/${IncidentId}`)
     if (incident) ofIncident(each, incident, moment.now, claim)
     const fleet = fleets.find(({ FleetName }) => each.of === `fleet/${FleetName}`)
-    if (fleet && isGreen) claim(each, fleet.FleetStatus === 'active' && fleet.ConnectedNodeCount >= fleet.DesiredNodeCount, 'green without its nodes')
+    const isWhole = fleet?.FleetStatus === 'active' && fleet.ConnectedNodeCount >= fleet.DesiredNodeCount
+    if (fleet && isGreen) claim(each, isWhole, 'green without its nodes')
   }
   return wrong
 }
 
-function ofJob(each: Shown, isGreen: boolean, { job, protection, incidents }: Answers, claim: (each: Shown, holds: boolean, why: string) => unknown) {
+function ofJob(each: Shown, isGreen: boolean, { job, protection, incidents }: Answers, claim: Claim) {
   const isOver = ENDED.includes(job.TrainingJobStatus)
   const number = Number(each.value)
   const isWhole = job.HealthyNodeCount >= job.GenerationNodeCount
   const odds = protection.RecoveryOdds?.find((other) => other.LostNodes === 1)?.Probability ?? 1
   const isTraining = job.SecondaryStatus === 'Training' && job.TrainingJobStatus === 'InProgress'
-  const isSafe = !isOver && protection.ProtectionState === 'Protected' && isWhole && odds >= 1
+  const isProtected = !isOver && protection.ProtectionState === 'Protected' && isWhole
+  const isSafe = isProtected && odds >= 1
+  const mayHide = isOver || job.CommittedStep < 0 || !job.AssignedNodeCount || job.SecondaryStatus !== 'Training'
   switch (each.figure) {
     case 'status':
     case 'moving':
@@ -133,14 +150,14 @@ function ofJob(each: Shown, isGreen: boolean, { job, protection, incidents }: An
     case 'protection':
     case 'safe':
       if (isGreen) claim(each, isSafe, 'green without protection')
-      if (each.value === 'Protected') claim(each, !isOver && protection.ProtectionState === 'Protected' && isWhole, 'not protected')
+      if (each.value === 'Protected') claim(each, isProtected, 'not protected')
       break
     case 'act':
       if (isGreen && !isOver) claim(each, isTraining && isSafe, 'nothing to do, but not green')
       break
     case 'committed-step':
-      if (each.value !== '') claim(each, !isOver && number === job.CommittedStep && number <= job.MaxBoundary, 'not committed')
-      else claim(each, isOver || job.CommittedStep < 0 || !job.AssignedNodeCount || job.SecondaryStatus !== 'Training', 'a committed step is hidden')
+      if (each.value === '') claim(each, mayHide, 'a committed step is hidden')
+      else claim(each, !isOver && number === job.CommittedStep && number <= job.MaxBoundary, 'not committed')
       break
     case 'step':
       claim(each, each.value === '' ? job.Boundary < 0 : number === job.Boundary, 'another step')
@@ -155,7 +172,7 @@ function ofJob(each: Shown, isGreen: boolean, { job, protection, incidents }: An
       claim(each, number === incidents.length, `${incidents.length} incidents are listed`)
       break
     case 'open-incidents':
-      claim(each, number === incidents.filter((other) => other.ClosedAt === undefined).length, 'other incidents are open')
+      claim(each, number === incidents.filter((other) => !other.ClosedAt).length, 'other incidents are open')
       break
     case 'recomputed-steps': {
       const sum = incidents.reduce((total, other) => total + (other.LostSteps ?? 0), 0)
@@ -164,7 +181,7 @@ function ofJob(each: Shown, isGreen: boolean, { job, protection, incidents }: An
   }
 }
 
-function ofIncident(each: Shown, incident: Incident, now: number, claim: (each: Shown, holds: boolean, why: string) => unknown) {
+function ofIncident(each: Shown, incident: Incident, now: number, claim: Claim) {
   const [phase, kind] = each.figure.split('-')
   const isNear = (seconds: number) => Math.abs(Number(each.value) - seconds) <= SAME_SECONDS
   if (kind === 'seconds' && PHASES.includes(phase as never)) {
@@ -172,7 +189,8 @@ function ofIncident(each: Shown, incident: Incident, now: number, claim: (each: 
     claim(each, isNear(Math.max(0, seconds)), `the phase takes ${seconds} s`)
   }
   if (each.figure === 'total-seconds') claim(each, isNear((incident.ClosedAt ?? now) - incident.FailedAt), 'another total')
-  if (each.figure === 'recomputed-steps') claim(each, each.value === String(incident.LostSteps ?? ''), 'other steps are lost')
+  const repeated = String(incident.LostSteps ?? '')
+  if (each.figure === 'recomputed-steps') claim(each, each.value === repeated, 'other steps are repeated')
   if (each.figure === 'cost-usd') claim(each, each.value === String(incident.CostUsd ?? ''), 'another cost')
 }
 
@@ -193,7 +211,8 @@ export function accounted(moment: Moment): string[] {
       const wanted = incidents.reduce((total, each) => total + of(each), 0)
       const counted = found.buckets.find((each) => each.name === phase)?.seconds ?? 0
       const isMore = phase === 'restore' && counted > wanted // launches after a pause count as restore, too
-      if (Math.abs(counted - wanted) > SAME_SECONDS && !isMore) wrong.push(`${job.TrainingJobName}: ${phase} took ${counted} s by the job and ${wanted} s by its incidents`)
+      if (Math.abs(counted - wanted) <= SAME_SECONDS || isMore) continue
+      wrong.push(`${job.TrainingJobName}: ${phase} took ${counted} s by the job and ${wanted} s by its incidents`)
     }
   }
   return wrong
@@ -201,7 +220,8 @@ export function accounted(moment: Moment): string[] {
 
 /** By the API's times alone: the open phase lasts from the end of the phases before it until now. */
 function lengthOf(incident: Incident, phase: (typeof PHASES)[number], now: number): number {
-  const spent = [incident.DetectSeconds ?? incident.OpenedAt - incident.FailedAt, incident.ReplaceSeconds ?? 0, incident.RestoreSeconds ?? 0, incident.ReworkSeconds ?? 0]
+  const detect = incident.DetectSeconds ?? incident.OpenedAt - incident.FailedAt
+  const spent = [detect, incident.ReplaceSeconds ?? 0, incident.RestoreSeconds ?? 0, incident.ReworkSeconds ?? 0]
   const index = PHASES.indexOf(phase)
   if (incident.ClosedAt !== undefined) return spent[index]!
   const open = PHASES.indexOf(incident.Phase as typeof phase)
@@ -216,9 +236,10 @@ export function buried(moment: Moment): string[] {
     const { lanes } = timeline(job, incidents, nodes, moment.now, Infinity)
     for (const lane of lanes.filter((each) => each.id.startsWith('i-'))) {
       for (const span of lane.spans) {
-        const lost = incidents.find((each) => each.InstanceIds.includes(lane.id) && each.FailedAt > span.from && each.FailedAt < span.to - SECONDS)
+        const within = (at: number) => at > span.from && at < span.to - SECONDS
+        const lost = incidents.find((each) => each.InstanceIds.includes(lane.id) && within(each.FailedAt))
         if (lost) wrong.push(`${lane.id} works after incident ${lost.IncidentId} lost it`)
-        if (job.TrainingEndTime !== undefined && span.to > job.TrainingEndTime + SECONDS) wrong.push(`${lane.id} works for an ended job`)
+        if (span.to > (job.TrainingEndTime ?? Infinity) + SECONDS) wrong.push(`${lane.id} works for an ended job`)
       }
     }
   }
@@ -227,8 +248,10 @@ export function buried(moment: Moment): string[] {
 
 /** Each “step N” that a page mentions is a number of the answers about the moment. */
 export function mentioned(page: HTMLElement, address: string, known: ReadonlySet<string>): string[] {
-  const found = [...(page.textContent ?? '').matchAll(/\bsteps? (\d[\d,]*)/gi)].map(([, number]) => number!.replace(/,/g, ''))
-  return [...new Set(found)].filter((number) => !known.has(number)).map((number) => `step ${number} on ${address} is in no answer`)
+  const matches = [...(page.textContent ?? '').matchAll(/\bsteps? (\d[\d,]*)/gi)]
+  const numbers = new Set(matches.map(([, number]) => number!.replace(/,/g, '')))
+  const unknown = [...numbers].filter((number) => !known.has(number))
+  return unknown.map((number) => `step ${number} on ${address} is in no answer`)
 }
 
 export const numbersIn = (moment: Moment): Set<string> => new Set(JSON.stringify(moment.answers).match(/\d+/g))
