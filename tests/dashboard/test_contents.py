@@ -70,6 +70,24 @@ def test_protection_tells_of_every_copy_and_of_what_losses_would_do(
     expect(desk.get_by_role("group", name=f"Holders of {len(shards)} shards")).to_be_visible()
 
 
+@pytest.mark.parametrize("tab", ["metrics", "logs", "protection", "checkpoints", "events", "spec"])
+def test_the_content_of_a_tab_begins_on_the_upper_third_of_the_screen(desk: Page, seeded: Seeded, tab: str) -> None:
+    """A strip of one line with the job's status is above the tabs, and the first chart or table begins above y=300."""
+    open_job(desk, seeded.story.gpu, f"/{tab}")
+    strip = desk.get_by_role("group", name="Status of this job")
+    expect(strip).to_contain_text("Training")
+    box = strip.bounding_box()
+    assert box is not None
+    assert box["height"] <= 48
+    first = desk.locator("main").locator("canvas, table, pre, dl.facts, [role=log]").first
+    expect(first).to_be_visible()
+    content = first.bounding_box()
+    assert content is not None
+    assert content["y"] < 300, f"the first chart or table of {tab} begins at y={content['y']}"
+    desk.mouse.wheel(0, 2_000)
+    expect(strip).to_be_in_viewport()
+
+
 def test_checkpoints_and_where_the_time_went_are_those_of_the_api(
     desk: Page, seeded: Seeded, api: httpx.Client
 ) -> None:

@@ -7,7 +7,7 @@ import { address, all, ApiError } from '../src/api/client'
 import type { Incident, TrainingJob } from '../src/contract'
 import { plain } from '../src/model/ansi'
 import { changesOf, formOf, spares } from '../src/model/fleets'
-import { ago, bytes, duration, headline, percent, sentence } from '../src/model/format'
+import { ago, bytes, duration, headline, local, moment, percent, sentence, soon } from '../src/model/format'
 import { NO_CONTROL_PLANE, story } from '../src/model/incident'
 import { progressOf, sampled } from '../src/model/progress'
 import { asCurl, asPython, asYaml, fromYaml, NotASpec, requestOf } from '../src/model/spec'
@@ -25,6 +25,11 @@ describe('figures', () => {
   test.each([[0, '0 B'], [1023, '1023 B'], [1536, '1.5 KiB'], [2 ** 31, '2.0 GiB']])('%s bytes are %s', (value, text) => expect(bytes(value)).toBe(text))
   test.each([[0.4, 'just now'], [59, '59 s ago'], [61, '1 min ago'], [200_000, '2 d ago'], [-90, 'in 1 min 30 s']])('%s s before is %s', (passed, text) => expect(ago(NOW - passed, NOW)).toBe(text))
   test.each([['', ''], ['waits', 'Waits.'], ['error (1)\nTraceback:\n  File x\nRuntimeError: no', 'Error (1). RuntimeError: no.']])('of %j is told', (text, said) => expect(headline(text)).toBe(said))
+  test.each([[12, 'in 12 s'], [119.6, 'in 2 min'], [3600, 'in 1 h']])('%s s ahead is %s', (ahead, text) => expect(soon(NOW + ahead, NOW)).toBe(text))
+  test('a moment has the reader’s time beside UTC, if it differs', () => {
+    expect(moment(NOW, 'Europe/Berlin')).toBe('2027-01-15 08:00:00 UTC · 2027-01-15 09:00:00 CET')
+    expect([local(NOW, 'UTC'), moment(NOW, 'UTC')]).toEqual(['', '2027-01-15 08:00:00 UTC'])
+  })
   test.each([['', ''], ['waits', 'Waits.'], ['Is it?', 'Is it?']])('%s as a sentence', (text, said) => expect(sentence(text)).toBe(said))
 })
 

@@ -5,7 +5,7 @@ import { useState, type ReactNode } from 'react'
 import { Link } from 'react-router'
 
 import type { Incident, TrainingJob, TrainingJobNode } from '../contract'
-import { count, duration, local, plural, utc } from '../model/format'
+import { count, duration, local, moment, plural, utc } from '../model/format'
 import { MOST_NODES, ticks, timeline, type Fault, type Lane, type Span } from '../model/timeline'
 import { TIMELINE } from '../words/jobTabs'
 
@@ -91,10 +91,10 @@ export function TimelineChart({ job, incidents, nodes, now, from: rangeFrom }: P
   )
 }
 
-/** `moment`: "2026-03-01 12:00:05 UTC". A long range has days, a short one seconds. */
-function tickText(moment: string, rangeSeconds: number): string {
-  if (rangeSeconds > 2 * 86_400) return moment.slice(5, 10)
-  return rangeSeconds > 600 ? moment.slice(11, 16) : moment.slice(11, 19)
+/** `time`: "2026-03-01 12:00:05 UTC". A long range has days, a short one seconds. */
+function tickText(time: string, rangeSeconds: number): string {
+  if (rangeSeconds > 2 * 86_400) return time.slice(5, 10)
+  return rangeSeconds > 600 ? time.slice(11, 16) : time.slice(11, 19)
 }
 
 interface AxisProps {
@@ -180,8 +180,6 @@ function FaultMark({ fault, x, y }: { fault: Fault; x: number; y: number }) {
     </Marked>
   )
 }
-
-const moment = (at: number): string => [utc(at), local(at)].filter(Boolean).join(' · ')
 
 function Marked({ to, label, children }: { to: string; label: string; children: ReactNode }) {
   return (

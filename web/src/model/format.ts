@@ -39,6 +39,9 @@ function coarse(seconds: number): string {
 /** 2026-03-01 12:00:05 UTC. */
 export const utc = (at: number): string => `${new Date(at * 1000).toISOString().slice(0, 19).replace('T', ' ')} UTC`
 
+/** Return a moment in UTC and, if it differs, in the reader's time zone. */
+export const moment = (at: number, zone?: string): string => [utc(at), local(at, zone)].filter(Boolean).join(' · ')
+
 /** The moment nearest to `now` at which a clock shows `12:00:05` in UTC. */
 export function nearest(time: string, now: number): number {
   const [hours = 0, minutes = 0, seconds = 0] = time.split(':').map(Number)

@@ -7,7 +7,7 @@ import type { Session } from '../api/client'
 import { nodesQuery, sessionQuery, useRole } from '../api/queries'
 import { ago, utc } from '../model/format'
 import { versionsOf } from '../model/nodes'
-import { FactList, Shown, useTold } from '../parts/Basics'
+import { FactList, Shown, useTimeText } from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { CopyId } from '../parts/CopyId'
 import { KeyTables } from '../parts/KeyHelp'
@@ -52,7 +52,7 @@ export default function SettingsPage() {
 
 function SessionFacts({ session }: { session: Session }) {
   const nodes = useQuery(nodesQuery()).data
-  const ends = useTold((now) => ago(session.ExpiresAt, now))
+  const ends = useTimeText((now) => ago(session.ExpiresAt, now))
   const { labels, permissions, otherPermissions, allProjects, server } = SETTINGS.session
   return (
     <FactList

@@ -5,7 +5,7 @@ import { Link } from 'react-router'
 
 import { ApiError, contact, serverTime } from '../api/client'
 import { STALE_SECONDS } from '../model/figures'
-import { ago, duration, utc } from '../model/format'
+import { ago, duration, moment } from '../model/format'
 import { STATUSES, type Tone } from '../model/standing'
 import { PROBLEM } from '../words/shell'
 
@@ -76,22 +76,22 @@ export const useIsStale = (): boolean =>
   useSyncExternalStore(subscribe, () => serverTime() - serverTime(contact.at) > STALE_SECONDS)
 
 /** A text that changes with time; drawn anew only when it reads differently, so that a page may have a thousand of them. */
-export const useTold = (text: (now: number) => string): string => useSyncExternalStore(subscribe, () => text(Math.floor(serverTime())))
+export const useTimeText = (text: (now: number) => string): string => useSyncExternalStore(subscribe, () => text(Math.floor(serverTime())))
 
-/** How long ago; the UTC time is in its tooltip. */
+/** How long ago. Its tooltip has the time in UTC and in the reader's time zone. */
 export function Ago({ at }: { at?: number }) {
-  const told = useTold((now) => (at === undefined ? '–' : ago(at, Math.max(now, at - 0.5))))
+  const text = useTimeText((now) => (at === undefined ? '–' : ago(at, Math.max(now, at - 0.5))))
   if (at === undefined) return <span className="dim">–</span>
   return (
-    <time dateTime={new Date(at * 1000).toISOString()} title={utc(at)}>
-      {told}
+    <time dateTime={new Date(at * 1000).toISOString()} title={moment(at)}>
+      {text}
     </time>
   )
 }
 
 /** How long something takes, or took. */
 export function Lasting({ from, to }: { from?: number; to?: number }) {
-  return <>{useTold((now) => (from === undefined ? '–' : duration((to ?? now) - from)))}</>
+  return <>{useTimeText((now) => (from === undefined ? '–' : duration((to ?? now) - from)))}</>
 }
 
 /**
