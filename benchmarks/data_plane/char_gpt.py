@@ -53,9 +53,9 @@ class Launch:
 
     cycles: list[Cycle]
     kept_ratio: Mapping[str, float]
-    """By name of the system: steps that were complete on both nodes ÷ all steps of its blocks."""
+    """Steps that were complete on both nodes ÷ all steps of the system's blocks, by name of the system."""
     verified: Mapping[str, bool | None]
-    """By name of the system: whether the copies of all ranks' last step are correct.
+    """Whether the copies of all ranks' last step are correct, by name of the system.
 
     True if each copy on the other node equals the rank's state byte by byte. None for a run without any protection,
     which has no copies.

@@ -25,7 +25,7 @@ MEMORY = Path("/dev/shm")
 GIB = 1024**3
 MIB = 1024**2
 SLOTS: Mapping[str, float] = {CAPTURE: 2.0, RESTORE: 1.0, GRAPH: 2.2}
-"""By part: the space that it needs on tmpfs, as a multiple of the bytes of its state."""
+"""Space that each part needs on tmpfs, as a multiple of the bytes of its state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

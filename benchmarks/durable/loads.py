@@ -30,7 +30,7 @@ PROGRAM = ("benchmarks.durable.rank.loading",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The ranks of one load."""
+    """Number of ranks of one load, and whether nodes hold their own rank's shard."""
 
     world_size: int
     has_own: bool = True

@@ -81,15 +81,15 @@ class Run(BenchmarkRun):
 
     samples: Sequence[Sample]
     comparisons: Sequence[Comparison] = ()
-    """Empty in results of earlier versions, whose page has no section about loads and exports."""
+    """Measured loads and exports. Empty in results of earlier versions, whose page omits their section."""
     shared: Sequence[SharedUploadTime] = ()
-    """Empty in results of earlier versions, whose page has no section about shared uploads."""
+    """Measured shared uploads. Empty in results of earlier versions, whose page omits their section."""
     restores: Sequence[SharedLoadTime] = ()
-    """Empty in results of earlier versions, whose page has no section about shared loads."""
+    """Measured shared loads. Empty in results of earlier versions, whose page omits their section."""
     uploads: Sequence[UploadBlock] = ()
     loads: Sequence[Load] = ()
     strategies: Sequence[StrategyJob] = ()
-    """`uploads`, `loads` and `strategies` are empty in results of earlier versions, whose page has no such sections."""
+    """Measured strategies. Like `uploads` and `loads`, empty in results of earlier versions, whose page omits them."""
 
 
 def rows(run: Run) -> list[Row]:
@@ -161,7 +161,7 @@ def _compared(run: Run) -> list[Row]:
 
 
 def _divided(run: Run) -> list[Row]:
-    """Return one row per pair of successive numbers of nodes that share an upload or a load."""
+    """Return one row per comparison of more with fewer nodes that share an upload or a load."""
     return [
         Row(
             what=f"{what} of one shard by {more} nodes, time ÷ that by {'1 node' if fewer == 1 else f'{fewer} nodes'}",
@@ -191,7 +191,7 @@ def _outcomes(run: Run, name: str, system: str) -> list[Comparison]:
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the texts that replace the placeholders of the page's template, by placeholder.
+    """Return the text for each placeholder of the page's template.
 
     If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
     """

@@ -52,9 +52,9 @@ class GroupTimes:
     state_bytes: int
     """Bytes of each member's shard."""
     step_seconds: tuple[float, ...]
-    """Per step: the time from the last member's seal to the last member's vote."""
+    """Time of each step from the last member's seal to the last member's vote."""
     cpu_seconds: tuple[float, ...]
-    """Per step: CPU time of all members during `step_seconds`."""
+    """CPU time of all members during `step_seconds` of each step."""
     memory_ratio: float
     """Bytes of all slots of all members ÷ bytes of their shards."""
     sent_ratio: float

@@ -69,7 +69,7 @@ def rows(run: Run) -> list[Row]:
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the texts that replace the placeholders of the page's template, by placeholder."""
+    """Return the text for each placeholder of the page's template."""
     return {
         "machine": run.machine.words(),
         "members": str(MEMBERS),

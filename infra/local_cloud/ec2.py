@@ -119,7 +119,7 @@ class Life:
     told: str = ""
     """The last announced state; empty before the first announcement."""
     failed_checks: dict[StatusCheck, datetime] = field(default_factory=dict)
-    """By failing status check: the time at which the check began to fail."""
+    """Failing status checks, each with the time at which the check began to fail."""
     scheduled: tuple[ScheduledEvent, ...] = ()
     spot_action: Plan | None = None
     rebalance_at: datetime | None = None

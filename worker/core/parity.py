@@ -33,7 +33,7 @@ class Stripe:
     """
 
     members: tuple[Rank, ...]
-    """At least two ranks, in ascending order."""
+    """The ranks of the stripe: at least two, in ascending order."""
     chunk_bytes: int = CHUNK_BYTES
 
     def others(self, rank: Rank) -> frozenset[Rank]:

@@ -28,12 +28,12 @@ FIRST_RETRY_SECONDS, RETRY_SECONDS = 0.5, 10.0
 Each limit lasts twice as long as the previous one.
 """
 FASTER_RATIO = 2.0
-"""If the rate after a limit is lifted exceeds the earlier rate by this factor, the sender measures it again.
+"""Factor by which the rate without a limit must exceed the earlier rate before the sender measures it again.
 
 Right after the limit is lifted, the kernel's timers and buffers distort the rate.
 """
 HELD_RATIO = 0.8
-"""If the rate of a limited link is below this fraction of its limit, the link has become even slower."""
+"""Fraction of a link's limit. If the link's rate is below it, the link has become even slower."""
 LEAST_BYTES_PER_SECOND = 256 * 1024
 """Rate below which a link counts as stopped.
 

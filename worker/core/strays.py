@@ -129,7 +129,7 @@ class Strays:
         return not is_needed or (alone is not None and alone <= self.held)
 
     def is_over(self, rank: Rank) -> bool:
-        """Return whether no node needs this node's copy of the shard of `rank`, a stray, any more.
+        """Return whether no node needs this node's stray of `rank` (see module) any more.
 
         This node may then drop the stray even if no new slot lacks room.
         """

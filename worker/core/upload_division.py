@@ -50,7 +50,7 @@ class Division:
     """Result of `divide` for one rank: the objects that hold its tensors, and the objects that it writes."""
 
     objects: tuple[int, ...]
-    """For each offered item, the number of the object that holds it, or `OWN`."""
+    """Number of the object that holds each offered item, or `OWN`, in order."""
     writes: frozenset[int]
     """Numbers of the objects that the rank writes."""
 

@@ -89,7 +89,7 @@ class BaseLoading:
         self._restored_from: dict[Rank, SourceKind] = {}
         self._loads = NodeLoads()
         self.is_loaded = asyncio.Event()
-        """Set once this node has loaded its own shards. From then on, it helps other nodes with their loads from S3."""
+        """Event that is set once this node has loaded its own shards and can help other nodes with loads from S3."""
 
     async def load(self) -> None:
         """Fetch and verify the state that the local ranks restore (their base), for all ranks concurrently.

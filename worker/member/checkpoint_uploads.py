@@ -92,7 +92,7 @@ class CheckpointUploads:
         self._shared = defaultdict[Rank, SharedTensors](partial(SharedTensors, max_offered=max_offered))
         self._max_uploads = plan.checkpoint.max_uploads
         self._divisions: dict[tuple[Rank, Step], Division | None] = {}
-        """Which shared tensors each local rank writes, per step that the rank uploads (`worker.core.upload_division`).
+        """Division of shared tensors among the ranks, for each local rank and each step that it uploads.
 
         The value is None if the ranks could not agree.
         """

@@ -235,7 +235,7 @@ class UploadHelper:
         self._objects = objects
         self._held = frozenset(held_ranks)
         self._serving: dict[asyncio.Task[None], Step] = {}
-        """The step that each open session pins."""
+        """The step whose slot each open session pins, by the session's task."""
         self._threads = asyncio.Semaphore(MAX_HELPED_PARTS)
 
     def hear(self, announcement: Announcement) -> None:

@@ -42,7 +42,7 @@ class MemberStatus:
             stalls: returns faults of uploads without progress, at a monotonic time of the event loop.
         """
         self.clocks = {rank: PhaseClock(plan.base_step) for rank in here.ranks}
-        """Per rank, the clock that measures how long the rank has made no progress."""
+        """Clock of each rank, which measures how long the rank has made no progress."""
         self._plan = plan
         self._here = here
         self._shards = shards

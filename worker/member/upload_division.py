@@ -43,13 +43,16 @@ class _Gathering:
     """The offers of one step."""
 
     offers: dict[Rank, Items] | None = field(default_factory=dict[Rank, Items])
-    """None once the division has begun, because the offers of many ranks occupy several hundred megabytes."""
+    """The offered tensors of each rank.
+
+    None once the division has begun, because the offers of many ranks occupy several hundred megabytes.
+    """
     hashes: dict[Rank, int] = field(default_factory=dict[Rank, int])
     """Hash of each offer that the division includes. A rank that later offers other tensors receives no division."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when all ranks have offered."""
+    """Event that is set when all ranks have offered their tensors."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the division has ended. `divisions` is empty if it failed."""
+    """Event that is set when the division has ended; `divisions` is empty if it failed."""
     divisions: dict[Rank, Division] = field(default_factory=dict[Rank, Division])
 
 

@@ -77,7 +77,7 @@ class RankServer:
         self.user = user
         """Users that may connect besides the agent's own user.
 
-        While the node has a job, only the job's user.
+        While the node has a job, only the job's user may connect.
         """
         self.events: RankEvents | None = None
         self.refused_count = 0

@@ -102,7 +102,7 @@ class RoundMember:
         self._heard = Signal()
 
     async def run_local(self, server: RoundServer) -> None:
-        """Take part on the coordinator's own node, without a network connection."""
+        """Take part in the rounds on the coordinator's own node, without a connection."""
 
         async def report(reports: Sequence[NodeReport]) -> None:
             server.take(reports)

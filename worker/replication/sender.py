@@ -121,7 +121,7 @@ class ReplicaSender:
         self._pacer = pacer
         self._deadline = holder_deadline_seconds
         self.silence = Silence(holder_deadline_seconds / LOOKS_PER_DEADLINE)
-        """How long the holder has been silent, and when the sender checks it next."""
+        """Measures how long the holder has been silent."""
         self._paused_count = 0
         """Number of streams that wait for the pacer or are being opened.
 

@@ -100,7 +100,7 @@ class Streams:
         """
         self.lines: list[socket.socket] = []
         self.attached = asyncio.Event()
-        """Set once a stream has been added to the session."""
+        """Event that is set once a stream has been added to the session."""
         self._receive_seconds = receive_seconds
         self._limit: float | None = None
         self._working: dict[socket.socket, asyncio.Future[None]] = {}

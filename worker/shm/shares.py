@@ -155,15 +155,15 @@ class Shares:
             for contributor in stripe
             if contributor != holder
         }
-        """For each rank that contributes to a share of this node: the stripe, and the rank that holds the share."""
+        """The stripe of each rank that contributes to a share of this node, and the rank that holds the share."""
         self._store = store
         self._keep = keep
         self._slot_count = slot_count
         self._accumulations: dict[tuple[Rank, Content], Accumulation] = {}
         self._capacities: defaultdict[Rank, int] = defaultdict(int)
-        """For each rank of this node, the largest shard that a contributor to its share has announced, in bytes."""
+        """Bytes of the largest shard that a contributor to a share has announced, by the rank that holds the share."""
         self._locks: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """For each rank of this node, the lock for choosing, granting and creating a slot of the rank's share."""
+        """Lock of each rank of this node for choosing, granting and creating a slot of the rank's share."""
         self._sealing = Background()
 
     def inventory(self, contributor: Rank) -> tuple[tuple[Content, bytes], ...]:

@@ -30,7 +30,7 @@ class NodeLoads:
     def __init__(self) -> None:
         """Create the object without loads."""
         self._readers: dict[ObjectReference, NodeLoad] = {}
-        """For each shared object, the load that reads it or has read it."""
+        """The load that reads or has read each shared object."""
 
     def join(self, store: SlotStore, rank: Rank, content: Content, parts: ShardParts) -> NodeLoad:
         """Begin a load. The load reads itself only the shared objects that no earlier load reads.
@@ -78,9 +78,9 @@ class NodeLoad:
         self.content = content
         self.parts = parts
         self.awaited = {place: load for place, load in readers.items() if load is not None}
-        """For each shared object that this load does not read from S3, the load that reads it."""
+        """Loads that read the shared objects that this load does not read from S3, by object."""
         self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        """Set when the load has ended: True if its shard is sealed."""
+        """Future that is done when the load has ended: True if its shard is sealed."""
         self._store = store
 
     @property

@@ -47,7 +47,7 @@ class ShardObject:
         self._own = [entry for number, entry in enumerate(self._entries) if number not in elsewhere]
         """The tensors whose data the object contains."""
         self._elsewhere = [number in elsewhere for number in range(len(self._entries))]
-        """For each tensor: True if a shared object contains its data instead of this object."""
+        """True for each tensor whose data is in a shared object instead of this object, in the order of the tensors."""
         try:
             self._beginning = safetensors.encode_header(header, packed, chunk_digests, shared)
         except OversizedMessage as error:

@@ -50,7 +50,7 @@ class _Source:
         return cls(reference, tuple(filled), tuple(begin for begin, _ in filled), tuple(places))
 
     def within(self, begin: int, end: int, after: int) -> tuple[int, list[Span]]:
-        """Return the position in the object, and the spans, of the data between two positions of the payload.
+        """Find the object's data for a range of the payload: its position in the object, and its spans.
 
         Data before the position `after` of the object is omitted.
         """

@@ -40,7 +40,7 @@ class Samples:
     restore_local: list[float] = field(default_factory=list)
     restore_peer: list[float] = field(default_factory=list)
     verified: dict[str, bool] = field(default_factory=dict)
-    """By metric: True if every byte comparison of this rank found equal bytes."""
+    """True for each metric whose byte comparisons on this rank all found equal bytes."""
     private_before_bytes: int = 0
     private_after_bytes: int = 0
     tmpfs_before_bytes: int = 0
