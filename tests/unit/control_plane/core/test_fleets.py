@@ -454,7 +454,7 @@ def test_nobody_waits_for_instances_that_nobody_needs() -> None:
 
 
 def test_capacity_that_an_ended_member_takes_along_is_not_lowered_once_more() -> None:
-    """A termination that lowers the desired capacity itself is not followed by another call that lowers it."""
+    """If a termination lowers the desired capacity, the fleet sends no second call that lowers it."""
     rows = [row(f"i{number}") for number in range(1, 5)]
     decision = decide(seen(rows, [], desired=5, ended=("i4",)))
     assert decision.actions[0] == TerminateMember(
@@ -544,7 +544,7 @@ def test_why_instances_do_not_come_is_said_in_aws_words() -> None:
     )
 
 
-# Announcements of AWS
+# Notices: maintenance and terminations that AWS announces
 
 
 def spot(seconds: float = 120.0) -> Notice:
@@ -659,7 +659,7 @@ def test_a_terminating_hook_is_completed_when_its_node_is_free_or_dead_and_held_
     assert held not in decide(late).actions
 
 
-# Insufficient capacity
+# Launches that fail because AWS has no capacity
 
 
 def short(failed_at: float, failing_since: float | None = None, **changes: Any) -> FleetObserved:
@@ -672,7 +672,7 @@ def test_a_failed_launch_is_asked_for_again_after_a_while_and_ever_more_seldom()
     assert decide(short(NOW - 29)).actions == ()
     assert decide(short(NOW - 30)).actions == (again,)
     assert "waits for 1 instances: no p5; Everstep retries at 00:16:40 UTC" in decide(short(NOW - 30)).reason
-    # The second retry is due 90 s after the first failure. The request names the time of the newest failure.
+    # The second retry is due 90 s after the first failure. RetryLaunch contains the time of the newest failure.
     asked = replace(again, failed_at=NOW - 60)
     assert decide(short(NOW - 60, NOW - 90)).actions == (asked,)
     assert decide(short(NOW - 58, NOW - 89)).actions == ()
@@ -784,7 +784,7 @@ def test_a_reboot_is_asked_for_until_ec2_has_taken_it_whenever_the_agent_dialled
 
 
 def joining(*ages: float, silent_seconds: float = 1e9, **changes: Any) -> FleetObserved:
-    """Return a fleet in which no instance connects an agent. Its instances are ordered by age, the oldest first."""
+    """Return a fleet whose instances have these ages in seconds, and of which no agent has connected."""
     rows = [replace(row(f"i{place}", NodeState.JOINING), created_at=NOW - age) for place, age in enumerate(ages, 1)]
     observed = seen(
         rows, [], desired=len(rows), silent=tuple(record.node_id for record in rows), silent_seconds=silent_seconds
@@ -848,7 +848,7 @@ def test_the_next_instance_that_does_not_join_is_given_twice_as_long() -> None:
 
 
 def test_a_group_whose_every_instance_fails_to_join_goes_through_few_of_them() -> None:
-    """In a week in which no new instance ever connects an agent, the fleet uses at most 16 instances.
+    """For a week, no agent of a new instance connects. The fleet launches at most 16 instances in this week.
 
     The fleet loop runs once a minute.
     """
@@ -1000,9 +1000,9 @@ def test_no_remedy_ends_a_node_where_nothing_allows_that() -> None:
 
 
 def test_an_instance_comes_into_the_place_that_is_empty_for_the_longest() -> None:
-    """A new instance takes the place of the member that was lost first. The replacement time counts from that loss.
+    """A new instance replaces the member that was lost first. The replacement time starts at this loss.
 
-    AWS had no capacity for minutes, so the replacement time is longer than the instance's boot.
+    AWS had no capacity for minutes, so the replacement time is longer than the boot of the instance.
     """
     observed = replace(seen([row("i1"), row("i2")], [], desired=3), vacancies=())
     first = fleets.decide(NOW, SPEC, observed, POLICY)
@@ -1026,8 +1026,9 @@ def test_an_instance_comes_into_the_place_that_is_empty_for_the_longest() -> Non
         (((1.0, 2), (5.0, 1)), 3, 0, ((1.0, 2), (5.0, 1)), ()),
         (((1.0, 2), (5.0, 1)), 4, 0, ((1.0, 2), (5.0, 1), (9.0, 1)), ()),
         (((1.0, 2), (5.0, 1)), 1, 2, ((5.0, 1),), (1.0, 1.0)),
-        (((1.0, 1),), 1, 1, ((9.0, 1),), (1.0,)),  # in one pass, one instance arrived and another one was lost
-        # the fleet needs no replacement any more, or the agent connected before the group listed its instance
+        (((1.0, 1),), 1, 1, ((9.0, 1),), (1.0,)),  # one instance arrived and another was lost in one pass
+        # One of two vacancies disappears without a new instance: the fleet no longer needs a replacement, or the agent
+        # connected before the group listed its instance.
         (((1.0, 1), (5.0, 1)), 1, 0, ((5.0, 1),), ()),
         (((1.0, 1),), 0, 3, (), (1.0,)),  # two instances arrived before the same pass
     ],

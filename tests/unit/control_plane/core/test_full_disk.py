@@ -1,4 +1,4 @@
-"""Conditions under which a disk of the control plane counts as full, and as free again."""
+"""Tests when the control plane reports a disk as full, and when it stops the report."""
 
 from __future__ import annotations
 

@@ -75,14 +75,15 @@ FOUR = tuple(status(rank, still=95.0) for rank in range(4))
 @pytest.mark.parametrize(
     ("phase", "expected"),
     [
-        # 5 × 2 s is less than the lower bound, so the lower bound counts
+        # a step takes 2 s, and five times as long is less than the minimum limit of 30 s
         ("train", hangs.Limits(first=30.0, second=90.0, last=600.0)),
-        # 5 × 40 s, the learned duration of an evaluation
+        # five times 40 s, the duration that the job has learned for an evaluation
         ("eval", hangs.Limits(first=200.0, second=300.0, last=600.0)),
-        ("checkpoint", hangs.Limits(first=600.0, second=900.0, last=1800.0)),  # this phase has no learned duration yet
-        # This phase has a learned duration. Its caches may be cold this time, so the longer general limit counts.
+        ("checkpoint", hangs.Limits(first=600.0, second=900.0, last=1800.0)),  # the job has not learned a duration yet
+        # The job has learned a duration for the start. A start with cold caches takes longer, so the general limit
+        # applies.
         ("start", hangs.Limits(first=600.0, second=900.0, last=1800.0)),
-        # 5 × 9 s, a duration that an earlier generation learned
+        # five times 9 s, the duration that an earlier generation learned
         ("first_step", hangs.Limits(first=45.0, second=90.0, last=600.0)),
     ],
 )
@@ -91,7 +92,7 @@ def test_limits_are_learned_above_a_floor(phase: str, expected: hangs.Limits) ->
 
 
 def test_a_first_step_that_hangs_again_is_restarted_after_the_time_of_a_step() -> None:
-    """A first step that hangs a second time is restarted after the time limit that the job has learned for a step.
+    """A first step that hangs again is restarted after the limit that the job has learned for a first step.
 
     The resumed generation hangs at the same step as the generation before. Without a learned duration, the limit of a
     first step would be 900 s.
@@ -204,7 +205,7 @@ def test_all_asleep_is_a_hang_and_the_node_that_stands_elsewhere_is_named() -> N
 @pytest.mark.parametrize(
     "busy",
     [
-        look(1, cpu_seconds=1.3),  # the ranks used more than two per cent of a minute of CPU time
+        look(1, cpu_seconds=1.3),  # more than two percent of a minute, so the ranks count as working
         look(1, gpu_percent=40.0),
         look(1, same_seconds=0.0),  # the stacks have changed since the previous sample
         look(1, text="", error="py-spy is not installed"),
@@ -261,9 +262,9 @@ def test_who_waits_for_an_evaluation_has_the_time_of_an_evaluation() -> None:
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
-        # the limit that a script declares is used as it is, without a factor
+        # the script declares a limit, which is used without a factor
         (3600.0, hangs.Limits(first=3600.0, second=3690.0, last=4200.0)),
-        # ranks are not sampled before their general time limit
+        # the general minimum limit is longer than the declared limit
         (5.0, hangs.Limits(first=30.0, second=120.0, last=630.0)),
     ],
 )

@@ -1,4 +1,4 @@
-"""How incidents ended, their verdicts, and what a person can do."""
+"""Tests the account of an incident: how it ended, its verdict, and what a person can do."""
 
 from __future__ import annotations
 

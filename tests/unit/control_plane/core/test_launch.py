@@ -1,4 +1,4 @@
-"""From which committed step a launch resumes: the newest one in the job's record or in any node's report.
+"""A launch resumes from the newest committed step in the job's record or in any node's report.
 
 Only steps of the newest started generation and of its ancestors count.
 """

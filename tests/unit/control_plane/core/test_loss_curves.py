@@ -1,4 +1,4 @@
-"""Which metric is a job's loss, and at which steps a curve has points."""
+"""Tests which metric counts as a job's loss, and at which steps its curve has points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digests of a metric's points find the unchanged leading points."""
+"""Digests of a metric's points show how many of the first points are unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored metric values by step: they are joined, thinned out, replaced, deleted, and reduced to a number of points."""
+"""Stored metric values by step: how they are merged, downsampled, replaced and deleted."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_a_node_that_is_not_ready_takes_nobody_s_place() -> None:
 
 
 def reports(view: Mapping[int, tuple[int, ...]]) -> dict[NodeId, MemberReport]:
-    """Return the reports of four members, by the holders that each has in view."""
+    """Return the reports of four members. `view` contains the members that count as holders of each rank's shard."""
     return {
         NODES[rank]: MemberReport(
             job=JobName("gpt"),

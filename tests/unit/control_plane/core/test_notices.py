@@ -1,4 +1,4 @@
-"""How the control plane reacts to announcements of AWS, such as a maintenance, and how early.
+"""Tests how and when the control plane reacts to announcements of AWS, such as a maintenance.
 
 The golden incidents test whole sequences.
 """

@@ -55,8 +55,8 @@ def test_probabilities_against_brute_force(count: int) -> None:
 def test_ten_thousand_nodes(copies: int, lost: int, fatal: int) -> None:
     """The recovery probability is exact for 10,000 nodes that lose as many nodes as each shard has copies.
 
-    Such a loss destroys a shard only if it hits a whole group. With three copies, the last four nodes form a ring, in
-    which each of the four sets of three nodes destroys a shard.
+    Such a loss destroys a shard only if all lost nodes are in one group. With three copies, the last four nodes form a
+    ring. A loss of any three of these four nodes destroys a shard.
     """
     assert placement.recovery_probability(10_000, copies, lost) == float(1 - Fraction(fatal, comb(10_000, lost)))
 

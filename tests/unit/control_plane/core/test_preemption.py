@@ -1,4 +1,4 @@
-"""Which jobs release nodes for the first job of the queue, by example."""
+"""Examples of the jobs that release nodes for the first job of the queue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def waiting(count: int, priority: int = 0, **changes: Any) -> FleetJob:
 
 
 def released(jobs: list[FleetJob], capacity: int) -> dict[str, int]:
-    """Return the number of nodes that each releasing job keeps. 0: the job pauses or returns to the queue."""
+    """Return the number of nodes that each job keeps if it releases nodes.
+
+    0: the job pauses or returns to the queue.
+    """
     found = schedule(jobs, capacity, NOW)
     return {**{run: each.keep_count for run, each in found.reductions.items()}, **dict.fromkeys(found.giving_way, 0)}
 
@@ -77,7 +80,7 @@ def test_a_preemptible_job_grows_back_only_after_the_job_of_higher_priority() ->
 
 @pytest.mark.parametrize(("members", "count"), [(0, 4), (2, 3), (3, 3), (5, 5), (6, 5)])
 def test_a_changed_limit_applies_to_the_next_generation(members: int, count: int) -> None:
-    """A running generation may violate the limits, because a user has changed them since it started."""
+    """A running generation may violate limits that a user has changed since the generation started."""
     changed = job("gpt", 4, least_node_count=3, most_node_count=5, member_count=members)
     assert changed.needed_count(NOW) == count
 
@@ -106,7 +109,10 @@ def test_a_job_that_may_grow_does_not_pass_a_head_that_its_growth_would_delay() 
 
 @pytest.mark.parametrize(("needs", "kept"), [(1, {"grown": 3}), (2, {})])
 def test_no_job_returns_nodes_that_another_claim_takes_before_the_first_job(needs: int, kept: dict[str, int]) -> None:
-    """The small job claims two nodes before the first job of the queue, and the grown job can return three."""
+    """A grown job can return three nodes, and a small job takes two of them before the first job of the queue.
+
+    The grown job therefore returns nodes only if the first job needs at most one.
+    """
     small = job("small", 4, least_node_count=2, member_count=2)
     assert released([GROWN, small, waiting(needs)], 8) == kept
     after = job("grown", 3, most_node_count=6, member_count=3)

@@ -1,4 +1,4 @@
-"""The rebuild of a lost shard from the shards and shares of the other members of its stripe.
+"""Tests the rebuild of a lost shard from the shards and shares of its stripe's other members.
 
 The stripe has the ranks 0 to 2 on the nodes a to c. In most tests, the node c is lost.
 """
@@ -68,7 +68,7 @@ def share(holder: int, step: int, *contributions: Contribution) -> SlotRecord:
 
 
 def held(*steps: int, nodes: tuple[NodeId, ...] = (A, B)) -> Inventories:
-    """Return the inventories of nodes that hold their shard and their share of each step."""
+    """Return the inventories of nodes, each of which holds its own shard and its share at each of the steps."""
     return {
         node: tuple(slot for step in steps for slot in (shard(rank, step), share(rank, step)))
         for rank, node in enumerate(NODES)

@@ -1,4 +1,4 @@
-"""The step from which a recovery resumes, and the source of each shard.
+"""Tests from which step a recovery resumes, and from which source it loads each shard.
 
 In these tests, generation 1 ran to step 15. Generation 2 resumed from step 10 and ran to step 12.
 """
@@ -175,7 +175,7 @@ def test_what_is_stored_is_the_newest_checkpoint_that_leads_to_the_base() -> Non
     found = survey(
         {A: [], B: []}, checkpoints=(checkpoint(5, 1), checkpoint(13, 1), checkpoint(11, 2), checkpoint(12, 2))
     )
-    # Generation 1 made step 13 after step 10, from which generation 2 resumed. No later generation starts from step 13.
+    # Generation 2 resumed from step 10, so it discarded step 13 of generation 1. No launch may start from that step.
     stored = [recovery.stored(found, Step(base)) for base in (4, 5, 10, 11, 12, 20)]
     assert [each.step if each is not None else None for each in stored] == [None, 5, 5, 11, 12, 12]
 

@@ -1,4 +1,4 @@
-"""What Everstep does with a node after each kind of fault."""
+"""Tests what Everstep does with a node after each kind of fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports, full hours and idle nodes, with exact figures."""
+"""Reports of time and costs have exact figures, by full hours and with idle nodes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def test_the_default_period_depends_on_the_length_of_the_range():
 
 
 def test_time_that_a_late_detection_moves_returns_to_its_hour():
-    # The job fails at 12:59:30. The detection at 13:00:10 moves 40 s, of which 30 s belong to the hour before.
+    # The job fails at 12:59:30 and the failure is detected at 13:00:10. These 40 s change from training to detection,
+    # and 30 s of them belong to the hour before.
     created = Ledger(at=NOON, spent={})
     full = Ledger(at=NOON + HOUR, spent={"train": HOUR}, node_microseconds=HOUR)
     spent = {"train": HOUR - 30 * SECOND, "detect": 40 * SECOND, "replace": HOUR - 10 * SECOND}

@@ -1,4 +1,4 @@
-"""Which requests of a person a node accepts in each state, and the reasons for which it refuses the others."""
+"""Tests which requests of a person the service accepts for a node in each state, and why it rejects others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranking of similar incidents."""
+"""Tests how similar incidents are ranked."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The number of spare nodes that a fleet should have.
 
-The tests compare the formula with sums by hand and with a simulation. Other tests show the effect of few observations.
+The tests compare the formula with sums that are computed by hand and with a simulation. Other tests cover estimates
+from few observed failures.
 """
 
 from __future__ import annotations

@@ -68,9 +68,9 @@ def test_a_fixed_limit_that_a_rung_would_outlast_is_refused_by_name() -> None:
 
 
 def test_ranks_that_will_not_die_are_told_of_before_t_max() -> None:
-    """An agent whose ranks do not end waits for them and their output, and still reports in time.
+    """An agent whose ranks do not end waits a limited time for the ranks and their output, and then reports them.
 
-    The control plane must not exclude the node before this report.
+    The control plane must receive this report before it excludes the node.
     """
     ladder = timeouts.ladder(3.0)
     assert 2 * ladder.gone_seconds < ladder.exclude_seconds

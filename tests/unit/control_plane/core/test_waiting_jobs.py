@@ -42,9 +42,10 @@ def decide(state: JobState, **case):
 
 
 def test_a_job_whose_turn_has_come_waits_until_its_former_nodes_are_given_back() -> None:
-    """A job whose turn in the queue has come stays QUEUED until its former nodes are free again.
+    """A job that is next in the queue stays QUEUED until its former nodes are free.
 
-    Otherwise, a pass of the fleet that still sees the job in the queue would take these nodes from the new generation.
+    If the job started earlier, a concurrent pass of the fleet loop could read its old state and free the nodes of the
+    new generation.
     """
     assert decide(JobState.QUEUED, is_admitted=True, assigned=("i-1",)).state is JobState.QUEUED
     assert decide(JobState.QUEUED, is_admitted=True).state is JobState.ALLOCATING
@@ -76,7 +77,7 @@ def test_a_gang_is_asked_for_elsewhere_once_a_launch_has_failed_since_it_waits()
     assert fleet() == "second"
     assert fleet(open_fleets=frozenset({FleetName("third")})) == "third"
     assert fleet(open_fleets=frozenset()) is None
-    assert fleet(launch_failed_at=9_989.0) is None  # the launch failed before the job began to wait
+    assert fleet(launch_failed_at=9_989.0) is None  # this launch failure happened before the job began to wait
     assert fleet(launch_failed_at=None) is None
     assert fleet(launch_failed_at=None, record={"state_since": NOW - GANG_PATIENCE_SECONDS - 1}) == "second"
     assert fleet(record={"issued_generation": Generation(1)}) is None  # the job has already run in this fleet

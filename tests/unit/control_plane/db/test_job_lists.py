@@ -1,4 +1,4 @@
-"""Lists of jobs: filters, orders, consecutive pages, and the work of the database for one page."""
+"""Lists of jobs: filters, sort orders, consecutive pages, and how much the database computes for one page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGE = 100
 def test_pages_meet_without_gap_or_overlap(database, sort_by, is_ascending):
     with database.write() as session:
         for number in range(7):
-            # each three consecutive jobs have the same time
+            # groups of three consecutive jobs have the same creation time
             jobs.create(session, new_job(f"job{number}"), NOW + timedelta(seconds=number // 3))
     seen: list[str] = []
     after = None
@@ -91,7 +91,7 @@ def test_filters(database, which, names):
 
 
 def test_a_status_lists_what_shows_it(database):
-    """The status filter matches the status that callers see.
+    """The status filter uses the status that the API shows for each job.
 
     The test covers every state, with and without a stop request.
     """
@@ -111,7 +111,7 @@ def test_a_status_lists_what_shows_it(database):
         assert listed == {name for name, seen in shown.items() if seen is status}, status
 
 
-# Work for one page
+# How much the database computes for one page
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def test_a_contender_takes_over_only_what_stood_still_for_the_ttl(database, job,
 def test_a_successor_takes_over_at_once_from_a_process_that_is_known_to_be_dead(database, job, clock):
     claim(database, Leaser("place-first", 3.0, clock), job.run_id)
     assert claim(database, Leaser("elsewhere-second", 3.0, clock), job.run_id) is None
-    # a server without a place in its name has no predecessor whose lease it could take over at once
+    # Only a server with the same place in its name may take over at once. This server's name has no place.
     assert claim(database, Leaser("second", 3.0, clock), job.run_id) is None
     assert claim(database, Leaser("place-second", 3.0, clock), job.run_id) == Lease(
         "job", job.run_id, "place-second", 2
@@ -70,7 +70,7 @@ def test_another_replica_is_seen_while_it_bumps_the_counter(database, job, clock
     owner, contender = Leaser("a", 3.0, clock), Leaser("b", 3.0, clock)
     claim(database, owner, job.run_id)
     claim(database, contender, job.run_id)
-    # One read cannot show that the stored owner is alive. The owner may have died.
+    # After a single read, the contender cannot know whether the stored owner is alive.
     assert not contender.sees_another("job", job.run_id)
     claim(database, owner, job.run_id)
     claim(database, contender, job.run_id)
@@ -202,10 +202,10 @@ def test_what_is_not_there_cannot_be_claimed(database, clock):
 def test_a_replica_that_lost_its_connection_stores_nothing_more_once_another_took_over(
     database, job, clock, postgresql
 ):
-    """A server that has lost its connection cannot store data after another server has claimed its lease.
+    """A server that loses its database connection can store nothing after another server has claimed its lease.
 
-    Each server has its own database connections. The first server's connection is cut during a write. The server writes
-    again after it has lost the lease.
+    Each server has its own database connections. The first server's connection is cut during a write. The first server
+    repeats the write while it has the lease, and tries another write after it has lost the lease.
     """
     second = Database(str(database.url))
     owner, contender = Leaser("a", 3.0, clock), Leaser("b", 3.0, clock)
@@ -219,7 +219,7 @@ def test_a_replica_that_lost_its_connection_stores_nothing_more_once_another_too
 
     with pytest.raises(OperationalError):
         store("half", True)
-    store("again", False)  # the lease has no other owner, so the first server repeats its write
+    store("again", False)  # the first server still has the lease, so it may write again
     assert claim(second, contender, job.run_id) is None
     clock.now += 3.0
     assert claim(second, contender, job.run_id) == Lease("job", job.run_id, "b", 2)

@@ -1,4 +1,4 @@
-"""Coarse points of whole runs: equal to those of a full read, also while chunks change and memory is short."""
+"""Downsampled points of whole runs equal those of a full read, even if chunks change or the cache is full."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_run_with_few_points_is_returned_as_it_was_logged(log: Log) -> None:
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The widths of all chunks that were decoded."""
+    """Return a list that receives the width of each decoded chunk."""
     widths: list[int] = []
 
     def unpack(packed: bytes, width: int, nodes: tuple[str, ...]) -> tuple[Point, ...]:

@@ -30,7 +30,7 @@ RUN = RunId("gpt".ljust(32, "0"))
 
 
 class Log:
-    """The agent of rank 0's node, which sends numbered points of logged metrics."""
+    """Simulates the agent of rank 0's node, which sends numbered points of logged metrics."""
 
     def __init__(self, database: Database, agent_id: str = "one") -> None:
         self.database = database
@@ -206,8 +206,8 @@ def test_a_fall_back_beyond_what_is_fine_doubles_nothing(log: Log, lease: Lease)
     again = [point for point in points if point.last_step > 10_003]
     assert sum(point.count for point in again) == 9_997
     assert all(point.last == point.last_step + 0.5 for point in again)
-    # The steps after 10,003 are trained again. The older points were thinned out, so one of them may cover steps on
-    # both sides of 10,003. Only such a point is lost, with at most 64 steps.
+    # The job resumes from step 10,003, so points of later steps are replaced. Older points were downsampled, and one of
+    # them may cover steps before and after 10,003. Only this point is lost. It covers at most 64 steps.
     assert 10_003 - 64 <= sum(point.count for point in points) - 9_997 <= 10_003
     assert all(before.last_step < after.step for before, after in pairwise(points))
 
@@ -264,9 +264,9 @@ def unpacked(points: tuple[Point, ...], width: int) -> tuple[Point, ...]:
 
 
 def test_beside_the_newest_point_of_ours_stands_what_all_nodes_measured(log: Log) -> None:
-    """The newest point of rank 0's node also contains the least, the mean and the most over all nodes.
+    """The newest point of rank 0's node also contains the minimum, the mean and the maximum over all nodes.
 
-    A repeated batch does not change them. The service ignores metrics that rank 0's node does not log.
+    A repeated batch does not change these three values. The service ignores metrics that rank 0's node does not log.
     """
     ours = tuple(replace(point(step), values={"loss": 1.0, "everstep/gpu_percent": 80.0}) for step in (1, 2))
     batch = MetricBatch(run=RUN, first_number=0, points=(*ours, point(3)))

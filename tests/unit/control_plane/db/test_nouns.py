@@ -76,7 +76,8 @@ def test_replica_rows_change_with_the_view_and_not_with_the_step(database, job, 
 def test_a_holder_whose_instance_has_ended_is_in_nobodys_view(database, job, lease):
     """A holder whose instance has ended no longer counts as a holder of any shard.
 
-    The owner's agent cannot report this if its own instance has ended or its ranks have not started again.
+    The control plane removes the holder itself. The shard's owner cannot report the loss if its own instance has also
+    ended, or if its ranks have not started again.
     """
     with database.write() as session:
         protection.record(session, lease, [shard(("i-1", True), ("i-2", True))], NOW)
@@ -186,7 +187,8 @@ def test_means_are_of_failures_alone(database, job, lease):
     with database.write() as session:
         for number, cause in enumerate(Cause):
             incidents.open_incident(session, lease, f"inc-{number}", incident(cause=cause.value, lost_node_count=1))
-            # Planned interruptions get long times. If the totals wrongly included them, the sums would show it.
+            # Planned interruptions have a rework time of 1000 s, which would be visible in totals that wrongly include
+            # them.
             incidents.change(
                 session,
                 lease,

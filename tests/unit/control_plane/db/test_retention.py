@@ -1,4 +1,4 @@
-"""Old rows are deleted after a time. Rows that the control plane still reads are kept."""
+"""Old rows are deleted after their retention time. Rows that the control plane still reads are kept."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_job_that_goes_on_keeps_its_lineage_and_its_newest_plans(database: Dat
         assert prune(session, RETENTION, LATER)["plans"] == 3
         assert prune(session, RETENTION, LATER)["plans"] == 0
         assert [entry.number for entry in jobs.lineage(session, job.run_id)] == [1, 2, 3, 4, 5]
-        # mypy needs this form of the comprehension
+        # `dict(…)` would be shorter, but mypy rejects it
         plans = {number: plan for number, plan in session.execute(select(Generation.number, Generation.plan))}  # noqa: C416
         assert plans == {1: b"", 2: b"", 3: b"", 4: b"plan", 5: b"plan"}
         with pytest.raises(NotFound, match="plan of the generation"):

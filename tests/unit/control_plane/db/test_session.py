@@ -137,8 +137,8 @@ def test_a_url_that_is_none_is_refused(url: str) -> None:
 def test_ids_become_visible_in_order_while_four_write(database: Database) -> None:
     """Event ids become visible in ascending order, although four writers commit at the same time.
 
-    A reader continues after the last id that it has seen. It tolerates gaps of rolled-back transactions, but would miss
-    an id that becomes visible later below an id that it has seen.
+    A reader continues after the highest id that it has read. If a lower id became visible later, the reader would miss
+    it. Ids that are missing because of a rolled-back transaction do no harm.
     """
     each, writers = 60, 4
     start = threading.Barrier(writers + 1)
@@ -187,7 +187,7 @@ def test_how_transactions_see_each_other_is_no_matter_of_the_databases_settings(
 ) -> None:
     """Transactions set their own isolation levels, whatever the database's default is.
 
-    Under a stricter level, a writer would read the state from before it acquired the lock.
+    With a stricter default, a writer would read the state from before it acquired the lock.
     """
     monkeypatch.setitem(session_module.POSTGRESQL, "options", "-c default_transaction_isolation=serializable")
     elsewhere = Database(str(database.url))
@@ -211,9 +211,7 @@ def test_a_reader_cannot_write(database: Database) -> None:
 def test_a_writer_that_says_nothing_more_is_given_up_and_stores_nothing(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server freezes in the middle of a transaction.
-
-    The database aborts the transaction, so that others can write.
+    """A server freezes in the middle of a transaction. The database aborts the transaction, so that others can write.
     """
     monkeypatch.setitem(
         session_module.POSTGRESQL, "options", "-c idle_in_transaction_session_timeout=2000 -c lock_timeout=20000"

@@ -1,4 +1,4 @@
-"""The job of the simulated fleet over the real loops: one failure of each kind, and the incident that records it."""
+"""Runs the real loops on a job of a simulated fleet, which has one failure of each kind and records its incident."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ async def test_it_is_stored_which_step_each_holder_holds_and_since_when(world: W
 
 
 async def test_an_agent_that_says_nothing_while_nothing_is_committed_vouches_for_no_shard(world: World) -> None:
-    """An agent is frozen while its job commits nothing. The shards that it holds then count as unprotected.
+    """While a job commits no step, its shards on a frozen agent's node count as unprotected.
 
-    The agent's ranks may continue to train, and its last report listed its shards as intact.
+    The frozen agent's last report listed its shards as intact, and its ranks may continue to train.
     """
     run = world.submit()
     await world.running()
@@ -283,7 +283,7 @@ async def test_a_spare_has_the_source_of_the_job_that_it_may_be_given_to(world: 
 
 
 async def test_time_and_money_of_a_job_and_its_fleet(world: World) -> None:
-    """Accounting of a job that loses two nodes together while one spare is free.
+    """Checks times and costs of a job that loses two nodes at the same time while the fleet has one spare.
 
     Three nodes stay idle until the second replacement has booted. Then four nodes train.
     """
@@ -331,7 +331,7 @@ async def test_time_and_money_of_a_job_and_its_fleet(world: World) -> None:
 async def test_a_loss_during_the_control_planes_absence_began_when_the_other_ranks_missed_the_node(
     world: World,
 ) -> None:
-    """A node is lost while no control plane runs. The loss counts from the time at which the other ranks noticed it.
+    """A node is lost while no control plane runs. The failure time is when the other ranks noticed the loss.
 
     AWS reports the ended instance immediately. The agents reconnect a moment later, and then report when training
     stopped.
@@ -350,7 +350,7 @@ async def test_a_loss_during_the_control_planes_absence_began_when_the_other_ran
     world.operator.advance(timedelta(minutes=1))
     world.start_server()
     await world.until(lambda: bool(world.incidents()))
-    assert world.incidents()[0].failed_at > failed_at  # the time becomes more exact once an agent has reported it
+    assert world.incidents()[0].failed_at > failed_at  # an agent has reported a more exact time
     for agent in world.agents.values():
         agent.is_deaf = False
     await world.until(lambda: world.job().generation == 2)

@@ -137,7 +137,7 @@ async def test_a_broken_connection_is_told_and_nothing_can_be_sent(registry: Age
 
 
 def forget_many(registry: AgentRegistry, count: int, first: int = 0) -> None:
-    """Let nodes join and end."""
+    """Let `count` nodes join the registry and end."""
     for number in range(first, first + count):
         node_id = NodeId(f"i-other-{number}")
         registry.accept(msgspec.structs.replace(hello(), node_id=node_id), FleetName("main"))

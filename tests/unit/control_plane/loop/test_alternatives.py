@@ -82,9 +82,9 @@ async def test_a_fleet_that_takes_nothing_in_is_passed_over(world: World) -> Non
 async def test_a_fleet_that_is_deleted_while_a_job_is_sent_there_does_not_get_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control plane decides to move a waiting job to another fleet, and this fleet is deleted before the move.
+    """A waiting job is about to move to another fleet, and a user deletes this fleet before the move.
 
-    The job does not move. In the deleted fleet, it would wait forever.
+    The job does not move, because it would wait forever in a deleted fleet.
     """
     two_fleets(world)
     world.operator.exhausted_zones = {ZONES[FLEET]}

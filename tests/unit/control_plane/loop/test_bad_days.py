@@ -1,6 +1,6 @@
-"""Several failures at once, and rare failures, over the real loops.
+"""Runs the real loops through simultaneous failures and rare failures.
 
-The scripts in `tests/golden/incidents` cover failures in which every single event matters.
+The scripts in `tests/golden/incidents` cover failures in which the exact order of all events matters.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ async def test_a_step_that_is_out_of_reach_twice_is_given_up_and_counts_once(wor
     await world.until(lambda: world.job().generation == 2 and bad.phase is MemberPhase.LOAD_FAILED)
     await world.until(lambda: world.job().generation == 3 and bad.phase is MemberPhase.LOAD_FAILED)
     assert world.plan().base_step == 10
-    # The job's record contains only the failure of the killed rank, not the failed load.
+    # Only the failure of the killed rank is in the job's record. The failed load is not.
     assert [failure["base_step"] for failure in world.job().failures] == [0]
     bad.fails_load = False
     await world.until(lambda: is_running(world, 4))
@@ -242,7 +242,7 @@ async def test_unreachable_nodes_that_are_heard_again_while_they_are_waited_for_
     world.cut.clear()
     for agent in pair:
         agent.is_deaf = False
-        # For six ticks, the agent answers no message, as if it still read many slots before it sends its promise.
+        # For six ticks, the agent answers no message, as if it were still reading many slots.
         agent.handle = lambda message: None  # type: ignore[method-assign]
     for _ in range(6):
         await world.tick()
@@ -267,7 +267,7 @@ async def test_an_agent_that_starts_anew_long_after_it_promised_has_time_to_prom
     restarted.number += 100
     restarted.disconnect()
     restarted.handle = lambda message: None  # type: ignore[method-assign]
-    # the agent reports no job, because it still reads its slots
+    # simulate an agent that is still reading its slots and therefore reports no job
     restarted.member = lambda: None  # type: ignore[method-assign]
     for _ in range(4):
         await world.tick()
@@ -437,7 +437,7 @@ async def test_a_job_that_is_done_has_its_last_checkpoint_completed(
 def fail_once(monkeypatch: pytest.MonkeyPatch, world: World) -> list[bool]:
     """Make the object store refuse the next upload of a manifest, once.
 
-    Returns a list that is empty after the refusal.
+    The returned list becomes empty when the store has refused the upload.
     """
     put, left = world.objects.put_if_unchanged, [True]
 
@@ -463,7 +463,7 @@ async def test_an_agreed_stop_is_not_given_up_for_time_in_which_nobody_was_heard
             jobs.request_stop(session, jobs.get(session, "gpt").run_id, world.now)
         elif state is JobState.PAUSING:
             jobs.request_pause(session, jobs.get(session, "gpt").run_id, world.now)
-        else:  # otherwise, a fault makes the job release the node
+        else:  # in this case, a fault makes the job release the node
             world.team()[1].node_faults = (
                 NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),
             )
@@ -554,8 +554,8 @@ async def test_a_faulty_node_does_not_stay_for_a_step_that_it_cannot_save(world:
     """A job lost one node and has another, faulty one. It releases the faulty node, and resumes from a checkpoint in
     S3.
 
-    The job keeps only one copy of each shard. The lost node's newest shard is gone, so the faulty node's newest shard
-    is of no use.
+    The job keeps only one copy of each shard. The newest shard of the lost node is lost too, so the job cannot resume
+    from the newest step, and the faulty node's shard of this step is useless.
     """
     world.submit(copies=1)
     await world.running()
@@ -711,7 +711,7 @@ async def test_a_stop_without_agreement_waits_for_what_was_committed(world: Worl
     world.kill_rank(coordinator)
     await world.until(lambda: "waits for its last checkpoint" in world.job().reason)
     assert world.job().state == JobState.STOPPING
-    # Its own ranks have ended, but the coordinator's node must still receive HaltRanks.
+    # The ranks on the coordinator's node have ended, but the coordinator must still receive HaltRanks.
     assert coordinator.node_id in {node for node, message in world.said if isinstance(message, HaltRanks)}
     await world.upload(7)
     await world.until(lambda: world.job().state == JobState.STOPPED)
@@ -808,7 +808,7 @@ async def test_a_second_replica_waits_for_the_lease_and_then_takes_over(world: W
     world.start_server()
     world.terminate(world.team()[0])
     await world.tick()
-    # The second server decides nothing until the lease has passed its full duration without a renewal.
+    # The new server makes no decision until it has seen no renewal of the old lease for the lease's whole duration.
     assert (world.job().state, world.job().generation) == (
         JobState.RUNNING,
         1,
@@ -834,7 +834,7 @@ async def test_of_two_replicas_one_serves_a_fleet_its_agents_and_its_jobs(world:
     assert not registry.is_elsewhere(FLEET)
     other.accept(hello_of(world.team()[0]), FLEET)
     await stands_by.fleet_loop.sweep()
-    assert not other.connected()  # the standby disconnects an agent that connects to it
+    assert not other.connected()  # the standby server disconnects agents, because only the active server serves them
     world.runner, world.registry = serves, registry
 
 
@@ -912,9 +912,9 @@ async def test_a_replica_that_loses_the_database_in_the_middle_of_a_long_sweep_d
         names = [fleet.name for fleet in fleets.every(session)]
 
     def is_away(_: object) -> None:
-        """Advance the time by five seconds, then raise the error that an unreachable database causes.
+        """Advance the time by five seconds, then raise the error of an unreachable database.
 
-        The first transaction succeeds: the sweep reads the names of the fleets.
+        The first transaction succeeds, because the sweep must read the names of the fleets.
         """
         if next(transactions) == 0:
             return
@@ -956,7 +956,7 @@ async def test_a_database_that_is_lost_again_and_again_in_a_recovery_loses_no_de
 ) -> None:
     """Every third commit fails with a cut connection during a recovery. The recovery loses no decision.
 
-    Commits of passes fail, and also commits of the work that passes start.
+    The failing commits include those of passes and those of work that passes have started.
     """
     world.submit()
     await world.running()
@@ -964,7 +964,7 @@ async def test_a_database_that_is_lost_again_and_again_in_a_recovery_loses_no_de
     commits, cuts = itertools.count(1), []
 
     def cut(_: object) -> None:
-        # Only commits of the loops fail: the simulated agents run in the main thread.
+        # The simulated agents run in the main thread, and their commits must not fail.
         if threading.current_thread() is not threading.main_thread() and next(commits) % 3 == 0:
             cuts.append(postgresql.cut(str(world.database.url)))
 
@@ -1137,9 +1137,9 @@ async def test_a_deleted_fleet_ends_its_nodes_and_is_forgotten(world: World) -> 
 
 
 async def test_what_is_old_is_let_go_while_a_job_trains_and_recovers(world: World) -> None:
-    """Rows that are a year old are deleted while a job trains.
+    """Rows that are a year old are deleted while a job trains. The job then loses a node.
 
-    The job then loses a node, and the remaining rows suffice for the recovery.
+    The remaining rows suffice for the recovery.
     """
     world.submit()
     await world.running()
@@ -1175,7 +1175,8 @@ async def test_an_instance_that_never_joins_is_replaced_so_that_the_job_can_star
         for _ in range(int(JOIN_SECONDS // 10)):
             await world.tick(10.0)
         await world.until(lambda: world.nodes()[dead].state == NodeState.GONE)
-        for _ in range(int(JOIN_SECONDS // 10)):  # the job stands aside, because it did not get all its nodes
+        # the job returns to the queue for some time, because it did not get all of its nodes
+        for _ in range(int(JOIN_SECONDS // 10)):
             await world.tick(10.0)
         assert any(
             "joining → draining: its agent has not connected within 900 s" in message for message in world.events()

@@ -39,9 +39,9 @@ def asked(world: World) -> list[tuple[str, int, int]]:
 
 
 async def replaced(world: World) -> Agent:
-    """Terminate a node of the job that held the only copy of a shard.
+    """Terminate the node that holds the only copy of a shard.
 
-    Return the agent of the new node, before it loads the plan.
+    Return the agent of the new node before this agent loads the plan.
     """
     before = {*world.agents}
     world.terminate(world.team()[0])
@@ -254,7 +254,7 @@ async def test_a_manifest_may_take_longer_than_the_lease_is_renewed(
     """The upload of a checkpoint's manifest may take longer than a lease lasts, because passes renew the lease
     meanwhile.
 
-    If another server has held the job's lease meanwhile, the loop makes the decision again.
+    If another server has held the job's lease during the upload, the loop reads the job again and repeats its decision.
     """
     world.submit()
     await world.running()
@@ -281,9 +281,9 @@ async def test_a_manifest_may_take_longer_than_the_lease_is_renewed(
 async def test_a_server_replaces_another_manifest_only_while_it_holds_the_job(
     world: World, monkeypatch: pytest.MonkeyPatch, is_taken: bool
 ) -> None:
-    """Another manifest of the step appears between a server's decision and its request to S3.
+    """Another manifest of the step appears in S3 after a server has decided to write its own.
 
-    A server that has lost the job meanwhile leaves the other manifest in place.
+    The server replaces that manifest only if it still holds the job's lease.
     """
     world.submit()
     await world.running()
@@ -298,7 +298,7 @@ async def test_a_server_replaces_another_manifest_only_while_it_holds_the_job(
                 with world.database.write() as session:
                     assert Leaser("another", 1.0, world.monotonic).claim(session, "job", run, at_once=True)
             put(at, body, etag=etag)
-        elif etag or not is_taken:  # After the loss of the job, later attempts without an ETag fail in this test.
+        elif etag or not is_taken:  # Once another server holds the job, the test lets every write without an ETag fail.
             put(at, body, etag=etag)
         else:
             raise CloudUnavailable("no answer")

@@ -1,5 +1,7 @@
-"""Facts that the control plane reads from AWS only now and then: scheduled events, instances that a hook holds, the
-network topology, and reasons of failed launches.
+"""Tests facts that the control plane rarely reads from AWS.
+
+The facts are scheduled events, instances that a lifecycle hook holds, the network topology, and the reasons of failed
+launches.
 """
 
 from __future__ import annotations
@@ -162,8 +164,8 @@ async def test_a_hook_s_time_runs_from_its_first_sight_also_for_a_server_that_co
 async def test_an_end_that_a_hook_is_about_to_hold_is_a_notice_already(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member in the state Terminating counts as announced for termination, before its hook holds it in
-    Terminating:Wait.
+    """A member in the state Terminating counts as announced for termination, although no hook holds it in
+    Terminating:Wait yet.
 
     If a load balancer drains the member, the state Terminating lasts for minutes.
     """
@@ -203,7 +205,7 @@ async def test_a_hook_is_held_while_the_last_step_has_only_nodes_that_go(world: 
     world.operator.shrink(leaving.node_id)
     await world.until(lambda: world.is_stopped)
     world.finish()
-    for _ in range(200):  # these passes take longer than the hook holds the instance
+    for _ in range(200):  # 200 ticks are longer than the time for which the hook holds the instance
         await world.tick()
     assert leaving.node_id in world.agents
     assert "only the departing nodes hold its last step" in world.job().reason
@@ -278,7 +280,7 @@ async def test_the_wait_for_capacity_is_part_of_a_replacement_s_time(world: Worl
         await world.tick()
     for _ in range(10):
         await world.tick(60)
-    world.start_server()  # The next server reads from the database since when the member is missing.
+    world.start_server()  # The new server reads the time of the member's loss from the database.
     world.operator.capacity = None
     await world.until(
         lambda: len(world.agents) == 5 and all(node.state in ("spare", "gone") for node in world.nodes().values()),
@@ -335,7 +337,7 @@ async def test_a_fleet_whose_calls_hang_holds_up_no_other(
 ) -> None:
     """AWS does not answer the call for one fleet. The answers for the other fleets arrive without delay.
 
-    If one loop asked for the fleets in turn, all answers would be as old as the slowest one.
+    If the control plane sent its calls one after another, all fleets would wait for the slowest call.
     """
     other = FleetName("other")
     world.add_fleet(other, "other-group", "us-east-1b", nodes=2, spares=0, max_size=4)

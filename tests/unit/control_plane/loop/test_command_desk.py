@@ -1,6 +1,6 @@
-"""Commands that users run beside ranks.
+"""Commands that users run on a node beside its ranks.
 
-The control plane sends each command once, passes its answer to all waiting callers, and limits the number of commands.
+The control plane sends each command once, returns its answer to all waiting callers, and limits the number of commands.
 """
 
 from __future__ import annotations

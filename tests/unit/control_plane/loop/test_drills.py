@@ -117,7 +117,7 @@ async def test_a_drill_that_cannot_strike_in_time_is_not_done(world: World) -> N
     ask(world, "kill-rank", NodeId("i-gone"), 1)
     await world.until(lambda: drill(world).state == "not_done")
     assert kills(world) == []
-    ask(world, "kill-rank", node_id, 1)  # the next drill is accepted once the first has ended
+    ask(world, "kill-rank", node_id, 1)  # the service accepts the next drill when the first has ended
 
 
 async def test_a_server_that_dies_before_it_strikes_never_strikes(
@@ -183,7 +183,7 @@ async def test_another_failure_meanwhile_is_not_the_drills(world: World) -> None
 
 async def test_a_node_that_fails_by_itself_while_a_drill_is_recovered_from_is_a_failure(world: World) -> None:
     node_id = await trains(world)
-    other = world.team()[3]  # choose a node that shares no shard with the target of the drill
+    other = world.team()[3]  # this node and the target of the drill hold no shard in common
     asked = ask(world, "terminate-instance", node_id)
     await world.until(lambda: world.job().state == JobState.PREPARING)
     world.terminate(other)

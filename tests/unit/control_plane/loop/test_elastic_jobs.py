@@ -18,7 +18,7 @@ from tests.unit.control_plane.loop.world import FLEET, World
 
 
 async def small(world: World, *, nodes: int = 4, least: int = 2, **changes: object) -> None:
-    """Start a job, terminate one of its nodes while AWS has no other, and train on the remaining nodes."""
+    """Start a job, terminate one of its nodes while AWS has no replacement, and train on the remaining nodes."""
     world.operator.capacity = nodes
     world.submit(nodes=nodes, min_node_count=least, patience_seconds=10, **changes)
     await world.running()
@@ -36,7 +36,7 @@ def lose(world: World, place: int) -> None:
 
 
 async def asked_to_stop(world: World) -> None:
-    """Train until the control plane asks the coordinator for an agreed stop, after which the job grows."""
+    """Train until the control plane requests an agreed stop, with which it begins to grow the job."""
     world.is_stopped = False
     for _ in range(120):
         await world.train(1)
@@ -156,7 +156,7 @@ async def test_a_script_that_ends_during_the_growth_completes_the_job(world: Wor
     world.operator.capacity = None
     await asked_to_stop(world)
     for agent in world.team():
-        agent.is_told_to_stop = False  # the ranks finished before the stop request reached them
+        agent.is_told_to_stop = False  # simulate that the script ended before the stop request arrived
     world.finish()
     await world.until(lambda: world.job().state == JobState.COMPLETED)
 
@@ -206,7 +206,10 @@ def full(tmp_path: Path) -> Iterator[World]:
 
 
 async def returned(world: World, name: str = "gpt") -> None:
-    """Train until the control plane asks for the stop at which the job returns nodes. Then end its ranks."""
+    """Train until the control plane requests the stop at which the job returns nodes.
+
+    Then end the ranks, and wait for the next generation.
+    """
     generation = world.job(name).generation
     world.is_stopped = False
     for _ in range(60):
@@ -319,7 +322,7 @@ async def test_a_job_whose_training_stands_still_returns_its_nodes_in_the_recove
     await full.train(5, "low")
     full.submit("high", nodes=3, priority=5)
     for agent in full.team("low"):
-        agent.cpu_share = 1.0  # the ranks compute, so no stack proves a hang
+        agent.cpu_share = 1.0  # the ranks use the CPU, so their stacks do not prove a hang
     await full.until(lambda: full.job("low").generation == 2 and full.job("low").state == JobState.RUNNING, limit=2000)
     assert len(full.plan("low").nodes) == 3
     assert full.plan("low").base_step == 5

@@ -1,6 +1,6 @@
-"""The export of events to a sink sends each event at least once, and in order for each job.
+"""The export sends each event to the sink at least once. The events of one job arrive in order.
 
-The tests let a server die, and let the sink refuse events.
+In the tests, servers die and the sink refuses events.
 """
 
 from __future__ import annotations

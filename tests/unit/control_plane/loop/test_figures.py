@@ -17,7 +17,7 @@ from tests.unit.control_plane.loop.world import FLEET, World
 
 
 class Scrape:
-    """The loops' metrics in the form that Prometheus scrapes."""
+    """Reads the loops' metrics in the text form that Prometheus scrapes."""
 
     def __init__(self, figures: LoopFigures) -> None:
         self._registry = CollectorRegistry()

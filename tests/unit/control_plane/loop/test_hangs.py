@@ -1,5 +1,6 @@
-"""Ranks that hang, with the real loops: requests for stacks, the stored evidence, and the accounting of the
-lost time.
+"""Runs the real loops on ranks that hang.
+
+The tests cover the requests for stacks, the stored evidence, and the accounting of the lost time.
 """
 
 from __future__ import annotations

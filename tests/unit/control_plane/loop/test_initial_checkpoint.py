@@ -1,4 +1,4 @@
-"""Jobs that start from another job's checkpoint, with the real loops of the control plane."""
+"""Runs the real loops on jobs that start from another job's checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.control_plane.loop.world import World
 
 @pytest.fixture
 async def world(tmp_path: Path):
-    """A simulated cluster with a job `first` of two nodes, which has stored step 4 and still runs."""
+    """Yield a simulated cluster whose job `first` has two nodes, has stored step 4 and still runs."""
     made = World(tmp_path, nodes=4, spares=0, max_size=4)
     made.submit("first", nodes=2)
     await made.running("first")

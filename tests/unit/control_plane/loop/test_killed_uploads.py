@@ -1,7 +1,8 @@
-"""A job loses a node after some of a checkpoint's shards are reported, and S3 fails around the manifest.
+"""A job loses a node during the upload of a checkpoint, and S3 fails while the manifest is written.
 
-Each shard has one copy in memory, so the loss of a node leaves only S3. Step 3 is a complete checkpoint, and the
-failure occurs during the upload of step 5. `test_upload_states` kills each process in each state of an upload.
+Each shard has one copy in memory, so a job that has lost a node can resume only from S3. Step 3 is a complete
+checkpoint, and the failure occurs during the upload of step 5. `test_upload_states` kills each process in each state of
+an upload.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The protection of a job in lists equals that of its description, at every moment of a launch."""
+"""A list of jobs and the description of a job show the same protection at every moment of a launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.control_plane.loop.world import World
 
 
 def described(world: World) -> DescribeProtectionResponse:
-    """Return the job's protection. Fails if a list would show another state."""
+    """Return the protection of the job's description. Fail if a list of jobs would show another protection."""
     job = world.job()
     with world.database.read() as session:
         shards = protection.of_run(session, job.run_id)
@@ -34,7 +34,8 @@ async def test_a_launch_protects_only_after_its_first_commit(world: World) -> No
     world.kill_rank(world.team()[0])
     await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
     for agent in world.team():
-        agent.boundary = dict.fromkeys(agent.boundary, 0)  # the agents report no commit of the new generation yet
+        # simulate agents that have not yet reported a commit of the new generation
+        agent.boundary = dict.fromkeys(agent.boundary, 0)
     await world.tick(2 * WRITE_SECONDS)
     await world.tick()
     early = described(world)

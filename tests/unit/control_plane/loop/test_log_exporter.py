@@ -1,6 +1,6 @@
-"""The export of printed lines to a log group sends every line, and in order for each node.
+"""The export sends every printed line to the log group. The lines of one node arrive in order.
 
-The tests let a server die, and let the log group refuse lines.
+In the tests, servers die and the log group refuses lines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the reader of logs uses the object store. `api/test_logs.py` tests the pages that it returns."""
+"""Tests which objects the log reader reads from the store. `api/test_logs.py` tests the pages that it returns."""
 
 from __future__ import annotations
 
@@ -100,8 +100,9 @@ def lines_of(first: int, *texts: str) -> bytes:
 def one_node(tails: Mapping[str, tuple[int, str]], *, is_alive: bool = False, ended: bool = False) -> LogReader:
     """Return a reader for a node that has uploaded the lines a, b and c.
 
-    Other nodes may have uploaded copies of this node's lines. `tails` describes these copies by node: the number of the
-    first copied line, and one letter for each line.
+    Other nodes may have uploaded copies of this node's last lines. For each such node, `tails` contains the number of
+    the
+    first copied line and the copied lines, one letter per line.
     """
     store = MemoryObjectStore("b")
     end = encode_lines([LogLine(at_ms=MS + 9, rank=NO_RANK, stream="end", text="", end=0)]) if ended else b""

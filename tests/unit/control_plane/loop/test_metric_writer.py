@@ -1,4 +1,4 @@
-"""Metric points from an agent's report to the database, and the acknowledgement to the agent."""
+"""The writer stores metric points of agents' reports in the database and acknowledges them to the agents."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_what_is_stored_is_confirmed_and_once_told_to_stop_it_stores_what_
 
 @pytest.mark.security
 async def test_a_node_that_is_not_in_the_plan_of_a_generation_stores_nothing_for_it(database: Database) -> None:
-    """A node that is not in a generation's plan sends metric points for it. The service discards them.
+    """A node sends metric points for a generation whose plan does not contain this node. The service discards them.
 
     It still acknowledges the points, so that the agent does not send them forever.
     """

@@ -1,6 +1,6 @@
 """The notice reader passes events from a queue to the loops.
 
-Events may be duplicated, late or malformed, or name instances of no fleet. Several servers read the queue.
+Events may be duplicated, late or malformed, or concern instances of no fleet. Several servers read the queue.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ async def test_a_spot_warning_reaches_the_job_through_the_database(world: World)
     queue = Queue(at_start(aws_events.spot(world.team()[1].node_id)))
     await reader_of(world, queue).read()
     assert not queue.waiting
-    world.start_server()  # the first server dies after its read, and the next server finds the event in the database
+    # the first server has stored the event and dies; the next server reads the event from the database
+    world.start_server()
     await world.until(lambda: world.is_stopped)
     world.finish()
     await world.until(lambda: world.job().generation == 2)

@@ -1,4 +1,4 @@
-"""A rank runs out of memory, over the real loops.
+"""Runs the real loops on a rank that runs out of memory.
 
 The incident and the job's reason name this cause, and no node is blamed.
 """

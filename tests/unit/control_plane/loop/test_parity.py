@@ -1,4 +1,4 @@
-"""A job with parity over the real loops: its plans, its protection, and the histories of its nodes.
+"""Runs the real loops on a job with parity. Tests its plans, its protection and the histories of its nodes.
 
 The scripts `tests/golden/incidents/parity_*.txt` show its incidents.
 """

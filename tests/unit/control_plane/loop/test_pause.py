@@ -42,7 +42,7 @@ async def trains(world: World, steps: int = 7, **changes: object) -> None:
 
 
 async def paused(world: World, step: int = 7) -> None:
-    """Pause the job and run the loops until it waits in the queue."""
+    """Pause the job, upload `step`, and run the loops until the job waits in the queue."""
     pause(world)
     await stands(world, "gpt")
     await world.upload(step)
@@ -81,10 +81,11 @@ async def test_a_paused_job_gives_its_nodes_back_and_goes_on_only_when_it_is_res
 
 
 async def test_a_checkpoint_of_a_step_that_was_given_up_lets_no_node_go(small: World) -> None:
-    """A pause releases nodes only when the newest committed step is in S3. A checkpoint on an abandoned branch is not
-    enough.
+    """A pause releases nodes only when the newest committed step is in S3.
 
-    In the test, step 10 is in S3, then a recovery resumes from step 9, and the ranks make step 10 again.
+    A checkpoint of a step that a recovery has discarded does not count.
+
+    In the test, step 10 is in S3. Then a recovery resumes from step 9, and the ranks train step 10 again.
     """
     small.submit("gpt")
     await small.running("gpt")
@@ -179,7 +180,7 @@ async def test_a_pause_waits_until_ranks_train_again_and_leaves_no_incident_open
     await trains(small, 3, copies=1)
     await small.upload(3)
     await small.train(4)
-    small.terminate(small.team()[0])  # the terminated node's shard exists only in S3, so the job repeats four steps
+    small.terminate(small.team()[0])  # only S3 still has this node's shard, of step 3
     await small.until(lambda: bool(small.incidents()))
     pause(small)
     await small.running()
@@ -229,7 +230,7 @@ async def test_a_pause_waits_for_an_upload_of_minutes_and_for_what_else_its_rank
     small.start_server()
     for agent in small.agents.values():
         agent.is_deaf = True
-    for _ in range(22):  # the new server works on the fleet before any agent connects
+    for _ in range(22):  # the new server makes passes over the fleet before any agent connects
         await small.tick()
     for agent in small.agents.values():
         agent.is_deaf = False
@@ -244,7 +245,7 @@ async def test_a_pause_waits_for_an_upload_of_minutes_and_for_what_else_its_rank
 async def test_a_pause_has_its_time_from_when_its_ranks_agreed(small: World) -> None:
     """The time limit of a pause begins when the ranks agree to stop, not with the request.
 
-    Before they agree, the ranks spend longer than this limit in an evaluation that they have reported.
+    In the test, the ranks are in an evaluation at the time of the request. The evaluation takes longer than the limit.
     """
     await trains(small)
     for agent in small.team():
@@ -308,7 +309,7 @@ async def test_a_pause_before_the_first_start_makes_no_run_longer(small: World) 
     assert not records.job_record(small.job()).stop_reason
     for _ in range(13):
         if small.job().state == JobState.RUNNING:
-            await small.train(1)  # let the ranks advance, because the control plane would suspect a hang
+            await small.train(1)  # the control plane would suspect a hang if the ranks did not advance
         await after(small, 100.0)
     assert records.job_record(small.job()).stop_reason == "MaxRuntimeInSeconds (1200) is over"
 

@@ -1,4 +1,4 @@
-"""Requests of people while a job trains.
+"""People send requests while a job trains.
 
 A job releases nodes on request without losing a step. The control plane does not touch a job that a person has taken
 over.
@@ -39,7 +39,7 @@ async def trains(world: World) -> NodeId:
 
 
 async def left(world: World) -> None:
-    """Let all ranks end at their agreed stop, and run the loops until the job trains in its next generation."""
+    """End all ranks at their agreed stop, and run the loops until the job trains in generation 2."""
     await world.until(lambda: world.is_stopped)
     world.finish()
     await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 2)
@@ -90,7 +90,7 @@ async def test_what_befalls_a_node_is_told_to_the_people_of_the_job_that_has_it(
 
 async def test_a_replaced_node_is_left_and_then_ended_and_another_one_comes(world: World) -> None:
     node_id = await trains(world)
-    world.wish(hold_failed_instances=True)  # this setting does not apply, because the node has not failed
+    world.wish(hold_failed_instances=True)  # this setting has no effect, because it applies only to failed nodes
     ask(world, NodeRequest.REPLACE, node_id)
     await left(world)
     await world.until(lambda: world.nodes()[node_id].state == NodeState.GONE)
@@ -209,7 +209,7 @@ async def test_a_request_that_comes_during_a_pass_is_not_lost(world: World) -> N
     """A person stores a request about a node while a pass assigns this node to a job. The pass must not overwrite the
     request.
 
-    The pass read the node's row before the request was stored.
+    The test stores the request after the pass has read the node's row.
     """
     world.submit()
     await world.until(lambda: len(world.agents) == 5)

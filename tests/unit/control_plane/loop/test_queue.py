@@ -1,4 +1,4 @@
-"""The queue of jobs, with the real loops: jobs wait, overtake others by priority, are preempted, and resume."""
+"""Runs the real loops on a queue of jobs, which wait, overtake others by priority, are preempted, and resume."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def small(tmp_path: Path):
 
 
 async def stands(world: World, name: str = "low") -> None:
-    """Run the loops until all ranks of a job have stopped after the same agreed step, and end the ranks."""
+    """Run the loops until the control plane has requested the stop of a pausing job. Then end the job's ranks."""
     await world.until(lambda: world.job(name).state == JobState.PAUSING and world.is_stopped)
     world.finish(name)
     await world.tick()

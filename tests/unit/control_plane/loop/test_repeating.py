@@ -1,4 +1,4 @@
-"""How a server repeats its work: when the next turn starts, and which errors and signals end the repetition."""
+"""Tests how a server repeats its work: when the next call starts, and which errors and signals end the repetition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from control_plane.loop.repeating import pause, repeat
 from tests.unit.control_plane.loop.world import World
 
 FOREVER = 3_600.0
-"""Seconds that are longer than any test may run."""
+"""Seconds of a pause that is longer than any test may run."""
 
 
 class Pauses:
@@ -32,7 +32,10 @@ class Pauses:
 
 
 def work_of(*turns: object) -> Callable[[], object]:
-    """Return a function whose calls return or raise the given values in turn. A further call fails the test."""
+    """Return a function that returns or raises the next of the given values at each call.
+
+    A call after the last value fails the test.
+    """
     left = iter(turns)
 
     def work() -> object:
@@ -99,7 +102,7 @@ async def test_a_sweep_is_followed_by_a_rest_of_its_own_length(world: World, mon
     seconds = [20.0, 0.0, 2.0]
 
     async def sweep() -> None:
-        world.registry.hint()  # this hint ends the wait before the next turn
+        world.registry.hint()  # this hint ends the pause before the next call
         world.now += timedelta(seconds=seconds[len(pauses.seconds)])
         raise ZeroDivisionError
 

@@ -134,7 +134,7 @@ async def trains_on_four(world: World, **changes: object) -> None:
 
 
 async def returns(world: World) -> None:
-    """Train until the control plane asks for an agreed stop. Then end the ranks, and wait for the next generation."""
+    """Train until the control plane requests an agreed stop. Then end the ranks, and wait for the next generation."""
     generation = world.job().generation
     for _ in range(60):
         await world.train(1)
@@ -145,7 +145,10 @@ async def returns(world: World) -> None:
 
 
 async def test_a_maximum_that_is_lowered_during_a_recovery_loses_no_step(world: World) -> None:
-    """The nodes beyond the new maximum hold the only copies of two shards, so they take part in the recovery."""
+    """A user lowers the job's maximum during a recovery. The recovery still uses the surplus nodes.
+
+    These nodes hold the only copies of two shards.
+    """
     await trains_on_four(world)
     generation = world.job().generation
     world.kill_rank(world.team()[0])
@@ -174,7 +177,7 @@ async def test_a_job_keeps_the_only_copies_and_tries_to_return_their_nodes_later
 
 
 async def test_a_maximum_that_is_lowered_during_the_stop_for_growth_does_not_end_the_job(world: World) -> None:
-    """Without the stored request, the control plane would treat the stopped ranks as a completed job."""
+    """The control plane must store its stop request. Otherwise it would treat the ended ranks as a completed job."""
     world.submit(nodes=2, max_node_count=4, patience_seconds=0)
     await world.running()
     if len(world.plan().nodes) == 4:

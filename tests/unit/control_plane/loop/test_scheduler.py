@@ -1,5 +1,6 @@
-"""The scheduler runs work per key: how many keys at once, in which order, and what a wake-up, a failure or a
-stop does.
+"""The scheduler runs a function for many keys.
+
+The tests cover the number of simultaneous calls, their order, and the effect of a wake-up, a failure or a stop.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ LIMIT = 3
 
 
 class Work:
-    """A function that the scheduler runs per key. It blocks for the keys in `gates`, and records its runs."""
+    """The function that the scheduler calls for each key. It blocks for the keys in `gates`, and records its calls."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""Several jobs are handled at the same time: which rows their passes share, and what ends a pass."""
+"""Passes over several jobs run at the same time. Tests which rows they share, and what ends a pass."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Gate:
 
 
 def hold_passes(world: World, monkeypatch: pytest.MonkeyPatch, *runs: RunId) -> Gate:
-    """Block passes over the given jobs before their first step."""
+    """Block passes over the given jobs before the passes read anything."""
     gate, loop = Gate(), world.runner.job_loop
     make_pass = loop.make_pass
 
@@ -87,7 +87,7 @@ async def test_a_job_that_waits_does_not_hold_up_the_recovery_of_another(
     await world.running("slow")
     await world.running("other")
     gate, loop = hold_passes(world, monkeypatch, slow), world.runner.job_loop
-    monkeypatch.setattr(loop, "idle", nothing)  # do not let the simulated cluster wait for the slow job
+    monkeypatch.setattr(loop, "idle", nothing)  # otherwise, the simulated cluster would wait for the slow job
     world.kill_rank(world.team("other")[0])
     world.kill_rank(world.team("slow")[0])
     await world.until(lambda: (world.job("other").state, world.job("other").generation) == (JobState.RUNNING, 2))
@@ -188,14 +188,14 @@ async def test_passes_stop_before_their_next_write_when_the_fleets_lease_is_lost
 
 
 def lapse(world: World) -> None:
-    """Advance this server's clock until its lease on the fleet has expired."""
+    """Advance the server's clock until its lease on the fleet has expired."""
     world.now += timedelta(seconds=2 * grace_seconds(world.timeouts))
 
 
 def rob(world: World) -> None:
-    """Give the fleet's lease to another server.
+    """Store another server as the owner of the fleet's lease.
 
-    This server does not notice it: only the database row has changed, and by its clock its own lease is still valid.
+    The first server does not notice the loss, because its clock shows that its own lease is still valid.
     """
     with world.database.write() as session:
         session.execute(update(Fleet).where(Fleet.name == FLEET).values(lease_owner="server2"))

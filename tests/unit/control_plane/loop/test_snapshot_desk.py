@@ -1,4 +1,4 @@
-"""The desk passes each request to one agent, and accepts the answer of this agent alone."""
+"""The desk sends each request to one agent, and accepts an answer only from this agent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RUN = RunId("ab" * 16)
 
 
 class Agents:
-    """The agents of a server, which record what they receive."""
+    """Fake agents of a server. They record the messages that they receive."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[NodeId, Request]] = []

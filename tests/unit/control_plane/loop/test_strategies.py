@@ -1,4 +1,4 @@
-"""Jobs with each checkpoint strategy, with the real loops of the control plane: plans and restores."""
+"""Runs the real loops on jobs with each checkpoint strategy. Tests their plans and restores."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_a_strategy_without_memory_does_not_wait_for_the_memory_of_a_silen
 
 
 async def train_until_stop(world: World) -> int:
-    """Train until the control plane requests the agreed stop. Return the step at which all ranks then end."""
+    """Train until the control plane requests an agreed stop. Return the step after which all ranks end."""
     world.is_stopped = False
     for _ in range(60):
         await world.train(1)
