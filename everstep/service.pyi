@@ -33,11 +33,11 @@ class CauseReport(TypedDict):
 class Changes(TypedDict):
     """Describes how a response differs from an earlier response to the same request."""
     ChangeToken: str
-    """The ChangesSince of the next request."""
+    """Token to pass as ChangesSince in the next request."""
     IsIncremental: bool
     """Whether the response contains only what changed. False if the server does not know the token of ChangesSince. A response that is not incremental contains everything."""
     Removed: list[str]
-    """Keys of the earlier response that this response would not contain any more."""
+    """Keys of the entries that the earlier response contained and that the complete response no longer contains."""
 
 class Channel(TypedDict):
     """One named input of a job."""
@@ -236,7 +236,7 @@ class DescribeProtectionResponse(TypedDict):
     CommittedAt: NotRequired[datetime]
     Copies: int
     ParityGroupSize: NotRequired[int]
-    """Nodes per parity group. The memory survives the loss of any one node per group. Absent without parity."""
+    """Nodes per parity group. The state in memory survives the loss of any one node per group. Absent without parity."""
     ProtectionState: Literal["Protected", "Degraded", "Unprotected"]
     Reason: str
     RecoveryOdds: list[RecoveryOdds]
@@ -935,7 +935,7 @@ class ReportFigures(TypedDict):
     Failures: ReportIncidents
     """Incidents that are failures."""
     PlannedStops: ReportIncidents
-    """Incidents by AWS's notice, a person's request or a change of the number of nodes, and pauses that failed."""
+    """Incidents caused by AWS's notice, a person's request, a change of the number of nodes, or a failed pause."""
     Drills: ReportIncidents
     """Incidents that a person injected. No other count contains them."""
     MttfSeconds: NotRequired[float]

@@ -622,7 +622,7 @@ class IncidentDetail:
     stacks_event_id: int | None
     """Id of the event with the stacks of the ranks. None if no such event is stored."""
     now: float
-    """Unix seconds."""
+    """Time of the request, in Unix seconds."""
 
 
 def incident(

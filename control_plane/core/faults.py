@@ -358,7 +358,7 @@ def of_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: 
 def _has_failed_load(plan: GenerationPlan, report: MemberReport) -> bool:
     """Return whether a node could not load its shards.
 
-    If another number of ranks wrote the state, the ranks themselves load the shards, and fail after their start.
+    If another number of ranks wrote the state, the ranks load the shards themselves. Such a rank fails after its start.
     """
     if report.phase is MemberPhase.LOAD_FAILED:
         return True

@@ -873,7 +873,7 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     )[: max(0, extra)]:
         table.move(row, NodeEvent.EXCLUDED, f"{_SURPLUS}: the fleet needs {desired} nodes")
         pending.append(table.rows[row.node_id])
-    # Sort, so that repeated passes lower the desired capacity with the same terminations.
+    # Sort, so that each pass selects the same terminations to lower the desired capacity.
     pending.sort(key=lambda row: (row.created_at, row.node_id), reverse=True)
     return [
         TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < room, reason=row.reason)

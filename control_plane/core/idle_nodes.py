@@ -60,5 +60,5 @@ def charge(idle: IdleNodes, states: Iterable[NodeState], now: float) -> IdleNode
 
 
 def ledger(idle: IdleNodes) -> Ledger | None:
-    """Return the ledger for its full hours, or None before the first pass."""
+    """Return the ledger, as `ledger_hours.full_hours` accepts it, or None before the first pass."""
     return None if idle.until is None else Ledger(at=accounting.microseconds(idle.until), spent=idle.microseconds)

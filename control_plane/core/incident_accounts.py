@@ -54,9 +54,9 @@ class JobCourse:
 
     state: JobState
     ended_at: float | None
-    """Unix seconds. None if the job has not ended."""
+    """End of the job, in Unix seconds. None if the job has not ended."""
     queued_at: tuple[float, ...]
-    """Unix seconds at which the job entered the queue."""
+    """Times at which the job entered the queue, in Unix seconds."""
 
 
 def outcome_of(closed_at: float | None, job: JobCourse) -> Outcome:

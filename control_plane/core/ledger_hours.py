@@ -1,8 +1,8 @@
 """The value of a ledger at each full hour, from which reports compute time ranges.
 
 A ledger is a set of counters that a loop charges: the time of a job (`accounting`), or the idle nodes of a fleet
-(`idle_nodes`). The loop stores the counters' values at each full hour. The difference between two hours is what the
-ledger received between them.
+(`idle_nodes`). The loop stores the counters' values at each full hour. The difference between two hours is the time
+that the loop charged between them.
 
 Invariant: interpolation is exact. The counters of an interpolated ledger add up to the interpolated sum, so the
 differences of consecutive hours add up to the difference between the first hour and the last.
@@ -17,7 +17,7 @@ from typing import Final
 HOUR: Final = 3_600_000_000
 """Microseconds per hour."""
 MOST_HOURS: Final = 24 * 31
-"""Limit of full hours that `full_hours` returns, for a loop that did not run for longer."""
+"""Limit of the full hours that `full_hours` returns, which matters if a loop did not run for a long time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def interpolated(before: Ledger, after: Ledger, moment: int) -> Ledger:
 
 
 def full_hours(before: Ledger, after: Ledger) -> tuple[Ledger, ...]:
-    """Return the ledger at each full hour after one charge, up to and including the next charge.
+    """Return the ledger at each full hour between two charges, the time of the later charge included.
 
     The loops call this function in each pass, and store the result. Most results are empty.
 

@@ -43,7 +43,7 @@ _SOURCES = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Something that happened, with its Unix time in seconds."""
+    """One event of the timeline, with its Unix time in seconds."""
 
     at: float
     words: str
@@ -82,9 +82,9 @@ class PostMortem:
 
     account: Account
     owner: str
-    """Empty without an owner."""
+    """The person who takes care of the incident. Empty without such a person."""
     acknowledged_by: str
-    """Empty if nobody has acknowledged the incident."""
+    """The person who acknowledged the incident. Empty if nobody has acknowledged it."""
     events: tuple[Entry, ...]
     """Stored events around the incident, in any order."""
     lines: tuple[str, ...]
@@ -95,7 +95,7 @@ class PostMortem:
     notes: tuple[WrittenNote, ...]
     similar: tuple[SimilarIncident, ...]
     written_at: float
-    """Unix seconds at which the document is written."""
+    """Time at which the document is written, in Unix seconds."""
 
 
 def markdown(post_mortem: PostMortem) -> str:

@@ -41,8 +41,8 @@ def rebuilds(
         slots: the usable slots with their nodes, of shards and of shares. A missing or an unusable slot only removes
             possible rebuilds.
         worlds: number of ranks of each generation. Shares of other generations are ignored.
-        existing: contents of which the result also contains shards that exist, in stripes without a missing shard.
-            Of other contents, the result contains missing shards only.
+        existing: contents for which the result also contains rebuilds of shards that still exist, in stripes without a
+            missing shard. For all other contents, the result contains only rebuilds of missing shards.
 
     Returns:
         At most one rebuild per shard and content.

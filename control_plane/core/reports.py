@@ -92,7 +92,7 @@ class IncidentTime:
     cause: Cause
     failed_at: int
     closed_at: int | None
-    """None while the incident is open."""
+    """End of the incident. None while the incident is open."""
     lost_steps: int
     cost_micro_usd: int | None
     """Cost of the job's nodes from the failure to the end of the rework. None if the fleet has no price."""
@@ -112,7 +112,7 @@ class IncidentFigures:
     """Total time from the failure to the end of the rework, of recovered incidents."""
     recomputed_steps: int
     cost_micro_usd: int | None
-    """None if no incident has a cost."""
+    """Sum of the incidents' costs. None if no incident has a cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

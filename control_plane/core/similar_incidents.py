@@ -32,7 +32,7 @@ class Candidate:
 
     incident_id: str
     opened_at: float
-    """Unix seconds."""
+    """Time at which the incident was opened, in Unix seconds."""
     instance_ids: frozenset[str]
     """Instances on which the failure occurred, and instances that the job lost."""
     instance_types: frozenset[str]

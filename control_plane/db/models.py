@@ -595,7 +595,7 @@ class Note(Base):
     id: Mapped[int] = mapped_column(_BigId, primary_key=True, autoincrement=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), index=True)
     incident_id: Mapped[str | None] = mapped_column(ForeignKey("incident.id", ondelete="CASCADE"))
-    """None for a note about the job itself."""
+    """The incident that the note is about. None for a note about the job itself."""
     at: Mapped[datetime]
     author: Mapped[str]
     text: Mapped[str]

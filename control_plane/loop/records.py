@@ -122,7 +122,7 @@ def prefix_of(uri: str) -> ObjectReference:
 
 
 def suspicion_of(job: jobs.JobRecord) -> Suspicion | None:
-    """Return the suspected hang of a job, or None. Each description of a job in the API calls this function."""
+    """Return the suspected hang of a job, or None. The API calls this function whenever it describes a job."""
     stored = job.memo.get("suspicion")
     return None if stored is None else msgspec.convert(stored, Suspicion)
 
@@ -161,7 +161,7 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
 
 
 def job_ledger(record: JobRecord) -> Ledger:
-    """Return a job's ledger, for its full hours."""
+    """Return a job's ledger, as `core.ledger_hours.full_hours` accepts it."""
     return Ledger(
         at=accounting.microseconds(accounting.accounted_until(record)),
         spent=record.microseconds,

@@ -47,7 +47,7 @@ class SnapshotDesk:
         self._asked: dict[str, tuple[NodeId, asyncio.Future[Answer]]] = {}
         self._reading = asyncio.Semaphore(MAX_READS)
         self._beginning: dict[str, asyncio.Task[object]] = {}
-        """The requests that begin holds, by the key of `once`."""
+        """Running calls of `begin`, each of which starts a hold, by the key passed to `once`."""
         self._begun: deque[str] = deque(maxlen=KEPT_HOLDS)
 
     async def once(self, key: str, begin: Callable[[], Coroutine[object, object, T]]) -> T:

@@ -147,7 +147,7 @@ class KnownContents:
         self.intact: set[str] = set()
         """Keys of the shared objects that were read completely and hash to their names.
 
-        A frozen object and a replicated object can have the same name, so a name does not suffice.
+        The set contains keys instead of names, because a frozen object and a replicated object can have the same name.
         """
         self._digests: dict[bytes, bytes] = {}
 

@@ -228,7 +228,7 @@ class CpuCopier:
         self._thread.put(memory.prefault)
 
     def release(self, memory: SlotMemory) -> None:
-        """Do nothing: `prepare` holds no resources."""
+        """Do nothing, because `prepare` allocates no resources."""
 
     def drain(self, limit_seconds: float) -> bool:
         return self._thread.close(limit_seconds)

@@ -568,7 +568,7 @@ class Walk:
         self._left = list(place.began)
         """State of each generator after the walk last drew from it. Another state shows that other code has drawn."""
         self._streams: dict[int, Tree] = {}
-        """State of the walk's own stream for each generator from which it has forked."""
+        """State of the walk's own random stream, for each generator that the walk no longer uses."""
 
     def __iter__(self) -> Iterator[object]:
         while (item := self._next()) is not _END:
@@ -749,7 +749,7 @@ class _OwnState:
         return iterator
 
     def end(self) -> None:
-        """Do nothing: the loader's state contains the end of the epoch."""
+        """Do nothing, because the loader's state contains the end of the epoch."""
 
     def state_dict(self) -> dict[str, Tree]:
         return {"state": self._loader.state_dict(), "epoch": self._epoch}

@@ -257,7 +257,7 @@ class EarlierTensors:
         return self._empty.get(owner, {})
 
     def entries_below(self, prefix: str) -> Iterator[tuple[str, Mapping[str, HeldTensor]]]:
-        """Yield (owner, state entries) for every parameter whose owner name begins with the prefix of an optimizer."""
+        """Yield (owner, state entries) for every parameter of the optimizer whose names begin with `prefix`."""
         return ((owner, entries) for owner, entries in self._entries.items() if f"{owner}/".startswith(prefix))
 
     def own(self, name: str) -> TensorEntry | None:

@@ -1,8 +1,8 @@
 """Finds pauses of the training thread: moments when the thread executes no torch operation.
 
-Torch raises a tensor's version when an in-place operation ends, not when it starts. A version check in another thread
-therefore misses a running operation. While the main thread runs Python code, it executes no operation. A check after
-such a moment misses no operation that began before the moment.
+Torch increments a tensor's version when an in-place operation ends, not when it starts. A version check in another
+thread therefore misses a running operation. While the main thread runs Python code, it executes no operation. A check
+after such a moment misses no operation that began before the moment.
 
 Invariant: a callback of `await_pause` runs at most once, in the main thread, between two instructions of its Python
 code. The callback may never run, so callers must also make their check at another moment, for example when the
@@ -60,7 +60,7 @@ def _is_inside_operation() -> bool:
 
     Examples are tensor subclasses and dispatch modes.
 
-    Torch raises the version for such an operation only when this code returns.
+    Torch increments the version for such an operation only when this code returns.
     """
     frame = sys._getframe(1)
     while (outer := frame.f_back) is not None:

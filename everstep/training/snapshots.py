@@ -122,7 +122,7 @@ class _Verdict:
     """Decides once whether the copy of a snapshot is consistent, and reports the result.
 
     Only snapshots without an audit have a verdict. All methods are safe from any thread. The copy is consistent if no
-    tensor changed while it was copied. Torch raises a tensor's version only when an operation ends. The decision is
+    tensor changed while it was copied. Torch increments a tensor's version only when an operation ends. The decision is
     therefore made at a moment when the training thread executes no torch operation: at a pause after the copy, or at
     the guard. The result is reported after the copy has ended.
 
@@ -144,7 +144,10 @@ class _Verdict:
         self._is_settled = False
 
     def look(self) -> Sequence[str]:
-        """Decide, unless an earlier call has decided. Return the names of tensors that changed during the copy."""
+        """Decide whether the copy is consistent, unless an earlier call has decided.
+
+        Return the names of tensors that changed during the copy.
+        """
         with self._lock:
             if self._changed is None and not self._is_settled:
                 changed = self._moved()
@@ -568,8 +571,8 @@ class Snapshotter:
         """Return whether a check at a pause of the main thread finds every change of these tensors.
 
         A pause is a moment when the thread executes no torch operation. False if a tensor has a wrapper, that is, a
-        subclass of `Tensor` around it. Python code of this class may change the tensor and pause before torch raises
-        the wrapper's version, so a check at such a pause would miss the change.
+        subclass of `Tensor` around it. Python code of this class may change the tensor and pause before torch
+        increments the wrapper's version, so a check at such a pause would miss the change.
         """
         return is_main_thread() and not sources.has_wrappers
 

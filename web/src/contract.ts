@@ -41,11 +41,11 @@ export interface CauseReport {
 
 /** Describes how a response differs from an earlier response to the same request. */
 export interface Changes {
-  /** The ChangesSince of the next request. */
+  /** Token to pass as ChangesSince in the next request. */
   ChangeToken: string
   /** Whether the response contains only what changed. False if the server does not know the token of ChangesSince. A response that is not incremental contains everything. */
   IsIncremental: boolean
-  /** Keys of the earlier response that this response would not contain any more. */
+  /** Keys of the entries that the earlier response contained and that the complete response no longer contains. */
   Removed: string[]
 }
 
@@ -433,7 +433,7 @@ export interface DescribeProtectionResponse {
   Boundary: number
   CommittedAt?: Timestamp
   Copies: number
-  /** Nodes per parity group. The memory survives the loss of any one node per group. Absent without parity. */
+  /** Nodes per parity group. The state in memory survives the loss of any one node per group. Absent without parity. */
   ParityGroupSize?: number
   ProtectionState: 'Protected' | 'Degraded' | 'Unprotected'
   Reason: string
@@ -1532,7 +1532,7 @@ export interface ReportFigures {
   CostUsd?: number
   /** Incidents that are failures. */
   Failures: ReportIncidents
-  /** Incidents by AWS's notice, a person's request or a change of the number of nodes, and pauses that failed. */
+  /** Incidents caused by AWS's notice, a person's request, a change of the number of nodes, or a failed pause. */
   PlannedStops: ReportIncidents
   /** Incidents that a person injected. No other count contains them. */
   Drills: ReportIncidents

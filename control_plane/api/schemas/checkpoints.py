@@ -69,7 +69,10 @@ class DescribeProtectionResponse(Shape):
     committed_at: datetime | None
     copies: int
     parity_group_size: int | None
-    """Nodes per parity group. The memory survives the loss of any one node per group. Absent without parity."""
+    """Nodes per parity group.
+
+    The state in memory survives the loss of any one node per group. Absent without parity.
+    """
     protection_state: ProtectionState
     reason: str
     recovery_odds: list[RecoveryOdds]

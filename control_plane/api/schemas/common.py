@@ -107,14 +107,14 @@ class Changes(Shape):
     """Describes how a response differs from an earlier response to the same request."""
 
     change_token: str
-    """The ChangesSince of the next request."""
+    """Token to pass as ChangesSince in the next request."""
     is_incremental: bool
     """Whether the response contains only what changed. False if the server does not know the token of ChangesSince.
 
     A response that is not incremental contains everything.
     """
     removed: list[str]
-    """Keys of the earlier response that this response would not contain any more."""
+    """Keys of the entries that the earlier response contained and that the complete response no longer contains."""
 
 
 class FieldError(Shape):

@@ -48,7 +48,7 @@ class ReportFigures(Shape):
     failures: ReportIncidents
     """Incidents that are failures."""
     planned_stops: ReportIncidents
-    """Incidents by AWS's notice, a person's request or a change of the number of nodes, and pauses that failed."""
+    """Incidents caused by AWS's notice, a person's request, a change of the number of nodes, or a failed pause."""
     drills: ReportIncidents
     """Incidents that a person injected. No other count contains them."""
     mttf_seconds: float | None

@@ -114,7 +114,7 @@ def watch(view: JobView) -> Decision:
 
 
 def _awaits_first_step(view: JobView) -> str:
-    """Return a clause that names the start phase of ranks without a new step, and their nodes."""
+    """Return a clause that names the start phase and the nodes of ranks that have not completed a new step."""
     return launch.starting(view.plan, view.reports) or f"waits for the first step after step {view.plan.base_step}"
 
 

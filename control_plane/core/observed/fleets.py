@@ -154,7 +154,7 @@ class NodeRecord:
     reason: str
     created_at: float
     wanted_at: float | None = None
-    """Unix time at which the vacancy began that this instance filled.
+    """Unix time at which the vacancy (a missing instance) began that this instance filled.
 
     None if no pass observed the vacancy.
     """

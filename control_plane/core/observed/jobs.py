@@ -242,7 +242,7 @@ class Growth:
     node_ids: tuple[NodeId, ...]
     """The nodes that are ready, sorted."""
     since: float
-    """Unix seconds since which exactly these nodes have been ready."""
+    """Time since which exactly these nodes have been ready, in Unix seconds."""
     asked_at: float | None = None
     """Time at which the job loop decided to request the agreed stop. From then on, the job cannot cancel the stop."""
 

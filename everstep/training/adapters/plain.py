@@ -99,7 +99,7 @@ class PlainAdapter:
         self._facts = self._describe()
 
     def prepare(self) -> None:
-        """Do nothing: the first step of a launch already computes like the later steps."""
+        """Do nothing, because the first step of a launch already computes like the later steps."""
 
     def facts(self) -> dict[str, str]:
         return self._facts
