@@ -255,7 +255,7 @@ class Agent:
     def _listen(self) -> None:
         """Listen for peers at the port that this node's earlier agent process used.
 
-        The plan of a running generation contains this port, so its nodes connect to it.
+        The plan of a running generation contains this port, so the generation's other nodes connect to this port.
         """
         address, kept = self.settings.address, KeptPort(self.settings.state / "peer_port")
         _, *more_cards = network_cards(address)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from worker.core.averages import trimmed_error, trimmed_mean
 
 KEPT_QUIET, KEPT = 192, 48
-"""Number of recent iterations without any part of a snapshot, and of recent snapshots, whose measurements are stored.
+"""Numbers of stored measurements: of quiet iterations (without any part of a snapshot), and of snapshots.
 
 The list of snapshots is shorter. Snapshots may be far apart, and a change of their cost must become visible soon.
 """

@@ -94,7 +94,7 @@ def partition(
 
     The code differs from the printed algorithm in four points, each with a test:
 
-    - A chunk costs f(its own size).
+    - The cost of a chunk depends on the chunk's own size (`Link.seconds`).
     - The number of copies is a parameter.
     - A span that is too short for one byte is skipped. The printed algorithm loops for ever.
     - The unbounded span for the remaining chunks follows the last profiled span. The printed algorithm replaces that

@@ -59,7 +59,7 @@ class Tries:
     seconds: tuple[float, ...] = ()
     """Duration of each iteration, from the end of one optimizer step to the end of the next."""
     lost: tuple[int, ...] = ()
-    """Lost steps per iteration: the next steps that were not captured, because its snapshot was still being sent."""
+    """Lost steps per iteration: the next steps that were not captured, because this snapshot was still being sent."""
 
     def take(self, seconds: float, lost_count: int) -> Tries:
         """Return the object with one more iteration. Only the newest `ENOUGH` iterations are stored."""

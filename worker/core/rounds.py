@@ -351,13 +351,13 @@ class Coordinator:
     marked: tuple[Step, ...] = ()
     """The newest commits that were marked for upload, at most `max_uploads`, in increasing order.
 
-    While an older commit is uploaded, no further commit is marked. Agents report only as many finished uploads
-    (`worker.core.slots.newest_uploads`), and a checkpoint is complete only if all its shards are reported.
+    A checkpoint is complete only if all its shards are reported, and agents report only their newest finished uploads
+    (`worker.core.slots.newest_uploads`). While an older commit is uploaded, no further commit is therefore marked.
     """
     wanted: Step = NONE
-    """The first commit at or above this step is to be uploaded, on a user's request; `NONE` without a request."""
+    """The first commit at or above this step must be uploaded, on a user's request; `NONE` without a request."""
     urgent: Step = NONE
-    """The first commit at or above this step is to be uploaded, also if an export must end for it; else `NONE`."""
+    """The first commit at or above this step must be uploaded, even if an export must end for it; or `NONE`."""
     is_recovering: bool = False
     """True from a restart until every rank's agent has reported. The coordinator proposes no step during this time."""
     stop_requested: bool = False
@@ -545,7 +545,8 @@ class Coordinator:
     def _is_storing(self) -> bool:
         """True from the time when a step is marked for upload until no agent uploads the step.
 
-        An agent pins the slot of the step before it reports the commit. The value therefore stays True between the two.
+        An agent reports an upload only after it has pinned the step's slot. Until this report, the mark keeps the value
+        True.
         """
         return self.persist != NONE and any(
             each.committed < self.persist or self.persist in each.pinned_steps for each in self.ranks

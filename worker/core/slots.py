@@ -158,7 +158,7 @@ def slots_per_shard(*, has_third_slot: bool, max_uploads: int) -> int:
 
 
 def newest_uploads(finished: Sequence[UploadedShard], *, max_uploads: int) -> list[UploadedShard]:
-    """Return the finished uploads that a node still reports: of each rank, two more steps than it uploads at a time.
+    """Return the finished uploads that a node still reports: the newest `max_uploads` + 2 steps of each rank.
 
     Other ranks can still upload the older of these steps. The coordinator marks no further step while a step is
     uploaded that is older than the `max_uploads` newest marked steps. The final step of a stop is the exception.

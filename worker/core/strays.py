@@ -47,7 +47,7 @@ from worker.core.slots import Content
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strays:
-    """Facts from which a node decides which shards that are placed elsewhere to drop.
+    """Facts from which a node decides when to drop shards that are placed elsewhere.
 
     The node's `Member` passes a new object to `SlotStore.place` at the start of every generation.
     """

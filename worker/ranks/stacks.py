@@ -1,8 +1,8 @@
 """Samples the stacks of this node's ranks: Python stacks from py-spy, CPU time and state from /proc.
 
-py-spy reads a rank's memory without stopping the rank (`--nonblocking`). For a process without progress, the stacks are
-consistent nevertheless. py-spy can read a process that is already stopped only in this way. Time and size of a sample
-are limited.
+py-spy reads a rank's memory without stopping the rank (`--nonblocking`). If the process makes no progress, the stacks
+are consistent nevertheless. Only this mode of py-spy can read a process that is already stopped. Time and size of a
+sample are limited.
 
 Invariant: this module never signals a rank and never blocks the agent's loop. A rank that cannot be read is reported
 with the reason.

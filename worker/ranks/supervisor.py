@@ -96,8 +96,8 @@ _MEMORY_SAMPLE_SECONDS = 1.0
 _MEMORY_WINDOW_SAMPLES = 30
 """Number of memory samples of the node that the agent stores, one per second.
 
-If the kernel's kill counter has risen since the oldest sample, the kernel may have killed the rank that ended. After a
-kill, the kernel needs seconds to free hundreds of GiB, and the rank ends only afterwards.
+If the kernel's kill counter has risen since the oldest sample, the kernel may have killed the rank that ended. The
+window is long, because the kernel needs seconds to free hundreds of GiB after a kill, and the rank ends only then.
 """
 
 RankKey = tuple[RunId, Generation, Rank]

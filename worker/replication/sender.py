@@ -386,9 +386,10 @@ class ReplicaSender:
         self.streams.limit(None if link.limit is None else link.limit / self._pacer.link.sharer_count)
 
     async def _fit(self, session: Session) -> None:
-        """Open or close streams to reach the best measured number of streams, as far as streams can be opened.
+        """Open or close streams to reach the best measured number of streams.
 
-        The first stream uses the session's own pair of network cards. Other streams may use other cards.
+        If a stream cannot be opened, fewer streams remain. The first stream uses the session's own pair of network
+        cards. Other streams may use other cards.
         """
         streams = self.streams
         while (count := len(streams.lines)) < min(self.stream_count.count, self._most_streams):

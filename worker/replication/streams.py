@@ -303,8 +303,8 @@ class ChunkQueue:
     def busy_seconds(self) -> float:
         """Seconds in which this transfer had data that it was allowed to send.
 
-        The value does not include time without data, and time in which the pacer holds all streams back. Such time
-        would not show the link's rate.
+        Time without data does not count, and neither does time in which the pacer delays all streams. Such time would
+        not show the link's rate.
         """
         return self._spent()[0]
 

@@ -40,7 +40,7 @@ class LoadShare(Protocol):
     """
 
     def begin(self, check: Callable[[], None]) -> None:
-        """Ask the helpers for parts. Called once. Only a part whose bytes the caller already has is claimed before.
+        """Ask the helpers for parts. Called once. Before this call, the caller claims only parts that it already has.
 
         Args:
             check: raises an error when the download is cancelled; called while the download waits for helpers.
@@ -320,7 +320,7 @@ class _Filling:
     def _read(
         self, number: int, *, after: int, present: Collection[ObjectReference], cancelled: threading.Event
     ) -> None:
-        """Read one part. If bytes that others have written into the slot are wrong, read the whole part again."""
+        """Read one part. If another load or a helper wrote wrong bytes into it, read the whole part again."""
         parts, is_cancelled = self._parts, cancelled.is_set
         has_others_bytes = bool(present) or (self._share is not None and after > parts.data_begin)
         try:

@@ -68,7 +68,7 @@ class ObjectReader(Protocol):
 
     @property
     def ready_bytes(self) -> int:
-        """Number of bytes from the current position on that the store already sends, because `open` requested them."""
+        """Number of bytes after the current position that the store already sends, because `open` requested them."""
 
     def read_into(self, target: memoryview, spans: Sequence[Span] | None = None) -> None:
         """Fill `target` with the next bytes of the object.

@@ -33,7 +33,7 @@ from worker.shm.slot_file import SlotFile
 from worker.storage.object_store import ObjectStore, OnStored, StoredObject
 
 GROUP_BYTES = 256 * 1024 * 1024
-"""A group that has at least this number of bytes receives no further tensor. No tensor is divided.
+"""Size in bytes at which a group of tensors receives no further tensor. No tensor is divided.
 
 Smaller objects would need more requests per upload. With larger objects, ranks would share the work less evenly.
 """

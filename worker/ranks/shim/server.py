@@ -370,7 +370,7 @@ class Shim:
     def _fork_waiting(self) -> None:
         """Ask the template to fork the waiting ranks if the template is ready; otherwise start these ranks cold.
 
-        A template that is still importing is not awaited, because the rank's own imports take no longer.
+        The shim does not wait for a template that is still importing, because the rank's own imports take no longer.
         """
         template = self._template
         waiting, self._waiting = self._waiting, []
