@@ -733,7 +733,7 @@ class Coordinator:
 
     @property
     def ends_exports(self) -> bool:
-        """True if agents must end an export, because it holds the slot of a checkpoint that a notice requires."""
+        """True if agents must end an export, because its slot is needed for a checkpoint after AWS's notice."""
         return self.persist < self.urgent and self._is_full and any(each.held_step != NONE for each in self.ranks)
 
     @property

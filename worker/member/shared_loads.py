@@ -102,16 +102,16 @@ class HelpedLoad(PartSharing):
     # The methods below are called in the threads of the load.
 
     def begin(self, check: Callable[[], None]) -> None:
-        """See `LoadShare.begin`."""
+        """Ask the helpers for parts (see `LoadShare.begin`)."""
         self._check = check
         self._loop.call_soon_threadsafe(self._ask_all)
 
     def ended(self, number: int) -> None:
-        """See `LoadShare.ended`."""
+        """Record that this node has read a part, or that the read has failed (see `LoadShare.ended`)."""
         self._end_own(number)
 
     def next_missing(self, has_failed: Callable[[], bool]) -> int | None:
-        """See `LoadShare.next_missing`."""
+        """Wait for the helpers, and return a part that this node must read (see `LoadShare.next_missing`)."""
         with self._changed:
             while True:
                 self._check()

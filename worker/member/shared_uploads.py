@@ -98,12 +98,12 @@ class HelpedUpload(PartSharing):
     def of(
         self, where: ObjectReference, object_bytes: int, shared: SharedGroups, check: Callable[[], None]
     ) -> HelpedUpload:
-        """See `ShareOf.of`."""
+        """Return the helpers of one upload (see `ShareOf.of`)."""
         self._where, self._check = (where, object_bytes, shared), check
         return self
 
     def begin(self, upload_id: str, part_bytes: int, part_count: int) -> None:
-        """See `Share.begin`."""
+        """Announce the upload to the helpers, so that they can send parts (see `Share.begin`)."""
         assert self._where is not None, "the upload has a name"
         where, object_bytes, shared = self._where
         with self._changed:
@@ -112,11 +112,11 @@ class HelpedUpload(PartSharing):
         self._loop.call_soon_threadsafe(self._ask_all)
 
     def sent(self, number: int) -> None:
-        """See `Helpers.sent`."""
+        """Record that this node has sent a part, or that sending it has failed (see `Helpers.sent`)."""
         self._end_own(number)
 
     def next_missing(self, expected: Mapping[int, PartDigest], has_failed: Callable[[], bool]) -> int | None:
-        """See `Helpers.next_missing`."""
+        """Wait for the helpers, and return a part that this node must send (see `Helpers.next_missing`)."""
         with self._changed:
             while True:
                 self._check()
@@ -132,7 +132,7 @@ class HelpedUpload(PartSharing):
                 self._changed.wait(POLL_SECONDS)
 
     def stored(self) -> Sequence[StoredPart]:
-        """See `Helpers.stored`."""
+        """Return the parts that helpers have stored (see `Helpers.stored`)."""
         with self._changed:
             return [self._parts[number] for number in sorted(self._state.finished)]
 

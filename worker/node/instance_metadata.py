@@ -93,7 +93,7 @@ class InstanceMetadata:
             await asyncio.sleep(POLL_SECONDS)
 
     async def poll(self) -> None:
-        """Read all notices once."""
+        """Read all of AWS's notices for this instance once."""
         before = self.notices
         try:
             self._told = await asyncio.to_thread(self._ask, dict(self._told))

@@ -25,7 +25,7 @@ class NodeAws:
         self._environment = environment
 
     def secret(self, reference: str, keys: RoleKeys | None) -> str:
-        """See `Aws.secret`."""
+        """Return the value of a secret (see `Aws.secret`)."""
         place = SecretPlace.of(reference)
         with (
             aws_errors(reference),
@@ -45,7 +45,7 @@ class NodeAws:
         return str(answer["SecretString"])
 
     def assume_role(self, role_arn: str, session_name: str) -> RoleKeys:
-        """See `Aws.assume_role`."""
+        """Return credentials of a role (see `Aws.assume_role`)."""
         with aws_errors(role_arn), closing(aws_client("sts", self._environment)) as client:
             made = client.assume_role(RoleArn=role_arn, RoleSessionName=session_name, DurationSeconds=ROLE_SECONDS)[
                 "Credentials"
@@ -58,5 +58,5 @@ class NodeAws:
         )
 
     def objects(self, role_arn: str, session_name: str) -> S3ObjectStore:
-        """See `Aws.objects`."""
+        """Return the object store with a role's permissions (see `Aws.objects`)."""
         return s3_store(self._environment, lambda: self.assume_role(role_arn, session_name))

@@ -101,11 +101,11 @@ class S3ObjectStore:
         self.range_bytes = range_bytes
 
     def put_bytes(self, reference: ObjectReference, data: bytes) -> StoredObject:
-        """See `ObjectStore.put_bytes`."""
+        """Store a small object (see `ObjectStore.put_bytes`)."""
         return self._put(reference, [data], len(data), part_bytes=self.part_bytes, connections=1)
 
     def put_file(self, reference: ObjectReference, path: Path, size: int | None = None) -> StoredObject:
-        """See `ObjectStore.put_file`."""
+        """Store a file (see `ObjectStore.put_file`)."""
         size = path.stat().st_size if size is None else size
         with path.open("rb") as file:
             return self._put(
@@ -119,7 +119,7 @@ class S3ObjectStore:
     def put_stream(
         self, reference: ObjectReference, pieces: Iterable[Piece], size: int, *, on_stored: OnStored = lambda _: None
     ) -> StoredObject:
-        """See `ObjectStore.put_stream`."""
+        """Store the bytes of `pieces` without copying them (see `ObjectStore.put_stream`)."""
         return self._put(
             reference, pieces, size, part_bytes=self.part_bytes, connections=CONNECTIONS, on_stored=on_stored
         )
@@ -134,7 +134,7 @@ class S3ObjectStore:
         share: Share,
         on_stored: OnStored = lambda _: None,
     ) -> StoredObject:
-        """See `ObjectStore.put_shared`."""
+        """Store an object together with helpers (see `ObjectStore.put_shared`)."""
         part_bytes = bulk.part_bytes_of(size, self.part_bytes)
         if size <= part_bytes:
             return self.put_stream(reference, pieces, size, on_stored=on_stored)
@@ -164,7 +164,7 @@ class S3ObjectStore:
         *,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> bulk.StoredPart:
-        """See `ObjectStore.put_part`."""
+        """Store one part of an upload that another process began (see `ObjectStore.put_part`)."""
         part = bulk.Part(is_cancelled)
         for piece in pieces:
             part.append(piece)
@@ -172,7 +172,7 @@ class S3ObjectStore:
             return bulk.Multipart(self.client, _place(reference), upload_id).put(number, part)
 
     def abort_uploads(self, prefix: ObjectReference, is_abandoned: Callable[[str], bool]) -> int:
-        """See `ObjectStore.abort_uploads`."""
+        """Abort unfinished uploads and remove their parts (see `ObjectStore.abort_uploads`)."""
         aborted = 0
         with _errors(prefix):
             pages = self.client.get_paginator("list_multipart_uploads").paginate(
@@ -209,7 +209,7 @@ class S3ObjectStore:
         return _stored(reference, size, stored)
 
     def get_bytes(self, reference: ObjectReference) -> bytes:
-        """See `ObjectStore.get_bytes`."""
+        """Return the content of a small object (see `ObjectStore.get_bytes`)."""
         with self.open(reference) as reader:
             data = bytearray(reader.bytes)
             reader.read_into(memoryview(data))
@@ -217,7 +217,7 @@ class S3ObjectStore:
 
     @contextmanager
     def open(self, reference: ObjectReference, *, etag: str = "") -> Iterator[ObjectReader]:
-        """See `ObjectStore.open`."""
+        """Open an object of any size for reading (see `ObjectStore.open`)."""
         with _errors(reference):
             try:
                 answer = self._get(reference, etag, 0, self.range_bytes)
@@ -249,7 +249,7 @@ class S3ObjectStore:
         *,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """See `ObjectStore.read_range`."""
+        """Read consecutive bytes of an object with one request (see `ObjectStore.read_range`)."""
         reader = RangeReader(self.client, _place(reference), begin, begin + _bytes_of(spans))
         try:
             for start, stop in spans:
@@ -267,7 +267,7 @@ class S3ObjectStore:
             reader.close()
 
     def head(self, reference: ObjectReference) -> StoredObject | None:
-        """See `ObjectStore.head`."""
+        """Return the description of an object (see `ObjectStore.head`)."""
         try:
             with _errors(reference):
                 answer = self.client.head_object(**_place(reference))
@@ -276,7 +276,7 @@ class S3ObjectStore:
         return StoredObject(reference, int(answer["ContentLength"]), _etag(answer))
 
     def list(self, prefix: ObjectReference) -> Iterator[StoredObject]:
-        """See `ObjectStore.list`."""
+        """Yield the objects whose keys begin with the prefix (see `ObjectStore.list`)."""
         pages = iter(self.client.get_paginator("list_objects_v2").paginate(Bucket=prefix.bucket, Prefix=prefix.key))
         while True:
             with _errors(prefix):

@@ -138,18 +138,18 @@ class Ear:
         self.came = asyncio.Event()
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
-        """Implement `RankEvents.hello`."""
+        """Accept or refuse a rank's connection, and record an accepted one (see `RankEvents.hello`)."""
         is_ours = self._lines.hello(hello, line)
         if is_ours:
             self.came.set()
         return is_ours
 
     def message(self, rank: Rank, message: Message) -> None:
-        """Implement `RankEvents.message`."""
+        """Pass a rank's message to the member (see `RankEvents.message`)."""
         self._lines.message(rank, message)
 
     def lost(self, rank: Rank, line: RankLine) -> None:
-        """Implement `RankEvents.lost`."""
+        """Pass the end of a rank's connection to the member (see `RankEvents.lost`)."""
         self._lines.lost(rank, line)
 
 

@@ -139,7 +139,7 @@ class NvmlGpus:
     """Source of GPU readings through NVML (`nvidia-ml-py`, which only this class imports)."""
 
     def __init__(self) -> None:
-        """Open the library.
+        """Open the NVML library.
 
         Raises:
             _NoNvml: the library or the driver is missing.
