@@ -65,7 +65,7 @@ SERVER_OPTIONS: Final = {
     "sqs:DeleteMessage": "AWS's notices from a queue",
     "sqs:ReceiveMessage": "AWS's notices from a queue",
 }
-"""The optional feature for which the control plane needs an IAM action, by action."""
+"""The optional feature that needs each IAM action of the control plane, by action."""
 NODE_ACTIONS: Final = ("s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject")
 """IAM actions that every agent needs."""
 NODE_OPTIONS: Final = {
@@ -75,7 +75,7 @@ NODE_OPTIONS: Final = {
     "ssm:GetParameter": "Secrets",
     "sts:AssumeRole": "RoleArn",
 }
-"""The optional request field for which an agent needs an IAM action, by action."""
+"""The optional request field that needs each IAM action of an agent, by action."""
 
 
 class Level(StrEnum):

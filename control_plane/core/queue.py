@@ -205,7 +205,7 @@ class _Shares:
                 self._raise(job, job.most_node_count)
 
     def returns(self, limited: Sequence[FleetJob]) -> dict[RunId, Reduction]:
-        """Return the jobs that return nodes beyond their NodeCount while the queue has no head.
+        """Return the reductions of jobs that give back nodes beyond their NodeCount while the queue has no head.
 
         The nodes go to the first job that continues on fewer nodes than its NodeCount. Without such a job, they go to
         the first job that waits for the quota of its project, if jobs of this project return enough nodes.

@@ -76,14 +76,17 @@ class Restore:
     relayout: Relayout | None = None
     """The sources of the restored step, if another number of ranks or another job made this step."""
     forgotten: tuple[Rank, ...] = ()
-    """Ranks whose shard no node holds in memory, and the other nodes cannot rebuild.
+    """Ranks whose shard no node holds in memory and the other nodes cannot rebuild.
 
     In a relayout, these are ranks of the generation that made the step.
     """
 
     @property
     def farthest(self) -> str | None:
-        """The farthest kind of source that any rank uses, of `FARTHEST`. None if the ranks start from step 0."""
+        """The farthest kind of source that any rank uses, in the order of `FARTHEST`.
+
+        None if the ranks start from step 0.
+        """
         shards = self.sources if self.relayout is None else self.relayout.shards
         kinds = [sources[0].kind for sources in shards if sources]
         return max(kinds, key=FARTHEST.index) if kinds else None
@@ -324,7 +327,7 @@ def _parity_source(origin: Generation, step: Step, rebuild: Rebuild) -> ShardSou
 
 
 def _forgotten(found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]], world_size: int) -> tuple[Rank, ...]:
-    """Return the ranks whose shard no node holds in memory, and the other nodes cannot rebuild.
+    """Return the ranks whose shard no node holds in memory and the other nodes cannot rebuild.
 
     Only shards that `world_size` ranks made count.
     """

@@ -143,8 +143,8 @@ def _can_be_named(name: str) -> bool:
 def _base_after(session: Session, run_id: str, before: int, upto: int) -> int | None:
     """Return the lowest step that any generation from `before` + 1 to `upto` restored.
 
-    The training of these generations repeats all steps after the result. Only started generations count, and `upto`
-    itself. None if no generation in the range counts.
+    The training of these generations repeats all steps after the result. Only started generations and `upto` itself
+    count. None if no generation in the range counts.
     """
     is_later = (
         (Generation.number > before)

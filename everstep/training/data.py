@@ -566,7 +566,10 @@ class Walk:
         self._place = place
         self._is_known = _draws_once(items)
         self._left = list(place.began)
-        """State of each generator after the walk last drew from it. Another state shows that other code has drawn."""
+        """State of each generator after the walk last used it.
+
+        A different state shows that other code used the generator.
+        """
         self._streams: dict[int, Tree] = {}
         """State of the walk's own random stream, for each generator that the walk no longer uses."""
 

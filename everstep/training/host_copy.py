@@ -41,7 +41,7 @@ def copy_into_live(copies: Copies) -> None:
 
 
 def _are_equal_bytes(source: torch.Tensor, target: torch.Tensor) -> bool:
-    """Return whether the copy only moves equal bytes within host memory, without a conversion."""
+    """Return whether the copy moves bytes unchanged within host memory, without a conversion."""
     return (
         type(source) in PLAIN_CLASSES
         and type(target) in PLAIN_CLASSES
