@@ -22,7 +22,7 @@ from everstep.protocol.ids import Rank
 from everstep.protocol.plan import SlotRecord
 
 EARLIER, NODES = 4, 6
-"""Number of ranks that made the step, and number of nodes."""
+"""Number of ranks that saved the step, and number of nodes."""
 SIZE = ModelSize(layers=5, width=512)
 NODE_MIB = 768
 PROGRAM = ("benchmarks.durable.rank.loading",)
@@ -64,8 +64,8 @@ def absent_share(world_size: int, rank: int, held: Collection[int], earlier: int
     Args:
         world_size: number of ranks that load.
         rank: the rank.
-        held: ranks that made the step, and whose shards the node of `rank` holds.
-        earlier: number of ranks that made the step.
+        held: ranks that saved the step, and whose shards the node of `rank` holds.
+        earlier: number of ranks that saved the step.
     """
     begin, end = rank / world_size, (rank + 1) / world_size
     return sum(

@@ -49,6 +49,6 @@ def filter_names(operation: OperationModel) -> frozenset[str]:
 
 
 def is_documented(name: str, names: frozenset[str]) -> bool:
-    """Return whether the result of `filter_names` has a filter name or the prefix of this name."""
+    """Return whether `names`, a result of `filter_names`, contains `name` or its prefix."""
     prefix, colon, _ = name.partition(":")
     return name in names or (bool(colon) and prefix + colon in names)

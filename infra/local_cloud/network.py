@@ -53,7 +53,7 @@ def namespace_path(network: str, instance_id: str) -> Path:
 
 
 def obstacle() -> str | None:
-    """Return in one sentence why this machine cannot run such a network. Return None if it can."""
+    """Return in one sentence why this machine cannot run the network. Return None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for program in ("ip", "tc"):

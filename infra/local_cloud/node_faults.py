@@ -46,7 +46,7 @@ def kill_rank(init_pid: int, rank: int | None) -> Facts:
 
 
 def kill_agent(init_pid: int) -> Facts:
-    """SIGKILL the agent, as a crash would. Its ranks keep training, and the user data restarts the agent.
+    """Kill the agent with SIGKILL, as in a crash. Its ranks keep training, and the user data restarts the agent.
 
     Args:
         init_pid: pid of the instance's init.
