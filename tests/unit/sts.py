@@ -1,4 +1,4 @@
-"""An STS of one region that verifies AWS Signature Version 4 over the received request.
+"""A fake STS of one region. It verifies the AWS Signature Version 4 of each request.
 
 Moto's STS accepts every signature. This server holds a few credentials and computes the signature of each request. It
 answers GetCallerIdentity only if the signature matches. It records every request, so that a test can check which
@@ -48,7 +48,7 @@ def keys_of(instance: str, *, role: str = "trainer", account: str = ACCOUNT, num
 
 @dataclass
 class Sts:
-    """The server's credentials and the requests that it received."""
+    """The credentials that the fake STS accepts, and the requests that it has received."""
 
     known: dict[str, Keys] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Many open connections without a token, some of them very slow, do not delay the answers to complete requests."""
+"""Many open connections, some of them very slow and all without a token, do not delay answers to complete requests."""
 
 from __future__ import annotations
 

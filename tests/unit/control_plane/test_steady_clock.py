@@ -1,4 +1,4 @@
-"""A clock for measuring ages. Steps of the wall clock do not change the ages."""
+"""Tests the clock that measures ages. If the wall clock is set to another time, ages do not change."""
 
 from __future__ import annotations
 

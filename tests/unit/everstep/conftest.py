@@ -1,4 +1,4 @@
-"""A client for tests of the command line. It takes its answers from a table."""
+"""A fake client for tests of the command line. It takes its answers from a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everstep.sdk import Conveniences
 
 
 class Client(Conveniences):
-    """A client that records its calls and takes its answers from a table. An exception in the table is raised."""
+    """Records its calls and takes its answers from a table. It raises an answer that is an exception."""
 
     def __init__(self, answers: dict) -> None:
         self.answers = answers

@@ -1,4 +1,4 @@
-"""The command line as a person calls it, with a client that answers from a table."""
+"""Tests the command line as a person calls it, with a fake client that answers from a table."""
 
 from __future__ import annotations
 
@@ -623,10 +623,10 @@ MODEL = json.loads((DATA / "everstep/2026-01-01/service-2.json").read_text())
 
 
 def least(name: str) -> object:
-    """Return the smallest valid answer of a shape, without its optional fields."""
+    """Return the smallest valid answer with this shape of the API model. It omits optional fields."""
     shape = MODEL["shapes"][name]
     if shape["type"] == "structure":
-        # A shape without required fields is part of a request, which the service returns with all defaults.
+        # A shape without required fields describes a part of a request. The service returns such parts with all fields.
         return {field: least(shape["members"][field]["shape"]) for field in shape.get("required", shape["members"])}
     if shape["type"] in ("list", "map"):
         return [least(shape["member"]["shape"])] if shape["type"] == "list" else {"any": least(shape["value"]["shape"])}
@@ -694,7 +694,7 @@ CREATE = ("fleets", "create", "--name", "main", "--auto-scaling-group", "g")
 
 
 def creating(*changes: dict) -> tuple[Callable[..., dict], list[bool]]:
-    """Return a `create_fleet` function that reports these changes, and a list with the `DryRun` flag of each call."""
+    """Return a fake `create_fleet` that reports these changes, and a list for the `DryRun` flag of each call."""
     asked: list[bool] = []
 
     def create(DryRun=False, ExpectedChanges=None, **_):
@@ -987,7 +987,7 @@ GONE = ServiceFailed("Nobody answers.", code="ServiceUnavailableException")
 
 
 def wait(*looks: object, timeout_seconds: float | None = None) -> tuple[Clock, list[str], dict]:
-    """Wait for a job with these statuses, one per poll. The last status repeats."""
+    """Wait for a job whose polls return these statuses in turn. Later polls return the last status."""
     clock, seen, left = Clock(), [], list(looks)
 
     def look(**_):

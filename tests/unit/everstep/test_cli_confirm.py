@@ -71,7 +71,7 @@ every_one_that_asks = pytest.mark.parametrize("words", ASKING, ids=" ".join)
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Callable[[str], None]]]:
     """Open a terminal, and yield a function that types a text on it, as a person does.
 
-    That function returns another one, which waits until given words appear on the terminal.
+    The function returns a second function, which waits until a given text appears on the terminal.
     """
     ours, theirs = os.openpty()
     with open(theirs) as reader, open(os.dup(theirs), "w", buffering=1) as writer:

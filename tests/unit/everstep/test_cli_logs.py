@@ -1,5 +1,6 @@
-"""`everstep jobs logs` with `-f`, `--since` and `--grep`: lines of several ranks in one list, and broken
-connections.
+"""Tests `everstep jobs logs` with `-f`, `--since` and `--grep`.
+
+The tests cover lines of several ranks in one list, and broken connections.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def event(text: str, rank: int | None = 0, stream: str = "stdout") -> dict:
 
 
 class Stream:
-    """Events of one connection. An exception among them breaks the connection."""
+    """The events of one fake connection. An exception among the events breaks the connection."""
 
     def __init__(self, said: list) -> None:
         self._said = said

@@ -290,7 +290,7 @@ for words, environment in json.load(sys.stdin):
 def completed(*asked: tuple[str, dict[str, str]]) -> list[list[str]]:
     """Return bash's completions of several command lines.
 
-    A single process computes all of them, because its imports take seconds on a busy machine.
+    A single process computes all completions, because the start of a process takes seconds on a busy machine.
     """
     keep = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     told = subprocess.run(

@@ -167,7 +167,7 @@ def test_a_file_in_the_place_of_a_directory_is_an_error_without_a_traceback(run,
 
 def test_whatever_the_operating_system_refuses_is_an_error_without_a_traceback(run, tmp_path):
     outputs = {"Outputs": [{"Generation": 1, "Key": "k", "Path": "rank=0/a", "Bytes": 0}]}
-    (tmp_path / "rank=0").write_text("")  # A file has the name that the command needs for a directory of downloads.
+    (tmp_path / "rank=0").write_text("")  # this file has the name of the directory that the command must create
     code, _, err, _ = run("jobs", "output", "gpt", "--to", str(tmp_path), list_outputs=outputs)
     assert code == 1
     assert err.startswith(f"error: {tmp_path / 'rank=0'}")

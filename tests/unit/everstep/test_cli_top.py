@@ -100,7 +100,7 @@ def test_the_newest_events_alone_are_kept() -> None:
 
 
 class World:
-    """A scripted service and clock. Each wait returns the next scripted event."""
+    """A fake of the service and the clock. Each wait returns the next event of the test's script."""
 
     def __init__(self, looks: list, comes: list) -> None:
         self.looks, self.comes, self.waits, self.now = looks, comes, [], NOW
@@ -308,7 +308,7 @@ def test_connections_that_end_without_a_word_are_not_made_for_ever() -> None:
 
 
 def follow(run, *words: str, streams: list[Stream]) -> tuple[int, str, str, list]:
-    """Run `events list -f` on these streams. A scripted KeyboardInterrupt ends the command."""
+    """Run `events list -f` on these streams. A KeyboardInterrupt among their events ends the command."""
     return run("events", "list", "-f", *words, follow_events=lambda **_: streams.pop(0))
 
 

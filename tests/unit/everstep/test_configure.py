@@ -1,6 +1,6 @@
-"""Files that `everstep configure` writes.
+"""Tests the files that `everstep configure` writes.
 
-Plain boto3 and the AWS CLI reach the service with these files alone.
+With these files, plain boto3 and the AWS CLI reach the service.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def configured(home, service, monkeypatch) -> Path:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return an environment without this process's variables, except the search path.
+    """Return an environment that contains only the search path of this process's variables.
 
-    Instance credentials are off.
+    It also disables the credentials of an EC2 instance.
     """
     return {"HOME": str(home), "PATH": os.environ["PATH"], "AWS_EC2_METADATA_DISABLED": "true"}
 
@@ -88,9 +88,9 @@ def test_plain_boto3_speaks_to_the_service(configured, session):
 
 
 def test_the_token_goes_nowhere_else(configured, service):
-    """The client sends its token only to its own endpoint.
+    """The client sends its token only to the endpoint of its profile.
 
-    With AWS_ENDPOINT_URL set to another address, it sends no request.
+    If AWS_ENDPOINT_URL contains another address, the client sends no request.
     """
     told = run_python(
         configured,
@@ -191,9 +191,9 @@ def test_a_profile_that_is_configured_again_means_the_new_endpoint(configured, m
 
 
 def test_what_a_profile_of_the_users_does_not_say_is_told(configured, monkeypatch, capsys):
-    """A user's own section of a profile lacks settings. `everstep configure` prints the settings and adds none of them.
+    """`everstep configure` prints settings that a user's own section of a profile lacks, but does not add them.
 
-    The profile's `ca_bundle`, for example, may serve other services too.
+    Other services may use the same profile, and would get settings such as `ca_bundle` too.
     """
     path, bundle = configured / ".aws" / "config", configured / "ca.pem"
     bundle.touch()
@@ -238,7 +238,7 @@ def test_a_profile_is_not_added_to_one_of_the_users(home, monkeypatch, capsys, o
 def test_nobody_acts_with_the_token_of_another_profile(configured, service, monkeypatch):
     """Two profiles have the same endpoint and different tokens. The client refuses them.
 
-    AWS's clients cannot tell such profiles apart, and might send the token of the other profile.
+    A client of AWS would choose the token by the endpoint, and might send the token of the other profile.
     """
     url = f"http://{service.address}"
     assert configure(monkeypatch, "--profile", "viewer", "--endpoint-url", url, "--token", "viewers", "--no-check") == 0

@@ -146,11 +146,11 @@ def test_a_quota_that_suffices_is_fine() -> None:
     assert not is_wrong(judge(replace(GOOD, aws=replace(AWS, quota=replace(QUOTA, limit=768.0)))))
 
 
-# Gathering
+# Collecting facts
 
 
 class Answers:
-    """An AWS client that answers as the test configures it and records the calls."""
+    """A fake AWS client. It returns the answers that the test sets, and records the calls."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers = answers

@@ -25,7 +25,7 @@ GONE = EndpointConnectionError(endpoint_url=URL)
 
 
 class Wire:
-    """A transport that returns answers from a list, without a network. An exception in the list is raised."""
+    """A fake transport that returns answers from a list. It raises an answer that is an exception."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: object) -> None:
         self.answers = list(answers)

@@ -1,4 +1,4 @@
-"""The demo passes only if both runs have the same states and losses, bit for bit, and the expected incident."""
+"""The demo passes only if both runs have identical states and losses, and if the expected incident occurred."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_preflight_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Cluster:
-    """A fake of a local cluster. It counts as running until its context ends."""
+    """A fake of a local cluster. It reports itself as running until its context manager exits."""
 
     endpoint_url, state_dir = "http://127.0.0.1:1", Path("state")
     token_file = logs = nodes_directory = Path("state/admin_token")

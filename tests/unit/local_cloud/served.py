@@ -38,7 +38,7 @@ _numbers = itertools.count()
 def eventually(check: Callable[[], Any], *, timeout_seconds: float = 30.0) -> Any:
     """Poll `check` and return its first true result.
 
-    The test observes the facts over HTTP, so no event announces them.
+    Tests observe the local AWS over HTTP, which has no event to wait for.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:

@@ -1,4 +1,4 @@
-"""`python -P -m infra.local_cloud` and `everstep local`, as far as no running cluster is needed."""
+"""Tests `python -P -m infra.local_cloud` and `everstep local` in cases that need no running cluster."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_an_interrupted_up_ends_what_it_began(number: signal.Signals, tmp_path: 
         "--boot-delay",
         "600",
     ]
-    # A background process ignores SIGINT, and its children inherit this.
+    # If the tests run in the background, they ignore SIGINT, and a child process would inherit this.
     heeded = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(
         [*words, "--state-dir", str(tmp_path / "state")], stderr=subprocess.PIPE, preexec_fn=heeded

@@ -74,9 +74,9 @@ def recorder() -> Any:
 
 @pytest.fixture
 def poison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> dict[str, str]:
-    """Set up a user of real AWS: files, variables and a proxy.
+    """Configure files, variables and a proxy as a user of real AWS does.
 
-    Every setting leads to the recorder's port under another host name.
+    Every setting leads to the recorder's port, under a host name that the local AWS never uses.
     """
     home = tmp_path / "home"
     (home / ".aws").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Delivery of AWS events: when, how often, and with identical duplicates."""
+"""Tests when and how often the local AWS delivers events. Duplicates are identical."""
 
 from __future__ import annotations
 

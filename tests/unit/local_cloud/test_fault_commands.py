@@ -1,4 +1,4 @@
-"""`everstep local fault …` parses words into faults and prints the effect of each fault."""
+"""`everstep local fault …` parses its arguments into faults and prints the effect of each fault."""
 
 from __future__ import annotations
 

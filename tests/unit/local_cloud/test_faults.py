@@ -1,4 +1,4 @@
-"""Faults of the local AWS that last, such as throttling, and their random decisions."""
+"""Tests faults of the local AWS that last for some time, such as throttling, and their random decisions."""
 
 from __future__ import annotations
 

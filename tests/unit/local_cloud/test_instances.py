@@ -46,7 +46,7 @@ def test_everything_below_an_instance_goes_with_it(runner: InstanceRunner, tmp_p
     below = [*descendants(pid), identify(pid)]
     memory = memory_directory(wanted.instance_id)
     memory.mkdir()
-    # Mount a tmpfs as an agent with the permission does.
+    # mount a tmpfs, as an agent does if it has the permission
     ctypes.CDLL(None).mount(b"everstep", os.fsencode(memory), b"tmpfs", 0, b"size=64k")
     (memory / "slot").write_bytes(b"x")
     runner.reconcile([wanted])
@@ -89,9 +89,9 @@ def test_user_data_of_an_instance_that_is_ended_says_nothing(runner: InstanceRun
 
 
 def test_user_data_that_ends_with_its_machine_says_nothing(runner: InstanceRunner, tmp_path: Path) -> None:
-    """The user data of an instance ends because its instance ends. It then writes no exit file.
+    """The user data script of an instance is ended together with its instance. It then writes no exit file.
 
-    Otherwise, a process that waits for nodes would report that the agent ended while its instance runs.
+    An exit file means that the agent ended while its instance was still running.
     """
     wanted = instance(tmp_path)
     runner.reconcile([wanted])

@@ -1,4 +1,4 @@
-"""The processes of a local cluster: each is detached from its parent and has a record on disk."""
+"""Each process of a local cluster is detached from its parent and has a record on disk."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_all_descendants_are_killed_but_not_the_root(tree: subprocess.Popen[byte
     below = descendants(tree.pid)
     root = identify(tree.pid)
     assert root is not None
-    root.send(signal.SIGSTOP)  # a stopped root process cannot exit when its children end
+    root.send(signal.SIGSTOP)  # stop the root process, which would otherwise exit when its children end
     assert kill_descendants(tree.pid) == 4
     assert not any(process.is_alive for process in below)
     assert root.is_alive
@@ -66,7 +66,7 @@ def test_all_descendants_are_killed_but_not_the_root(tree: subprocess.Popen[byte
 
 
 def test_what_forks_all_the_time_is_killed_as_well() -> None:
-    # Each process forks a successor and soon exits. A search that did not stop the processes first would never find the
+    # Each process forks a successor and soon exits. The search must first stop the processes, or it never finds the
     # newest one.
     script = (
         "import os, select\nwhile True:\n    select.select([], [], [], 0.02)\n    if os.fork():\n        os._exit(0)\n"
@@ -80,7 +80,8 @@ def test_what_forks_all_the_time_is_killed_as_well() -> None:
         assert root.stdout is not None
         root.stdout.readline()
         kill_descendants(root.pid)
-        eventually(lambda: root.poll() is not None)  # once no child exists, `os.wait` fails and the root process exits
+        # the root process exits when it has no child, because `os.wait` fails
+        eventually(lambda: root.poll() is not None)
 
 
 def test_end_is_polite_first() -> None:

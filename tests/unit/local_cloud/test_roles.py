@@ -1,6 +1,6 @@
-"""Roles as targets of faults, such as "job 0 rank 1". A role is parsed from words.
+"""A fault may name a role as its target, such as "job 0 rank 1".
 
-At the time of the fault, it becomes the node that has this role.
+The local cloud looks up the node with this role when the fault is due.
 """
 
 from __future__ import annotations

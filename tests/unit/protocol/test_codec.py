@@ -34,7 +34,7 @@ CLASSES: list[type[Message]] = sorted(
 
 
 def sample(info: msgspec.inspect.Type, depth: int = 0) -> object:
-    """Return a value of a field's type that differs from the default. A field that the codec loses is then detected."""
+    """Return a value of a field's type. It differs from the default, so that the test detects a lost field."""
     match info:
         case msgspec.inspect.IntType():
             return 1 << 40
@@ -149,7 +149,7 @@ OF_ANY_LENGTH = {
     "SnapshotBytes": {"data"},
     "UploadedShard": {"lists"},
 }
-"""The fields with bytes whose length a message does not fix."""
+"""By message class: the fields of bytes whose length may vary."""
 
 
 def test_all_other_bytes_have_a_fixed_length() -> None:

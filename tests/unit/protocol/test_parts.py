@@ -1,4 +1,7 @@
-"""A flat range of a tensor is cut into boxes (ranges in every dimension) with exactly its elements, in their order."""
+"""A flat range of a tensor is cut into boxes: ranges in every dimension.
+
+Together, the boxes contain exactly the elements of the flat range, in the same order.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Proof:
 
 
 def other(**fields: object) -> Open:
-    """Return the first message of a session, changed in one field."""
+    """Return the first message of a session with other values in the given fields."""
     return msgspec.structs.replace(OPEN, **fields)
 
 
@@ -57,7 +57,7 @@ OTHERS = [
     Proof(opened=other(node_id=NodeId("i-x"))),
     Proof(opened=other(owner_rank=Rank(2))),
     Proof(opened=other(nonce=b"z" * 32)),
-    # The two fields have the same characters in total, but divide them at another place.
+    # The rank and the node id contain the same characters in total, but divided differently.
     Proof(opened=other(node_id=NodeId("i-a1"), owner_rank=Rank(0)), listener=NodeId("i-b")),
 ]
 

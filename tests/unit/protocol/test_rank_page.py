@@ -1,4 +1,4 @@
-"""The shared-memory page between a rank and its agent has two halves, one written by each.
+"""A rank and its agent share a memory page. Each of them writes one half of it.
 
 A reader sees only complete halves. A writer that dies during a write leaves the previous half readable.
 """
@@ -72,7 +72,7 @@ def test_halves_come_back_and_do_not_touch_each_other(agent: AgentHalf, rank: Ra
 
 def test_a_page_of_a_rank_that_knows_no_target_has_none_and_nor_has_one_that_no_json_could_carry() -> None:
     shared = page()
-    write_rank_half(shared, RankHalf(1, 8))  # The page of an older rank is shorter and does not contain the target.
+    write_rank_half(shared, RankHalf(1, 8))  # a rank with an older library writes no target
     assert read_rank_half(shared) == RankHalf(1, 8)
     write_rank_half(shared, RankHalf(1, 8, target=MAX_TARGET + 1))
     assert read_rank_half(shared) == RankHalf(1, 8)
@@ -85,13 +85,13 @@ def test_a_limit_that_no_script_may_tell_is_none() -> None:
 
 
 class Killed(Exception):
-    """Error that replaces the death of a writing process."""
+    """Raised in place of the death of a writing process."""
 
 
 class LastStore:
-    """Replaces the store of a half's sequence number by the death of the writer.
+    """Raises `Killed` when the writer stores a half's sequence number.
 
-    `is_done`: the writer dies after this store, not before it.
+    `is_done`: the sequence number is stored before the exception.
     """
 
     def __init__(self, *, is_done: bool) -> None:

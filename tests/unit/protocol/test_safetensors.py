@@ -62,7 +62,7 @@ def to_object(tensors: Tensors, values: bytes, slack: int) -> tuple[bytes, bytes
 
 
 def from_object(data: bytes) -> bytes:
-    """Return the payload that an object describes. The target buffer starts with garbage in every byte."""
+    """Restore the payload of an object into a buffer that is full of other bytes, and return it."""
     (length,) = LENGTH.unpack_from(data)
     if length > len(data) - LENGTH.size:
         raise CorruptObject
@@ -100,9 +100,9 @@ def test_what_is_cut_is_refused(tensors: Tensors, data: st.DataObject) -> None:
 @given(st.data())
 @settings(max_examples=200)
 def test_a_changed_header_is_refused_or_says_itself_what_it_is(data: st.DataObject) -> None:
-    """A flipped bit in the header raises the reader's own error, or changes nothing but a name.
+    """A flipped bit in the header makes the reader raise its own error, or changes only a name.
 
-    If the header still parses, the payload's size and digest decide whether the object is accepted.
+    If the reader can still parse the header, it accepts the object only if the payload's size and digest match.
     """
     payload, whole = to_object(
         [("weight", "float32", (2, 3), bytes(range(24))), ("flag", "bool", (1,), b"\1")], b"values", 64

@@ -1,4 +1,4 @@
-"""Lists of shared objects travel once per change and connection, and the receiver always has the whole report."""
+"""A connection carries a list of shared objects once per change. The receiver always restores the whole report."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_new_connection_carries_the_list_again() -> None:
 
 
 def test_a_list_that_left_the_reports_is_sent_again() -> None:
-    """A list that one report does not contain is sent in full again later, because neither end keeps it."""
+    """If a report no longer contains a list, both ends drop the list. A later report sends it in full again."""
     sender, receiver = SharedLists(), SharedLists()
     for whole in (
         report(1, upload(0, 4, LIST)),

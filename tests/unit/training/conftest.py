@@ -8,7 +8,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 @pytest.fixture(autouse=True)
 def _every_session_is_closed() -> Iterator[None]:
-    """Fail the test that leaves a session open: an open session wraps torch's classes for every later test."""
+    """Fail each test that leaves a session open, because the session would affect torch's classes in later tests."""
     step = vars(LRScheduler)["step"]
     yield
     assert vars(LRScheduler)["step"] is step, "this test left a session open: call session.close()"

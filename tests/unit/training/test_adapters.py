@@ -127,7 +127,7 @@ def test_a_buffer_of_another_shape_comes_back_where_it_was() -> None:
 
 
 class Late(nn.Module):
-    """A module that registers a buffer in its first forward and replaces two buffers that start as one object."""
+    """A module whose first forward registers a new buffer and replaces one of three buffers that are one tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ def test_a_buffer_that_appears_while_another_goes_is_kept() -> None:
 
 
 class Scale(nn.Module):
-    """A module that has no parameter from which its device could be seen."""
+    """A module without parameters, so that no parameter shows its device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ def test_the_buffers_of_a_module_that_two_models_share_come_back() -> None:
 
 
 def wrapped(model: nn.Module) -> nn.Module:
-    """Return the modules that a model has under torch.compile and DDP."""
+    """Return a module that contains the model as torch.compile and DDP would."""
     return nn.ModuleDict({"_orig_mod": nn.ModuleDict({"module": model})})
 
 
@@ -449,7 +449,7 @@ def test_memory_is_set_aside_for_the_gradients_that_lie_in_it_and_for_no_others(
         return Arena(size)
 
     monkeypatch.setattr(plain, "Arena", noting)
-    # A tensor on the meta device stands for one in device memory. The adapter would refuse a real meta tensor.
+    # In this test, meta tensors replace tensors in device memory. The check would refuse them.
     monkeypatch.setattr(plain, "check_parameter", lambda *_: None)
     parts: dict[str, torch.Tensor] = {
         "sharded": distribute_tensor(torch.ones(4, 16), mesh, [Shard(0)]),
@@ -517,7 +517,7 @@ def test_a_sharded_tensor_is_made_over_the_memory_it_is_given(
 ) -> None:
     parameter = distribute_tensor(torch.ones(3, 4), mesh, [Shard(0)])
     local = torch.full((2, 4), 7.0, dtype=dtype)
-    # This state occurs if the parameters are in host memory while their mesh consists of GPUs.
+    # simulate parameters in host memory whose mesh consists of GPUs
     monkeypatch.setattr(mesh, "_device_type", "meta")
     made = FSDPAdapter({}, {}).rewrap(parameter, local)
     assert isinstance(made, DTensor)
@@ -638,7 +638,7 @@ def test_tensors_that_would_be_called_alike_keep_their_own_names(wrap: Callable[
 
 
 class Scaled(nn.Linear):
-    """A layer with numbers outside its parameters and buffers, as 8-bit float layers have."""
+    """A layer with state outside its parameters and buffers, as 8-bit float layers have."""
 
     def __init__(self) -> None:
         super().__init__(2, 2)

@@ -47,9 +47,9 @@ def _many_descriptors() -> Iterator[None]:
 
 
 class Awaited(socket.socket):
-    """A socket that signals when a thread is about to wait for it.
+    """A socket that sets an event when a thread is about to wait for it.
 
-    It relies on the fact that a thread requests the socket's descriptor before it waits.
+    A thread calls `fileno` before it waits, so this method sets the event.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -85,7 +85,8 @@ def test_a_rank_waits_for_its_agent_however_many_descriptors_it_has(
 def test_a_line_that_is_cut_is_not_waited_for(ends: tuple[UnixAgentLink, socket.socket]) -> None:
     link, agent = ends
     assert link._socket is not None
-    link._socket.close()  # close the socket as another thread could, between the check and the wait
+    # close the socket, as another thread could between the link's check of the socket and its wait
+    link._socket.close()
     link.wait(WAIT_SECONDS)
     assert link._socket is None
     link._next_attempt = 0
@@ -95,7 +96,7 @@ def test_a_line_that_is_cut_is_not_waited_for(ends: tuple[UnixAgentLink, socket.
 
 
 def test_a_closed_link_does_not_connect_again(tmp_path: Path) -> None:
-    """A closed link does not reconnect, because nothing would ever close the new connection."""
+    """A closed link does not connect again, because no code would close the new connection."""
     now = 0.0
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener:
         listener.bind(str(tmp_path / "agent"))

@@ -1,4 +1,4 @@
-"""While the agent still writes the state that a rank restores, the rank copies the part that is already verified.
+"""A rank that restores its state copies each verified part while the agent still writes the rest.
 
 The fake agent sends its next message whenever the rank polls, so the tests need no clock.
 """
@@ -32,7 +32,7 @@ from everstep.training.state import RankState
 GENERATION = Generation(2)
 ENVIRONMENT = Environment(Rank(0), 1, None, JobName("job"), RunId("ab" * 16), GENERATION, 1.0, 30.0)
 WITHOUT_FINAL_ROUND = replace(ENVIRONMENT, final_round_seconds=0.0)
-"""The fake agent does not answer the final round."""
+"""Environment in which the rank does not wait for the final round, because the fake agent never answers it."""
 STEP = Step(7)
 Word = Callable[[], None]
 
@@ -123,9 +123,9 @@ class Agent:
         self.hinted_by: list[str] = []
 
     def arrives(self, load: int) -> None:
-        """Announce that the agent writes the state to restore, and that its index is readable.
+        """Announce that the agent has begun to write the state to restore, and that the state's index is readable.
 
-        `load` is the attempt's number.
+        `load` is the number of this attempt to load the state.
         """
         self.page = AgentHalf(GENERATION, load=load, verified=0)
         self.named = Arriving(
@@ -238,7 +238,7 @@ def test_each_tensor_is_copied_as_soon_as_its_bytes_are_verified(
     assert open_session(fresh).restore() == STEP
     assert fresh.bytes() == expected
     names = list(expected)
-    # Parameters are copied first. The optimizer state of a parameter follows when all its tensors have arrived.
+    # The parameters are copied first. A parameter's optimizer state is copied when all of its tensors have arrived.
     for number in range(1, 6):
         assert names[number - 1] in seen[number], f"{names[number - 1]} waits for more than its own bytes"
         assert names[number] not in seen[number], "nothing is copied before it is there"

@@ -1,4 +1,4 @@
-"""The copier of host memory: its copies, its threads, and how it reports its progress."""
+"""Tests the copier of host memory: its copies, its threads, and its reports of progress."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_where_cores_are_few_the_thread_wakes_up_behind_whoever_gave_it_work_and
     waits.wait()
     thread.put(look)
     begun.wait()
-    thread.put(lambda: None)  # a thread that works is not moved to other cores
+    thread.put(lambda: None)  # a thread keeps its cores while it works
     goes_on.set()
     thread.close()
     (who, core), *freed = placed

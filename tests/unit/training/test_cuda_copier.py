@@ -1,6 +1,6 @@
-"""The copier of device memory, on a fake device that works as late as possible.
+"""Tests the copier of device memory, on a fake device that executes operations as late as possible.
 
-A fake stream is a list of operations that run when a caller waits for them.
+A fake stream is a list of operations, which run only when a caller waits for them.
 """
 
 from __future__ import annotations
@@ -136,9 +136,9 @@ class FakeDevice:
         del self.registered[address]
 
     def change_behind_what_is_queued(self, tensor: torch.Tensor) -> None:
-        """Queue an optimizer step that changes the state, as the training thread does.
+        """Queue an optimizer step that changes the tensor, as the training thread does.
 
-        The fake device runs the step when a later wait requires it.
+        The fake device executes the step only when a caller waits for it or for a later operation.
         """
         self.do(self.training, "step", lambda: tensor.fill_(-1))
 
@@ -360,7 +360,10 @@ def test_what_the_driver_refuses_is_told_and_holds_nobody_up(
 def test_a_copy_that_fails_in_the_middle_has_stopped_before_it_is_said_to_have_failed(
     memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]
 ) -> None:
-    """A copy fails in the middle. It stops before its failure is reported, because the report frees the slot."""
+    """If a copy fails, the device finishes all its started work before the copier reports the failure.
+
+    The report frees the slot, so no operation may write the slot afterwards.
+    """
     _, views = memory
     device = FakeDevice()
     copier = CudaCopier(device, SMALL_PIECES)
@@ -442,10 +445,10 @@ def test_no_copy_lies_across_what_is_registered_by_itself(
 def test_what_the_boundary_copies_is_cut_before_the_first_piece_is_registered(
     memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a step ends, the copier decides which part of the state the training thread copies.
+    """The copier chooses the part of the state that the training thread copies before it registers any memory.
 
-    It decides before it registers the first piece of memory with the driver. Each piece that is registered before the
-    copy is then entirely inside or entirely outside the training thread's part.
+    It registers the memory with the CUDA driver piece by piece. Because the part is already chosen, each piece is
+    either entirely inside the part or entirely outside.
     """
     slot, views = memory
     device = FakeDevice()
@@ -497,7 +500,7 @@ def test_a_graph_that_the_script_captures_is_not_made_to_wait(
 
 
 class Runtime:
-    """A fake of the CUDA runtime: the calls that can fail, and the call that returns the last error."""
+    """A fake of the CUDA runtime. It has the calls that can fail and the call that returns the last error."""
 
     def __init__(self, answer: int) -> None:
         self.answer = answer
@@ -527,7 +530,7 @@ def test_a_refused_registration_leaves_no_error_for_the_next_launch(
 def test_the_copiers_stream_is_no_other_librarys(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copier creates its own stream. Torch's pool would return a stream that another library may use.
 
-    Torch's pool returns the same stream again at every 32nd request.
+    Torch's pool has 32 streams and returns each of them again and again.
     """
     current: list[int] = []
     runtime = SimpleNamespace(
@@ -571,7 +574,7 @@ def test_small_tensors_leave_the_device_as_one_piece_with_zeros_between_them(
     if is_registered:
         copier.prepare(slot)
         settle(copier)
-    for first in (1, 0):  # In the second step, other tensors occupy the offsets at which the first step had gaps.
+    for first in (1, 0):  # in the second step, tensors occupy the offsets that were gaps in the first step
         copier.start(Copies(tensors[first:], views[first:]), lambda _error: None).join()
     assert (len(device.gathered), device.copies()) == (2, 2)
     assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
@@ -615,7 +618,7 @@ def test_more_small_tensors_than_the_buffer_holds_are_gathered_in_turns(tmp_path
 
 
 def test_what_lies_between_two_runs_is_not_written_over(tmp_path: Path) -> None:
-    """One call copies all small tensors, and the bytes between them in the slot stay unchanged.
+    """One call copies all small tensors. It does not change the bytes between them in the slot.
 
     These bytes belong to large tensors and to tensors in host memory.
     """
@@ -676,7 +679,7 @@ def test_a_large_tensor_that_is_not_contiguous_goes_through_the_buffer_in_parts(
 
 
 def test_gaps_do_not_count_as_copied_bytes(tmp_path: Path) -> None:
-    """The progress of a copy does not count gaps between small tensors, although the device also sends the gaps."""
+    """The progress of a copy excludes the gaps between small tensors, although the device also copies the gaps."""
     tensors = [torch.tensor(float(number)) for number in range(300)]
     _, views, _ = one_slot(tmp_path, tensors)
     copier = CudaCopier(FakeDevice(), CopySizes(piece_bytes=PIECE, gather_bytes=256, mark_count=3))

@@ -67,7 +67,7 @@ class Alternating:
 
 
 class Episodes:
-    """A batch sampler that draws from the process's generators, as training does, and records its batches."""
+    """A batch sampler that draws random numbers from the process's generators, which training uses too."""
 
     def __init__(self, begin_lazy: int = 0) -> None:
         self.begin_lazy = begin_lazy
@@ -126,7 +126,7 @@ def flatten(batch: Any) -> list[float]:
 def draw(stream: DataStream, count: int) -> list[list[float]]:
     """Return `count` batches. After each batch, draw one number from each random generator of the process.
 
-    The draws stand for training steps that use the same generators.
+    The test draws these numbers because training steps use the same generators.
     """
     return [
         [*flatten(stream.next()), float(torch.rand(())), float(np.random.rand()), random.random()] for _ in range(count)
@@ -191,7 +191,8 @@ def test_workers_that_fetch_ahead_are_resumed_where_training_stood(kind: str, pe
     states: dict[int, Any] = {}
     everything: list[list[float]] = []
     for consumed in range(13):
-        if consumed in (0, 1, 4, 5, 8):  # these positions are the start, the middle and the end of epochs of 5 batches
+        # an epoch has 5 batches, so these are positions at the start, in the middle and at the end of an epoch
+        if consumed in (0, 1, 4, 5, 8):
             states[consumed] = saved(stream)
         everything += draw(stream, 1)
     for consumed, state in states.items():

@@ -1,4 +1,4 @@
-"""Random generators shared by a loader and the loop, another loader, or its sampler and dataset.
+"""Tests loaders that share a random generator with the training loop, with another loader, or within themselves.
 
 The tests interrupt small random runs after an arbitrary step and resume them with new objects. Each resumed run must
 produce the batches and noise of the uninterrupted run. If this is impossible, `register` must refuse the loaders by
@@ -81,7 +81,7 @@ class Rejecting:
 
 
 class Eager(Rejecting):
-    """A sampler that draws the whole order when its iterator is created, before the first item."""
+    """A sampler that draws the order of all items when its iterator is created."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(torch.randperm(self.count, generator=self.generator).tolist())
@@ -95,9 +95,12 @@ class Shape:
     count: int
     batch_size: int
     draws: str
-    """Generator from which the dataset draws: its `own`, the run's `shared` one, or the `process`'s.
+    """Name of the generator from which the dataset draws.
 
-    `nothing`: it draws none.
+    - `own`: a generator that only this loader has.
+    - `shared`: the generator that the whole run shares.
+    - `process`: the generators of the process.
+    - `nothing`: the dataset draws no random numbers.
     """
     is_shared: bool
     """True if the sampler draws from the generator that the whole run shares.
@@ -144,7 +147,7 @@ class Run:
         self.streams = [DataStream(f"data/{number}", loader, seed=1) for number, loader in enumerate(loaders)]
         check_apart(self.streams)
         held = [generator for stream in self.streams for generator in stream.source.generators]
-        # the script owns a generator that no loader uses
+        # a loop may draw from the shared generator only if a loader has it
         self.noise = noise if any(generator is self.shared for generator in held) else "process"
 
     def step(self) -> list[object]:
@@ -224,7 +227,7 @@ def test_a_run_that_is_resumed_again_and_again_draws_what_the_undisturbed_run_dr
 
 
 def test_a_walk_alone_draws_as_torch_alone_does() -> None:
-    """Only the sampler uses its generator. The generator advances in the same way with and without a session."""
+    """If only the sampler uses its generator, a `DataStream` does not change how the generator advances."""
     own, other = (torch.Generator().manual_seed(3) for _ in range(2))
     loader, plain = (
         DataLoader(
@@ -250,8 +253,7 @@ def test_a_walk_on_a_stream_of_its_own_leaves_the_shared_generator_alone() -> No
 
 
 def test_streams_of_a_walk_share_no_numbers_with_its_generator() -> None:
-    """A loop that draws noise from the sampler's generator does not get the numbers that determine the order of
-    samples.
+    """A loop and a sampler that draw from the same generator get different numbers.
     """
     for make in (lambda: torch.Generator().manual_seed(3), lambda: np.random.default_rng(3), lambda: random.Random(3)):
         generator: Any = make()

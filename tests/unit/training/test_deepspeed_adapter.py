@@ -1,6 +1,6 @@
-"""State of a DeepSpeed engine, and of objects that the script registers in addition to the engine.
+"""Tests the state of a DeepSpeed engine, and of objects that a script registers beside the engine.
 
-Objects with the class name of an engine replace real engines.
+Fake engines with the class name of DeepSpeed's engine replace real ones.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_what_steps_an_engines_parameters_beside_it_is_refused() -> None:
 
 
 def partly_held(stage: int, value: float) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return an engine whose optimizer holds one of three parameters. Also return this rank's part of the other two."""
+    """Return an engine whose optimizer holds one of three parameters, and this rank's part of the other two."""
     module = nn.ParameterDict({name: nn.Parameter(torch.full((4,), value)) for name in ("held", "left", "frozen")})
     module["frozen"].requires_grad_(False)
     if stage == 3:
@@ -156,7 +156,7 @@ def test_an_engine_and_what_is_beside_it_have_names() -> None:
         with pytest.raises(SessionMisuse, match="have the same name ''"):
             _adapters(models, optimizers, {"": make()}, ())
     many = [f"net{number}" for number in range(9, 0, -1)]
-    # The adapter must choose the same name for the state in every launch and on every rank: the first one.
+    # The message must name the same model in every launch and on every rank: the first in alphabetical order.
     with pytest.raises(SessionMisuse, match="have the same name 'net1'"):
         _adapters(dict.fromkeys(many, critic), {}, {name: make() for name in many}, ())
 
@@ -185,9 +185,9 @@ def test_half_summed_gradients_are_no_state(micro_steps: int, changes: dict[str,
 
 
 def test_a_state_that_has_no_element_per_element_of_the_master_has_no_box() -> None:
-    """An optimizer state gets no box (position in its parameters) if its number of elements differs from theirs.
+    """An optimizer state with another number of elements than its parameters gets no box (position in the parameters).
 
-    Such a box would not fit the state, and the slot could not be read.
+    The box would not fit the state, and no reader would accept the slot.
     """
     made = make()
     adapter = deepspeed.DeepSpeedAdapter("", made)
@@ -218,7 +218,7 @@ def test_slices_of_tensor_parallelism_in_deepspeed_have_no_boxes(changes: dict[s
 
 
 def earlier_values(adapter: Any, step: int, **others: Any) -> EarlierState:
-    """Return the adapter's values in the form in which a launch with another layout reads them."""
+    """Return the adapter's values as an `EarlierState`, which a launch with another layout reads."""
     return EarlierState(Step(step), adapter.facts(), adapter.observe().values, {"objects": others})
 
 

@@ -1,6 +1,6 @@
 """DeepSpeed options that Everstep cannot restore are refused by name.
 
-Objects with the class name of an engine replace real engines.
+Fake engines with the class name of DeepSpeed's engine replace real ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Values that a script logs before their device has computed them. The fake device computes as late as possible."""
+"""Tests values that a script logs before their device has computed them.
+
+The fake device computes them as late as possible.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from tests.unit.training.test_cuda_copier import FakeDevice
 
 
 class Script:
-    """A script that logs values, with a list of the values that are sent. Names with `x` are computed on the host."""
+    """A script that logs values. `sent` receives the records that are sent to the agent."""
 
     def __init__(self) -> None:
         self.device = FakeDevice()
@@ -27,7 +30,7 @@ class Script:
         self.limit()
 
     def limit(self, **options: int) -> None:
-        """Replace the delayed records by new ones with these options."""
+        """Start again without pending records, and with these options of `DeviceNumbers`."""
         self.numbers = DeviceNumbers(self.ring, self.device_of, lambda: self.now, **options)
 
     def device_of(self, tensor: torch.Tensor):
@@ -81,10 +84,10 @@ def test_records_stay_in_the_order_in_which_they_were_logged(script: Script) -> 
 
 
 def test_a_graph_that_is_captured_contains_nothing_of_what_is_logged(script: Script) -> None:
-    """Values are logged while the script captures a CUDA graph. The graph contains no operation for them and stays
-    valid.
+    """A script that captures a CUDA graph may log values. The graph contains no operation for them and stays valid.
 
-    A copy, a recorded event or an event query would invalidate the capture. The logged values are computed at replay.
+    A copy, a recorded event or a query of an event would invalidate the capture. The logged values are computed only
+    when the graph is replayed.
     """
     script.numbers.add(Step(1), {"loss": torch.tensor(1.0)})
     script.device.catch_up()

@@ -1,4 +1,4 @@
-"""How a script's session ends when the script exits, for every kind of exit. The tests use real processes."""
+"""Tests how a script's session ends for every kind of exit of the script. The tests use real processes."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_what_a_signal_handler_has_settled_meanwhile_is_settled_once() -> None:
         def wait(self) -> None:
             self.wait_count += 1
             if self.wait_count == 1:
-                guard.reach()  # call the guard again, as a signal handler that calls `fence` or `close` does
+                guard.reach()  # call the guard inside the guard, as a signal handler could through `fence` or `close`
 
     guard, settled = Guard(), Settled()
     guard.arm(Flight(Sources([]), list, None, Handled(), settled, 0.0))

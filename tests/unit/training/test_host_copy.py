@@ -1,4 +1,4 @@
-"""Every copy path writes the same values into live tensors as torch's own copy."""
+"""Every way to copy writes the same values into live tensors as torch's own copy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the number of bytes of each move."""
+    """Return a list that receives the number of bytes of each copy."""
     sizes: list[int] = []
     move = host_copy.ctypes.memmove
 

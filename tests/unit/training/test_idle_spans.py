@@ -1,4 +1,4 @@
-"""Idle spans of the network, computed from recorded event lists."""
+"""Tests how idle spans of the network are computed from recorded events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_what_collectives_leave_free_is_idle() -> None:
 def test_overlapping_nested_and_unordered_ranges_are_one_use() -> None:
     """Overlapping, nested and unordered busy ranges of the network are merged into one.
 
-    The ranges, in milliseconds, come from a recording of two loopback ranks, where DDP used two gloo threads.
+    The ranges, in milliseconds, are from a recording of two ranks on loopback, on which DDP used two gloo threads.
     """
     recorded = [
         (6.83, 0.89),
@@ -50,7 +50,7 @@ def test_a_collective_across_the_boundary_is_busy_on_both_sides() -> None:
 def test_spans_say_how_far_their_ends_move() -> None:
     busy = [(0.4, 1.0), (1.6, 2.0)]
     assert idle_spans(busy, [0.0, 1.0, 2.0]) == (IdleSpan(0.0, pytest.approx(0.5), pytest.approx(0.1483, abs=1e-3)),)
-    wandering = [(0.0, 0.2), (0.6, 1.0), (1.0, 1.4), (1.8, 2.0)]  # Both idle spans last 0.4 s.
+    wandering = [(0.0, 0.2), (0.6, 1.0), (1.0, 1.4), (1.8, 2.0)]  # this profile has two idle spans of 0.4 s each
     assert idle_spans(wandering, [0.0, 1.0, 2.0]) == (
         IdleSpan(pytest.approx(0.3), pytest.approx(0.4), pytest.approx(0.1483, abs=1e-3)),
     )

@@ -3,9 +3,10 @@
     proposed ─▶ assigned ─▶ tensors of all ranks ─▶ parts by owner and holder ─▶ object completed ─▶ reported
              ─▶ manifest put ─▶ recorded ─▶ older checkpoint: manifest deleted ─▶ objects deleted ─▶ recorded
 
-The table `STATES` × `DEAD` kills processes in one state of the upload of step 5. Step 3 is complete before. Afterwards
-the living processes continue, all nodes are lost, and the job can only restore from S3. The uploads, the manifests, the
-deletions, the verification and the restore run the product's code on S3 in memory (`uploading`).
+Each test kills some processes in one state of the upload of step 5. The checkpoint of step 3 is already complete.
+Afterwards, the living processes continue. Then all nodes are lost, so that the job can only restore from S3. The
+uploads, the manifests, the deletions, the verification and the restore run the product's code with an S3 in memory
+(`uploading`).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Roles:
 
     @classmethod
     def of(cls, cluster: Cluster) -> Roles:
-        """Choose a rank of which neither the owner nor the holder is the coordinator."""
+        """Choose a rank whose shard's owner and holder are both not the coordinator, and return the roles."""
         plan = cluster.world.plan()
         rank = next(each for each in plan.ranks if plan.coordinator not in each.copy_nodes)
         owner, helper = rank.copy_nodes
@@ -64,11 +65,14 @@ class Roles:
 
 
 Fits = Callable[[Request, bool, Roles], bool]
-"""Returns True for the request at which the state begins: the request, whether S3 has executed it, and the roles."""
+"""Returns True for the request at which a state of an upload begins.
+
+The arguments are the request, whether S3 has executed it, and the roles.
+"""
 
 
 def own(operation: str, is_done: bool, part: int | None = None) -> Fits:
-    """Return the state that a request for the object of the owner's shard begins."""
+    """Return the condition for a state that begins with the owner's request for the object of its shard."""
 
     def fits(request: Request, is_after: bool, roles: Roles) -> bool:
         is_ours = f"step={SECOND}/" in request.key and request.key.endswith(f"/rank={roles.rank}.safetensors")
@@ -83,7 +87,7 @@ def own(operation: str, is_done: bool, part: int | None = None) -> Fits:
 
 
 def helped(is_done: bool) -> Fits:
-    """Return the state that a helper's part begins."""
+    """Return the condition for a state that begins when the helper uploads a part."""
 
     def fits(request: Request, is_after: bool, roles: Roles) -> bool:
         return (request.client, request.operation, is_after) == (roles.helper, "upload_part", is_done) and (
@@ -94,7 +98,7 @@ def helped(is_done: bool) -> Fits:
 
 
 def shared(is_done: bool) -> Fits:
-    """Return the state in which the owner writes a tensor that all ranks hold."""
+    """Return the condition for a state that begins when the owner uploads a tensor that all ranks hold."""
 
     def fits(request: Request, is_after: bool, roles: Roles) -> bool:
         operation = "complete_multipart_upload" if is_done else "upload_part"
@@ -105,7 +109,7 @@ def shared(is_done: bool) -> Fits:
 
 
 def of_control_plane(operation: str, key: str, is_done: bool) -> Fits:
-    """Return the state that a request of the control plane begins."""
+    """Return the condition for a state that begins with a request of the control plane."""
 
     def fits(request: Request, is_after: bool, _: Roles) -> bool:
         found = request.client, request.operation, is_after
@@ -143,16 +147,16 @@ AGENTS: dict[str, Callable[[Roles, Cluster], list[NodeId]]] = {
     "everything": lambda _, cluster: list(cluster.nodes),
 }
 COMPLETES_LATER = {"control plane"}
-"""The upload of step 5 goes on without these processes, so the job restores it, whatever the state."""
+"""If these processes are killed, the upload of step 5 still completes. The job then restores step 5."""
 
 
 def expected_step(state: str, dead: str) -> int:
-    """Return the step that the job restores."""
+    """Return the step that the job must restore if the processes `dead` are killed in this state."""
     names = list(STATES)
     if dead in COMPLETES_LATER or names.index(state) > names.index("manifest put, not recorded"):
         return SECOND
     if state.startswith("manifest"):
-        # A new control plane puts the manifest again, but only while the agents report the shards.
+        # A new control plane writes the manifest again, but only if agents still report the shards.
         return FIRST if dead == "everything" else SECOND
     if state == REPORTED and dead == "owner":
         return SECOND  # The control plane still has the report of the dead node.
@@ -182,7 +186,7 @@ class Killing:
             self._cluster.s3.dead[CONTROL_PLANE] = Killed()
 
     def _on_request(self, request: Request, is_after: bool) -> None:
-        with self._lock:  # Several threads send parts.
+        with self._lock:  # several threads send requests at the same time
             if not self._is_due or self._fits is None or not self._fits(request, is_after, self._roles):
                 return
             self._is_due = False
@@ -195,7 +199,7 @@ class Killing:
 
 @asynccontextmanager
 async def surviving(cluster: Cluster) -> AsyncIterator[None]:
-    """Start the control plane again if it is killed in the block."""
+    """Start the control plane again after the block if it was killed in the block."""
     with suppress(Killed):
         yield
     if CONTROL_PLANE in cluster.s3.dead:

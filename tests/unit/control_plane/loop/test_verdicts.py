@@ -1,5 +1,6 @@
-"""How soon the control plane declares a node lost, and what it stores in S3 about a node that it keeps for
-inspection.
+"""The control plane declares a node lost in time.
+
+If it keeps the node for inspection, it stores the evidence in S3.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ async def test_the_server_is_awake_while_a_look_at_all_jobs_lasts(
 def test_silence_begins_anew_after_a_standstill_of_the_process(seconds: float, expected: float) -> None:
     moment = 0.0
     hearing = Hearing(ladder(3.0), lambda: moment)
-    while moment < 18.0:  # poll for twice the time that a verdict may take
+    while moment < 18.0:  # 18 s are twice the time that a verdict may take
         hearing.beat()
         moment += seconds
     assert hearing.silent_seconds(FleetName("main"), None) == pytest.approx(expected)

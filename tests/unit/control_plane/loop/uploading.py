@@ -3,8 +3,8 @@
     World: the real control plane, simulated agents ──plan──▶ UploadingNode: the agent's real uploads, one per node
                    └──────────────── S3 in memory ──────────────────┘
 
-The agents of `World` report what the nodes here have uploaded. A dead process executes no further request: S3 and all
-peers refuse it.
+Each simulated agent of `World` reports the uploads of its `UploadingNode`. S3 and all peers refuse requests of a dead
+process.
 """
 
 from __future__ import annotations
@@ -53,14 +53,15 @@ CONTROL_PLANE = "control plane"
 
 
 class Killed(BaseException):
-    """Ends the control plane at once: no code of the product catches it."""
+    """Ends the control plane immediately, because no code of the product catches this exception."""
 
 
 @cache
 def payload(rank: int, step: int) -> tuple[bytes, int, int]:
-    """Return the state of a rank, and offset and size of its index.
+    """Return the payload of a rank's state, and the offset and the size of its index.
 
-    The state has a tensor of the rank, which is uploaded in five parts, and one tensor per rank that all ranks hold.
+    The state contains one tensor that only this rank has, which is uploaded in five parts. It also contains one tensor
+    per rank that is equal on all ranks.
     """
 
     def content(name: str) -> bytes:
@@ -72,7 +73,7 @@ def payload(rank: int, step: int) -> tuple[bytes, int, int]:
 
 @dataclass
 class UploadedRank:
-    """The part of `OwnedShard` that uploads use."""
+    """Implements the part of `OwnedShard` that uploads use."""
 
     store: SlotStore
     rank: Rank
@@ -90,7 +91,7 @@ class UploadedRank:
 
 
 class UploadingNode:
-    """The uploads of one node in one generation."""
+    """Runs the uploads of one node in one generation."""
 
     def __init__(self, cluster: Cluster, plan: GenerationPlan, node_id: NodeId) -> None:
         self.node_id = node_id
@@ -196,12 +197,12 @@ class Cluster:
         self.s3 = MemoryS3(BUCKET, lambda: world.now)
         self.nodes: dict[NodeId, UploadingNode] = {}
         self.gather_seconds = GATHER_SECONDS
-        """As `UploadDivision`'s option; with 0, ranks share no tensors."""
+        """The option `gather_seconds` of `UploadDivision`. With 0, ranks share no tensors."""
         self._serving: set[asyncio.Task[None]] = set()
         self.start_server()
 
     def start_server(self) -> None:
-        """Start a control plane that knows only its database and S3."""
+        """Start a control plane that has no state other than its database and S3."""
         self.s3.dead.pop(CONTROL_PLANE, None)
         connection = cast("Connection", MemoryS3Client(self.s3, CONTROL_PLANE))
         self.world.objects = ControlPlaneStore(connection)  # type: ignore[assignment]
@@ -216,7 +217,7 @@ class Cluster:
         task.add_done_callback(self._serving.discard)
 
     async def open(self) -> None:
-        """Create the nodes of the job's newest plan. Each removes the unfinished uploads of ended agents."""
+        """Create the nodes of the job's newest plan. Each node aborts the unfinished uploads of ended agents."""
         plan = self.world.plan()
         await self.close()
         self.nodes = {node.node_id: UploadingNode(self, plan, node.node_id) for node in plan.nodes}
@@ -224,7 +225,7 @@ class Cluster:
             await node.uploads.abort_abandoned()
 
     async def upload(self, step: int) -> None:
-        """Seal a step on all nodes, and upload it from all nodes that live. Reports nothing."""
+        """Seal a step on all nodes, and upload it from all living nodes. The agents do not report the upload."""
         for node in self.nodes.values():
             await node.seal(step)
         for node in self.nodes.values():
@@ -247,7 +248,7 @@ class Cluster:
                 self.world.terminate(self.world.agents[node_id])
 
     async def restored(self) -> set[int]:
-        """Download each rank's shard from the plan's sources in S3, and return the steps whose state it has."""
+        """Download each rank's shard from its source in S3, and return the steps that the shards contain."""
         plan, steps = self.world.plan(), set[int]()
         for rank in plan.ranks:
             (source,) = [each for each in rank.sources if each.kind == "s3"]

@@ -113,7 +113,7 @@ class Agent:
     slots: dict[tuple[int, int, int], SlotRecord] = field(default_factory=dict)
     boundary: dict[Rank, int] = field(default_factory=dict)
     unheard: int = 0
-    """Steps that the node's ranks complete after the agent's last report and before the ranks end."""
+    """Number of steps that the node's ranks complete between the agent's last report and the end of the ranks."""
     ended: EndedRanks | None = None
     commits: tuple[PageCommit, ...] = ()
     """The newest committed step on the shared-memory page of each rank. Loading a plan clears the pages."""
@@ -121,7 +121,7 @@ class Agent:
     inventory: tuple[SlotRecord, ...] = ()
     faults: tuple[NodeFault, ...] = ()
     notices: tuple[NodeNotice, ...] = ()
-    """Announcements of AWS that the instance's own metadata contains."""
+    """Announcements of AWS in the instance's own metadata."""
     uploads: tuple[UploadedShard, ...] = ()
     running_uploads: tuple[RunningUpload, ...] = ()
     leaves_much: bool = False
@@ -155,7 +155,7 @@ class Agent:
     longest: dict[str, float] = field(default_factory=lambda: {"train": 1.0, "first_step": 2.0})
     """The longest time in seconds that the node's ranks needed for one step, by phase."""
     stands_at: dict[Rank, str] = field(default_factory=dict)
-    """The stack of each rank. By default a rank waits for the other ranks."""
+    """The code location that each rank's stack shows. By default, a rank waits for the other ranks."""
     stopped: set[Rank] = field(default_factory=set)
     cpu_share: float = 0.0
     look: tuple[int, datetime] | None = None
@@ -273,15 +273,16 @@ class Agent:
 
     @property
     def committed(self) -> int:
-        """Return the newest committed step: the step before the ranks' newest, or the newest itself after the final
-        round.
+        """Return the newest committed step.
+
+        It is the step before the ranks' newest step, or the newest step itself after the final round.
         """
         return max(max(self.boundary.values(), default=-1) - (not self.has_ended_well), -1)
 
     def in_view(self, rank: RankPlan) -> tuple[NodeId, ...]:
-        """Return the nodes that count as holders of a rank's shard: the reachable ones.
+        """Return the nodes that count as holders of a rank's shard: its reachable holders.
 
-        Only this node counts if it is cut off itself. With parity, only this node counts if any other holder is
+        If this node is cut off, only this node counts. With parity, only this node counts if any other holder is
         unreachable.
         """
         served = tuple(holder for holder in rank.holders if self.world.serves(holder))
@@ -291,7 +292,7 @@ class Agent:
 
     @property
     def silent_peers(self) -> tuple[NodeId, ...]:
-        """Return the silent ones of the nodes that exchange reports with this agent. Empty without parity."""
+        """Return the silent nodes among those that exchange reports with this agent. Empty without parity."""
         if self.plan is None or not any(rank.stripe for rank in self.plan.ranks):
             return ()
         neighbours = (
@@ -463,16 +464,16 @@ class Agent:
         return True
 
     def has_earlier(self, rank: Rank, sources: tuple[ShardSource, ...]) -> bool:
-        """Return True if a source has the shard of an earlier rank.
+        """Return True if a source still has the shard of a rank of the earlier generation.
 
-        After a change of the number of ranks, ranks load such shards and store no slot of them.
+        After a change of the number of ranks, ranks load shards of earlier ranks, and the node keeps no slots of them.
         """
         found = next((source for source in sources if self.reads(rank, source)), None)
         self.restored_from += () if found is None else (found.kind,)
         return found is not None
 
     def reads(self, rank: Rank, source: ShardSource) -> bool:
-        """Return True if the source still has the shard, and its digest is that in the plan."""
+        """Return True if the source still has the shard, with the digest that the plan contains."""
         if source.kind == "s3":
             return True
         if source.rebuild is not None:
@@ -485,7 +486,7 @@ class Agent:
         )
 
     def rebuilds(self, source: ShardSource, rebuild: Rebuild) -> bool:
-        """Return True if the shards and shares of all survivors are as in the plan."""
+        """Return True if all survivors have the shards and shares with the digests that the plan contains."""
         content = (source.origin_generation, source.step)
         for survivor in rebuild.survivors:
             holder = self.world.agents.get(survivor.node_id)
@@ -510,7 +511,7 @@ class Agent:
             self.phase = MemberPhase.EXITED
 
     def seal(self, rank: Rank, origin: Generation, step: int, contributions: tuple[Contribution, ...] = ()) -> None:
-        """Seal a slot of a shard, or of a share if there are contributions, and empty the oldest slot of the owner."""
+        """Seal a slot of a shard, or of a share if `contributions` is not empty. Empty the owner's oldest slot."""
         mine = sorted((key for key in self.slots if key[0] == rank), key=lambda key: key[2])
         for key in mine[: max(0, len(mine) - 1)]:
             del self.slots[key]
@@ -559,7 +560,7 @@ def seal_shares(
 
 
 def contribution_of(rank: Rank, origin: Generation, step: int) -> Contribution:
-    """Return the shard of a rank as the shares of the simulated agents name it."""
+    """Return the entry for a rank's shard in the share that a simulated agent holds."""
     return Contribution(
         rank=rank,
         payload_bytes=100,
@@ -766,14 +767,14 @@ class World:
             return incidents.page(session, which, after=None, limit=100)
 
     def failures(self) -> tuple[int, int, int]:
-        """Return three counts of the fleet's history: incidents, failures, and nodes that a spare replaced."""
+        """Return three counts: the fleet's incidents, its failures, and its nodes that were replaced by a spare."""
         with self.database.read() as session:
             totals = incidents.totals(session, fleet_name=FLEET)
         assert self.history().lost_node_count == totals.lost_node_count
         return totals.count, totals.failure_count, totals.lost_node_count
 
     def history(self) -> FleetHistory:
-        """Read the fleet's history as a server that has just started does. A running server caches it for a minute."""
+        """Read the fleet's history from the database, as a new server does. A running server caches it for a minute."""
         context = self.context
         new = Observer(
             self.database, self.registry, self.runner.cloud, self.runner.hearing, context.timeouts, context.monotonic
@@ -841,8 +842,7 @@ class World:
             await sweep()
             await self.runner.job_loop.idle()
             if not self.hangs:
-                # This completes the calls that the loops have started, so that the order of events is the same in every
-                # run.
+                # Wait for the calls that the loops have started, so that every run has the same order of events.
                 await self.runner.executor.close()
         for agent in list(self.agents.values()):
             await agent.act()
@@ -902,10 +902,10 @@ class World:
         nodes: int | None = None,
         frozen: tuple[SharedObject, ...] = (),
     ) -> None:
-        """Set every agent's next report: it has uploaded its shard of a step to S3 in `seconds`.
+        """Let every agent's next report contain its shard of a step as uploaded to S3 in `seconds`.
 
-        With `nodes`, only the first agents in the order of GROUP_RANK have uploaded their shards: as many as `nodes`.
-        Each report names the frozen objects.
+        With `nodes`, only the first `nodes` agents in the order of GROUP_RANK report an upload. Each report names the
+        frozen objects.
         """
         for agent in self.team(name)[:nodes]:
             assert agent.run is not None
@@ -931,7 +931,7 @@ class World:
             )
 
     def spare(self) -> Agent:
-        """Return a living agent that works for no job."""
+        """Return a living agent whose node is not assigned to a job."""
         return next(agent for agent in self.agents.values() if agent.run is None)
 
     def wish(self, **wishes: object) -> None:

@@ -35,7 +35,7 @@ class Stored:
     parts: tuple[TensorPart, ...] | None = None
     is_frozen: bool = False
     is_replicated: bool = False
-    """Whether a replicated object holds the tensor. Each rank of the checkpoint then has equal content."""
+    """True if a replicated object holds the tensor. Its content is then equal on all ranks of the checkpoint."""
 
 
 def payload_of(tensors: Sequence[Stored]) -> tuple[bytes, int]:
@@ -56,7 +56,8 @@ def object_of(
 ) -> tuple[bytes, ManifestShard, bytes, bytes]:
     """Return a shard's object, its entry in the manifest, its frozen object and its replicated object.
 
-    A shared object is empty if no tensor needs it. The replicated object holds the tensors with names in `replicated`.
+    A frozen or replicated object is empty if it holds no tensor. The replicated object holds the tensors in
+    `replicated`.
     """
     header = header_of(payload, index_offset, len(payload) - index_offset, rank=rank)
     packed = payload[index_offset:]

@@ -113,9 +113,9 @@ def test_every_flipped_byte_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_index_that_was_changed_is_refused_although_each_chunk_of_data_is_whole(tmp_path: Path) -> None:
-    """In the object's header, the names of two tensors are exchanged. Reading fails.
+    """The test exchanges the names of two tensors in the object's header. Reading fails.
 
-    The digest of every chunk of data is still correct, so only the digest of the header can show the change.
+    The digest of every chunk of data is still correct, so only the header's digest can show the change.
     """
     count = 2 * CHUNK_BYTES // 4
     manifest = store(tmp_path, {0: [Stored("model/a", array(count)), Stored("model/b", array(count))]})
@@ -219,9 +219,9 @@ def test_a_manifest_that_contradicts_the_header_of_an_object_is_refused(tmp_path
 
 
 def test_an_older_checkpoint_in_the_folder_of_a_newer_one_is_refused(tmp_path: Path) -> None:
-    """The manifest of an older step in the folder of a newer step is refused.
+    """The reader refuses the manifest of an older step if the folder has the name of a newer step.
 
-    In a folder of any other name, the manifest is accepted.
+    If the folder's name contains no step, the reader accepts the manifest.
     """
     manifest = store(tmp_path, {0: [Stored("model/w", array(4))]})
     copied = manifest.parent.rename(manifest.parent.with_name("step=8")) / manifest.name
@@ -233,7 +233,7 @@ def test_an_older_checkpoint_in_the_folder_of_a_newer_one_is_refused(tmp_path: P
 
 
 def frozen_ranks() -> dict[int, list[Stored]]:
-    """Return the tensors of two ranks: a shared frozen tensor between others, and a frozen part per rank."""
+    """Return the tensors of two ranks. `shared` is frozen on both, and `divided` is frozen and divided between them."""
     shared, divided = array(40, 3), array(8, 5)
     return {
         rank: [

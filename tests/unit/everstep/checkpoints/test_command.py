@@ -20,8 +20,8 @@ WEIGHT = np.arange(6, dtype=np.float32).reshape(2, 3)
 def made_list(tmp_path: Path) -> dict[str, Any]:
     """Return a list of four checkpoints.
 
-    Step 7 was made in three generations: two checkpoints are complete, and the newest is still being uploaded. Step 8
-    is complete.
+    Three are of step 7, from three generations: two are complete, and the newest is still being uploaded. The
+    checkpoint of step 8 is complete.
     """
     uri = str(store(tmp_path / "checkpoint", {0: [Stored("model/w", WEIGHT)]}))
     common = {"Step": 7, "S3Uri": uri, "Status": "Complete"}

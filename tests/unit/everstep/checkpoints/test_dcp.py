@@ -33,7 +33,7 @@ MOMENT = RANDOM.standard_normal((7, 5)).astype(np.float32)
 
 @pytest.fixture(name="manifest")
 def made_manifest(tmp_path: Path) -> str:
-    """Return the manifest of a checkpoint of three ranks, which cut the tensors into flat ranges."""
+    """Return the manifest of a checkpoint of three ranks, each of which has a flat range of the tensors."""
     edges = (0, 9, 21, 35)
     ranks = {
         rank: [

@@ -1,4 +1,4 @@
-"""Exported safetensors files contain the model's tensors, for every training layout.
+"""Exported safetensors files contain the model's tensors, whatever the layout of the training.
 
 After an interrupted export, each file is either complete or absent.
 """
@@ -34,7 +34,7 @@ def made_model() -> dict[str, np.ndarray]:
 
 @pytest.fixture(name="manifest")
 def made_manifest(tmp_path: Path, model: dict[str, np.ndarray]) -> Path:
-    """Return the manifest of a checkpoint that two ranks of ZeRO saved, with a state of the optimizer."""
+    """Return the manifest of a checkpoint that two ranks of ZeRO have saved, including the optimizer's state."""
     flat = np.concatenate([value.ravel() for value in model.values()])
     ranks = {}
     for rank, (begin, end) in enumerate([(0, 23), (23, flat.size)]):
@@ -145,8 +145,8 @@ def test_an_export_of_a_large_tensor_needs_memory_for_some_chunks_alone(tmp_path
             _, most = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    # The export may hold the cached chunks and the piece that it writes. Each read ahead adds a chunk and the bytes
-    # that were read for it.
+    # The export may hold the cached chunks and the piece that it writes. Each chunk that is read ahead needs memory for
+    # the chunk and for the bytes from which it is made.
     limit = CHUNK_BYTES * (CACHED_CHUNKS + 1 + 2 * (READS_AHEAD + 1))
     assert limit <= 64 * 1024 * 1024
     assert most < limit + 1024 * 1024

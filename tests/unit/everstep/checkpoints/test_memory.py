@@ -23,7 +23,7 @@ WEIGHT = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
 class Nodes:
-    """The client of a control plane whose nodes hold one shard."""
+    """A fake client of a control plane whose nodes hold one shard."""
 
     def __init__(self, weight: np.ndarray = WEIGHT) -> None:
         payload, offset = payload_of([Stored("model/w", weight)])
@@ -33,7 +33,7 @@ class Nodes:
         self.refusal = ""
         self.hold_seconds = 120.0
         self.renewed = threading.Semaphore(0)
-        """Counts the renewals."""
+        """Released once for each renewal of the hold."""
 
     def hold_snapshot(self, TrainingJobName: str, SnapshotId: str = "") -> dict[str, Any]:
         self.calls.append(f"hold {SnapshotId}".strip())
