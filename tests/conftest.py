@@ -117,7 +117,7 @@ def postgresql() -> Iterator[PostgreSql]:
 
 @pytest.fixture(scope="session", autouse=True)
 def sqlite_without_fsync() -> Iterator[None]:
-    """Let SQLite commit without waiting for the disk, because waiting for the disk takes longer than most transactions.
+    """Make SQLite commit without waiting for the disk, because the wait takes longer than most transactions.
 
     Only a power failure could lose data, which no test simulates. Processes that a test starts use the normal setting.
     """

@@ -4,7 +4,7 @@ A fast test needs neither Chromium, PostgreSQL nor a compiler, and starts no clu
 sets the mark according to the folder of the test, its other marks and its fixtures.
 
 Tests of a shell run a server, the local cloud or the control plane's loops. They take five sixths of the time of all
-fast tests, so `make test-fast` draws one in ten of each file, and `make test` runs them all.
+fast tests, so `make test-fast` runs a random tenth of these tests from each file, and `make test` runs them all.
 """
 
 from __future__ import annotations

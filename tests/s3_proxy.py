@@ -39,7 +39,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """S3 refuses the request with an error document."""
+    """A fault: S3 refuses the request with an error document."""
 
     code: str
     status: int
@@ -51,12 +51,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """The connection breaks."""
+    """A fault: the connection breaks."""
 
     request_bytes: int | None = None
-    """The connection breaks after so many bytes of the request's body, and the server never receives the request."""
+    """The connection breaks after this many bytes of the request's body, and the server never receives the request."""
     answer_bytes: int | None = None
-    """The server carries the request out, and the connection breaks after so many bytes of the answer's body.
+    """The server executes the request, and the connection breaks after this many bytes of the answer's body.
 
     -1: the connection breaks before the answer's first line, so that the client does not learn the outcome.
     """
@@ -69,11 +69,11 @@ class Planned:
     fits: Callable[[Asked], bool]
     fault: Answer | Cut
     left: int
-    """Number of requests that still meet the fault."""
+    """Number of further requests that the fault will affect."""
 
 
 class S3Proxy:
-    """A proxy on loopback. `plan` adds faults; `met` counts the requests that met one."""
+    """A proxy on loopback. `plan` adds faults, and `met` counts the requests that a fault affected."""
 
     def __init__(self, url: str) -> None:
         """Start the proxy.
@@ -123,7 +123,7 @@ class S3Proxy:
             self._planned.append(Planned(fits=fits, fault=fault, left=times))
 
     def clear(self) -> None:
-        """Forget all faults, and count from zero."""
+        """Remove all planned faults, and set the counts to zero."""
         with self._lock:
             self._planned.clear()
             self.met = 0

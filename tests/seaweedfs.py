@@ -173,7 +173,7 @@ class SeaweedFs:
         self._order("kill")
 
     def start(self) -> None:
-        """Start the server after `kill`; returns when it answers."""
+        """Start the server after `kill`, and wait until it answers."""
         self._order("start")
         self._wait()
 

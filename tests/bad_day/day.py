@@ -39,9 +39,9 @@ SABOTAGE_VARIABLE: Final = "BAD_DAY_WITHOUT"
 NODE_MEMORY_BYTES: Final = 64 * 1024**2
 CONNECT_SECONDS: Final = 300.0
 BEGIN_SECONDS: Final = 240.0
-"""Longest wait for the nodes of one of the first two jobs.
+"""Longest wait until one of the first two jobs has its nodes.
 
-Afterwards, the longest wait for its first committed step.
+The same limit applies to the wait from then until the job's first committed step.
 """
 STEP_SECONDS: Final = 0.11
 """Minimum duration of a training step.
@@ -81,7 +81,7 @@ class DayOptions:
     temptation: str = ""
     """Safeguard against which the day runs a short plan of one minute (`plan.temptation`). Empty: the full plan."""
     keeps: Path | None = None
-    """Folder in which the day leaves all logs and facts. None: they are deleted."""
+    """Folder in which the day keeps all logs and facts. None: the day deletes them."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -137,7 +137,7 @@ def spend(options: DayOptions, tell: Tell, parent: WarmParent | None = None) -> 
                 )
             )
             tell(f"{size} nodes and a spare are connected")
-            # room for replacements, as the owner of a fleet would configure
+            # leave room for replacements, as the owner of a real fleet would
             with closing(cluster.aws("autoscaling")) as auto_scaling:
                 auto_scaling.update_auto_scaling_group(AutoScalingGroupName=cluster.group, MaxSize=size + 2)
             day = _live(options, cluster, jobs, undisturbed, directory, tell, has_links=has_links)
@@ -285,7 +285,7 @@ def _submit(client: EverstepClient, source: Any, job: _Plan, traces: Path, optio
 
 
 def _items(client: EverstepClient, operation: str, key: str, **query: Any) -> Iterator[Json]:
-    """Yield the items of all pages of a list."""
+    """Yield the items of all pages of a list operation."""
     for page in client.get_paginator(operation).paginate(**query):
         yield from page[key]
 
@@ -306,7 +306,7 @@ def _describe(client: EverstepClient, name: str) -> Json:
 
 
 def _arrives(is_there: Callable[[], Any], patience_seconds: float) -> bool:
-    """Poll `is_there` until it returns a true value or time runs out. Return whether it did."""
+    """Poll `is_there` until it returns a true value. Return False if time runs out first."""
     deadline = time.monotonic() + patience_seconds
     while not (has_come := bool(is_there())) and time.monotonic() < deadline:
         threading.Event().wait(0.3)

@@ -79,7 +79,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     generation_before: int
     generation_after: int | None
     instances: tuple[str, ...]
-    """Instances that the job lost by this incident."""
+    """Instances that the job lost in this incident."""
     evidence: tuple[str, ...]
     failed_at: float
     opened_at: float

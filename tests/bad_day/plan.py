@@ -50,9 +50,9 @@ LASTS: Final = {"links": (2.0, 9.0), "checks": (5.0, 12.0), "throttle": (8.0, 15
 """Minimum and maximum duration in seconds of a lasting fault, by kind."""
 THROTTLED_SHARE: Final = 0.4
 HIT_SECONDS: Final = 12.0
-"""How long a strike waits until an instance or rank that it may hit exists."""
+"""Longest time that a strike waits for an instance or rank that it may hit."""
 FOLLOW_SECONDS: Final = 2.0
-"""How long a strike on a recovery waits for its target. Recoveries are short."""
+"""Longest time that a strike on a recovery waits for its target. Recoveries are short."""
 LINES_CUT: Final = ("rest", "rest", "control-plane", "peers")
 
 
@@ -68,7 +68,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     lasts_seconds: float = 0.0
     cut_from: str = "rest"
     follows: bool = False
-    """True to hit the same job as the line before, if possible."""
+    """True if the fault hits the same job as the fault of the previous line, if possible."""
 
 
 def plan(*, seed: int, minutes: float, has_links: bool) -> list[Line]:
@@ -132,7 +132,7 @@ def faults(line: Line) -> tuple[AnyFault, ...]:
 
 
 def patience_seconds(line: Line) -> float:
-    """Return for how many seconds a strike waits until an instance or rank that it may hit exists."""
+    """Return how many seconds a strike waits at most for an instance or rank that it may hit."""
     return FOLLOW_SECONDS if line.follows else HIT_SECONDS
 
 

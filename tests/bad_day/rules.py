@@ -39,14 +39,14 @@ CAUSE_REACH_SECONDS: Final = 45.0
 The limit allows for throttling by AWS.
 """
 CONTROL_PLANE_AWAY_SECONDS: Final = 15.0
-"""For how long after a kill of the control plane a due checkpoint may be missing.
+"""Time after a kill of the control plane during which a due checkpoint may be missing.
 
 The control plane starts in three seconds, or five on a busy machine. Then it waits for reports of its agents.
 """
 FLAP_SECONDS: Final = 120.0
 """Two opposite changes of desired capacity within this time count as flapping, unless an event explains the second."""
 SILENT_STEPS: Final = 2
-"""How many steps the rank on a node may still finish after the node counts as silent.
+"""Maximum number of steps that a node's rank may finish after the node counts as silent.
 
 These steps were in progress when the node's link broke. If the rank finishes more steps, Everstep was wrong to give the
 node up (docs/design.md#failures).
@@ -64,7 +64,7 @@ COST_SECONDS: Final = {
     "checks": 1.0,
     "throttle": 1.0,
 }
-"""For how many seconds one strike may keep a job from training, on average, by the kind of the strike.
+"""Seconds for which one strike may keep a job from training, on average, by the kind of the strike.
 
 The times are four times those on a quiet machine with two cores, and twice those on a busy one. The bound for ETTR, the
 fraction of time spent on training, follows from them.
@@ -301,7 +301,7 @@ def lost_steps(day: Day) -> list[str]:
         MEMORY_STEPS
         if incident.source in ("local", "peer")
         # The incident names no source if all copies were lost before the first complete checkpoint. The job then starts
-        # again.
+        # from step 0 again.
         else every.get(incident.job, 0) * (2 if _has_missed_a_checkpoint(incident, day.strikes) else 1)
         for incident in day.incidents
     )

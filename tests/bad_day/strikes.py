@@ -24,7 +24,7 @@ from tests.bad_day.plan import Line, faults, patience_seconds
 from tests.bad_day.watch import GONE, Watch
 
 SEE_SECONDS: Final = 20.0
-"""How long a strike waits for its effect. A busy machine polls late."""
+"""Longest time that a strike waits for its effect. It is long, because a busy machine polls late."""
 LOOK_SECONDS: Final = 0.1
 MOST_AT_ONCE: Final = 16
 Tell = Callable[[str], None]

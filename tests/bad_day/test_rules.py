@@ -63,7 +63,7 @@ def start(name: str, node_count: int = 2, committed_step: int = 3, status: str =
 def never_begun(waits: Start) -> Day:
     """Return a day without strikes, because job "long" did not start.
 
-    Job "early" trains. `waits` is the start of "long".
+    Job "early" trains. `waits` is the state of job "long" when the wait for its first committed step ended.
     """
     unfinished = {"status": "InProgress", "ended_at": None, "result": []}
     jobs = [job("early", **unfinished), job("long", **unfinished, accounting_seconds={}, accounted_until=None)]

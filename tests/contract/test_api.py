@@ -80,9 +80,7 @@ def http(service) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def world(service, client, tmp_path_factory) -> Iterator[dict[str, Any]]:
-    """Yield the names of the objects that the service has, from which tests build a successful request of each
-    operation.
-    """
+    """Yield the names of the service's objects. Tests use the names to build a successful request of each operation."""
     client.create_fleet(
         FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=2, AllowDrills=True, AllowCommands=True
     )

@@ -209,7 +209,7 @@ class ScriptedShare:
         return self.parts
 
     def end(self) -> None:
-        """Send a part once more. The store accepts it only if the upload is not completed or aborted yet."""
+        """Send one part again. The store accepts the part only if the upload is not completed or aborted yet."""
         self.parts_at_end = len(self.parts)
         self.store.put_part(self.where, self.upload_id, 2, [self.data[PART_BYTES : 2 * PART_BYTES]])
 

@@ -109,8 +109,9 @@ ODD_PARTS = [
     "[]",
     "0.5",
 ]
-"""Unusual replacements for one element of a page token: for some tokens the service must accept them, for
-others not.
+"""Unusual replacements for one element of a page token.
+
+The service must accept them in some tokens and refuse them in others.
 """
 
 ONE_ENGINE = pytest.mark.parametrize("service", ["sqlite"], indirect=True)

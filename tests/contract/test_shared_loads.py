@@ -91,7 +91,7 @@ async def test_s3_serves_every_byte_of_a_shard_once(
 async def test_s3_serves_a_shared_object_once_to_the_ranks_of_a_node(
     stores: list[S3ObjectStore], tmp_path: Path
 ) -> None:
-    """Two ranks of one node hold equal tensors, as with DDP, and other nodes help with their loads."""
+    """Two ranks of one node load equal tensors, as with DDP. Other nodes help with both loads."""
     pair = Pair(tmp_path, stores)
     await pair.upload()
     counts = [Count(threading.Event()) for _ in stores]

@@ -1,4 +1,4 @@
-"""Both S3 clients behind a proxy that breaks connections and answers with the errors of AWS.
+"""Both S3 clients recover from the broken connections and AWS errors that a proxy causes.
 
 During a short fault, the client repeats its request until it succeeds, and the result is complete. A lasting fault
 ends in a typed error with advice, and leaves no object. The servers behind the proxy are moto and SeaweedFS.

@@ -61,7 +61,7 @@ Found = tuple[tuple[str, str, int, int], dict[str, bytes]]
 
 
 class Objects:
-    """Two checkpoints in folders, a new and an older one, and the readers to which corrupted copies are given.
+    """Two checkpoints in folders, a new and an older one, and the readers that open corrupted copies of them.
 
     Args:
         folder: empty directory for the objects and for slots.

@@ -1,4 +1,4 @@
-"""How many corruptions were planted, by place, kind and outcome. Also functions that corrupt bytes, for all places."""
+"""Counts planted corruptions by place, kind and outcome. Functions of this module also corrupt bytes for all places."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Outcome(StrEnum):
 
 @dataclass
 class Counts:
-    """Results of a run."""
+    """Number of corruptions that a run planted, by their outcomes."""
 
     by_kind: Counter[tuple[str, str, Outcome]] = field(default_factory=Counter)
     """Number of corruptions by place, kind and outcome."""

@@ -1,4 +1,4 @@
-"""A run over all places and kinds, in an order that the seed decides."""
+"""Plants corruptions of all kinds in all places, in an order that the seed decides."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from tests.unit.control_plane.loop.world import BUCKET, START, World
 Answers = dict[str, Any]
 """Answers as JSON, by `GET` and the path of the request without its query.
 
-The answers of lists contain all entries: the reader applies the filters of a request.
+An answer with a list contains all entries. The code that reads the answers applies the filters of a request.
 """
 MOST = 1000
 _TOKEN = TokenRecord(
@@ -44,7 +44,7 @@ _CALLER = Caller(role=Role.ADMIN, project="", token=_TOKEN)
 
 
 def services_of(world: World) -> Services:
-    """Return the services of an API server over a simulated fleet. Reading routes need no others."""
+    """Return the services that the API's read-only routes need, over a simulated fleet."""
     return Services(
         database=world.database,
         tokens=cast(HeldTokens, None),
@@ -69,7 +69,7 @@ def services_of(world: World) -> Services:
 def answers(world: World) -> Answers:
     """Return all answers at the present moment.
 
-    Each job has its answers under its name. The pages of the stories' jobs do not use run ids.
+    The paths of a job's answers contain the job's name, not its run id. The rendered pages request only these paths.
     """
     services = services_of(world)
     found: Answers = {}

@@ -85,7 +85,8 @@ def watched(
     )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     yield page
-    # Drop the routes of the test. After a failure, it never answers the requests that still wait for it.
+    # Remove the test's request handlers. After a failure, the test never answers the requests that a handler still
+    # holds.
     page.unroute_all(behavior="ignoreErrors")
     context.close()
     expected = (*refusals, *(CUT_OFF if is_cut else ()))

@@ -36,7 +36,7 @@ _TYPES = ("JobStateChanged", "NodeExcluded", "CheckpointCompleted", "NodesToBeLe
 
 
 class Many:
-    """The rows of a week of history.
+    """Writes the rows of a week of history into the database of a simulated fleet.
 
     Args:
         world: a simulated fleet without jobs.

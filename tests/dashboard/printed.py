@@ -20,7 +20,7 @@ from tests.unit.control_plane.loop.world import BUCKET, World
 
 EVERY_STEPS: Final = 10
 LOST_LINES: Final = 2
-"""How many of its newest lines a lost node had not stored when it was lost."""
+"""Number of newest lines that a lost node had not stored yet."""
 
 
 def print_run(world: World, name: str, last_words: Mapping[int, str]) -> None:
@@ -29,7 +29,7 @@ def print_run(world: World, name: str, last_words: Mapping[int, str]) -> None:
     Args:
         world: the simulated fleet.
         name: name of the job.
-        last_words: last lines of rank 0 by launch, if it failed.
+        last_words: last lines of rank 0 in each failed launch, by the number of the launch.
     """
     record = world.job(name)
     with world.database.read() as session:

@@ -24,9 +24,9 @@ from tests.dashboard.answers import Answers, answers
 from tests.unit.control_plane.loop.world import FLEET, Agent, World
 
 MOMENTS: Final = 2
-"""Moments that one story records."""
+"""Number of moments that one story records."""
 ACTS: Final = 8
-"""Random acts of one story."""
+"""Number of random acts in one story."""
 NAMES: Final = ("atlas", "birch", "cedar")
 RUNS: Final = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING)
 TRACEBACK: Final = "Traceback (most recent call last):\n  File \"train.py\", line 7, in <module>\nKeyError: 'tokens'"
@@ -47,7 +47,7 @@ class Moment:
 
 
 class RandomStory:
-    """Lives through one story.
+    """Runs one random story in a simulated fleet.
 
     Args:
         directory: empty folder for the database.
@@ -76,7 +76,7 @@ class RandomStory:
         )
 
     async def tell(self) -> list[Moment]:
-        """Live through the story and return its moments. The last moment is the end of the story."""
+        """Run the story and return its moments. The last moment is the end of the story."""
         recorded = {*self.random.sample(range(ACTS - 1), MOMENTS - 1), ACTS - 1}
         self._submit(NAMES[0])
         await self._run(self.random.choice((2, 16, 24)))
@@ -135,7 +135,7 @@ class RandomStory:
             self.world.complete_steps(self.random.randrange(self.steps_per_tick + 1), job.name)
 
     def _team(self, job: jobs.JobRecord) -> list[Agent]:
-        """Return the agents whose ranks run the job's newest generation; none unless all of them do."""
+        """Return a job's agents if the ranks of all its nodes run the newest generation, otherwise no agents."""
         if job.generation == 0 or job.state not in RUNS:
             return []
         plan = self.world.plan(job.name)
@@ -154,7 +154,7 @@ class RandomStory:
         return [(job, team) for job in self._jobs() if (team := self._team(job)) and not any(a.exits for a in team)]
 
     def _hit(self) -> tuple[jobs.JobRecord, Agent] | None:
-        """Choose a node of a job that trains."""
+        """Choose a random agent of a random job that trains. Return None if no job trains."""
         found = self._running()
         if not found:
             return None
@@ -241,7 +241,7 @@ class RandomStory:
         self.world.operator.launch_retry = timedelta(0)
 
     def _sleep_control_plane(self) -> None:
-        """The control plane is down for minutes, and a new server starts without connected agents."""
+        """Keep the control plane down for minutes, then start a new server without connected agents."""
         asleep = timedelta(seconds=self.random.uniform(20, 400))
         if (hit := self._hit()) and self.random.random() < 0.5:
             self.world.terminate(hit[1])
@@ -253,7 +253,7 @@ class RandomStory:
         self.world.start_server()
 
     def _ask(self, request: Callable[[str], object]) -> None:
-        """Make a user request something of a random job. The control plane may refuse it."""
+        """Send a user's request about a random job. The control plane may refuse the request."""
         found = self._jobs()
         if found:
             try:

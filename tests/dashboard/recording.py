@@ -63,7 +63,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 
     command: str
     did: str
-    """The command's output, which describes the fault's effect."""
+    """Output of the command, which describes the fault's effect."""
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,7 +40,7 @@ KeyError: {key!r}"""
 
 @dataclass
 class Job:
-    """A job of the simulated fleet, and how long its steps take."""
+    """A job of the simulated fleet, and the duration of its steps."""
 
     name: str
     step_seconds: float
@@ -70,7 +70,7 @@ def _measured(job: Job, step: int, place: int) -> dict[str, float]:
 
 
 class Story:
-    """Makes a simulated fleet live through one morning with five incidents.
+    """Runs one morning with five incidents in a simulated fleet.
 
     Args:
         directory: folder for the database.

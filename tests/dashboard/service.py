@@ -94,7 +94,7 @@ class Served:
         app.state.services = replace(services, registry=self._past.registry)
 
     def fall_silent(self) -> None:
-        """Stop the server as an outage does. Its data stay, and `serve` starts it again."""
+        """Stop the server, as in an outage. The server keeps its data, and `serve` starts it again."""
         self._server.should_exit = True
         self._serving.join(20)
         self._listener.close()

@@ -2,7 +2,7 @@
 
     python -m tests.dashboard.stories --count 1000 [--seed 7]
 
-Each process lives through a share of the stories, writes their moments as JSON, and lets vitest render the pages
+Each process runs a part of the stories, writes their moments as JSON, and starts vitest to render the pages
 (`web/test/stories.test.tsx`). A failure names the seed of its story. The same seed repeats the story.
 """
 
@@ -28,7 +28,7 @@ from tests.unit.control_plane.loop.world import InTurn
 
 WEB: Final = Path(__file__).resolve().parents[2] / "web"
 BATCH: Final = 50
-"""Stories that one run of vitest renders."""
+"""Number of stories that one run of vitest renders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Outcome:
 
 
 def tell(seed: int, directory: Path) -> list[Moment]:
-    """Live through the story of a seed in an empty folder, and return its moments."""
+    """Run the story of a seed in an empty folder, and return its moments."""
 
     async def story() -> list[Moment]:
         asyncio.get_running_loop().set_default_executor(InTurn())
@@ -56,7 +56,7 @@ def tell(seed: int, directory: Path) -> list[Moment]:
 
 
 def run_batch(seed: int, count: int) -> Outcome:
-    """Live through `count` stories from a seed on, and render their pages."""
+    """Run the stories of `count` consecutive seeds, and render their pages."""
     began = time.monotonic()
     moment_count = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +92,7 @@ def render(folder: Path) -> str:
 
 
 def run(seed: int, count: int, processes: int = 2) -> list[Outcome]:
-    """Run `count` stories from a seed on in several processes."""
+    """Run the stories of `count` consecutive seeds in several processes."""
     batches = [(first, min(BATCH, seed + count - first)) for first in range(seed, seed + count, BATCH)]
     with ProcessPoolExecutor(processes) as pool:
         return list(pool.map(run_batch, *zip(*batches, strict=True)))

@@ -257,7 +257,7 @@ def test_the_address_names_axis_zoom_smoothing_and_scale(desk: Page, seeded: See
     zoomed = loss.locator("canvas").screenshot()
     assert zoomed != before
     desk.get_by_label("Smoothing").select_option("0.9")
-    desk.get_by_label("Log scale").click()  # the box is checked when the address has changed
+    desk.get_by_label("Log scale").click()  # not `check`: the box changes only after the address does
     expect(desk).to_have_url(re.compile(r"smooth=0\.9.*log=1"))
     smooth = loss.locator("canvas").screenshot()
     assert smooth != zoomed

@@ -162,10 +162,10 @@ def test_what_is_typed_before_the_search_is_there_is_not_lost(desk: Page, seeded
 
 
 def test_an_enter_counts_while_answers_are_on_their_way_and_no_longer(desk: Page, seeded: Seeded) -> None:
-    """Enter in the search opens a job even if the list of jobs is still loading, but only in answer to that Enter.
+    """Enter in the search opens a job even if the list of jobs is still loading.
 
-    While the list is loading, Enter opens the job once the list arrives. After the answer that nothing has
-    this name, a job that appears later under this name is listed but not opened.
+    The page opens the job when the list arrives. If the list contains no job with this name, that Enter has no later
+    effect: the page lists a job that appears afterwards, but does not open it.
     """
     name, listed = seeded.story.partition, "**/v1/training-jobs?*"
     held: list[Route] = []

@@ -35,7 +35,7 @@ def test_a_held_node_is_told_and_released_and_another_one_is_to_be_drained_and_c
     desk.get_by_role("button", name=f"Act on {busy}").click()
     dialog = desk.get_by_role("dialog")
     expect(dialog.get_by_role("radio")).to_have_count(3)
-    expect(dialog.get_by_label("Drain")).to_be_checked()  # the action that loses no step
+    expect(dialog.get_by_label("Drain")).to_be_checked()  # the dialog proposes the action that loses no step
     dialog.get_by_label("Replace").check()
     dialog.get_by_label("Reason").fill("it is loud")
     confirm(desk, busy, "Replace")

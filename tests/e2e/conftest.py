@@ -126,7 +126,7 @@ def settled(place: Workplace) -> Iterator[None]:
 
 
 def left_over(place: Workplace) -> list[str]:
-    """Return the rank processes, the slots, and the nodes with a job that still exist."""
+    """Return all existing rank processes and slots, and all nodes that still have a job."""
     left = [f"process {process.pid}" for process in place.rank_processes()]
     for instance_id in place.cluster.instances():
         left += [f"slot {path}" for path in memory_directory(instance_id).glob("*/*")]

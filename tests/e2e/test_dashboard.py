@@ -18,7 +18,8 @@ NAME = "from-the-dashboard"
 FIRST, SECOND = "1:6", "1:14"
 """Steps after which all ranks wait.
 
-At the first, the test checks the pages. At the second, the first generation ends.
+While the ranks wait at the first step, the test checks the pages. The second step keeps the job from completing before
+the test terminates an instance.
 """
 PATIENCE_MS = PATIENCE_SECONDS * 1000
 

@@ -59,9 +59,9 @@ def test_a_script_that_always_ends_at_the_same_step(place: Workplace) -> None:
 
 
 def attempts_at(place: str, seen: dict[str, Any]) -> int:
-    """Return how often a job was launched, according to its failure reason.
+    """Return the number of launches that a job's failure reason states.
 
-    The job's generation must be the same number.
+    Check that the job's generation equals this number.
     """
     told = re.search(rf"the same failure occurred (\d+) times {place}", seen["FailureReason"])
     assert told is not None, seen["FailureReason"]
@@ -125,7 +125,7 @@ def test_jobs_wait_for_each_other_in_order(place: Workplace) -> None:
 
 
 def test_a_paused_job_lends_its_nodes_and_ends_where_an_undisturbed_one_does(place: Workplace) -> None:
-    """A job is paused, its nodes train another job, and it then resumes with the same result as an undisturbed run.
+    """A paused job lends its nodes to another job. It then resumes, with the same result as an undisturbed run.
 
     The group has room for six instances, and each of the two jobs needs four.
     """

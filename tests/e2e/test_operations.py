@@ -18,7 +18,7 @@ from tests.wheels import make_wheel
 
 PAIRS = Shape(nodes=4)
 STEPS = 100
-"""Number of steps. It leaves time for two agreed stops, each of which takes about a second."""
+"""Number of steps. They last long enough for two agreed stops, each of which takes about a second."""
 MECHANICAL = 79
 """Xid of a GPU that has fallen off the bus. The instance is replaced."""
 

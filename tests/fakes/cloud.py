@@ -64,7 +64,7 @@ class FakeOperator:
         self.exhausted_zones: set[str] = set()
         """Availability zones without capacity for more instances."""
         self.launch_retry = timedelta(0)
-        """How long a group waits after a failed launch before it tries again.
+        """Time that a group waits after a failed launch before it retries.
 
         A new request for capacity ends the wait.
         """

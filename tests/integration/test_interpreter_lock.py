@@ -28,7 +28,7 @@ pytestmark = pytest.mark.integration
 SIZE = 4 * 1024 * 1024
 """Bytes that one call copies, digests or sends: the size of a chunk."""
 CALLS = 10_000
-"""How often a test calls the work at most before it fails: many seconds of work.
+"""Maximum number of calls before a test fails. So many calls take many seconds.
 
 The other thread usually runs during the first call.
 """

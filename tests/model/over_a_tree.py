@@ -157,7 +157,7 @@ class AnyTerm(Reports):
         return AnyTerm(term, MappingProxyType(kept)) if term > self.term else self
 
     def take(self, *reports: NodeReport) -> Reports:
-        """Process a report; the returned object has the same planted bug."""
+        """Add reports as the real class does. The returned object has the same planted bug."""
         known = super().take(*reports)
         return AnyTerm(known.term, known.newest)
 
@@ -185,7 +185,7 @@ class TreeModel(Generic[W]):
 
     @classmethod
     def of(cls, model: Rounds[W], *, arity: int = 1, bug: str | None = None) -> TreeModel[W]:
-        """Return a model in which a tree of agents transports the messages of `model`. Seat 0 is the root.
+        """Return a model in which a tree of agents transports the messages of `model`. Node 0 is the root.
 
         `arity` is the maximum number of children per node; 1 gives a chain, the deepest tree. `bug` names the entry of
         `BUGS` that is planted in the model.
@@ -322,7 +322,7 @@ class TreeModel(Generic[W]):
 
 
 def follow(shape: Shape, seeds: range, *, arity: int = 1, length: int = 400, bug: str | None = None) -> Explored:
-    """Walk at random from the middle of a training.
+    """Follow one random walk per seed, from a state in the middle of training.
 
     Args:
         shape: sizes of the model; steps count from the start of the walk.
@@ -349,7 +349,7 @@ def follow(shape: Shape, seeds: range, *, arity: int = 1, length: int = 400, bug
 def follow_stop(
     options: Options, seeds: range, *, arity: int = 1, length: int = 4000, bug: str | None = None
 ) -> Explored:
-    """Walk at random from the start of a job until every rank has closed.
+    """Follow one random walk per seed, from the start of a job until every rank has closed.
 
     Args:
         options: options of the stop model. `is_fine` is set to True.

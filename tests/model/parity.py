@@ -162,7 +162,7 @@ class World(NamedTuple):
     earlier: tuple[Contribution | None, ...]
     """After a relayout: for each rank of the base, its shard if it must be rebuilt. Empty otherwise."""
     loading: frozenset[int]
-    """Seats whose rank still loads the shards of the base, after a relayout."""
+    """Seats whose rank is still loading the shards of the base after a relayout."""
     keep: tuple[tuple[frozenset[Content], frozenset[Content]], ...]
     coordinator: Coordinator
     shards: tuple[Shard, ...]
@@ -540,7 +540,7 @@ class Model:
         return bool(is_base) and shard.committed == NONE and world.base not in shard.sealed
 
     def _connected(self, world: World, rank: int, holder: int) -> World:
-        """The contributor learns which sealed shares the holder has.
+        """Return the state after the holder has listed its sealed shares to a contributor.
 
         A share counts if its header names the contributor's shard.
         """
@@ -558,7 +558,7 @@ class Model:
         return self._apply(world, rank, world.shards[rank].answer(peer).inventory(peer, frozenset(listed)))
 
     def _begun(self, world: World, rank: int, holder: int) -> World | None:
-        """The contributor offers the step that the holder's share lacks.
+        """Return the state after the contributor has offered the step that the holder's share lacks.
 
         Return None if there is no such step, or if the holder has no slot for it.
         """
@@ -594,7 +594,7 @@ class Model:
         return None
 
     def _received(self, world: World, rank: int, holder: int) -> World:
-        """The holder receives and verifies the chunk.
+        """Return the state after the holder has received and verified the chunk.
 
         It rejects the chunk if it no longer collects this contribution.
         """
@@ -609,7 +609,7 @@ class Model:
         return self._line(self._slot(world, holder, index, slot), rank, holder, line._replace(phase=Phase.SENT))
 
     def _ended(self, world: World, rank: int, holder: int) -> World:
-        """The contributor's last chunk has arrived.
+        """Return the state after the contributor's last chunk has arrived.
 
         If the contributions of all members are complete, the holder seals the share and acknowledges it to all of them.
         """
@@ -657,8 +657,9 @@ class Model:
         yield from self._losses(faulty, "lose")
 
     def _damages(self, world: World, seat: int) -> Iterator[tuple[Event, World]]:
-        """A memory fault damages a committed shard or share. The group must then lose no other node until the next
-        commit.
+        """Yield each damage that a memory fault can do to a committed shard or share.
+
+        The group must then lose no other node until the next commit.
 
         A restarted agent finds an invalid header and treats the slot as empty. Changed bytes of a share are detected
         only when the share is used.
@@ -737,11 +738,11 @@ class Model:
 
     @staticmethod
     def _uncovered(world: World) -> World:
-        """Return the state without a commit that must survive."""
+        """Return the state in which no commit must survive any more."""
         return world._replace(best=0, covered=(False,) * len(world.covered), weak=frozenset())
 
     def _lost(self, world: World, lost: frozenset[int]) -> World:
-        """Nodes are lost with all their slots.
+        """Return the state after nodes are lost with all their slots.
 
         The control plane asks every other node to promise to stop its old work.
         """
@@ -782,7 +783,7 @@ class Model:
             yield from self._losses(world._replace(faults=world.faults + 1), "lose again")
 
     def _promised(self, world: World, restore: Restore, seat: int) -> World:
-        """A node promises to stop its old work.
+        """Return the state after a node has promised to stop its old work.
 
         It closes its connections, discards unsealed shares, and lists its sealed slots.
         """
@@ -798,7 +799,7 @@ class Model:
         return world._replace(restore=restore._replace(inventories=inventories, quiet=restore.quiet | {seat}))
 
     def _planned(self, world: World, restore: Restore, size: int) -> World:
-        """The control plane plans a generation of `size` nodes.
+        """Return the state after the control plane has planned a generation of `size` nodes.
 
         It chooses the newest step that every rank has or whose lost shard the rank's group can rebuild.
         """
@@ -844,7 +845,7 @@ class Model:
         return world._replace(restore=restore._replace(dead=frozenset(), plan=plan, loaded=(False,) * self.shape.nodes))
 
     def _loaded(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
-        """A node empties the slots that the plan does not keep.
+        """Return the state after a node has loaded the plan: it empties the slots that the plan does not keep.
 
         If it lacks its shard of the planned step, it rebuilds the shard. In a relayout, its rank loads the earlier
         shards after the start.
@@ -868,7 +869,9 @@ class Model:
         return world._replace(restore=restore._replace(loaded=put(restore.loaded, seat, True)), new=world.new | {seat})
 
     def _loaded_earlier(self, world: World, seat: int) -> World:
-        """A rank loads all shards of the base after a relayout, while other nodes train already.
+        """Return the state after a rank has loaded all shards of the base in a relayout.
+
+        Other nodes may train already.
 
         Each shard comes from its node, or the rank's node rebuilds the shard from the rest of its group.
         """
@@ -899,7 +902,10 @@ class Model:
         return True
 
     def _mismatched(self, world: World, rank: int, base: Content) -> World:
-        """A rebuilt shard does not match its digest, so a new generation starts from an older step."""
+        """Return the state after a rebuilt shard has failed verification.
+
+        A new generation starts from an older step.
+        """
         if not any(DAMAGE in slot.value for pair in world.shares for slot in pair):
             raise Violation(f"rank {rank} of step {base.step} is rebuilt wrongly although no share was damaged")
         beyond = world._replace(refused=world.refused | {(rank, base.origin, base.step)})
@@ -928,7 +934,10 @@ class Model:
         }
 
     def _newest_left(self, world: World, dead: frozenset[int]) -> int:
-        """Return the newest step of which every group has, or can rebuild, all shards, in the groups of its maker."""
+        """Return the newest step of which every group has, or can rebuild, all shards.
+
+        The groups are those of the generation that captured the step.
+        """
         path = self.path(world)
         sizes = {generation: size for generation, _, _, size in world.lineage}
         found: set[Step] = set()

@@ -109,7 +109,7 @@ class Rules:
     Otherwise, a holder uses the C that the coordinator sent to the holder, which may be older.
     """
     ends_sealed: bool = True
-    """When the owner ends a transfer. True: after it has sealed the slot. False: after the rank's last write."""
+    """True if the owner ends a transfer after it has sealed the slot, False if after the rank's last write."""
     pins_helped: bool = True
     """True if a holder pins the replica from which it sends parts of an upload."""
     may_upload: Callable[..., bool] = slots.may_upload
@@ -666,7 +666,10 @@ class Model:
         return is_written and (is_coming or (process.copying is not None and process.copying[0] == step))
 
     def _boundary(self, world: World, rank: int, obstacle: str) -> World:
-        """A rank finishes its next step. If it is connected to its agent, it reads its page and acts."""
+        """Return the state after a rank has finished its next step.
+
+        A rank that is connected to its agent also reads its page and acts.
+        """
         process = world.processes[rank]
         process = process._replace(boundary=process.boundary + 1)
         return (
@@ -674,7 +677,7 @@ class Model:
         )
 
     def _look(self, world: World, rank: int, process: Process, obstacle: str) -> World:
-        """A rank reads its page and decides whether to capture or abandon the proposed step."""
+        """Return the state after a rank has read its page, and captures or abandons the proposed step."""
         view = step_rules.RankView(process.boundary, world.base, process.settled, has_slots=True, obstacle=obstacle)
         decision = step_rules.decide(view, self.half(world, rank))
         if decision.capture_slot is not None:
@@ -687,8 +690,9 @@ class Model:
         return self._process(world, rank, process)
 
     def _heard(self, world: World, rank: int) -> World:
-        """The agent receives its rank's report. It seals the captured slot, or records that the rank abandoned the
-        step.
+        """Return the state after the agent has received its rank's report.
+
+        The agent seals the captured slot, or records that the rank abandoned the step.
 
         `RankLines.message` is the code that this models.
         """
@@ -716,7 +720,10 @@ class Model:
         return world._replace(slots=put(world.slots, rank, put(world.slots[rank], 0, pair)))
 
     def _hello(self, world: World, rank: int) -> World:
-        """The rank reconnects to its restarted agent, as `RankLines.hello` and the rank's own code do."""
+        """Return the state after a rank has reconnected to its restarted agent.
+
+        `RankLines.hello` and the rank's own code are modelled here.
+        """
         process = world.processes[rank]._replace(is_connected=True)
         world = self._process(world, rank, process)
         shard = world.shards[rank]
@@ -779,8 +786,9 @@ class Model:
         return world._replace(streams=put(world.streams, rank, put(world.streams[rank], holder, stream)))
 
     def _connected(self, world: World, rank: int, holder: int) -> World:
-        """The holder sends the list of its steps. The owner counts only steps that it also has
-        (`OwnedShard.inventory`).
+        """Return the state after the holder has sent the list of its steps.
+
+        The owner counts only steps that the owner also has (`OwnedShard.inventory`).
         """
         listed = {
             view.content
@@ -797,7 +805,7 @@ class Model:
         return self._apply(world, rank, world.shards[rank].answer(peer).inventory(peer, steps))
 
     def _taken(self, world: World, rank: int, holder: int) -> World:
-        """The holder grants a slot. Without a free slot, the state is unchanged."""
+        """Return the state after the holder has granted a slot. Without a free slot, the state is unchanged."""
         stream, seat = world.streams[rank][holder], self.holders[rank][holder]
         index = self.rules.writable(world.slots[rank][holder], self.keeps(world, rank, seat, stream.told))
         if index is None:
@@ -809,7 +817,7 @@ class Model:
         return self._stream(world, rank, holder, stream._replace(phase=Phase.TAKEN, slot=index))
 
     def _sent(self, world: World, rank: int, holder: int) -> World:
-        """The owner finishes sending the shard.
+        """Return the state after the owner has sent the whole shard.
 
         The transfer is cancelled if the owner's slot was granted again or its capture was abandoned meanwhile.
         """
@@ -967,7 +975,7 @@ class Model:
         return world
 
     def _lost(self, world: World, lost: frozenset[int], *, is_unreachable: bool = False) -> World:
-        """Nodes are lost, or become unreachable and keep their slots.
+        """Return the state after nodes are lost, or become unreachable and keep their slots.
 
         The control plane asks every other node for a promise.
         """
@@ -1031,8 +1039,9 @@ class Model:
                         yield ("mismatch", seat), self._mismatched(faulty, restore, restore.plan, seat)
 
     def _promised(self, world: World, restore: Restore, seat: int) -> World:
-        """A node promises to stop its old work: it ends its ranks, closes its streams, and then lists its
-        sealed slots.
+        """Return the state after a node has promised to stop its old work.
+
+        The node ends its ranks, closes its streams, and then lists its sealed slots.
         """
         if self.rules.has_promises:
             for rank in self.ranks:
@@ -1057,7 +1066,7 @@ class Model:
         )
 
     def _planned(self, world: World, restore: Restore, returning: tuple[int, ...]) -> World:
-        """The control plane chooses the step from which the new generation starts.
+        """Return the state after the control plane has chosen the step from which the new generation starts.
 
         Each lost seat gets a new node. A node that was only unreachable may return to its seat.
         """
@@ -1138,8 +1147,9 @@ class Model:
         return max(origins, default=0)
 
     def _loaded(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
-        """A node empties the slots that the plan does not keep, and fetches its shards of the start step if it lacks
-        them.
+        """Return the state after a node has loaded the plan.
+
+        The node empties the slots that the plan does not keep, and fetches its missing shards of the start step.
         """
         base = Content(Generation(plan.origin), Step(plan.base)) if plan.base else None
         for rank, row in enumerate(self.holders):
@@ -1167,7 +1177,7 @@ class Model:
         )
 
     def _mismatched(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
-        """A source in the plan fails verification because its memory failed.
+        """Return the state after a source in the plan has failed verification because its memory failed.
 
         No commit is guaranteed after such a fault. A new generation starts from an older step.
         """

@@ -269,7 +269,9 @@ class Model:
         return world._replace(coordinator=coordinator, confirmed=max(world.confirmed, confirmed))
 
     def _heard(self, world: World, rank: int, word: Word) -> World:
-        """An agent receives an announcement. It starts a due upload, then updates its shard and its page.
+        """Return the state after an agent has received an announcement.
+
+        The agent starts a due upload, then updates its shard and its page.
 
         `Member._hear` and `RankLines.hear` are the code that this models.
         """
@@ -400,7 +402,10 @@ class Model:
         )
 
     def _look(self, agent: Agent, process: Process) -> Process:
-        """A rank reads its page and acts, as a session does at the end of each step and while it waits."""
+        """Return the rank after it has read its page and acted.
+
+        A session reads its page after each step and while it waits.
+        """
         half = self._half(agent)
         if half.proposed != process.settled:
             process = process._replace(settled=NONE)
@@ -454,7 +459,7 @@ class Model:
         own = agents[0]._replace(
             pinned=NONE, begun=NONE, word=word, slots=tuple(replace(view, is_pinned=False) for view in agents[0].slots)
         )
-        # A stop that no agent has received as confirmed is forgotten.
+        # The restarted coordinator forgets a stop that no agent has received as confirmed.
         heard = max(agent.word.stop if agent.word.stop_state is StopState.CONFIRMED else NONE for agent in agents)
         return world._replace(coordinator=core, agents=(own, *agents[1:]), restarts=world.restarts + 1, confirmed=heard)
 

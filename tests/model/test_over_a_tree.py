@@ -1,6 +1,7 @@
 """The step protocol and the agreed stop stay correct if their messages travel over a tree of agents.
 
-The agents remember messages, restart, and bypass their parents. The model also finds bugs that only a tree can cause.
+In the model, agents store messages, restart, and bypass their parents. The tests also find bugs that only a tree can
+cause.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def test_random_walks_of_nodes_with_two_ranks(nodes: int) -> None:
 
 
 def test_every_interleaving_of_nodes_with_two_ranks() -> None:
-    """Explores two ranks per node without replicas.
+    """Explore two ranks per node without replicas.
 
     With replicas there are too many interleavings, so random walks cover them.
     """

@@ -91,7 +91,7 @@ class Plan(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """Progress of a new generation until its ranks start: who has promised, the plan, and who has loaded it."""
+    """Progress of a new generation until its ranks start: promises, the plan, and the loads of the plan."""
 
     dead: frozenset[int]
     """Seats whose lost node has no replacement yet."""

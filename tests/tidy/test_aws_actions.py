@@ -24,7 +24,10 @@ ACTIONS_OF = {
     "sns:PublishBatch": "sns:Publish",
     "sqs:DeleteMessageBatch": "sqs:DeleteMessage",
 }
-"""Operations whose action has another name in policies. Source: Service Authorization Reference."""
+"""Name of an operation's action in policies, where it differs from the operation's name.
+
+Source: Service Authorization Reference.
+"""
 TRANSFERS = {"upload_fileobj": {"s3:PutObject", "s3:AbortMultipartUpload"}}
 """Actions of boto3's transfers: parts of large objects, and the abort of a failed upload."""
 FREE = frozenset({"sts:GetCallerIdentity"})

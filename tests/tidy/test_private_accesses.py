@@ -16,13 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("control_plane", "everstep", "infra", "worker")
 MAX_PRIVATE_ACCESSES = 99
-"""Limit for the number of accesses. Lower it with each access that you remove, and never raise it."""
+"""Maximum number of accesses to private names. Lower it with each access that you remove, and never raise it."""
 NO_ACCESS = {"_asdict", "_fields", "_make", "_replace"}
 """Public methods of named tuples, although their names begin with an underscore."""
 
 
 MAX_REPLACED_CONSTANTS = 43
-"""Limit for the number of product constants that tests replace.
+"""Maximum number of product constants that tests replace.
 
 Lower it with each one that you remove, and never raise it.
 """

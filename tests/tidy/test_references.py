@@ -24,7 +24,7 @@ DECISION = re.compile(r"\bADR\s+(\d{4})\b")
 UNKNOWN_SECTION = "\N{SECTION SIGN}"
 """Matches a reference to a section by number. Numbers change, so references must use anchors."""
 WRITTEN_LATER = frozenset({"docs/benchmarks-device.md"})
-"""Pages that a benchmark will write on hardware that was not available so far."""
+"""Pages that do not exist yet, because a benchmark writes them on hardware that is not available."""
 BUILT = ("control_plane/static/", "web/dist/", "web/node_modules/", "docs/pictures/")
 """Folders of generated files."""
 TEXT = (".py", ".md", ".ts", ".tsx", ".toml", ".cpp", ".css", ".mako", ".ini", "Makefile")

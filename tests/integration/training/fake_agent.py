@@ -184,7 +184,7 @@ class FakeAgent:
                 line.say(WordChanged())
 
     def hold(self, step: int) -> None:
-        """Make the ranks wait because a step is being uploaded. Step 0 ends the wait."""
+        """Make the ranks wait, as during the upload of `step`. Step 0 ends the wait."""
         with self.changed:
             for line in self.lines:
                 line.write(hold=step)
@@ -394,7 +394,7 @@ class FakeAgent:
         return path
 
     def _finish(self) -> None:
-        """End the wait of the ranks when all of them wait in `close`."""
+        """Release the ranks once all of them wait in `close`."""
         halves = [read_rank_half(line.page) for line in self.lines]
         if (
             all(half is not None and half.standing in (Standing.CLOSING, Standing.CLOSED) for half in halves)

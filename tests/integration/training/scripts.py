@@ -424,7 +424,8 @@ def zero(
         for parameter in model[0].parameters():
             parameter.requires_grad_(False)
     kind = DeepSpeedCPUAdam if offload else torch.optim.AdamW
-    # With these betas, repeated 32-bit multiplication and a direct power differ from the third power on.
+    # With the betas below, a power that is computed by repeated 32-bit multiplication differs from a directly computed
+    # power. The difference begins at the third power.
     left = list(model[0].parameters()) if leave else []
     held = [p for p in model.parameters() if p.requires_grad and all(p is not other for other in left)]
     optimizer = kind(held, lr=1e-2, betas=(0.85, 0.98) if offload else (0.9, 0.999))

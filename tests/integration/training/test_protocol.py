@@ -259,7 +259,7 @@ def test_what_is_said_while_the_page_is_looked_at_is_not_slept_over(
         session, _ = begin(agent)
         link, line, read = session._link, agent.lines[0], agent_link.read_agent_half
         assert isinstance(link, agent_link.UnixAgentLink)
-        join_slot_mapper()  # the thread that maps the slots also reads from the agent, until it is done
+        join_slot_mapper()  # wait for the end of this thread, because it also reads from the agent
         link.poll()
 
         def slow(page: memoryview) -> AgentHalf | None:
@@ -632,7 +632,10 @@ def test_a_rank_waits_at_its_boundary_while_an_upload_blocks_training(tmp_path: 
 
 
 def test_a_rank_that_waits_for_an_upload_outlives_its_agent(tmp_path: Path, begin: Begin) -> None:
-    """The rank waits until the restarted agent ends the wait, because the other ranks wait too."""
+    """A rank waits for an upload while its agent dies.
+
+    It continues only when the restarted agent ends the wait, because the other ranks wait too.
+    """
     released = []
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         session, step = begin(agent)
@@ -697,7 +700,7 @@ def test_a_rank_stands_at_the_stop_that_it_agreed_to_until_its_agent_is_back(
         publish = session._publish
 
         def publish_aloud(**changes: Any) -> None:
-            """Publish the rank's half of the page and wake the waiting test. No agent runs that would do so."""
+            """Publish the rank's half of the page. Wake the waiting test, as an agent would."""
             publish(**changes)
             with agent.changed:
                 agent.changed.notify_all()
@@ -725,9 +728,9 @@ def test_a_rank_stands_at_the_stop_that_it_agreed_to_until_its_agent_is_back(
 def test_a_rank_stands_at_the_stop_that_it_agreed_to_while_the_page_cannot_be_read(
     tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch, stop: int
 ) -> None:
-    """The script overwrites the shared-memory page while the rank waits at an agreed stop, or on its way to it.
+    """The script overwrites the shared-memory page before or while the rank waits at an agreed stop.
 
-    The rank stays at the stop until the agent has repaired the page.
+    The rank waits at the stop until the agent has repaired the page.
     """
     read, unreadable, is_lost = agent_link.read_agent_half, threading.Semaphore(0), threading.Event()
 
@@ -1336,7 +1339,7 @@ def test_what_the_network_leaves_idle_is_told_with_the_words_of_boundaries(tmp_p
         session, step = begin(agent)
         link = session._link
         assert isinstance(link, agent_link.UnixAgentLink)
-        join_slot_mapper()  # the thread that maps the slots also writes to the agent, until it is done
+        join_slot_mapper()  # wait for the end of this thread, because it also writes to the agent
         session._report_spans(0.2, (IdleSpan(0.0, 0.1, 0.0),))
         assert link._held
         assert not link._outbox

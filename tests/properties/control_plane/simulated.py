@@ -281,7 +281,7 @@ class Simulation:
         self.clock = self.started_clock()
 
     def advance(self, seconds: float) -> None:
-        """Advance the time: launch, boot and terminate the instances that are due."""
+        """Advance the time, and launch, boot and terminate the instances whose time has come."""
         self.seconds += seconds
         members = [node_id for node_id in [*self.agents, *self.booting, *self.ended] if node_id not in self.removed]
         self.launching.clear()
@@ -545,7 +545,8 @@ class Simulation:
         assert all(agent.generation <= plan.generation for agent in self.agents.values() if agent.run == plan.run)
         nodes = [node.node_id for node in plan.nodes]
         assert len(nodes) == len(set(nodes))
-        most = max(job.spec.most_node_count, elastic.count_before(job.spec, observed.record))  # a lowered maximum
+        # A person may have lowered the maximum below the present number of nodes.
+        most = max(job.spec.most_node_count, elastic.count_before(job.spec, observed.record))
         assert job.spec.least_node_count <= len(nodes) <= most
         assert set(nodes) <= set(observed.assigned)
         owners = {rank: node.node_id for node in plan.nodes for rank in node.ranks}

@@ -424,7 +424,7 @@ def test_a_second_loss_during_the_restore_costs_no_committed_step(
 
 
 PARTS_OF_A_SHARD_PAIR = 0b0000_0000_0010_0000
-"""Bits with which exactly one holder fails to store the newest step of one shard.
+"""Argument `bits` of `is_drawn` with which exactly one holder fails to store the newest step of one shard.
 
 The holder is the node before the owner. The shard belongs to the first of the owner's two ranks.
 """

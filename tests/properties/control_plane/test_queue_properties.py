@@ -195,7 +195,10 @@ def elastic_jobs(draw: st.DrawFn) -> tuple[list[FleetJob], int]:
 
 
 def head_of(found: Schedule) -> FleetJob | None:
-    """Return the first job that waits for nodes, without jobs at their quota and jobs that stand aside."""
+    """Return the first job that waits for nodes.
+
+    Skip jobs at their quota, and jobs that may not start yet (`not_before`).
+    """
     return next((job for job in found.waiting if job.run not in found.limited and job.not_before is None), None)
 
 
@@ -210,7 +213,8 @@ def test_elastic_jobs_share_the_nodes_that_no_other_job_needs(fleet: tuple[list[
     assert all(found.counts[job.run] <= max(job.node_count, job.most_node_count) for job in admitted)
     at_first = sum(job.needed_count(NOW) for job in jobs if job.state in HOLDING_JOBS)
     assert sum(found.counts.values()) <= max(capacity, at_first), "jobs receive nodes that the group cannot have"
-    if any(job.run not in found.limited for job in found.waiting):  # a job that stands aside counts, too
+    # Jobs that may not start yet (`not_before`) count, too.
+    if any(job.run not in found.limited for job in found.waiting):
         grown = [job for job in admitted if found.counts[job.run] > job.claim_count(NOW)]
         assert not grown, "a job grows beyond its NodeCount while another job waits"
     elif not found.waiting:
@@ -276,7 +280,7 @@ def test_jobs_return_as_few_nodes_as_the_head_needs(fleet: tuple[list[FleetJob],
 
 
 def check_returns_without_head(found: Schedule, held: Mapping[RunId, FleetJob], released: int) -> None:
-    """Check reductions for a job that runs below its NodeCount, or that waits for its project's quota."""
+    """Check reductions in favour of a job that runs below its NodeCount, or that waits for its project's quota."""
     for run, each in found.reductions.items():
         assert held[run].is_settled
         assert held[run].node_count <= each.keep_count < found.counts[run]
@@ -290,7 +294,7 @@ def check_returns_without_head(found: Schedule, held: Mapping[RunId, FleetJob], 
 
 
 def after(jobs: Sequence[FleetJob], found: Schedule) -> list[FleetJob]:
-    """Return the jobs once each job has released its nodes, without jobs that pause and jobs at their quota.
+    """Return the jobs after each job has released its nodes. Omit jobs that pause and jobs at their quota.
 
     A release can bring a job below its quota. This job can then be the head of the queue.
     """

@@ -160,7 +160,7 @@ def test_a_contribution_with_a_missing_chunk_is_not_complete() -> None:
 @pytest.mark.parametrize(
     ("connected", "progressed", "is_progressing"),
     [
-        ({1, 2}, set(), True),  # Rank 2 has not begun, so it may still capture the step.
+        ({1, 2}, set(), True),  # Rank 2 has not begun its contribution, so it may still capture the step.
         ({1}, set(), False),  # Rank 2 is not connected.
         ({1, 2}, {1}, True),
     ],

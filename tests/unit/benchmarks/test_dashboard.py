@@ -1,4 +1,4 @@
-"""The benchmark of the dashboard's response times: its page."""
+"""The benchmark of the dashboard's response times writes its page from stored samples."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def test_a_bar_that_is_longer_than_the_picture_is_torn_and_keeps_its_figure() ->
     drawn = ElementTree.fromstring(panels("t", [Panel(title="both", bars=bars)], most=5.0))
     space = "{http://www.w3.org/2000/svg}"
     widths = [float(bar.get("width", "0")) for bar in drawn.iter(f"{space}rect") if bar.get("height") == "15"]
-    # The picture's full width represents five seconds.
+    # The full width of the picture, 520 pixels, represents five seconds.
     assert [round(sum(widths[:2]) / 3 * 5), round(sum(widths[2:]))] == [520, 520]
     assert len(list(drawn.iter(f"{space}polyline"))) == 1
     assert [text.text for text in drawn.iter(f"{space}text")] == ["both", "short", "3.00 s", "long", "60.00 s"]

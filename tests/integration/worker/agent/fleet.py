@@ -216,7 +216,7 @@ class ScriptedRank:
     capacity_bytes: int = CAPACITY_BYTES
     """Capacity of the slots that the rank requests."""
     captures: bool = True
-    """False: the rank does not capture a step although it has a slot for it, like a rank whose capture never ends."""
+    """False: the rank captures no step, even if a slot is granted, like a rank whose capture never ends."""
     stops_at: int | None = None
     """Number of bytes after which the rank's copier pauses. None: the copier does not pause."""
     half_captured: Capturing | None = None
@@ -403,7 +403,7 @@ class ScriptedRank:
 
 @dataclass
 class Ended:
-    """What the supervisor knows about a rank that has ended."""
+    """How a rank ended, as the supervisor records it."""
 
     run: RunId
     generation: Generation
@@ -545,7 +545,7 @@ class Node:
             await until("its line to end", lambda: not self._control.is_connected(self.id))
 
     async def gone(self) -> None:
-        """Lose the machine: stop the agent and the ranks. The folders stay."""
+        """Lose the machine: stop its agent and its ranks. Its folders remain."""
         await self.stop()
         await self.shim.stop_all()
 
@@ -565,12 +565,15 @@ class Fleet:
         self.per_node = 1
         """Number of ranks per node. A test may set it before the first launch only."""
         self.holder_distance = 1
-        """How many nodes after its own node a rank's shard has its holder.
+        """Distance from a rank's node to the node that holds a copy of the rank's shard, in nodes.
 
         A test may change it between two launches.
         """
         self.max_uploads = 1
-        """Checkpoints that agents upload at the same time. A test may change it before the first launch."""
+        """Maximum number of checkpoints that agents upload at the same time.
+
+        A test may change it before the first launch.
+        """
         self.has_parity = False
         """True: all nodes form one group with parity in memory, instead of copies. Set before the first launch only."""
         self.timeouts: Timeouts | None = None
@@ -664,7 +667,7 @@ class Fleet:
                 await asyncio.sleep(0.005)
 
     def is_expected(self) -> bool:
-        """Return whether every rank has been granted a slot for a step that it has not finished yet."""
+        """Return whether each rank has a granted slot for a step that it has not finished yet."""
         return all(rank.word.slot != NONE and rank.word.proposed > rank.boundary for rank in self.ranks)
 
     def is_committed(self, step: int) -> bool:

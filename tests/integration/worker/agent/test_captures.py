@@ -1,6 +1,6 @@
 """Holders receive a rank's capture while the rank still writes it.
 
-The tests end an agent or a rank in the middle. Later steps are then committed.
+The tests end an agent or a rank during a capture. Later steps must still be committed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Another process has filled a node's tmpfs.
 
-The job does not fail for good, and no later generation waits for this node.
+The job continues, and no later generation waits for this node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from worker.shm.slot_file import SlotFile
 pytestmark = pytest.mark.integration
 
 CROWDED = 1
-"""The node whose tmpfs is full."""
+"""Index of the node whose tmpfs is full."""
 
 
 @pytest.fixture

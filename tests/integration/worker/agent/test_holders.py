@@ -39,7 +39,7 @@ def protection(fleet: Fleet, rank: int) -> ShardProtection:
 
 
 async def test_a_holder_that_never_answers(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The deadline is longer than in other tests, because one event loop runs a hundred steps of three agents.
+    # This test needs a longer deadline, because three agents share one event loop for a hundred steps and answer late.
     monkeypatch.setattr(harness, "TIMEOUTS", msgspec.structs.replace(harness.TIMEOUTS, holder_deadline_seconds=2.0))
     await fleet.launch()
     holder = fleet.nodes[1]

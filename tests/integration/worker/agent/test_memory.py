@@ -23,7 +23,10 @@ ALLOWED_BYTES = 64 * 1024**2
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
-"""Value that resets `VmHWM` to the resident memory. Source: Documentation/filesystems/proc.rst of Linux."""
+"""Value for `CLEAR_REFS`. It resets the peak `VmHWM` to the present resident memory.
+
+Source: Documentation/filesystems/proc.rst of Linux.
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +75,7 @@ async def test_what_is_used_while_steps_are_kept_is_what_admission_counts(fleet:
     before, shared_before = resident("VmRSS"), resident("RssShmem")
     await fleet.launch()
     await fleet.train(4)
-    # The slots are shared memory and stay mapped. What remains of the peak is the private memory of the agents.
+    # Subtract the slots, which are shared memory and stay mapped. The rest of the peak is the agents' private memory.
     private = resident("VmHWM") - before - (resident("RssShmem") - shared_before)
     (needed,) = counted
     for node in fleet.nodes:

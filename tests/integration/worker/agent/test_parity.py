@@ -55,7 +55,7 @@ def payload(rank: int, step: int) -> tuple[bytes, int]:
 
 @pytest.fixture
 def group(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    """A fleet of three nodes in one group with parity."""
+    """Return a fleet of three nodes in one group with parity."""
     monkeypatch.setattr(harness, "payload", payload)
     for node in fleet.nodes:
         node.shim.capacity_bytes = 4 * CHUNK_BYTES
@@ -88,7 +88,10 @@ def check_restored(fleet: Fleet, step: int) -> None:
 
 @pytest.mark.parametrize("per_node", [1, 2])
 async def test_a_lost_node_is_rebuilt_and_the_job_continues(group: Fleet, per_node: int) -> None:
-    """With two ranks per node, the ranks with the same LOCAL_RANK form a stripe."""
+    """A lost node's shards are rebuilt, and training continues.
+
+    With two ranks per node, the ranks with the same LOCAL_RANK form a stripe.
+    """
     group.per_node = per_node
     await group.launch()
     await group.train(3)
@@ -143,11 +146,14 @@ async def test_a_second_loss_before_the_commit_of_the_base_needs_s3(group: Fleet
 
 @pytest.mark.parametrize("is_read", [True, False])
 async def test_a_damaged_share_is_refused_by_its_name(group: Fleet, is_read: bool) -> None:
-    """One byte of a share changes, before or after the holder has computed the share's digests."""
+    """An agent refuses a share with a changed byte.
+
+    The byte changes before or after the holder computes the share's digests.
+    """
     await group.launch()
     await group.train(2)
     holder, lost = group.nodes[2], group.nodes[1]
-    if not is_read:  # A restarted agent knows no digests, and reads the share again.
+    if not is_read:  # A restarted agent has lost the digests, so it reads the share again.
         await group.prepare()
         await restart(holder)
     await lose(lost)
@@ -291,7 +297,7 @@ async def test_a_damaged_shard_on_its_own_node_is_rebuilt(group: Fleet) -> None:
     await group.launch()
     await group.train(2)
     await group.prepare()
-    await restart(group.nodes[1])  # A restarted agent knows no digests, and reads its shard before it restores it.
+    await restart(group.nodes[1])  # A restarted agent has lost the digests, so it reads its shard first.
     await group.prepare()
     plan = group.make_parity_plan()
     with base_slot(group, 1).file.payload(5, 6) as byte:
@@ -306,7 +312,10 @@ async def test_a_damaged_shard_on_its_own_node_is_rebuilt(group: Fleet) -> None:
 
 
 async def test_an_agent_that_loses_the_base_before_its_commit_rebuilds_it(group: Fleet) -> None:
-    """The coordinator starts last, so that the base is not committed before the agent restarts without its shard."""
+    """An agent loses its shard of the generation's start step (the base), and rebuilds it.
+
+    The coordinator starts last, so that the base is not committed before the loss.
+    """
     await group.launch()
     await group.train(2)
     await group.prepare()

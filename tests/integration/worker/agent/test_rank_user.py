@@ -19,7 +19,7 @@ from worker.ranks.files import make_home
 
 pytestmark = pytest.mark.integration
 USER = RankUser(os.getuid() or 61_244, os.getgid() or 61_245)
-"""User of the ranks: root may choose any user, and any other user only itself.
+"""User of the ranks. Tests that run as root may choose any user, and all other tests must use their own user.
 
 The end of a job removes this user's files in /tmp, so no other test may use the same user.
 """

@@ -1,4 +1,4 @@
-"""A real agent reads the stacks of real rank processes on request. A signal has stopped one of the processes."""
+"""A real agent reads the stacks of real rank processes on request, also of a process that a signal has stopped."""
 
 from __future__ import annotations
 

@@ -368,7 +368,7 @@ async def test_a_spare_has_its_fleets_sources_ready_and_a_node_that_works_only_i
         assert [path.name for path in (node.state_dir / "sources" / "archives").iterdir()] == [
             f"{fleet.source.sha256}.tar.gz"
         ]
-        await fleet.send(node, KeepSources(sources=wanted))  # a node with a job ignores this
+        await fleet.send(node, KeepSources(sources=wanted))  # a node with a job ignores this message
     await fleet.start()
     for node in fleet.nodes:
         assert [path.name for path in (node.state_dir / "sources" / "archives").iterdir()] == [

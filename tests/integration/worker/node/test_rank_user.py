@@ -1,4 +1,4 @@
-"""Ranks that run as a user of their own, with real processes.
+"""Real rank processes run as a user of their own.
 
 The tests check what ranks can do, what the kernel denies them, and which files remain after a job.
 """
@@ -203,7 +203,10 @@ class Machine:
         return RankFiles(self.state, RUN, Generation(1), Rank(0))
 
     async def rank(self, is_up: Path) -> RankRecord:
-        """Wait until a rank that opens and closes a FIFO has ended and its shim has reported it."""
+        """Wait until a rank opens and closes the FIFO `is_up`, and the shim has reported the rank.
+
+        Return its record.
+        """
         await asyncio.to_thread(is_up.read_text)
         seen = self.supervisor.changed.version
         while not self.supervisor.records:

@@ -112,7 +112,7 @@ class Pair:
         self.owner_store = self._store(tmpfs / "owner", memory_bytes)
         self.holder_store = self._store(tmpfs / "holder", holder_memory_bytes)
         self.heard = NONE
-        """Newest committed step that the holder has learned from the coordinator. Tests set it."""
+        """Newest committed step that the coordinator has announced to the holder. Tests set it."""
         self.take_lines: TakeLines = self._discard
         """Stores the printed lines that the holder receives. Tests set it."""
         self.receiver = ReplicaReceiver(

@@ -204,7 +204,7 @@ class TestTheOwner:
         while pair.shard.vote is not Vote.ACKED:
             queues.append(sender.queue)
             await pair.shard.changed.wait(pair.shard.changed.version, 0.01)
-        # The first five chunks, which the holder has, are not sent again.
+        # The owner does not send the first five chunks again, because the holder has them.
         assert max(queue.taken_bytes for queue in queues if queue is not None) <= 5000
         assert pair.held() == {1: payload(1, pair.payload_bytes)}
 

@@ -20,7 +20,7 @@ from worker.core.chunks import Link
 from worker.member.traffic import ALPHA_SECONDS
 from worker.replication.pacing import SpanPacer
 
-# At the rate of the slow link, 24 MiB take half a minute.
+# The time limit is long, because 24 MiB take half a minute over the slow link.
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(180),
@@ -55,7 +55,7 @@ def pacing_rate(line: socket.socket) -> int:
 async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     pair.listen()
     sender = pair.send(deadline_seconds=2.0)
-    # With two streams, both complete their chunks at about the same time.
+    # Use two streams, because they complete their chunks at about the same time.
     sender.stream_count = replace(sender.stream_count, limit=2, count=2, is_settled=True)
     pair.hear(-1, 1)
     loopback.limit(4_000_000)

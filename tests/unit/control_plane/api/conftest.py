@@ -66,7 +66,7 @@ class PromptServer(Server):
         await self.on_tick(0)
         await self._must_stop.wait()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # uvicorn's signature
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # uvicorn prescribes the signature
         self.config.app.state.services.feed.close()
         for server in self.servers:
             server.close()
@@ -186,7 +186,7 @@ def without_metadata(answer: dict) -> dict:
 
 
 def all_pages(client, operation: str, **query):
-    """Return the items of all pages of a list."""
+    """Return the items of all pages of a list operation."""
     paginator = client.get_paginator(operation)
     page_size = {"PageSize": query.pop("MaxResults")} if "MaxResults" in query else {}
     return list(

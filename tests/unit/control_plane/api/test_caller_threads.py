@@ -36,7 +36,10 @@ class Held:
 
 
 def has_free_thread(service: Service) -> bool:
-    """Return True if the loops' only thread runs a function within 10 s. Otherwise, raise TimeoutError."""
+    """Return True if the only thread of the executor that the loops use is free within 10 s.
+
+    Otherwise, raise TimeoutError.
+    """
     return asyncio.run_coroutine_threadsafe(asyncio.to_thread(lambda: True), service.loop).result(10)
 
 

@@ -1,4 +1,4 @@
-"""The contents of recent responses, which let the next poll receive only the changes."""
+"""The service stores the contents of recent responses, so that a client's next poll receives only the changes."""
 
 from __future__ import annotations
 

@@ -245,7 +245,10 @@ def test_a_cloud_that_does_not_answer_is_no_verdict(service, client, job, verifi
     ids=["intact", "data", "header", "cut", "missing"],
 )
 def test_shared_objects_are_verified_with_each_shard(service, client, job, idle_bytes, damage, said, is_replicated):
-    """If `idle_bytes` is 0, the verifier closes its connections to the objects between two tensors."""
+    """A damaged shared object makes each shard that refers to it damaged.
+
+    If `idle_bytes` is 0, the verifier closes its connections to the objects between two tensors.
+    """
     verifier = Verifier(service.database, service.objects, service.clock, idle_bytes=idle_bytes)
     manifest = job.checkpoint(8, frozen=b"frozen" * 40, is_replicated=is_replicated)
     place = ObjectReference(bucket=BUCKET, key=manifest.shared[0].key)

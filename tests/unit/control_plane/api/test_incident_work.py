@@ -1,4 +1,7 @@
-"""What people add to incidents and jobs, similar incidents, and the post-mortem."""
+"""People own incidents, and add notes to incidents and jobs.
+
+The service finds similar incidents and writes the post-mortem.
+"""
 
 from __future__ import annotations
 

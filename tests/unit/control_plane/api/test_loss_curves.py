@@ -1,4 +1,4 @@
-"""The loss of several jobs in a few points each."""
+"""BatchGetLossCurves returns the loss of several jobs, with a few points for each job."""
 
 from __future__ import annotations
 

@@ -80,7 +80,10 @@ def job(service, client, fleet, source):
 
 @pytest.fixture
 def trained(service, job):
-    """A job that trained for three hours on two nodes, with one failure and one drill, beside one spare."""
+    """Return a job that trained for three hours on two nodes, with one failure and one drill.
+
+    Its fleet also has one spare.
+    """
     job.charge(1, {"queue": 600, "train": 3000}, 2, 20.0)
     charge_spares(service, 1, 1)
     job.charge(2, {"queue": 600, "train": 6000, "detect": 100, "rework": 500}, 4, 40.0)

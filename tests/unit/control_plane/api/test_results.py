@@ -1,4 +1,4 @@
-"""What the API returns about a job: logs, outputs, protection, checkpoints, incidents and metrics.
+"""The API describes a job: its logs, outputs, protection, checkpoints, incidents and metrics.
 
 The tests store the data in the form in which the loops and agents store it.
 """

@@ -1,4 +1,4 @@
-"""Exports from memory over HTTP: all nodes hold one committed step, and refusals end the hold."""
+"""Exports from memory over HTTP: during an export, all nodes keep one committed step. A refusal releases the step."""
 
 from __future__ import annotations
 

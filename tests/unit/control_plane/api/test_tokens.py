@@ -1,6 +1,6 @@
 """Tokens of people: the API shows the secret once and lists tokens without it.
 
-A revoked token also ends the responses and sessions that depend on it.
+Revoking a token also ends the responses and sessions that depend on it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Compressed and conditional responses: only complete JSON responses to GET change, and none with a credential."""
+"""Compressed and conditional responses: the middleware changes only complete JSON responses to GET.
+
+No response to GET contains a credential, so compression cannot reveal one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When uploaded shards form a complete checkpoint, and which checkpoints are more than a job keeps."""
+"""A checkpoint is complete once the shards of all ranks are uploaded. Checkpoints beyond a job's limit are surplus."""
 
 from __future__ import annotations
 

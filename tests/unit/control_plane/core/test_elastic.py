@@ -1,4 +1,4 @@
-"""Elastic jobs: with how many nodes the next generation continues, and when a running job grows."""
+"""The control plane decides with how many nodes an elastic job continues, and when a running job grows."""
 
 from __future__ import annotations
 

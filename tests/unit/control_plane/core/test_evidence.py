@@ -1,4 +1,4 @@
-"""Whether a node counts as lost, from its agent's silence, the steps of its ranks, and EC2's reports."""
+"""Whether a node counts as lost depends on its agent's silence, its ranks' steps, and EC2's reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which reports and events end a generation, and which of them end the job."""
+"""Some reports and events end a generation, and some of them also end the job."""
 
 from __future__ import annotations
 
