@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -84,6 +85,8 @@ def test_pages_have_their_layout_in_light_and_dark_at_every_width(browser: Brows
             page.goto(path)
             expect(page.get_by_role("heading", level=1)).to_be_visible()
             expect(page.locator("[aria-busy=true]")).to_have_count(0)
+            if name == "jobs":
+                expect(page.get_by_role("img", name=re.compile("^Loss from")).first).to_be_visible()
             page.evaluate("document.fonts.ready.then(() => undefined)")
             for width in WIDTHS:
                 page.set_viewport_size({"width": width, "height": HEIGHT})

@@ -104,10 +104,10 @@ function Cell({ column, job, figures, address, curve }: CellProps) {
   }
 }
 
-/** The cell has the height of its drawing before the values are there, so that nothing moves. */
+/** The cell has the size of its drawing before the values arrive, so that nothing moves. */
 function LossCell({ curve }: { curve?: readonly (number | null)[] }) {
   const known = (curve ?? []).filter((value) => value !== null)
-  if (known.length < 2) return <span className="dim">{curve === undefined ? '' : '–'}</span>
+  if (known.length < 2) return <span className="dim nospark">{curve === undefined ? '' : '–'}</span>
   const [first, last] = [known[0]!, known.at(-1)!].map((value) => value.toPrecision(3)) as [string, string]
   return <Sparkline values={curve!} label={JOBS.loss(first, last)} />
 }
