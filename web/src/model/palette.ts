@@ -34,7 +34,7 @@ export interface Permissions {
   isAdmin: boolean
 }
 
-const PLACES = ['overview', 'jobs', 'queue', 'incidents', 'fleets', 'drills'] as const
+const PLACES = ['overview', 'jobs', 'queue', 'incidents', 'fleets', 'reports', 'drills'] as const
 
 /** Return all entries in the order in which the search box lists them. */
 export function entriesOf({ jobs, fleets, incidents, nodes }: Lists, { mayRun, isAdmin }: Permissions): Entry[] {

@@ -27,6 +27,7 @@ export const KEYS = {
         ['g q', 'Queue'],
         ['g i', 'Incidents'],
         ['g f', 'Fleets'],
+        ['g r', 'Reports'],
         ['g d', 'Drills'],
         ['g s', 'Submit a job'],
       ],
