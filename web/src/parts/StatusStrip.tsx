@@ -8,7 +8,7 @@ export function StatusStrip({ name, verdict, rate }: { name: string; verdict: Ve
   const { figures, state, protection, act } = verdict
   const words = JOB.strip
   return (
-    <div className="strip" role="group" aria-label={words.label} title={verdict.line.lead}>
+    <div className="strip" role="group" tabIndex={0} aria-label={words.label} title={verdict.line.lead}>
       <h1>{name}</h1>
       <span {...statementHook(figures, 'moving', state)}>
         <Status tone={state.tone} word={state.title} title={state.text} />
