@@ -188,7 +188,7 @@ def recorded_calls() -> Iterator[list[str]]:
 
 @pytest.fixture(autouse=True)
 def undocumented_calls(recorded_calls: list[str]) -> Iterator[list[str]]:
-    """Fail a test whose process sent AWS a request outside the AWS documentation.
+    """Fail a test whose process sent AWS an undocumented request.
 
     A test that sends such a request on purpose clears the list.
     """

@@ -73,8 +73,8 @@ class SeaweedFs:
         Args:
             folder: parent of the server's directory; None for the folder of temporary files.
             memory: soft memory limit of the server, in the syntax of Go's GOMEMLIMIT.
-            yields: True if the server runs at the lowest priority. In a benchmark of its clients' cost, it then uses
-                the time that they leave, as if it were another machine.
+            yields: True if the server runs at the lowest priority. In a benchmark of its clients' cost, the server then
+            uses only CPU time that the clients leave, as if it ran on another machine.
         """
         self.directory = Path(tempfile.mkdtemp(prefix="everstep-weed-", dir=folder))
         self._reserved = {name: ReservedPort() for name in _PORTS}

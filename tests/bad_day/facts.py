@@ -25,7 +25,7 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of EC2 or Auto Scaling in the local AWS's log."""
+    """A call to EC2 or Auto Scaling that the local AWS logged."""
 
     at: float
     action: str

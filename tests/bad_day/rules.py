@@ -1,8 +1,8 @@
 """The rules of a bad day: pure functions of the collected facts. Each returns a sentence per violation.
 
 one job per node           no two generations, of one job or of two, make steps on a node at the same time
-decided before it ended    an instance ends by a strike, or after an event with Everstep's decision about it
-evidence                   a node that Everstep gave up as silent made no further steps with its ranks
+decided before it ended    an instance ends because of a strike, or after an event records Everstep's decision
+evidence                   the ranks of a node that Everstep gave up as silent finished no further steps
 steady capacity            desired capacity changes direction only after a node is taken out of use
 bit-identical              every rank's result equals that of an undisturbed run
 ledgers                    buckets sum to wall time, phases to the interruption; lost steps match the ranks' traces

@@ -1,6 +1,6 @@
 """Carries out the strikes of a plan and checks that each one takes effect.
 
-Effects are an ended process, an instance state that AWS reports, or packets that a link dropped.
+An effect is an ended process, an instance state that AWS reports, or a packet that a link dropped.
 """
 
 from __future__ import annotations

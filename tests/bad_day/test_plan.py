@@ -1,4 +1,4 @@
-"""A plan depends on its seed alone, and contains enough strikes for a bad day."""
+"""A plan depends on its seed alone, and contains enough faults for a bad day."""
 
 from __future__ import annotations
 

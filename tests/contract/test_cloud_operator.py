@@ -27,7 +27,7 @@ ABSENT = NodeId("i-0123456789abcdef0")
 
 @dataclass
 class World:
-    """A `CloudOperator`, and functions that change its cloud behind its back, as AWS and people do."""
+    """A `CloudOperator`, and functions that change its cloud without the operator, as AWS and people do."""
 
     operator: CloudOperator
     make_group: Callable[..., str]

@@ -56,7 +56,7 @@ ABSENT = {
     "Rank": "0",
     "SnapshotId": "1-1-" + "0" * 32,
 }
-"""Names of objects that do not exist. A call that its role permits then changes nothing."""
+"""Names of objects that do not exist. A permitted call with these names changes nothing."""
 QUERY = {"GetOutput": "?Key=x", "ReadSnapshot": "?Begin=0&End=1"}
 BODIES: dict[str, dict[str, Any]] = {
     "ExecuteCommand": {"Command": ["true"]},

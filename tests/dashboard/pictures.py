@@ -29,7 +29,7 @@ TABS = ("metrics", "logs", "protection", "checkpoints", "events", "spec")
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One screenshot of the dashboard: its file name, page, colour scheme and size."""
+    """A planned screenshot of the dashboard: its file name, page, colour scheme and size."""
 
     name: str
     path: str
@@ -38,7 +38,7 @@ class Shot:
 
 
 def first_screens(replayed: Replayed) -> Iterator[Shot]:
-    """Yield a job's page for each recorded incident in both color schemes, and one page in the size of a phone."""
+    """Yield the job's page of each recorded incident in both color schemes, and one page at the size of a phone."""
     for name, story in FIRST_SCREENS.items():
         yield Shot(name, f"/jobs/{replayed.jobs[story]}")
         yield Shot(f"{name}-dark", f"/jobs/{replayed.jobs[story]}", "dark")

@@ -1,8 +1,8 @@
 """Writes log lines of simulated ranks in the form in which agents store them.
 
 Each node has chunks of lines. The times are invented: the lines of a launch are spread evenly from its start to its
-end, and the last lines of a failed rank follow. A lost node stores neither its newest lines nor the mark that ends its
-log.
+end, and the last lines of a failed rank follow. A lost node stores neither its newest lines nor the entry that marks
+the end of its log.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Job:
 
 
 def _measured(job: Job, step: int, place: int) -> dict[str, float]:
-    """Return an agent's measurements. They vary over time, and each node's curve lags by another delay.
+    """Return an agent's measurements. They vary over time, and each node's curve lags by a different delay.
 
     The third node has an idle GPU.
     """

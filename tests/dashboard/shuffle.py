@@ -55,7 +55,7 @@ class Deal:
 
 
 def deal(seed: int, count: int) -> tuple[Deal, ...]:
-    """Return `count` deals whose jobs and fleets all differ, so that one server can show all recordings."""
+    """Return `count` deals with different names of jobs and fleets, so that one server can show all recordings."""
     chance = random.Random(seed)
     ends_at = MONTHS[0] + timedelta(microseconds=chance.randrange((MONTHS[1] - MONTHS[0]) // timedelta(microseconds=1)))
     return tuple(

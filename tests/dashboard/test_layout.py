@@ -28,7 +28,7 @@ UPDATE: Final = "EVERSTEP_UPDATE_LAYOUT"
 WIDTHS: Final = (390, 1200, 1440, 1920)
 HEIGHT: Final = 900
 GRID_PIXELS: Final = 8
-"""Boxes are rounded to this grid. A difference of one grid step is allowed."""
+"""Boxes are rounded to multiples of this number. A difference of one multiple is allowed."""
 BOXES = """() => {
   const selector = 'h1, main .verdict, main .card, main table, main .chips, main form, nav.tabs, header.sidebar'
   const boxes = []

@@ -190,9 +190,9 @@ COUNT_SHADED = """canvas => {
     for (let at = 0; at < data.length; at += 4) if (near(at, 0x2e, 0x14, 0x56, 0xc4)) count++
     return count
 }"""
-"""JavaScript that counts the pixels of a chart in which only the shade is drawn, not the line.
+"""JavaScript that counts the pixels of a chart that show only the shade, not the line.
 
-The shade spans the lowest to the highest of the values that one point of the chart stands for.
+One point of the chart represents several values. The shade spans the range from the lowest to the highest of them.
 """
 
 

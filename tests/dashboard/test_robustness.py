@@ -109,7 +109,7 @@ def test_pages_that_were_never_opened_open_without_the_server_and_lose_their_gre
         page.goto("/jobs")
         expect(page.locator("main .status.tone-good").first).to_be_visible()
         with page.expect_response(lambda answer: f"/assets/{chunk('SignIn').name}" in answer.url):
-            page.clock.run_for(4_000)  # the page loads the files of other pages ahead, this one last
+            page.clock.run_for(4_000)  # the page preloads the files of other pages, and this file last
         seeded.fall_silent()
         try:
             page.clock.run_for(30_000)

@@ -34,7 +34,7 @@ def run_shell(text: str, what: str) -> str:
     return done.stdout
 
 
-# DCP reads the checkpoint in one process
+# the warning is expected, because DCP reads the checkpoint in one process
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_every_block_of_the_guides_runs(place: Workplace, reader: Path) -> None:
     told = []

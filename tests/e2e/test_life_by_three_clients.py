@@ -24,7 +24,7 @@ LIFE_SECONDS = 350
     "program",
     [
         "with_everstep.sh",
-        # this test covers one client; the other two clients call the same operations
+        # a short run covers one of the three clients, because all of them call the same operations
         pytest.param("with_boto3.py", marks=pytest.mark.full),
         pytest.param("with_aws_cli.sh", marks=pytest.mark.full),
     ],

@@ -123,7 +123,7 @@ class FakeOperator:
             self._reconcile()
 
     def change_group(self, name: str, change: Callable[[GroupState], GroupState]) -> None:
-        """Change a group's settings behind Everstep's back, as a person might."""
+        """Change a group's settings without Everstep, as a person might."""
         with self._lock:
             group = self._group(name)
             group.state = change(group.state)

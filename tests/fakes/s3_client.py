@@ -65,7 +65,10 @@ class MemoryS3:
         """Unfinished multipart uploads, by upload id."""
         self.on_request: OnRequest = lambda _request, _is_after: None
         self.dead: dict[str, BaseException] = {}
-        """The error that each request of a dead client raises, by the client's name. S3 does not execute it."""
+        """The error that each request of a dead client raises, by the client's name.
+
+        S3 does not execute the request.
+        """
         self.lock = threading.RLock()
         self._now = now
         self._written: dict[str, tuple[str, datetime]] = {}

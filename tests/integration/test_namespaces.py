@@ -212,7 +212,7 @@ def test_a_partition_may_be_of_some(
 
 def test_a_slow_line_carries_no_more_than_it_is_given(aws: ServedAws, name: str, pair: list[str]) -> None:
     first, second = pair
-    # in the first of the two transfers the slow instance sends, and in the second it receives
+    # the slow instance sends in the first transfer, and receives in the second
     for here, there in ((first, second), (second, first)):
         aws.inject(SlowNetwork(target=first, megabits=16))
         done = curl(name, here, f"http://{address(aws, there)}:{PORT}/blob", seconds=30)

@@ -261,7 +261,10 @@ print(json.dumps(facts))
 
 
 class Kernel:
-    """A folder with copies of the files in which the kernel counts memory kills. Tests set their contents."""
+    """A folder with copies of the files in which the kernel counts kills for lack of memory.
+
+    Tests set their contents.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.paths = MemoryPaths(folder / "proc", folder / "cgroup", folder / "kmsg")

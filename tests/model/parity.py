@@ -198,7 +198,7 @@ class World(NamedTuple):
     weak: frozenset[int]
     """Seats that have lost a shard or a share of the last commit. They count as lost nodes until the next commit."""
     spoiled: frozenset[int]
-    """Seats in which a memory fault emptied a slot since this generation has started or committed a newer step.
+    """Seats in which a memory fault emptied a slot after this generation started or last committed a newer step.
 
     If the generation then commits its base, the commit counts votes from before the fault.
     """

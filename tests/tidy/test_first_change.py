@@ -138,7 +138,8 @@ def run(step: Step, root: Path) -> None:
 def copy(tmp_path: Path) -> Path:
     """Return a copy of the repository with a Python environment.
 
-    Processes of the local cloud drop PYTHONPATH, so the environment must name the copy. It contains this interpreter's
+    Processes of the local cloud drop PYTHONPATH, so the environment itself must contain the path of the copy. It
+    contains this interpreter's
     packages without their `.pth` files, which name the original repository.
     """
     root = tmp_path / "checkout"

@@ -183,7 +183,7 @@ def of_deepspeed() -> tuple[dict[str, Any], Callable[[Any], float]]:
 
 
 def stand(finished: int) -> None:
-    """Wait as long as the file that holds ranks at the present moment exists."""
+    """Wait while the file exists that makes the ranks wait at the present moment."""
     gate, moment = Path(settings.gate), f"{GENERATION}:{finished}"
     while settings.gate and (gate / f"hold {moment}").exists():
         (gate / f"reached {moment} {dist.get_rank()}").touch()

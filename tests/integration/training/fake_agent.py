@@ -99,9 +99,9 @@ class FakeAgent:
         self.base_step = base_step
         self.base_slots = base_slots or {}
         self.earlier = earlier
-        """Slots of the step to restore, by the rank that made them, if another number of ranks made that step.
+        """Slots of the step to restore, by the rank that captured them.
 
-        A missing entry is a lost slot.
+        Set if another number of ranks captured that step. A missing entry is a lost slot.
         """
         self.lines = [Line(directory, rank, generation) for rank in range(world_size)]
         self.committed = NONE

@@ -1,4 +1,4 @@
-"""The automatic interval of checkpoints keeps its two promises for any measured upload.
+"""The automatic interval of checkpoints respects its two bounds for any measured upload.
 
 Neither the modelled slowdown nor the modelled rate of uploads exceeds its bound.
 """

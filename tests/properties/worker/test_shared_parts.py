@@ -20,7 +20,7 @@ EVENTS = ("claim", "assign", "store", "store twice", "store another's", "lose", 
 
 
 def states_of(state: SharedParts, sent: set[int]) -> list[int]:
-    """Return the numbers of all parts, once for every state in which a part is.
+    """Return the numbers of all parts. A part occurs once for each state that it has.
 
     A part may be sent by the owner, outstanding or stored at a helper, or missing. The test checks that each part has
     one state.

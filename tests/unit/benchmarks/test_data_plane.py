@@ -172,8 +172,8 @@ def test_a_moved_floor_makes_its_rows_inconclusive_whatever_they_say() -> None:
 def test_the_floor_of_a_row_is_the_sum_that_its_limit_is_made_of() -> None:
     """A row's lower bound (its floor) is the sum of those measurements that also form the row's limit.
 
-    One measurement of a sum may vary by half and hardly change the sum. Two measurements may also vary in opposite
-    directions, so that the sum stays constant.
+    The test covers two cases: one small measurement varies by half and hardly changes the sum, or two measurements vary
+    in opposite directions and the sum stays constant.
     """
     half_more = floor(31.0, 31.0, 46.5)
     found = verdicts(floors={**FLOORS, "digest": half_more})["commit"]

@@ -125,7 +125,7 @@ async def test_a_holder_in_trouble_is_told_with_its_shard_and_no_longer_when_it_
 async def test_rounds_that_a_bug_ends_begin_again_and_are_told(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
-    """A bug ends the task by which a node reports and votes.
+    """A bug ends the task that sends a node's reports and votes.
 
     The agent logs the bug and restarts the task, so commits continue.
     """

@@ -55,7 +55,7 @@ def stored(fleet: Fleet, rank: int, generation: int = 1) -> list[LogLine]:
 
 
 def tails(fleet: Fleet, node_id: NodeId) -> list[list[LogLine]]:
-    """Return the newest lines of a node of which its peers keep copies."""
+    """Return the copies of a node's newest lines that its peers keep."""
     objects = fleet.objects.objects[BUCKET]
     found = [
         key

@@ -19,7 +19,7 @@ from worker.member import rank_slots
 pytestmark = pytest.mark.integration
 SHARD_BYTES = 32 * 1024**2
 ALLOWED_BYTES = 64 * 1024**2
-"""Bytes that the buffers of all three agents may use, beside the slots of one node."""
+"""Bytes that the buffers of all three agents may use, in addition to the slots of one node."""
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"

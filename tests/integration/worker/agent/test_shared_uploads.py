@@ -140,7 +140,7 @@ async def test_a_holder_builds_the_same_object_without_the_frozen_tensors(
     for node in fleet.nodes[1:]:
         member = node.agent.lifecycle.member
         assert member is not None
-        for rank in member.shards:  # These ranks upload nothing, so they have nothing to share.
+        for rank in member.shards:  # These ranks upload nothing, so they offer no tensors to share.
             await member.division.agree(rank, upload.step, ())
     await upload.owner.uploads.idle()
     (uploaded,) = upload.owner.uploads.uploaded

@@ -559,7 +559,7 @@ class OneCard(Recorded):
         self.tried.append(number)
         if number and not self.is_mended:
             if self.sender is not None:
-                look(self.sender, count=3 * LOOKS_PER_DEADLINE)  # the checks last as long as a handshake may take
+                look(self.sender, count=3 * LOOKS_PER_DEADLINE)  # these checks take as long as a handshake may take
             raise PeerLost("10.0.1.7:9000 does not answer")
         return await super().stream(session, number)
 
@@ -728,7 +728,7 @@ async def test_a_holder_that_lost_a_slot_says_so_and_gets_it_again(pair: Pair) -
 async def test_a_replica_with_another_digest_does_not_count(pair: Pair) -> None:
     """The holder has other bytes for step 1 than the owner.
 
-    They do not count, and the owner sends its own copy of step 1.
+    The holder's copy does not count, and the owner sends its own copy of step 1.
     """
     async with by_hand(pair) as hand:
         assert isinstance(await hand.whole(1, payload(7, pair.payload_bytes)), ShardSealed)
@@ -1098,7 +1098,7 @@ async def test_a_holder_is_called_slow_until_a_shard_of_its_own_was_not(
 
 
 class Waiting:
-    """A pacer with a virtual clock. The clock advances while a piece waits or is sent.
+    """A pacer with a virtual clock, which advances while a piece waits and while the stream sends it.
 
     The first piece waits in the stream's thread. The second piece waits until the pacer admits it. The third piece does
     not wait.

@@ -474,7 +474,7 @@ async def test_what_was_overtaken_or_is_of_an_earlier_term_is_not_heeded() -> No
 
 
 async def test_a_part_that_begins_again_has_not_been_heard_meanwhile() -> None:
-    """A bug ends a node's task for the rounds repeatedly, and the node restarts the task.
+    """A bug repeatedly ends the task in which a node takes part in rounds, and the node restarts the task.
 
     A restart must not reset the time since which the node's parent has been silent.
     """

@@ -22,7 +22,7 @@ from tests.unit.control_plane.api.conftest import START, Clock
 
 
 class Desk:
-    """The cache of tokens under test, and a second connection to its database, as another process has."""
+    """The cache of tokens under test, and a second connection to its database, as another process would open."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = Clock()

@@ -56,7 +56,7 @@ def test_the_curves_of_several_jobs_come_in_one_response(client, submit, log):
 
 
 def test_a_curve_of_a_long_run_has_its_first_and_newest_value(client, submit, log):
-    """Older steps are stored in wider points. The curve spans them all."""
+    """The curve covers all steps of a run, although the service stores older steps in points that cover many steps."""
     run = submit("gpt")
     rng = random.Random(5)
     steps = sorted(rng.sample(range(20_000), 9_000))

@@ -330,7 +330,7 @@ def test_a_newcomer_that_was_asked_for_its_promise_keeps_its_place_before_an_old
 
 
 def test_the_old_word_of_a_silent_member_proves_nothing() -> None:
-    """A member's report that a holder does not answer counts for nothing once the member itself has fallen silent.
+    """A member's report that a holder does not answer is ignored once the member itself has fallen silent.
 
     In the test, the holder's connection is restored after the report, and the member's own connection is cut.
     """
