@@ -20,7 +20,7 @@ COUNT = 50
 def durations(reports: Iterable[Path]) -> dict[str, float]:
     """Return the seconds of each test in pytest's reports.
 
-    A failed teardown gives a test a second entry with the same name. The entries are added.
+    A failed teardown gives a test a second entry with the same name. The function adds the times of both entries.
     """
     seconds: dict[str, float] = {}
     for report in reports:

@@ -148,7 +148,7 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule, and a sentence that says how the day violated it."""
+    """A rule that the day violated, and a sentence that describes the violation."""
 
     rule: str
     words: str

@@ -281,7 +281,7 @@ def enough(day: Day) -> list[str]:
 
 
 def _jobs_on(strike: Strike, lines: Iterable[Boundary]) -> set[str]:
-    """Return the jobs that trained on the struck nodes: those whose ranks finished the newest step there."""
+    """Return the jobs that trained on the struck nodes: the jobs whose ranks finished the newest step on each node."""
     latest: dict[str, Boundary] = {}
     for line in lines:
         if (

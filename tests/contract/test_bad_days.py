@@ -355,7 +355,8 @@ def test_who_waits_at_a_queue_keeps_nobody_waiting(aws: ServedAws) -> None:
 
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(aws.client("sqs").receive_message, QueueUrl=empty, WaitTimeSeconds=20)
-        running(aws)  # The start of this group causes many requests, which the waiting request must not delay.
+        # The start of this group sends many requests. The waiting request must not delay them.
+        running(aws)
         assert not waiting.done()
         aws.client("sqs").send_message(QueueUrl=empty, MessageBody="over")
         assert [message["Body"] for message in waiting.result(timeout=20)["Messages"]] == ["over"]

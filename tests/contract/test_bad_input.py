@@ -1,6 +1,7 @@
-"""Whatever a request contains, the service answers as the OpenAPI document says. Most requests are generated from that
-document. Further requests contain errors that no schema describes. The tests run in one process against the real
-application on loopback, and send the same requests in every run.
+"""The service answers every request as the OpenAPI document describes.
+
+Most requests are generated from that document. Other requests contain errors that no schema describes. The tests run in
+one process against the real application on loopback, and send the same requests in every run.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class Asker:
         self._service, self._session, self._tokens = service, session, of_role
 
     def holds(self, case: Any, role: Role, *checks: Any) -> None:
-        """Send one request with the token of `role`, and check that the response is as the OpenAPI document says."""
+        """Send one request with the token of `role`, and check that the response matches the OpenAPI document."""
         headers = {"Authorization": f"Bearer {self._tokens[role]}"}
         answer = case.call(
             base_url=f"http://{self._service.address}", headers=headers, session=self._session, timeout=20

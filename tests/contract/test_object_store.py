@@ -447,7 +447,7 @@ def test_many_threads_share_a_store(store: ObjectStore) -> None:
 
 
 def test_nobody_listening_is_worth_another_try() -> None:
-    """No server listens at the store's address. The error says that a retry may succeed.
+    """If no server listens at the store's address, the error states that a retry may succeed.
 
     The test uses port 9 of loopback, on which no process listens.
     """

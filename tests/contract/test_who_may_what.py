@@ -1,4 +1,4 @@
-"""The least role that each operation requires, and what a caller can learn about another project.
+"""Each operation requires a least role, and no response reveals another project's objects.
 
 The tests call every operation with every role. They compare the service with the table of docs/security.md, on which
 administrators rely.

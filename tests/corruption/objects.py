@@ -57,7 +57,7 @@ def tensors(seed: int) -> dict[int, list[Stored]]:
 
 
 Found = tuple[tuple[str, str, int, int], dict[str, bytes]]
-"""What a reader has loaded: job, run, generation and step, and the bytes of each tensor."""
+"""The data that a reader has loaded: job, run, generation and step, and the bytes of each tensor."""
 
 
 class Objects:

@@ -135,7 +135,7 @@ def open_job(page: Page, name: str, tab: str = "") -> None:
 
 
 def verdict(page: Page) -> Locator:
-    """Return the sentence at the top of a page that says how things are and whether the reader must act."""
+    """Return the sentence at the top of a page, which states the situation and whether the reader must act."""
     return page.locator("p.verdict")
 
 

@@ -42,7 +42,7 @@ class Moment:
     now: float
     """Server time in Unix seconds."""
     acts: list[str]
-    """What the story did before, oldest act first."""
+    """Acts of the story before this moment, oldest first."""
     answers: Answers
 
 

@@ -119,7 +119,7 @@ def write(recording: Recording, path: Path) -> None:
 
 
 def stale(story: str, why: str) -> RecordingStale:
-    """Return the error that says how to record the story again."""
+    """Return an error that names the reason and the command that records the story again."""
     return RecordingStale(
         f"the recording of {story} does not fit this version: {why}; record it anew: python -m "
         f"tests.dashboard.record {story}"

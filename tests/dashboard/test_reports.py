@@ -1,4 +1,4 @@
-"""The Reports page and the Outputs tab in Chromium. The figures on the pages are those of the API."""
+"""The Reports page and the Outputs tab in Chromium. The figures on the pages equal those of the API."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def reader(place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(autouse=True)
 def settled(place: Workplace) -> Iterator[None]:
-    """Wait until all nodes are connected. After the test, check that nothing of its jobs remains.
+    """Wait until all nodes are connected. After the test, check that its jobs leave no rank, slot or assignment.
 
     The fixture stops the test's jobs. Then no rank may run, no slot may exist, and no node may have a job.
     """

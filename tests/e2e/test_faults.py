@@ -127,7 +127,7 @@ def test_ranks_leave_before_aws_takes_their_instances(place: Workplace) -> None:
     job.let_go(FIRST)
     job.wait_ended()
     incidents = job.incidents()
-    for incident in incidents:  # the source is S3 if the job gives up both holders of a shard together
+    for incident in incidents:  # the source is S3 if both holders of a shard leave the job together
         assert_incident(
             incident, cause="notice", source="s3" if incident["RestoreSource"] == "s3" else "peer", lost_steps=0
         )

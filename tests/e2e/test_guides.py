@@ -71,7 +71,7 @@ def test_the_readmes_own_script_survives_a_kill(place: Workplace, reader: Path) 
     for words in (write, *submit, strike[0]):
         run_shell(words, "README.md")
     node_ids = place.client.describe_training_job(TrainingJobName="fit")["NodeIds"]
-    # only `everstep local up` makes the role names of nodes available
+    # The README names nodes by their roles, which only `everstep local up` supports.
     place.fault("kill-rank", node_ids[1], "--rank", 1)
     for words in (*wait, results[0]):
         run_shell(words, "README.md")

@@ -62,7 +62,7 @@ def test_a_stopped_rank_is_found_and_all_restart_in_place(place: Workplace) -> N
 def test_a_rank_that_waits_for_ever_is_found_by_stacks_that_do_not_change(place: Workplace) -> None:
     """One rank waits forever, and the other ranks wait for it in a collective. Everstep detects the hang.
 
-    No process is stopped by a signal. The evidence is that the stacks of all ranks stay the same.
+    Everstep concludes this from the stacks of all ranks, which stay the same. The test stops no process by a signal.
     """
     shape, steps = SHAPES[4], 20
     place.reference(shape, {"steps": str(steps)})

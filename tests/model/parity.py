@@ -111,7 +111,7 @@ class ShareSlot(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The step from which a new generation starts, and what each node keeps or rebuilds before the start."""
+    """The step from which a new generation starts, and the contents that each node keeps or rebuilds."""
 
     base: int
     origin: int
@@ -887,7 +887,7 @@ class Model:
         return world._replace(loading=world.loading - {seat})
 
     def _is_rebuilt_right(self, world: World, size: int, lost: int, base: Content) -> bool:
-        """Return whether the lost shard results from every survivor's share and the other survivors' shards.
+        """Return whether every survivor's share, combined with the other survivors' shards, gives the lost shard.
 
         `size` is the number of ranks that made the shard.
         """

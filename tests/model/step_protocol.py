@@ -457,7 +457,8 @@ class Model:
         if shard.committed < before.committed:
             raise Violation(f"rank {rank} goes back from C={before.committed} to {shard.committed}")
         gone = {int(peer) for peer in before.view - shard.view}
-        # A restarted holder reports lost slots when it connects. Until then, its owner may treat it as confirmed.
+        # A restarted holder reports lost slots when it connects. Until then, the owner may treat the holder as
+        # confirmed.
         back = {
             seat for seat in map(int, shard.view - before.view) if self._has_at(world, rank, seat, shard.foundation)
         }

@@ -321,7 +321,7 @@ def _second_loss(rules: Rules) -> Driver[World]:
 
 
 def test_a_holder_that_is_not_told_c_overwrites_it() -> None:
-    """A holder that learns C only from the coordinator may overwrite the committed step.
+    """A holder that receives C only from the coordinator may overwrite the committed step.
 
     The coordinator's message can arrive later than a transfer. The transfer's first message must therefore contain C.
     """

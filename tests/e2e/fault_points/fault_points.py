@@ -73,7 +73,7 @@ class Moment(StrEnum):
 
 
 def arm(folder: Path, moment: Moment, who: str, strike: signal.Signals = signal.SIGKILL) -> Path:
-    """Arm a moment: `who` sends itself the signal at its next `moment`. Return the armed file."""
+    """Arm a moment: the process `who` sends itself the signal when it next reaches `moment`. Return the armed file."""
     armed = folder / f"{moment} @ {who}"
     scratch = folder / f"new {armed.name}"
     scratch.write_text(str(int(strike)))

@@ -634,7 +634,7 @@ def test_a_rank_waits_at_its_boundary_while_an_upload_blocks_training(tmp_path: 
 def test_a_rank_that_waits_for_an_upload_outlives_its_agent(tmp_path: Path, begin: Begin) -> None:
     """A rank waits for an upload while its agent dies.
 
-    It continues only when the restarted agent ends the wait, because the other ranks wait too.
+    The rank continues only when the restarted agent ends the wait, because the other ranks wait too.
     """
     released = []
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:

@@ -632,7 +632,8 @@ class Simulation:
         nodes = [node.node_id for node in plan.nodes]
         copies = len(plan.ranks[0].holders)
         if copies < job.spec.copies:
-            return  # the generation has at most as many nodes as the job wants copies, so every node holds all shards
+            # The job requests at least as many copies as the generation has nodes, so every node holds all shards.
+            return
         domains = [self.domain_of(node_id) or node_id for node_id in nodes]
 
         def places(other: GenerationPlan) -> list[list[int]]:

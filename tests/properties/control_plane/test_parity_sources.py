@@ -107,7 +107,7 @@ def inventory(rank: int, memory: dict[int, Memory]) -> tuple[SlotRecord, ...]:
 
 
 def is_available(rank: int, held: Memory, alive: set[int]) -> bool:
-    """Return whether a rank's shard is on a remaining node, or follows from the rest of its group."""
+    """Return whether a rank's shard is on a remaining node, or can be rebuilt by the rest of its group."""
     if rank in alive and rank in held.shards:
         return True
     others = [other for other in group_of(rank) if other != rank]

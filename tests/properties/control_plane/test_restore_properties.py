@@ -92,9 +92,9 @@ class Story:
         return restore
 
     def kept(self, node: NodeId, rank: int) -> set[tuple[Generation, Step]]:
-        """Return what a node must keep of a shard: the committed step.
+        """Return the contents of a shard that a node must keep: the committed step.
 
-        Before the first commit: all steps up to the start step.
+        Before the first commit, the node must keep all steps up to the start step.
         """
         newest = self.lineage[-1].generation
         held = [slot for slot in self.slots[node] if slot.owner_rank == rank]

@@ -559,7 +559,7 @@ async def test_the_port_of_the_agent_before_is_taken(fleet: Fleet) -> None:
 async def test_restarted_in_the_middle_of_a_capture(fleet: Fleet, number: int) -> None:
     """An agent restarts while its rank captures into a granted slot.
 
-    The restarted agent gives the slot to no other step, because the rank may still write to it.
+    The restarted agent grants the slot to no other step, because the rank may still write to the slot.
     """
     await fleet.launch()
     await fleet.train(4)

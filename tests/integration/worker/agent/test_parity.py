@@ -251,7 +251,10 @@ def is_whole_after_steps(fleet: Fleet) -> bool:
 async def test_fewer_nodes_rebuild_the_lost_shard_and_form_a_new_stripe(
     group: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of three nodes is lost, and the others continue. One of them rebuilds the lost shard for both."""
+    """One of three nodes is lost, and the job continues on the other two.
+
+    One of these rebuilds the lost shard for both.
+    """
     rebuilt: list[Rank] = []
 
     async def count(dialler: Any, source: ShardSource, store: Any, **options: Any) -> None:

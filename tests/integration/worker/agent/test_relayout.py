@@ -215,9 +215,9 @@ async def test_a_new_generation_ends_a_fetch(fleet: Fleet, monkeypatch: pytest.M
 
 
 async def test_no_slot_is_granted_while_a_rank_of_the_node_loads(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks share a node. One waits for slots, while the other still waits for a shard that it restores.
+    """Two ranks share a node. One rank waits for slots, while the other rank still waits for a shard of its state.
 
-    The agent grants no slot until both have restored their state.
+    The agent grants no slot until both ranks have restored their state.
     """
     await trained(fleet, per_node=2)
     await shrink(fleet)

@@ -193,7 +193,7 @@ async def test_the_owner_sends_the_parts_that_a_holder_cannot_send(
 async def test_the_owner_sends_the_parts_of_a_holder_that_does_not_answer(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """The holder answers late, gives its slot to the final step, or is lost. The owner uploads all parts by itself."""
+    """The holder answers late, grants its slot to the final step, or is lost. The owner uploads all parts by itself."""
     go = threading.Event()
 
     def hang(objects: MemoryObjectStore, *given: Any, is_cancelled: Callable[[], bool] = lambda: False) -> StoredPart:

@@ -541,7 +541,7 @@ class Slow(Recorded):
 class OneCard(Recorded):
     """A dialler on a node with several network cards.
 
-    Only the first card reaches the holder, until the test repairs the rest.
+    Only the first card reaches the holder, until the test repairs the other cards.
     """
 
     def __init__(self, pair: Pair) -> None:

@@ -301,7 +301,7 @@ def test_lines_that_never_stop_are_live_although_the_first_ones_were_missing(ser
         next(batches)
         for number in range(2, 7):
             send(service, job, 0, number, line(str(number)))
-        # The lines in the store end in the middle of the lines that the agent sent directly.
+        # Store lines 0 to 3. The agent has sent lines 2 to 6 directly, so the two ranges overlap.
         put(job, 0, *(line(str(number)) for number in range(4)))
         found: list[str] = []
         while len(found) < 7:

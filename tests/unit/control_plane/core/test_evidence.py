@@ -164,7 +164,7 @@ def test_steps_after_its_last_word_spoke_for_a_node_that_is_given_up(stepped_at:
     """A silent node counts as lost since its agent's last report, or since its ranks' last step if that was later.
 
     An agent reports once a second. Its connection may break just before a report, while the ranks finish more steps.
-    The time stamp of a step may come from a clock that is ahead, so it counts at most as now.
+    The time stamp of a step may come from a clock that is ahead, so a later stamp than the present time counts as now.
     """
     quiet = node(silent_seconds=4.0)
     verdict = evidence.judge(
