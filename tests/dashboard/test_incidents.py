@@ -99,7 +99,7 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
 def test_the_page_of_an_incident_answers_on_its_first_screen(
     desk: Page, replayed: Replayed, api: httpx.Client, story: str
 ) -> None:
-    """The first screen shows the failure, its cause, the actions, the losses and what a person must do, as in the API."""
+    """The first screen shows the failure, its cause, the actions, the losses and the required action, as in the API."""
     listed = api.get("/incidents", params={"TrainingJobName": replayed.jobs[story]}).json()["Incidents"][-1]
     incident = api.get(f"/incidents/{listed['IncidentId']}").json()
     desk.goto(f"/incidents/{incident['IncidentId']}")
