@@ -1,4 +1,4 @@
-"""Training loops of many shapes. Each loop is resumed after every step, and must end bit for bit like the original."""
+"""Tests many kinds of training loops. A loop that is resumed after any step must end bit for bit like the original."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def delayed_cleared_by_hand(loop: Loop) -> None:
 
 
 def changed_behind(loop: Loop) -> None:
-    """A loop that adds half of each gradient to the next step's gradient."""
+    """Run a step that keeps half of each gradient, so that the next backward pass adds to it."""
     loop.loss().backward()
     loop.optimizer.step()
     for parameter in loop.model.parameters():
@@ -144,7 +144,7 @@ def accumulated_within(loop: Loop) -> None:
 
 
 def two_optimizers(loop: Loop) -> None:
-    """A loop in which one optimizer steps every time and another in every third step."""
+    """Run a step of a loop in which one optimizer steps every time, and another one in every third step."""
     loop.loss().backward()
     used, unused = loop.optimizers.values()
     used.step()
@@ -155,7 +155,7 @@ def two_optimizers(loop: Loop) -> None:
 
 
 def alternately_frozen(loop: Loop) -> None:
-    """A loop that freezes one part of the model while the other part learns. It keeps the gradients of both parts."""
+    """Run a step that freezes one part of the model and trains the other. The gradients of both parts are kept."""
     for number, part in enumerate(loop.model.values()):
         part.requires_grad_(loop.number % 2 == number or loop.number % 2 == 1)
     loop.loss().backward()
@@ -180,8 +180,7 @@ def by_closure(loop: Loop) -> None:
 
 
 def clipped_with_ownerless(loop: Loop) -> None:
-    """A loop that clips gradients of parameters without an optimizer together with the others, and never clears
-    them.
+    """Run a step that also clips the gradients of parameters without an optimizer, and never clears these gradients.
     """
     loop.optimizer.zero_grad()
     loop.loss().backward()
@@ -190,7 +189,7 @@ def clipped_with_ownerless(loop: Loop) -> None:
 
 
 def ownerless_by_hand(loop: Loop) -> None:
-    """A loop that updates parameters without an optimizer by itself, from gradients that several steps accumulated."""
+    """Run a step of a loop that updates some parameters without an optimizer, from gradients of several steps."""
     loop.optimizer.zero_grad()
     loop.loss().backward()
     loop.optimizer.step()
@@ -203,7 +202,7 @@ def ownerless_by_hand(loop: Loop) -> None:
 
 
 def scaled(loop: Loop) -> None:
-    """A loop whose gradient scaler skips one step."""
+    """Run a step of a loop whose gradient scaler skips one step."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
     if loop.number == 2:
@@ -282,7 +281,7 @@ def test_a_gradient_that_replaces_a_used_one_is_state() -> None:
         weight.grad = torch.ones(2)
         optimizer.step()
         if replaced:
-            # the new tensor has the same version as the old one, so only its identity shows the change
+            # the new gradient is another tensor with the same version number, so its version does not show the change
             weight.grad = torch.full((2,), 3.0)
         adapter.end_step()
         assert ("gradient/weight" in [item.name for item in adapter.observe().tensors]) == replaced

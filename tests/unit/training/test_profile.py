@@ -1,4 +1,4 @@
-"""The profiler of network use: when it records and when it stays off. A script's own profiler has priority."""
+"""Tests when the profiler of network use records, and when it stays off because a script's own profiler runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from everstep.training.profile import (
 
 
 class Recorder:
-    """A fake trace in which the network is busy for the first half of every iteration."""
+    """A fake profiler, which reports that the network is busy for the first half of every iteration."""
 
     def __init__(self) -> None:
         self.begun = self.ended = self.was_read = 0
@@ -77,7 +77,7 @@ def test_twenty_iterations_are_profiled_and_then_none_while_nothing_changes() ->
     assert len(job.trace.marks) == PROFILED_ITERATIONS + 1
     job.iterate(10 * WATCHED_ITERATIONS, 1.05)
     assert (job.trace.begun, job.trace.ended) == (1, 1)
-    # the profiler made no further request after the last iteration
+    # the profiler marked no iteration after the last one that it had to record
     assert len(job.trace.marks) == PROFILED_ITERATIONS + 1
 
 
@@ -171,13 +171,13 @@ def test_torch_records_collectives_between_boundaries() -> None:
         assert trace.mark()
     read = trace.end()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        torch.ones(4) + 1  # the script's profiler recorded these events, so they must not appear in this trace
+        torch.ones(4) + 1  # the script's own profiler recorded this operation, so Everstep's trace must not contain it
     busy, boundaries = read()
     assert len(boundaries) == 4
     assert boundaries == sorted(boundaries)
     for one, other in itertools.pairwise(boundaries):
         assert len([begin for begin, end in busy if one <= begin <= end <= other]) == 2
-    assert len(busy) == 6  # the trace contains only network use, and no additions
+    assert len(busy) == 6  # the trace contains the network operations only, not the additions of tensors
     assert trace.end()() == ([], [])
     assert not trace.mark()
 

@@ -1,6 +1,6 @@
-"""Loading a state that another number of ranks saved.
+"""Tests how ranks load a state that another number of ranks has saved.
 
-The tests cover the order in which shards are read, the parts that each rank takes, and every refusal.
+The tests cover the order in which shards are read, the parts that each rank loads, and every refusal.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def state_of(
 
 
 class Folder:
-    """Earlier shards that are files in a folder (`EarlierShards`)."""
+    """Implements `EarlierShards` with shards that are files in a folder."""
 
     def __init__(self, path: Path, here: Sequence[int] = ()) -> None:
         self.path = path
@@ -194,8 +194,8 @@ def test_counters_that_are_read_at_once_leave_the_other_copies_together(
     monkeypatch.setattr(relayout, "copy_into_live", count)
     fresh = state_of()
     load(folder, fresh)
-    # The fresh optimizer has no counter yet, so it reads one for each of the two parameters. The two parameters and
-    # their four moments are copied in one call.
+    # A new optimizer has no step counters, so the counter of each parameter is copied in a call of its own. One more
+    # call copies the two parameters and their four moments.
     assert sorted(calls) == [1, 1, 6]
 
 
@@ -342,7 +342,7 @@ def numbers(count: int, batch: int, **options: Any) -> Callable[[int, int], Any]
 
 
 class Ranks:
-    """The loaders of all ranks of one launch."""
+    """Runs the data loaders of all ranks of one launch."""
 
     def __init__(self, world_size: int, count: int, batch: int, accumulate: int) -> None:
         make = numbers(count, batch)
@@ -352,8 +352,7 @@ class Ranks:
             stream.batches_per_step = accumulate
 
     def step(self) -> list[int]:
-        """Return the samples of the next optimizer step over all ranks, in the order in which a single rank would read
-        them.
+        """Return the samples that all ranks read for the next optimizer step, in the order of a single rank.
         """
         rows: list[Any] = []
         for _ in range(self.accumulate):
@@ -370,7 +369,7 @@ class Ranks:
         return self
 
     def again(self, earlier: Ranks) -> Ranks:
-        """Start an equal launch again, as after a failure without a change of the number of ranks."""
+        """Restore the loaders from an earlier launch with the same number of ranks, as after a failure."""
         for stream, before in zip(self.streams, earlier.streams, strict=True):
             stream.load_state_dict(before.state_dict())
         return self

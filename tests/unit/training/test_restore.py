@@ -24,7 +24,7 @@ def test_one_rank_alone_agrees_with_itself() -> None:
 
 @pytest.fixture
 def others(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Return the values that the other ranks would send while all ranks compare their states."""
+    """Replace torch's process group. The test adds the values of the other ranks to the returned list."""
     words: list[list[int]] = []
 
     def all_reduce(tensor: torch.Tensor, op: Any) -> None:

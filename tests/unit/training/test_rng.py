@@ -21,7 +21,7 @@ def draws() -> list[float]:
 
 
 def test_draws_are_repeated_in_the_middle_of_pairs() -> None:
-    # numpy draws pairs: after this call, the state contains the second number of a pair, as with `gauss`
+    # numpy draws normal numbers in pairs, so the state now contains the second number of a pair
     np.random.randn()
     random.gauss(0, 1)
     state = rng.observe()

@@ -1,4 +1,4 @@
-"""Copies of saved tensors are collected and made together. No copy is lost or made later than the next flush."""
+"""Copies of saved tensors are collected and then executed together, at the latest at the next flush."""
 
 from __future__ import annotations
 

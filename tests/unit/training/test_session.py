@@ -1,4 +1,4 @@
-"""A session whose agent sends no answers: what it writes to its page, and what it measures."""
+"""Tests what a session writes to its page and what it measures, with an agent that sends no answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Link(NullLink):
     def __init__(self) -> None:
         self.published: list[RankHalf] = []
         self.handler: Callable[[], None] | None = None
-        """Called once during the next publication, like a signal handler."""
+        """Called once during the next `publish`, as a signal handler could be."""
 
     def publish(self, half: RankHalf) -> None:
         handler, self.handler = self.handler, None
@@ -90,7 +90,7 @@ def test_a_compiled_step_that_must_be_one_graph_is_refused_at_its_first_call_wit
 ) -> None:
     """A compiled Adafactor step with `fullgraph` is refused at its first call.
 
-    The test uses Adafactor, because torch itself breaks the graph in the step of most of its other optimizers.
+    The test uses Adafactor, because the steps of most other optimizers of torch never compile to a single graph.
     """
     monkeypatch.setattr(step_watch, "_watches", ())  # remove the checks of sessions that other tests left open
     torch._dynamo.reset()
@@ -156,7 +156,7 @@ def test_the_guard_waits_in_every_compiled_step(
 def test_log_refuses_the_same_values_everywhere(place: str, name: str, value: Any, reason: str) -> None:
     """`log` rejects the same values with an agent, without an agent and after `close`.
 
-    A trial run without an agent therefore shows an error that would otherwise end a long run under an agent.
+    A trial run without an agent therefore raises each error that would end a long run with an agent.
     """
     session = session_of(AgentLink() if place == "under an agent" else Link())
     if place == "closed":

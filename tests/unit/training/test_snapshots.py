@@ -1,6 +1,6 @@
-"""A failure during a snapshot costs only this snapshot, and training continues.
+"""A failed snapshot is skipped, and training continues.
 
-The agent receives a report, and the script sees no error.
+The rank reports the failure to its agent, and the script gets no error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from everstep.training.state import Observed
 
 
 class Refusing(CpuCopier):
-    """A copier whose driver refuses the first copies at the end of a step. The test sets how many."""
+    """A copier whose first copies at the end of a step fail with a driver error. `times` is their number."""
 
     def __init__(self, told: list[object]) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Refusing(CpuCopier):
 
 
 class Held(CpuCopier):
-    """A copier whose thread can delay a copy until the thread gets its next request."""
+    """A copier that can delay the next copy until the copy after it is requested."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Held(CpuCopier):
 
 
 class Late(CopyTicket):
-    """A copy that ends only when the training thread joins it. Until then, training runs on."""
+    """A copy that ends only when it is joined. `wait` returns at once, so that training continues during the copy."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         super().__init__()
@@ -83,7 +83,8 @@ class Late(CopyTicket):
 
 
 class Behind(CpuCopier):
-    """A copier of a device. Each copy ends only when the next copy starts, so training runs on during one copy."""
+    """A fake copier of device memory. Each copy ends only when the next copy starts, and training continues meanwhile.
+    """
 
     is_prompt = False
 
@@ -133,7 +134,7 @@ class Link:
 
 
 class Unplannable(torch.Tensor):
-    """A tensor that makes the plan of a snapshot fail with an unexpected error, as some sharded tensors do."""
+    """A tensor for which the planning of a snapshot raises an unexpected error, as for some sharded tensors."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -49,7 +49,7 @@ def test_what_moved_is_named() -> None:
     assert watched.moved(marks) == []
     one.add_(1)
     two.data = torch.ones(2)
-    three.data.add_(1)  # torch's version counter does not count this write
+    three.data.add_(1)  # this write does not change the version of `three`
     assert watched.moved(marks) == ["t0", "t1"]
 
 
@@ -76,7 +76,7 @@ def test_bytes_are_compared_and_nothing_else(dtype: torch.dtype, transposed: boo
 
 
 class OnDevice(torch.Tensor):
-    """A tensor that only torch can compare, like one in device memory: its class forbids direct memory access."""
+    """A tensor whose class forbids direct access to its memory. Only torch can compare it, as for device memory."""
 
 
 @pytest.mark.parametrize("has_room", [True, False])

@@ -73,7 +73,7 @@ def test_a_buffer_that_comes_late_and_cannot_be_kept_ends_the_snapshots_and_noth
     ):
         state = RankState(adapters, {}, {}, Environment.read({}))
         module.register_buffer("table", torch.eye(2).to_sparse())
-        for _ in range(2):  # The state is captured after every step, so capture it twice.
+        for _ in range(2):  # observe the state twice, because a session observes it after every step
             with pytest.raises(CannotResume, match=r"^model/table: a tensor of layout torch\.sparse_coo"):
                 state.observe()
         assert "model/table" in [item.name for item in adapters[0].observe().tensors], (
@@ -84,10 +84,10 @@ def test_a_buffer_that_comes_late_and_cannot_be_kept_ends_the_snapshots_and_noth
 
 
 def test_what_is_kept_is_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state that is saved in this version has the values and the structure that belong to its format number.
+    """The values and the structure of a saved state are those of its format number.
 
-    Whoever changes values or structure must raise the number. Only the number makes a new library refuse a step of an
-    older library.
+    If you change the values or the structure, raise the number. A library refuses a state with another number, and
+    would otherwise misread it.
     """
     monkeypatch.setattr(deepspeed, "deepspeed_version", lambda: "0")
     state = RankState(_adapters({"beside": small()}, {}, {"": make_engine()}, ()), {}, {}, Environment.read({}))

@@ -53,32 +53,34 @@ NOTHING, QUIET = Decision(), Decision(is_quiet=True)
         (view(), half(hold=5), Decision(is_held=True)),
         (view(), half(hold=4), Decision(is_held=True)),
         (view(), half(hold=6), NOTHING),
-        (view(boundary=0), half(hold=0), NOTHING),  # Zero means that no upload blocks training.
+        (view(boundary=0), half(hold=0), NOTHING),  # hold=0 means that training does not wait for an upload
     ],
 )
 def test_decisions(view: RankView, half: AgentHalf, expected: Decision) -> None:
     assert decide(view, half) == expected
 
 
-# The rank has lost its agent. The other ranks may already have received the confirmed stop.
+# In these cases, the rank has lost its agent, and the other ranks may have received the confirmation of the stop.
 @pytest.mark.parametrize(
     ("view", "word", "expected"),
     [
         (view(), half(), NOTHING),
-        (view(), half(proposed=5, slot=1), NOTHING),  # a capture is useless, because its report would reach no agent
+        # the rank captures nothing, because it could not report the capture
+        (view(), half(proposed=5, slot=1), NOTHING),
         (view(), half(proposed=4), NOTHING),
         (
             view(echo_step=5),
             half(stop=5, stop_state=StopState.ANNOUNCED),
             Decision(must_wait=True),
         ),
-        # the rank has not agreed to this stop, so it does not stop there
+        # the rank has not agreed to this stop, so the coordinator cannot have confirmed it
         (view(), half(stop=5, stop_state=StopState.ANNOUNCED), NOTHING),
         (view(echo_step=5), half(stop=5, stop_state=StopState.CONFIRMED), Decision(is_stopped=True)),
         (view(echo_step=7), half(stop=7, stop_state=StopState.ANNOUNCED), NOTHING),
         (view(echo_step=7), half(stop=7, stop_state=StopState.CONFIRMED), NOTHING),
         (view(echo_step=5), half(stop=5, stop_state=StopState.NONE), NOTHING),
-        (view(boundary=5), half(hold=5), Decision(is_held=True)),  # the other ranks wait for the upload, too
+        # the rank still waits for the upload, as the other ranks do
+        (view(boundary=5), half(hold=5), Decision(is_held=True)),
         (view(boundary=4), half(hold=5), NOTHING),
     ],
 )

@@ -1,4 +1,4 @@
-"""The session refuses a step of an optimizer that was not passed to `init`, and names it. All other updates pass."""
+"""The session refuses a step of an optimizer that was not passed to `init`. It permits all other updates."""
 
 from __future__ import annotations
 

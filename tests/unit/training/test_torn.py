@@ -2,7 +2,7 @@
 
 This holds for every order of the events of training, of the copy and of the version checks. Each test splits an
 in-place operation into two events: the memory write, and torch's version increment. It also splits the copy into two
-halves. All interleavings of these two rows of events run on the real `Snapshotter`, `Guard` and `Sources`.
+halves. The tests run all interleavings of the two sequences with the real `Snapshotter`, `Guard` and `Sources`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COPY = ("copy 0", "copy 1", "end", "work")
 
 
 class Steps(CopyTicket):
-    """A copy whose steps the test triggers. A thread that waits for the copy runs it to its end."""
+    """A copy whose steps the test triggers. If a thread waits for the copy, the remaining steps run at once."""
 
     def __init__(self, copies: Copies, done: Done, *, is_ahead: bool) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Steps(CopyTicket):
 class StepCopier:
     """A copier controlled by the test.
 
-    The test triggers each half of a copy, the thread's later work, and pauses of training.
+    The test triggers each half of a copy, the work that the copier does later, and the pauses of training.
     """
 
     is_prompt = True
@@ -119,11 +119,11 @@ class StepCopier:
 
 
 class Story:
-    """Plays one order of events at a time: takes a snapshot and triggers the events after it.
+    """Takes a snapshot and then triggers a sequence of events.
 
     Args:
         folder: Folder of the slot.
-        is_ahead: True if training passes the guard before the copy runs, as on a device.
+        is_ahead: True if training continues after the guard before the copy runs, as with device memory.
     """
 
     def __init__(self, folder: Path, *, is_ahead: bool = False) -> None:
@@ -160,9 +160,9 @@ class Story:
         self.link.slots = SlotsGranted(layout_hash=State.layout_hash, capacity_bytes=capacity, paths=(str(self._path),))
 
     def wrap(self) -> None:
-        """Let a wrapper tensor stand for the weight.
+        """Register a wrapper tensor in place of the weight.
 
-        The weight is the wrapper's memory, and only the wrapper counts versions.
+        The weight becomes the wrapper's memory, and only the wrapper's version is incremented.
         """
         self.wrapper = torch.zeros(1)
         self._state = self._observed()
@@ -191,7 +191,7 @@ class Story:
         assert self.copier.ticket is not None
         match event.split():
             case ["write", half]:
-                # write memory without a version increment, as in the middle of an operation
+                # write memory without a version increment, as the first half of an operation does
                 self.weight.numpy()[int(half) * HALF :][:HALF] = -self._step
             case ["count"]:
                 torch.autograd.graph.increment_version(self.weight if self.wrapper is None else self.wrapper)
@@ -209,7 +209,7 @@ class Story:
 
 
 def orders(one: tuple[str, ...], other: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield all interleavings of two rows of events."""
+    """Yield all interleavings of two sequences of events."""
     for places in itertools.combinations(range(len(one) + len(other)), len(one)):
         rest, first = iter(other), iter(one)
         yield tuple(next(first) if place in places else next(rest) for place in range(len(one) + len(other)))
@@ -264,10 +264,10 @@ def test_what_training_on_a_device_changes_behind_the_guard_comes_behind_the_cop
 @pytest.mark.parametrize("is_wrapped", [False, True])
 @pytest.mark.parametrize("is_main", [False, True])
 def test_pauses_decide_only_where_they_show_every_change(tmp_path: Path, is_main: bool, is_wrapped: bool) -> None:
-    """A snapshot is checked at a pause of the training thread only if every earlier change is visible then.
+    """The snapshotter checks a snapshot at a pause of training only if versions then show every earlier change.
 
-    This holds only for the main thread and for plain tensors. Torch counts a change of a wrapper later, after Python
-    code of the wrapper's class.
+    They do so only for plain tensors that the main thread changes. Torch increments the version of a wrapper only after
+    the Python code of the wrapper's class.
     """
     story = Story(tmp_path)
     if is_wrapped:
@@ -316,7 +316,7 @@ def test_a_change_of_a_wrapper_is_a_change_of_the_memory_behind_it() -> None:
 
 
 class PauseInside(TorchDispatchMode):
-    """A mode whose Python code runs inside every operation."""
+    """A dispatch mode of torch whose Python code runs inside every operation."""
 
     def __init__(self, events: list[str]) -> None:
         super().__init__()
@@ -353,7 +353,7 @@ def test_a_pause_comes_when_the_main_thread_has_left_its_operation() -> None:
 
     other = threading.Thread(target=meanwhile)
     other.start()
-    operation.acquire()  # simulate that other threads run during the operation
+    operation.acquire()  # release the GIL in this call, so that other threads run during the operation
     other.join()
     assert events == ["asked", "pause of MainThread"]
 

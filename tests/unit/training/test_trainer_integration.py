@@ -1,4 +1,4 @@
-"""The integration of transformers refuses what it cannot resume, by name, before the first step."""
+"""The integration of transformers refuses settings that it cannot resume before the first step, and names them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class FakeTrainer:
-    """The attributes of a trainer that `attach` reads, without a model."""
+    """Has the attributes of a trainer that `attach` reads, but no model."""
 
     def __init__(self, **options: Any) -> None:
         self.args = SimpleNamespace(**{"n_gpu": 1, "device": "cpu", **options})

@@ -101,8 +101,7 @@ def one_node(tails: Mapping[str, tuple[int, str]], *, is_alive: bool = False, en
     """Return a reader for a node that has uploaded the lines a, b and c.
 
     Other nodes may have uploaded copies of this node's last lines. For each such node, `tails` contains the number of
-    the
-    first copied line and the copied lines, one letter per line.
+    the first copied line and the copied lines, one letter per line.
     """
     store = MemoryObjectStore("b")
     end = encode_lines([LogLine(at_ms=MS + 9, rank=NO_RANK, stream="end", text="", end=0)]) if ended else b""

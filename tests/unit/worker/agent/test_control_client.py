@@ -1,6 +1,6 @@
 """The agent's connection to the control plane.
 
-The tests fill the disk, and let the control plane reject the session.
+In some tests, the disk is full or the control plane rejects the session.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from worker.agent.control_client import ControlClient
 
 
 class Replica:
-    """A server of the control plane.
+    """A fake server of the control plane.
 
-    It accepts `join` and its own session tokens, and closes each connection after one report.
+    It accepts the token `join` and its own session tokens, and closes each connection after one report.
     """
 
     def __init__(self) -> None:
@@ -118,10 +118,9 @@ async def test_a_session_that_is_not_known_and_cannot_be_removed_does_not_keep_t
 async def test_a_session_that_was_refused_once_is_tried_again_where_the_join_token_is_of_no_use_any_more(
     tmp_path: Path,
 ) -> None:
-    """The control plane rejects an agent's session token once. The join token is no longer valid.
+    """An agent whose session token and join token are both rejected tries its session token again.
 
-    The agent tries its session token again. The first answer may be a 403 of a proxy, for example. A node that has
-    joined cannot use its join token again.
+    A proxy, for example, may have sent the 403 for the session token. A node can use its join token only once.
     """
     (tmp_path / "token").write_text("session-mine")
 
@@ -153,11 +152,10 @@ async def test_the_next_agent_goes_on_with_the_session(tmp_path: Path) -> None:
 
 
 async def test_the_session_of_another_node_is_dropped_and_the_instance_attests_anew(tmp_path: Path) -> None:
-    """An agent starts with the session token of another node, because its instance was launched from an image of that
-    node.
+    """An agent that starts with another node's session token drops it and attests its own instance.
 
-    The control plane accepts the token, and closes the connection after the Hello. The agent drops the token and
-    attests its own instance.
+    This happens if the instance was launched from an image of the other node. The control plane accepts the token,
+    reads the Hello of another node, and closes the connection.
     """
     (tmp_path / "token").write_text("session-of-another")
     replica = Replica()
@@ -175,7 +173,7 @@ async def test_the_session_of_another_node_gives_way_to_the_join_token(tmp_path:
 
 
 async def test_each_connection_carries_a_list_of_shared_objects_once(tmp_path: Path) -> None:
-    """The replica closes the first connection after two reports. The second connection carries the list again."""
+    """The server closes the first connection after two reports. The second connection carries the list again."""
     lengths = asyncio.Queue[int]()
 
     async def speak(line: ServerConnection) -> None:

@@ -1,4 +1,4 @@
-"""Metrics that an agent serves about itself."""
+"""Tests the metrics that an agent serves about itself."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def report(ranks: int = 2, *, step: int = 10) -> AgentReport:
 
 
 def scrape(facts: AgentFacts, *took: float) -> dict[tuple[str, str], float]:
-    """Return the values that the endpoint serves after snapshots of these durations, by name and labels."""
+    """Return the metrics by name and labels, after snapshots that took these numbers of seconds."""
     snapshots = snapshot_seconds()
     endpoint = MetricsEndpoint("127.0.0.1", 0, lambda: facts, snapshots)
     for seconds in took:

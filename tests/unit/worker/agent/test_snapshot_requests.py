@@ -1,4 +1,4 @@
-"""The agent's requests of exports: a limited number runs at a time, and each receives one answer."""
+"""The agent answers each request of an export once, and processes a limited number of requests at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RUN = RunId("ab" * 16)
 
 
 class Held:
-    """A node's held snapshots. Its reads wait until the test sets `go`."""
+    """A fake of a node's held snapshots. Reads wait until the test sets `go`."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -30,7 +30,7 @@ class Held:
 
 
 class Node:
-    """A member with held snapshots."""
+    """A fake member that has held snapshots."""
 
     def __init__(self) -> None:
         self.held = Held()

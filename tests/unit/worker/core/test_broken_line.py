@@ -1,7 +1,7 @@
-"""How an owner reports that its connection to a holder breaks.
+"""Tests when an owner reports that its connection to a holder breaks.
 
-It does not report a connection that breaks rarely. If the connection breaks in several consecutive transfers, the owner
-reports it until a step has arrived completely.
+If the connection breaks in several consecutive transfers, the owner reports it until a step has arrived without an
+interruption. It does not report rare breaks.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from worker.core.broken_line import CUTS, BrokenLine
 
 
 def cut(count: int) -> BrokenLine:
-    """Return the state of a connection after `count` interrupted transfers, the last of which was of step 10.
+    """Return the state of a connection after `count` interrupted transfers.
 
-    The transfers were of consecutive steps. After each interruption, a second transfer completed the step.
+    The transfers sent consecutive steps, and the last one sent step 10. After each interruption, a second transfer
+    completed the step.
     """
     line = BrokenLine()
     for left in reversed(range(count)):

@@ -1,4 +1,4 @@
-"""The interval between snapshots, in a simulated training that snapshots slow down."""
+"""Tests the interval between snapshots in a simulated training that snapshots slow down."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def train(
     seed: int = 1,
     cost_at: Callable[[int], float] | None = None,
 ) -> tuple[Budget, list[float], int]:
-    """Simulate iterations of 1 s, each `extra` seconds longer while a snapshot is sent.
+    """Simulate iterations of 1 s, each of which takes longer while a snapshot is sent.
 
     Return the budget (which chooses the interval of snapshots), the durations of all iterations and the number of
     snapshots.
@@ -72,9 +72,9 @@ def test_snapshots_that_last_for_several_iterations_cost_that_much_more() -> Non
 
 @pytest.mark.parametrize("blocked", [0.0, 0.2])
 def test_a_snapshot_costs_what_all_its_iterations_took_longer_together(blocked: float) -> None:
-    """A snapshot takes three iterations, one of which becomes longer. The snapshot's cost is the total delay.
+    """A snapshot lasts for three iterations and delays one of them. The snapshot's cost is the sum of the delays.
 
-    The median of the three iterations would show no delay.
+    The median of the three delays would be zero.
     """
     budget = Budget(0.01)
     for _ in range(ENOUGH_QUIET):
@@ -190,6 +190,6 @@ def test_a_snapshot_that_now_and_then_lasts_longer_costs_one_proposal_at_a_rest(
         budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=True, has_begun=number % 8 != 7)
     assert 1.0 < budget.iterations_per_snapshot < 1.5
     assert budget.distance == 2
-    # Snapshots pause. The first iteration of the pause still overlaps the snapshot before it.
+    # No snapshot starts any more, but the last one still overlaps the next iteration.
     budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=True, has_begun=False)
     assert budget.distance == 2, "nothing quiet was seen: it rests again"

@@ -1,4 +1,4 @@
-"""When checkpoints are due: at a fixed interval, or at an interval that follows from measured uploads."""
+"""Tests when checkpoints are due: at a fixed interval, or at an interval that is computed from measured uploads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEP_SECONDS = 1.0
 
 @dataclass
 class Training:
-    """A coordinator that is observed after each step. While an upload runs, steps take `slowed` times as long."""
+    """Simulates a training with checkpoints. While an upload runs, steps take `slowed` times as long."""
 
     schedule: CheckpointSchedule
     upload_seconds: float = 10.0
@@ -82,7 +82,8 @@ def test_the_automatic_interval_keeps_the_measured_overhead_within_the_bound() -
     training.train(20.0)
     assert training.begun == [1001.0], "nothing is measured yet"
     training.train(2000.0)
-    # An upload of 10 s halves the pace and therefore costs 5 s. The interval becomes 5 s · 1.05 / 0.05 = 105 s.
+    # An upload takes 10 s, and steps take twice as long meanwhile. It therefore costs 5 s, and the interval becomes 5 s
+    # · 1.05 / 0.05 = 105 s.
     assert training.schedule.cost_seconds == pytest.approx(5.0, rel=0.15)
     assert all(90.0 <= interval <= 125.0 for interval in training.intervals[1:])
     undisturbed = training.step * STEP_SECONDS

@@ -1,5 +1,6 @@
-"""Which chunks of a snapshot are sent in which idle span of the network: cases of the GEMINI paper, four defects of its
-printed algorithm, and uniform pacing.
+"""Tests in which idle span of the network each chunk of a snapshot is sent.
+
+The tests cover cases of the GEMINI paper, four defects of its printed algorithm, and uniform pacing.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def sent(chunks: Sequence[ScheduledChunk]) -> int:
     return sum(chunk.bytes_count for chunk in chunks)
 
 
-# -- the paper's cases
+# -- cases of the GEMINI paper
 
 
 def test_p4d_gpt2_100b_fits_into_a_fraction_of_its_iteration() -> None:
@@ -67,8 +68,8 @@ def test_p4d_gpt2_100b_fits_into_a_fraction_of_its_iteration() -> None:
 def test_p3dn_gpt2_40b_needs_partitions() -> None:
     """A snapshot of 30 GB per machine takes 2.4 s at 100 Gbit/s.
 
-    To fill the longest span of Figure 16, 1.6 s, with one transfer, a machine would need a buffer of 20 GB, or 2.5 GB
-    per GPU.
+    The longest span of Figure 16 lasts 1.6 s. A machine that filled it with one transfer would need a buffer of 20 GB,
+    or 2.5 GB per GPU.
     """
     shard = int(30e9)
     link = Link(100 * GBIT)
@@ -105,12 +106,12 @@ def test_what_does_not_fit_follows_the_last_span() -> None:
 
 
 class Endless(Exception):
-    """Error: the printed algorithm loops without progress."""
+    """Raised if the printed algorithm loops without progress."""
 
 
 @dataclass(frozen=True)
 class Printed:
-    """For each line of the algorithm that the product corrects: True selects the line as the paper prints it."""
+    """Selects lines of the algorithm: True for the line as the paper prints it, False for the product's correction."""
 
     cost_of_the_rest: bool = False
     one_copy_too_many: bool = False
@@ -121,7 +122,10 @@ class Printed:
 def printed(
     lengths: Sequence[float], checkpoint_bytes: float, m: int, *, buffer: float, link: Link, mu: float, lines: Printed
 ) -> list[tuple[int, float]]:
-    """Return span and size of each chunk by the paper's Algorithm 2, with the lines selected by `lines` as printed."""
+    """Return the span and the size of each chunk according to the paper's Algorithm 2.
+
+    `lines` selects which lines are used as printed and which are corrected.
+    """
     lengths = [*lengths[:-1], math.inf] if lines.last_span_replaced else [*lengths, math.inf]
     last_copy = m - 1 if lines.one_copy_too_many else m - 2
     parts: list[tuple[int, float]] = []
@@ -177,14 +181,14 @@ def test_with_all_four_lines_corrected_the_printed_algorithm_is_ours() -> None:
     theirs = as_printed(lengths, size, m, Printed())
     ours = corrected(lengths, size, m)
     assert [span for span, _ in ours] == [span for span, _ in theirs]
-    # the sizes differ slightly, because the product uses whole bytes
+    # the sizes differ by up to 3 bytes, because the product sends whole bytes
     assert [size for _, size in ours] == pytest.approx([size for _, size in theirs], abs=3)
 
 
 def test_defect_1_a_chunk_is_charged_for_what_is_left() -> None:
     """Defect 1: line 17 subtracts the time of all remaining bytes, f(remaining bytes), instead of the chunk's own time.
 
-    The first of many chunks therefore uses up a span that has room for five, and the last chunk costs nothing.
+    The first of many chunks therefore fills a span that has room for five chunks, and the last chunk takes no time.
     """
     theirs = as_printed((3.0, 3.0), 400, 2, Printed(cost_of_the_rest=True))
     ours = corrected((3.0, 3.0), 400, 2)
@@ -207,7 +211,7 @@ def test_defect_3_a_span_shorter_than_alpha_never_ends() -> None:
 def test_defect_4_the_last_profiled_span_is_taken_for_endless() -> None:
     """Defect 4: the printed algorithm treats the last profiled span as endless.
 
-    In the test, it puts a whole snapshot into a last span that has room for a tenth of the snapshot.
+    In the test, the algorithm puts a whole snapshot into a last span that has room for a tenth of it.
     """
     theirs = as_printed((0.5, 0.5), 500, 2, Printed(last_span_replaced=True))
     ours = corrected((0.5, 0.5), 500, 2)
@@ -280,8 +284,7 @@ def assert_each_byte_once(chunks: Sequence[ScheduledChunk], size: int, copies: i
 
 @given(lengths=lengths_lists, chunk=st.integers(1, 300))
 def test_chunk_by_chunk_the_pacer_finds_what_partition_plans(lengths: list[float], chunk: int) -> None:
-    """The pacer, which decides about one chunk at a time, fills each span exactly as Algorithm 2 does with whole
-    buffers.
+    """The pacer, which decides about one chunk at a time, fills each span in the same way as Algorithm 2.
     """
     link, profiled = Link(100.0), spans(*lengths)
     windows = [usable(span, 0.8) for span in profiled]

@@ -1,4 +1,4 @@
-"""The coordinator of a job that captures only its checkpoints, or nothing, and that waits for uploads."""
+"""Tests the coordinator of jobs that capture only checkpoints, or nothing, and that wait for uploads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def begun(*, every_steps: int = 0, is_blocking: bool = False, base: int = 0) -> 
 
 
 def stored_one() -> Coordinator:
-    """Return a coordinator that has committed step 1, marked it for upload, and waits for the upload."""
+    """Return a coordinator that has committed step 1, has marked the step for upload, and waits for the upload."""
     return begun(every_steps=1, is_blocking=True).report(*both(1, NONE, 1, Vote.ACKED))
 
 

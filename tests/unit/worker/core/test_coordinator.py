@@ -80,9 +80,7 @@ def test_a_strayed_shard_is_held_once_all_its_planned_holders_have_the_base() ->
 
 
 def test_the_base_cannot_be_abandoned() -> None:
-    """A rank reports that it abandons the step from which the generation starts. The coordinator ignores the report.
-
-    No correct agent sends such a report.
+    """The coordinator ignores a report that a rank abandons the generation's start step. No correct agent sends it.
     """
     core = begun(base=5).report(*both(5, NONE, 5, Vote.ABANDON, is_late=True))
     assert (core.committed, core.proposed, core.lead.steps) == (NONE, 5, 1)
@@ -121,7 +119,7 @@ def test_a_step_is_never_proposed_twice() -> None:
 def test_after_one_late_round_every_step_is_proposed_again_soon() -> None:
     """After one late round, the coordinator proposes steps two steps ahead, but only for a few rounds.
 
-    Otherwise, a short training would lose half of its commits.
+    If it did so for longer, a short training would commit only every second step.
     """
     core = begun().report(*both(2, NONE, 1, Vote.ABANDON, is_late=True))
     proposed = [core.proposed]
@@ -152,7 +150,7 @@ def test_steps_fall_on_the_interval_of_checkpoints_and_each_is_persisted_once() 
 @pytest.mark.parametrize(
     ("base", "stored", "persisted"),
     [
-        (7, 0, [7, 10, 15]),  # the checkpoint that was due at step 5 ended together with its generation
+        (7, 0, [7, 10, 15]),  # the checkpoint of step 5 was lost together with its generation
         (13, 5, [13, 15, 20]),
         (10, 5, [10, 15, 20]),
         # step 10 needs no new checkpoint, because the generation was restored from its checkpoint
@@ -244,9 +242,9 @@ def test_while_a_slot_is_pinned_and_the_other_holds_c_nothing_is_proposed(slot_c
 
 
 class TestFinalStepDuringAnUpload:
-    """The final step is proposed while the upload of step 1 uses one slot and the committed step 2 the other.
+    """The final step, 60, is proposed while both slots are in use.
 
-    The ranks stop at step 60.
+    One slot has step 1, which is being uploaded, and the other has the committed step 2.
     """
 
     def stopped(self, *, has_stop: bool) -> Coordinator:
@@ -282,7 +280,7 @@ class TestFinalStepDuringAnUpload:
 
 
 class TestFinalStepDuringAnExport:
-    """An export holds step 1 in one slot, and the committed step 2 is in the other."""
+    """The final step is proposed while an export holds step 1 in one slot, and the committed step 2 is in the other."""
 
     @staticmethod
     def standing(proposed: int, vote: Vote = Vote.NONE, held: int = 1) -> tuple[RankRound, ...]:
@@ -494,7 +492,7 @@ class TestEnd:
         assert (core.committed, core.persist) == (9, 9)
 
     def test_ranks_that_are_ended_during_a_stop_leave_the_newest_commit(self) -> None:
-        """A script hangs before the agreed stop, and the control plane has its ranks killed.
+        """A script hangs before the agreed stop, and the control plane orders the agents to kill its ranks.
 
         The newest commit is still uploaded.
         """
@@ -572,7 +570,7 @@ def test_a_distance_leaves_no_checkpoint_out() -> None:
 
 def test_a_gap_in_commits_does_not_leave_all_steps_before_the_next_checkpoint_alone() -> None:
     core = Coordinator.begin(world_size=2, base=Step(0), every_steps=100).report(*both(1, NONE, 1, Vote.ACKED))
-    core = core.report(*both(61, 1, 2, Vote.ACKED))  # this round is slow, for example because of an upload
+    core = core.report(*both(61, 1, 2, Vote.ACKED))  # this round takes 60 steps, for example because of an upload
     assert (core.committed, core.proposed) == (2, 62)
     core = core.report(*both(62, 2, 62, Vote.ACKED))
     assert (core.committed, core.proposed) == (62, 63)

@@ -1,6 +1,6 @@
-"""The phases of a generation on a node: promised, loaded, running and ended.
+"""Tests the phases of a generation on a node: promised, loaded, running and ended.
 
-The table of transitions permits only the commands that fit the present phase.
+A node accepts only the commands that the table of transitions contains for its current phase.
 """
 
 from __future__ import annotations

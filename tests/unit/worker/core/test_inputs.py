@@ -1,4 +1,4 @@
-"""Local paths of the objects of a channel, and the inputs that the agent removes when the disk is full."""
+"""Tests the local paths of a channel's objects, and which inputs the agent removes when the disk is full."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The lead: how many steps before the ranks reach a step the coordinator proposes it.
+"""Tests the lead: the number of steps by which a proposal precedes the ranks.
 
-A round is late if a rank receives its proposal too late. A late round makes the lead longer, and it soon shrinks again.
-If every round with a shorter lead is late, the lead shrinks only rarely.
+A round is late if a rank receives its proposal too late. The coordinator then makes the lead longer, and soon shorter
+again. If every round with a shorter lead is late, the coordinator rarely tries the shorter lead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROUNDS = 2_000
 
 
 def played(lead: Lead, lateness: float, *, rounds: int = ROUNDS, seed: int = 1, needed: int = 1) -> tuple[Lead, float]:
-    """Return the lead after simulated rounds, and the number of commits per step.
+    """Return the lead after simulated rounds, and the number of commits divided by the number of steps.
 
     Args:
         lead: initial lead, in steps.

@@ -1,4 +1,4 @@
-"""For how long a link was in use, if several transfers use it at the same time."""
+"""Tests the measured time for which a link was in use, also with several simultaneous transfers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_time_in_which_nobody_sends_does_not_pass() -> None:
 
 
 def test_time_in_which_the_process_stood_still_is_not_counted() -> None:
-    """An agent is stopped for 30 s during a transfer. That time does not make its holder's link look slow."""
+    """An agent is stopped for 30 s during a transfer. The link's time of use does not include these 30 s."""
     sending = LinkUse().joined(10.0).joined(10.0).until(10.5)
     stopped = sending.until(40.5)
     assert (stopped.busy_seconds, stopped.part_seconds, stopped.sender_count) == (0.5, 0.25, 2)

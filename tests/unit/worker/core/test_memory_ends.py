@@ -1,4 +1,4 @@
-"""How an agent recognizes that a rank ran out of memory: some evidence proves it, other evidence only suggests it."""
+"""Tests how an agent recognizes that a rank ran out of memory, from evidence that proves it or only suggests it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of a node, derived from readings of its hardware counters."""
+"""Tests which faults of a node follow from readings of its hardware counters."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_two_readings_far_apart_prove_as_much_as_many() -> None:
 def test_a_fault_is_told_in_the_same_words_while_it_holds() -> None:
     """The text of a fault stays the same as long as the fault lasts, although the measured values change.
 
-    A changed report would wake the control plane.
+    Each changed text would make the control plane run a pass.
     """
     bad = {"gpus": gpu(xids=(48,), slowed_by=("hardware",)), "memory_available_bytes": GIB}
     health = judge(NodeHealth(), at(0.0, **bad))

@@ -1,4 +1,4 @@
-"""The trial in which an agent compares iterations with paced and with unpaced transfers, and its verdict."""
+"""Tests the trial in which an agent compares iterations with paced and unpaced transfers, and the trial's verdict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tried(
 ) -> tuple[PacingTrial, int]:
     """Simulate iterations until the trial has a verdict. Return the trial and the number of iterations.
 
-    `late` contains two probabilities that a transfer is late: in unpaced and in paced iterations.
+    `late` contains the probability that a transfer is late in an unpaced iteration, and that in a paced iteration.
     """
     rng, trial = random.Random(seed), PacingTrial()
     for step in range(100_000):
@@ -74,7 +74,7 @@ def test_what_waits_for_so_long_that_steps_are_not_kept_does_not_pay(seed: int) 
 
 
 def test_a_snapshot_that_costs_two_steps_is_told_from_one_that_costs_one() -> None:
-    """A snapshot with pacing costs the commits of two steps, and a snapshot without pacing the commit of one.
+    """With pacing, each snapshot prevents the commits of two steps. Without pacing, it prevents the commit of one.
 
     The verdict is against pacing, although paced iterations are 5 % shorter.
     """

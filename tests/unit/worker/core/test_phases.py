@@ -1,4 +1,4 @@
-"""How long a rank needs for one step, as its agent measures it."""
+"""Tests how an agent measures the time that a rank needs for one step."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What an owner's agent knows about its shard: its votes, the holders that count, and the steps to send to each
-holder.
+"""Tests the state of a shard at its owner's agent.
+
+The state determines the owner's votes, the holders that count, and the steps to send to each holder.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def test_nothing_but_the_proposed_step_is_abandoned() -> None:
     base = Shard.begin(step(5), (A,)).hear(NONE, step(5))
     assert base.abandon(step(5), "") is base
     spoiled = Shard.adopt(step(5), (A,), committed=NONE, proposed=step(5), vote=Vote.NONE, sealed=frozenset())
-    # The owner has lost the slot of the step from which the generation starts. No rank captures this step again.
+    # The owner has lost the slot of the generation's start step. It ignores the call, because no rank captures this
+    # step.
     assert spoiled.abandon(step(5), "") is spoiled
 
 
@@ -120,14 +122,15 @@ def test_a_dropped_holder_does_not_return_after_the_vote() -> None:
     shard = committed().seal(step(8)).acknowledge(A, step(8)).drop(B).acknowledge(B, step(8))
     assert shard.vote is Vote.ACKED
     assert shard.view == {A}
-    assert shard.hear(step(8), step(9)).view == {A, B}  # the holder has the new committed step, so it counts again
+    # the holder has step 8, which is now committed, so it counts again
+    assert shard.hear(step(8), step(9)).view == {A, B}
 
 
 def test_a_dropped_holder_does_not_return_by_what_it_acknowledged_before() -> None:
     """A holder acknowledges the proposed step and falls silent, and the owner drops it. Then the step is committed.
 
-    The holder does not count again, although it has the committed step. Otherwise, votes on the next step would wait
-    for its deadline again.
+    The owner does not wait for the silent holder, although the holder has the committed step. Otherwise, the vote on
+    the next step would wait until the holder's deadline again.
     """
     dropped = committed().seal(step(8)).acknowledge(A, step(8)).acknowledge(B, step(8)).drop(B).hear(step(8), step(9))
     assert dropped.awaited == {A}
@@ -166,9 +169,9 @@ def test_a_holder_that_has_lost_c_leaves_the_view() -> None:
 
 @pytest.mark.parametrize("base", [0, 7])
 def test_an_empty_inventory_before_the_first_commit_leaves_a_holder_in_the_view(base: int) -> None:
-    """At a launch, every holder connects without the step from which the generation starts.
+    """At a launch, no holder has the generation's start step yet. The holders still count.
 
-    The holders count all the same, so that the job is not reported as degraded.
+    Otherwise, every new generation would be reported as degraded.
     """
     shard = Shard.begin(step(base), (A, B)).inventory(A, frozenset())
     assert (shard.view, shard.returning) == ({A, B}, frozenset())
@@ -186,8 +189,8 @@ def test_an_inventory_brings_a_dropped_holder_back() -> None:
 def test_who_answers_again_is_waited_for_until_it_has_returned() -> None:
     """A dropped holder answers again. The owner's votes then wait until the holder has the committed step.
 
-    Without this wait, each commit would free the slot from which the holder is being sent its step. A slow holder would
-    never count again.
+    Without this wait, each commit would free the slot whose content is being sent to the holder. A slow holder would
+    then never count again.
     """
     back = committed().drop(B).acknowledge(A, step(8)).answer(B).inventory(B, frozenset())
     waiting = back.seal(step(8))
@@ -204,10 +207,9 @@ def test_who_answers_again_and_falls_silent_again_is_not_waited_for() -> None:
 
 
 def test_a_snapshot_is_under_way_until_all_shards_of_the_job_are_with_their_holders() -> None:
-    """A snapshot counts as under way until every owner of the job has sent its shard, even after this owner's has
-    arrived.
+    """A snapshot is under way until all owners of the job have sent their shards, not only this owner.
 
-    Iterations during this time count as iterations under a snapshot.
+    Until then, iterations count as slowed down by a snapshot.
     """
     quiet = committed().acknowledge(A, step(7)).acknowledge(B, step(7))
     sending = quiet.seal(step(8)).acknowledge(A, step(8))
@@ -294,7 +296,7 @@ def test_what_is_captured_a_second_time_is_acknowledged_a_second_time() -> None:
 
     Only acknowledgements of the second capture count.
     """
-    # the commit is late, as if another rank had voted late
+    # the step is committed late, as if another rank had voted late
     first = committed().seal(step(8)).acknowledge(A, step(8)).hear(step(7), NONE)
     again = first.hear(step(7), step(9)).forget(step(8)).hear(step(7), step(8)).seal(step(8)).acknowledge(B, step(8))
     assert (again.vote, again.wanted(A)) == (Vote.NONE, 8)

@@ -1,4 +1,4 @@
-"""For how long a holder counts as silent: only while its owner waits for an answer and runs normally."""
+"""Tests how long a holder counts as silent. Time counts only while its owner waits for an answer and runs normally."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def after(
     is_occupied: bool = False,
     late: float = 0.0,
 ) -> Silence:
-    """Check the holder `count` more times, each check late by `late` seconds."""
+    """Return the silence after `count` more checks of the holder, each of which is `late` seconds late."""
     for _ in range(count):
         silence = silence.looked(
             silence.looked_at + PERIOD + late, is_owed=is_owed, is_asked=is_asked, is_occupied=is_occupied
@@ -91,22 +91,22 @@ def test_each_return_in_vain_is_waited_for_twice_as_late(silent: Silence, waits:
 
 
 def test_who_is_given_up_before_its_time_waits_no_longer_for_it() -> None:
-    """A holder that failed answers again, falls silent and is dropped before its waiting time has ended.
+    """The owner drops a holder again before the waiting time of the first drop has ended.
 
-    This second drop does not lengthen the waiting time.
+    The second drop does not lengthen the time that the owner waits before the holder may return.
     """
     failed = after(FAILING, 8).given_up()
     assert after(after(failed, 2).given_up(), 6).may_return
 
 
 def test_a_line_that_breaks_once_under_a_long_transfer_is_no_row_of_failures() -> None:
-    """A holder's agent restarts once during a long transfer.
+    """A holder's agent restarts once during a long transfer. The holder does not count as silent.
 
-    The owner still counts the holder, because bytes continue to arrive.
+    After the restart, bytes continue to arrive.
     """
     broken = after(OWED.progressed(), 2).progressed().failed(BEGIN)
     for _ in range(3):
-        broken = broken.failed(BEGIN)  # the restarted agent does not answer yet
+        broken = broken.failed(BEGIN)  # the agent restarts and does not answer yet
     for _ in range(20):
         broken = after(broken.progressed(), 1)
         assert broken.seconds == 0.0

@@ -1,4 +1,4 @@
-"""Rules for slots: which slot may be overwritten, and which contents must be kept."""
+"""Tests which slots may be overwritten, and which contents must be kept."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A sender on a slow link uses only half of the link's rate, so that training has the other half.
+"""A sender on a slow link limits itself to half of the link's rate, and leaves the other half to training.
 
-It measures the link again now and then.
+From time to time, it sends without a limit to measure the link again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FOUND = SlowLink().found(10e6, 5_000_000, 0.5)
 
 
 def after(link: SlowLink, seconds: float, rate: float) -> SlowLink:
-    """Let the link carry `rate` bytes a second for `seconds` seconds, and check it."""
+    """Return the state of the link after it has carried `rate` bytes per second for `seconds` seconds."""
     sent, begun = link.begun
     return link.looked(int(sent + rate * seconds), begun + seconds, sound=SOUND)
 
@@ -55,10 +55,10 @@ def test_one_that_is_sound_again_stays_without_a_limit() -> None:
 
 @pytest.mark.parametrize(("then", "limit"), [(10e6, 5e6), (30e6, 15e6), (1.1 * SOUND, None)])
 def test_one_that_carries_much_more_for_a_moment_is_looked_at_once_more(then: float, limit: float | None) -> None:
-    """A slow link seems much faster for a moment, because the kernel's buffers accept bytes. A second measurement
-    decides.
+    """If a slow link seems much faster, the sender measures it a second time before it changes the limit.
 
-    A link that is really faster gets a higher limit, and a link at full rate gets none.
+    The kernel's buffers may have accepted the bytes. A link that is really faster gets a higher limit, and a link at
+    full rate gets no limit.
     """
     moment = after(after(FOUND, FIRST_RETRY_SECONDS, 5e6), 2 * LOOK_SECONDS, 40e6)
     assert (moment.carries, moment.limit) == (10e6, None)
@@ -77,9 +77,9 @@ def test_one_that_has_become_slower_still_is_limited_to_half_of_that() -> None:
 
 
 def test_one_that_stands_still_is_not_limited_so_that_it_goes_on_as_fast_as_it_can() -> None:
-    """A link carries nothing, for example because the holder's agent is stopped. The sender sets no limit.
+    """If a link carries nothing, for example because the holder's agent is stopped, the sender sets no limit.
 
-    The link then resumes at full speed.
+    Without a limit, the transfer continues at full speed when the agent runs again.
     """
     assert SlowLink().found(LEAST_BYTES_PER_SECOND / 2, 1000, 3.0).limit is None
     stalled = after(FOUND, FIRST_RETRY_SECONDS, 0.0)

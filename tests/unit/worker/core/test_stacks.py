@@ -1,4 +1,4 @@
-"""How the stacks of a rank are summarized, and whether two samples of them count as equal."""
+"""Tests how the stacks of a rank are summarized, and when two samples of stacks count as equal."""
 
 from __future__ import annotations
 

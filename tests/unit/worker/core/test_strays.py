@@ -1,5 +1,6 @@
-"""Strays: slots of shards that the new plan places on other nodes. The tests show when a new slot may take a stray's
-memory. `tests/properties/worker/test_strays.py` tests whole relaunches.
+"""Tests when a new slot may take the memory of a stray: a slot whose shard the new plan places on other nodes.
+
+`tests/properties/worker/test_strays.py` tests whole relaunches.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ OLDER, BASE = Content(Generation(1), Step(9)), Content(Generation(1), Step(10))
 
 
 def loaded(*, is_doubled: bool = False) -> Strays:
-    """Return the rules for the strays of a node that has steps 9 and 10 of a moved shard. Every node has loaded the
-    plan.
+    """Return the strays of a node that has steps 9 and 10 of a moved shard, after every node has loaded the plan.
 
-    With `is_doubled`, the shard's owner also has step 9. It is then also the only node with step 10 of its other rank
-    `SIBLING`.
+    With `is_doubled`, the shard's owner also has step 9. In this case, the owner has the only copy of step 10 of its
+    other rank, `SIBLING`.
     """
     doubled = {(STRAY, OLDER): frozenset({SIBLING})} if is_doubled else {}
     return Strays(placed=frozenset({PLACED}), base=Step(10), needed=frozenset({Step(9)}), doubled=doubled).loaded()

@@ -1,4 +1,4 @@
-"""The chunks of a shard that a transfer sends, and the number of its streams."""
+"""Tests which chunks of a shard a transfer sends, and over how many streams."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_what_lies_elsewhere_at_the_same_place_is_found_and_nothing_else() -> No
 
 
 def streams(carries: list[float], *, limit: int = 32) -> StreamCount:
-    """Measure transfers until the number of streams is chosen. `carries[n]` is the link's rate with 2**n streams."""
+    """Return the number of streams that is chosen if 2**n streams carry `carries[n]` bytes per second."""
     count = StreamCount(limit=limit)
     for _ in range(10 * TRIES):
         count = count.measured(carries[count.count.bit_length() - 1])
@@ -68,7 +68,7 @@ def test_a_count_is_judged_by_the_best_of_a_few_transfers() -> None:
 
 
 def test_collectives_that_halve_one_transfer_in_five_hardly_ever_leave_it_at_too_few_streams() -> None:
-    """Eight streams carry the most, but collectives of the training halve the rate of one transfer in five.
+    """Eight streams carry the most. In one transfer in five, collectives of the training halve the measured rate.
 
     The sender still chooses enough streams in nearly all runs. If it measured each number of streams once, nearly half
     of the runs would end with 1, 2 or 4.

@@ -1,4 +1,7 @@
-"""Equal tensors have one writer, tensors that differ stay with their ranks, and the writers share the bytes evenly."""
+"""Each tensor that is equal on several ranks is uploaded by one of them, and the ranks share the bytes evenly.
+
+Each rank uploads its own tensors that differ from those of other ranks.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def ranks(*offers: Sequence[Item]) -> dict[Rank, Sequence[Item]]:
 
 
 def contents(offers: dict[Rank, Sequence[Item]], divisions: dict[Rank, Division]) -> dict[Rank, dict[int, list[Item]]]:
-    """Return the items of each object, as each rank would write it."""
+    """Return, for each rank, the items of each replicated object according to the division of this rank."""
     found: dict[Rank, dict[int, list[Item]]] = {}
     for rank, division in divisions.items():
         found[rank] = {}
@@ -62,7 +65,7 @@ def test_a_rank_with_more_bytes_of_its_own_writes_less() -> None:
 
 
 def test_only_ranks_that_hold_a_tensor_share_its_object() -> None:
-    """A sharded model has two shards, each on two ranks, and one tensor that all four ranks hold."""
+    """A sharded model has two shards, each of which two ranks hold, and one tensor that all four ranks hold."""
     offers = ranks([item(0), item(1)], [item(0), item(2)], [item(0), item(1)], [item(0), item(2)])
     divisions = divide(offers, least_bytes=1)
     numbers = [division.objects for division in divisions.values()]
