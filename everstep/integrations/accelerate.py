@@ -26,8 +26,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate import Accelerator
-from accelerate.utils import send_to_device
+from accelerate.accelerator import Accelerator
+from accelerate.utils.operations import send_to_device
 
 import everstep.training
 from everstep.integrations.errors import UnsupportedOption

@@ -253,8 +253,7 @@ def test_a_walk_on_a_stream_of_its_own_leaves_the_shared_generator_alone() -> No
 
 
 def test_streams_of_a_walk_share_no_numbers_with_its_generator() -> None:
-    """A loop and a sampler that draw from the same generator get different numbers.
-    """
+    """A loop and a sampler that draw from the same generator get different numbers."""
     for make in (lambda: torch.Generator().manual_seed(3), lambda: np.random.default_rng(3), lambda: random.Random(3)):
         generator: Any = make()
         generators = [generator]
