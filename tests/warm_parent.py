@@ -60,7 +60,7 @@ class Launch:
     directory: Path
     pids: list[int]
     port: ReservedPort
-    """Port at which these ranks meet to form their process group."""
+    """Port of the rendezvous at which these ranks form their process group."""
     result: str
     """Path of each rank's JSON result, relative to the directory. The rank's number replaces `{rank}`."""
 
@@ -110,7 +110,7 @@ class Launch:
 
 
 class WarmParent:
-    """Tests use this object to request ranks from the process that forks them.
+    """The tests' connection to the process that forks ranks.
 
     The process starts immediately. It is ready some seconds later, or about a minute later on a fresh machine.
     """

@@ -1,4 +1,4 @@
-"""Wheels that tests write by hand for a requirements.txt, without a network and without a build."""
+"""Writes wheels for a test's requirements.txt, without a network and without a build."""
 
 from __future__ import annotations
 

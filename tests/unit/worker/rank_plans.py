@@ -1,4 +1,4 @@
-"""Plans for tests that start ranks, with a script and no other inputs."""
+"""Makes plans for tests that start ranks. The ranks have a script and no other inputs."""
 
 from __future__ import annotations
 

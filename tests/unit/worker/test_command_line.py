@@ -46,7 +46,7 @@ def test_what_is_given_counts(tmp_path: Path) -> None:
 def test_a_processor_whose_stores_have_no_order_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The agent refuses a processor without ordered stores.
+    """The agent refuses to start on a processor that may reorder stores to memory.
 
     Ranks and agents read a shared page without a lock, which needs ordered stores (`everstep.protocol.rank_messages`).
     """

@@ -1,4 +1,4 @@
-"""A node with files of ranks and a store in memory."""
+"""Provides a node with the log files of its ranks and a store in memory."""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ async def test_lines_of_an_owner_are_stored_once_under_its_name(tmp_path: Path, 
     assert await held.ship(objects) == ()
     assert stored(objects) == {}
     await held.take(OWNER, message(3, "three", "four"))
-    await held.take(OWNER, message(3, "three", "four", "five"))  # this session belongs to another rank of the same node
+    # another rank of the same node sends these lines in its own session
+    await held.take(OWNER, message(3, "three", "four", "five"))
     for _ in range(2):
         assert await held.ship(objects) == ()
         assert stored(objects) == {"node=i-0/000000000003-103.i-1.jsonl": ["three", "four", "five"]}

@@ -1,4 +1,4 @@
-"""The journal in which a node keeps its ranks' printed lines: each line once and in order, whichever process dies."""
+"""A node's journal contains each printed line of its ranks once and in order, even if a process dies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def bench(tmp_path: Path) -> Bench:
 
 @contextlib.contextmanager
 def files_end_at(size: int) -> Iterator[None]:
-    """Make files unable to grow beyond `size` bytes. A write writes what fits and then fails, as on a full disk."""
+    """Limit the size of files. A write beyond `size` bytes stores what fits and then fails, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -94,9 +94,9 @@ def test_it_is_known_without_reading_whether_something_was_printed(bench) -> Non
 
 
 def test_a_stream_that_somebody_begins_anew_is_read_from_its_beginning(bench) -> None:
-    """A shell's `> /dev/stderr` truncates the file of a rank's stream.
+    """A shell's `> /dev/stderr` truncates the file to which a rank's stream is written.
 
-    The journal marks a gap and reads the file again from its beginning.
+    The journal records a gap and reads the file again from its beginning.
     """
     journal = bench.journal()
     for number in range(100):

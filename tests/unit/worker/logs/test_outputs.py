@@ -51,7 +51,7 @@ async def test_nothing_outside_the_output_folder_is_sent(bench: Bench, tmp_path:
     os.symlink(b"nowhere", os.fsencode(out) + b"/caf\xe9")
     missing = await bench.outputs.upload_all(bench.plan, bench.here)
     for sentence in missing:
-        # encode the sentence, because a sentence that cannot be encoded would end the agent
+        # the agent sends this sentence in a report, and would end if the encoding failed
         encode(NodeFault(code="output_missing", message=sentence, is_permanent=False))
     assert bench.stored == {"output/gen=3/rank=0/real.txt": b"real", "output/gen=3/rank=0/inside": b"real"}
     assert sorted(sentence.split()[1] for sentence in missing) == [
@@ -60,7 +60,7 @@ async def test_nothing_outside_the_output_folder_is_sent(bench: Bench, tmp_path:
 
 
 async def test_of_many_outputs_that_are_missing_some_are_named(bench: Bench) -> None:
-    """The agent names only some missing outputs, because the control plane rejects reports above a size limit."""
+    """The agent names only some of many missing outputs, because the control plane rejects large reports."""
     for number in range(MAX_SENTENCES + 5):
         (bench.files(0).output_dir / f"link-{number}").symlink_to("nowhere")
     missing = await bench.outputs.upload_all(bench.plan, bench.here)

@@ -147,10 +147,9 @@ async def test_what_ranks_print_last_is_kept_where_the_journal_has_no_room_for_a
 
 @pytest.mark.parametrize("is_the_next_agent", [False, True])
 async def test_nothing_is_behind_the_end_of_a_journal(tmp_path: Path, is_the_next_agent: bool) -> None:
-    """A process that has escaped from its rank still prints after the end of the rank's log. The agent discards these
-    lines.
+    """The agent discards lines that an escaped process of a rank prints after the end of the log.
 
-    Readers treat a log as incomplete if its last line is not the mark of its end.
+    A log ends with a mark. If a line followed the mark, readers would treat the log as incomplete.
     """
     bench = Bench(tmp_path)
     ships, _ = shipper(bench)

@@ -1,4 +1,4 @@
-"""Sessions between two nodes in one process: messages in queues, and streams over loopback."""
+"""Connects two nodes in one process. Their sessions pass messages through queues, and streams use loopback."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LineDialler:
 
     Args:
         here: the dialling node.
-        peer: the node that `serve` belongs to.
+        peer: the node to which the sessions lead.
         serve: serves the peer's end of a session, with its streams.
     """
 

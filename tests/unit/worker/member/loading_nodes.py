@@ -1,4 +1,4 @@
-"""Nodes that load one shard from S3 together, in one process, with the code of agents."""
+"""Simulates nodes that load one shard from S3 together. All run in one process, with the code of agents."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Nodes(Generic[StoreT]):
         self.diallers: dict[NodeId, LineDialler] = {}
         self.asked: list[NodeId] = []
         self.ends: list[BaseException | None] = []
-        """The error with which each session of a helper ended."""
+        """For each session of a helper that has ended: its error, or None."""
 
     async def store(self) -> None:
         """Store the shard in S3, and make the plan that names it."""
@@ -139,6 +139,6 @@ def source_of(uploaded: UploadedShard) -> ShardSource:
 
 
 def replaced(plan: GenerationPlan, **changes: Any) -> GenerationPlan:
-    """Return a plan with other fields."""
+    """Return the plan with some fields replaced."""
     fields = {name: getattr(plan, name) for name in plan.__struct_fields__}
     return GenerationPlan(**fields | changes)

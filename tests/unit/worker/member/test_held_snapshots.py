@@ -1,4 +1,7 @@
-"""A node's hold for an export ends when its generation, its release or a final step says so, also while it begins."""
+"""A node holds a snapshot for an export until a release, a final step or the end of the generation ends the hold.
+
+Each of these events also ends a hold that has just begun.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ PAYLOAD, OFFSET, SIZE = payload_of([("weight", "uint8", (4000,), bytes(range(250
 
 @dataclass
 class Shard:
-    """The part of `OwnedShard` that a hold uses."""
+    """Implements the part of `OwnedShard` that a hold uses."""
 
     store: SlotStore
     exported: Step = NONE
@@ -172,7 +175,10 @@ async def test_another_export_may_begin_after_a_release(node: Node) -> None:
 
 
 async def test_a_repeated_request_returns_the_same_hold(node: Node) -> None:
-    """The answer to the first request is lost, and the job commits a step before the request is repeated."""
+    """A repeated request returns the same hold, although the job has committed another step since the first request.
+
+    A client repeats its request if the answer is lost.
+    """
     node.store.go.set()
     first = await node.hold("a")
     await node.seal(8)

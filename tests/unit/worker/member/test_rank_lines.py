@@ -1,4 +1,4 @@
-"""Effects of a rank's messages on its shard.
+"""Tests how an agent reacts to the messages of a rank.
 
 The tests use `RankLines` with real slots and pages, and with a connection that records messages.
 """
@@ -88,7 +88,7 @@ def announcement(committed: int, proposed: int) -> Announcement:
 
 
 class Place:
-    """The objects that an agent has for one rank: slots, page, shard, and a connection that records messages."""
+    """Has the objects of an agent for one rank: slots, page, shard, and a connection that records messages."""
 
     def __init__(
         self, root: Path, plan: GenerationPlan = PLAN, rank: Rank = RANK, peers: tuple[NodeId, ...] = ()
@@ -276,7 +276,10 @@ async def test_slots_that_are_asked_for_during_a_load_are_made_behind_it(loading
 
 
 async def begin(place: Place) -> None:
-    """Connect the rank and propose step 1 while the rank still imports modules. Then let the rank request slots."""
+    """Connect the rank, let the rank request slots, and let it finish steps 1 and 2.
+
+    The coordinator proposes step 1 before the rank has slots.
+    """
     hello = RankHello(job=PLAN.job, run=PLAN.run, generation=PLAN.generation, rank=RANK, pid=1)
     place.lines.welcome_all()
     assert place.lines.hello(hello, place.line)  # type: ignore[arg-type]
@@ -318,10 +321,9 @@ async def test_a_rank_whose_slots_cannot_grow_has_them_when_there_is_room(
 
 
 async def test_a_rank_that_stands_at_a_step_that_was_proposed_while_it_moved_has_its_slot(place: Place) -> None:
-    """The last step is proposed while its rank is still training. The agent grants the slot when the rank waits in
-    `close`.
+    """The agent grants the slot of the last step when a message of the rank shows that the rank waits in `close`.
 
-    The rank's own message causes the grant, without another announcement of the coordinator.
+    The coordinator proposed the step while the rank was still training, and does not announce it again.
     """
     await begin(place)
     place.stand_at(3)
@@ -392,7 +394,7 @@ async def test_a_refusal_with_parity_counts_the_shares(tmp_path: Path) -> None:
 async def test_the_figure_of_a_refusal_counts_the_ranks_that_have_not_asked_yet(tmp_path: Path) -> None:
     """A refusal states the memory that all ranks of the node need.
 
-    A rank that has not requested slots counts with the size of the refused request.
+    For each rank that has not requested slots, the agent assumes the size of the refused request.
     """
     place = Place(tmp_path / "slots", rank_plan(ranks_per_node=8))
     place.shards |= {Rank(rank): place.shard for rank in range(8)}
@@ -548,7 +550,8 @@ async def test_a_rank_is_woken_where_it_may_be_waiting(
     await begin(place)
     place.stand_at(2, standing)
     before = place.line.sent.count(WordChanged())
-    monkeypatch.setattr(place.lines.slots, "grant_if_due", lambda _: None)  # let only announcements wake the rank
+    # disable grants, so that only announcements can wake the rank
+    monkeypatch.setattr(place.lines.slots, "grant_if_due", lambda _: None)
     for step, state in enumerate(states, start=3):
         place.propose(step, stop_step=9, stop_state=state)
     assert place.line.sent.count(WordChanged()) - before == words
@@ -610,7 +613,7 @@ def captured(step: int, slot: int) -> Captured:
 
 
 async def written(place: Place, step: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[bytes]]:
-    """Write a payload of four chunks into the granted slot; return the slot and the digests of the chunks."""
+    """Write a payload of four chunks into the granted slot. Return the slot and the digests of the chunks."""
     monkeypatch.setattr(slot, "CHUNK_BYTES", 1024)
     await begin(place)
     granted_slot = await granted(place, step)
@@ -624,7 +627,7 @@ async def test_digests_of_a_ranks_copier_stand_for_the_agents_own(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number, digests = await written(place, 3, monkeypatch)
-    monkeypatch.setattr(store, "_digest_chunks", None)  # calling this function would raise an error
+    monkeypatch.setattr(store, "_digest_chunks", None)  # if the agent computed digests itself, this call would fail
     place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
     place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
     await done(place)
@@ -698,9 +701,9 @@ async def done(place: Place) -> None:
 
 
 async def test_a_step_that_is_proposed_again_finds_what_its_rank_captured_for_the_first_time(place: Place) -> None:
-    """A rank's message that it has captured a step arrives after the proposal was withdrawn.
+    """A rank reports a capture after the coordinator has withdrawn the proposal of the step.
 
-    When the step is proposed again, the capture counts.
+    When the coordinator proposes the step again, the capture counts.
     """
     await begin(place)
     slot = await granted(place, 3)
@@ -716,9 +719,9 @@ async def test_a_step_that_is_proposed_again_finds_what_its_rank_captured_for_th
 
 
 async def test_a_step_that_is_proposed_again_is_granted_the_slot_that_its_rank_wrote(place: Place) -> None:
-    """The proposal of a step is withdrawn and made again, and the step gets the same slot.
+    """The coordinator withdraws a proposal and then proposes the same step again. The agent grants the same slot.
 
-    The rank's message about its first capture arrives only then, and counts.
+    Only then does the rank's report of its first capture arrive. The capture counts.
     """
     await begin(place)
     slot = await granted(place, 3)
@@ -942,7 +945,8 @@ async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_l
     clock = [100.0]
     monkeypatch.setattr(owned_shard, "monotonic", lambda: clock[0])
     pass_boundary(place, 2, 100.0)
-    assert place.outbox.due(0.0) is None  # the value needs the previous iteration too, which was not measured
+    # no point yet: the time of an iteration is measured from the end of the previous one, which is unknown here
+    assert place.outbox.due(0.0) is None
     slot = await granted(place, 3)
     pass_boundary(place, 3, 102.0, blocked=0.25)
     # less than `PERIOD_SECONDS` have passed since the last point; step 3 is still being transferred
@@ -1015,7 +1019,7 @@ async def test_who_holds_which_step_verified_and_since_when(place: Place) -> Non
     assert place.shard.verified == {None: (4, place.unix - 5), PEER: (3, place.unix)}
     place.unix += 5
     place.shard.acknowledge(PEER, content)  # the holder repeats its acknowledgement
-    # this acknowledgement is for another generation
+    # an acknowledgement of another generation does not count
     place.shard.acknowledge(PEER, Content(Generation(PLAN.generation + 1), Step(9)))
     assert place.shard.verified[PEER] == (3, place.unix - 5)
     # the holder's inventory at its next connection shows that it has lost all its slots

@@ -1,4 +1,4 @@
-"""Several nodes load one shard from S3 together. Every byte is read once, unless a helper fails."""
+"""Several nodes load one shard from S3 together. Each byte is read by only one node, unless a helper fails."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class ReadStore(MemoryObjectStore):
         """How often each byte of each object was read."""
         self.before_range: Callable[[], None] = lambda: None
         self.is_wrong = False
-        """True if the node must receive other bytes than the object contains."""
+        """True if reads return other bytes than the object contains."""
         self.is_ready = False
-        """True if the answer to the node's first request contains the whole object."""
+        """True if the first request of a read, which fetches the header, returns the whole object."""
 
     @contextmanager
     def open(self, reference: ObjectReference, *, etag: str = "") -> Iterator[ObjectReader]:
@@ -96,12 +96,12 @@ async def nodes(tmp_path: Path) -> Nodes[ReadStore]:
 
 
 def reads(nodes: Nodes[ReadStore]) -> Counter[tuple[str, int]]:
-    """Return how often each byte of data was read, by all nodes together."""
+    """Return how often all nodes together have read each byte of the data."""
     return sum((store.read for store in nodes.stores), Counter())
 
 
 def stored(nodes: Nodes[ReadStore]) -> tuple[str, bytes]:
-    """Return key and content of the shard's object."""
+    """Return the key and the content of the shard's object."""
     ((key, data),) = nodes.stores[0].objects["bucket"].items()
     return key, data
 
@@ -155,7 +155,7 @@ async def test_a_helpers_wrong_bytes_never_reach_the_shard(
 ) -> None:
     """The owner detects a helper's wrong bytes, and reads the helper's parts again.
 
-    The helper does not check the bytes itself, as if its memory damaged them after the check.
+    The test disables the helper's own check, as if the bytes were damaged in memory after the check.
     """
     monkeypatch.setattr("worker.member.shared_loads.ShardParts._verify", lambda *_: None)
     for store in nodes.stores[1:]:
@@ -406,9 +406,9 @@ async def test_a_helper_rejects_requests_that_make_no_sense(nodes: Nodes[ReadSto
 async def test_a_helper_sends_over_two_streams_at_the_same_time(
     nodes: Nodes[ReadStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both streams' threads take a chunk before either has sent its chunk. The helper then frees each sent part.
+    """The threads of two streams send chunks of one part at the same time. The helper still frees each sent part.
 
-    The helper has room for `MAX_HELPED_PARTS` parts, so it sends more parts only if it has freed the sent ones.
+    The helper has room for `MAX_HELPED_PARTS` parts. It can only send more parts if it frees the sent ones.
     """
     both_have_one, part_count = threading.Barrier(2), 2 * MAX_HELPED_PARTS
     finish = ChunkQueue.finish
@@ -441,7 +441,10 @@ async def test_a_helper_sends_over_two_streams_at_the_same_time(
 
 
 async def test_a_new_session_of_an_owner_ends_its_earlier_one(nodes: Nodes[ReadStore]) -> None:
-    """The owner's node has lost its connection, and the helper still reads parts for the earlier session."""
+    """An owner has lost its connection and opens a new session. The helper ends the earlier session.
+
+    The helper is still reading parts for the earlier session.
+    """
     begun, go = threading.Semaphore(0), threading.Event()
 
     def hang() -> None:

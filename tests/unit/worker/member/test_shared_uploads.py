@@ -1,4 +1,4 @@
-"""The owner of a shard and the holders of its replicas send the parts of one upload."""
+"""The owner of a shard and the holders of its replicas upload the parts of one object together."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FOLDER = f"jobs/job/checkpoints/run={RUN}/gen=1/step=7"
 
 
 class ScriptedSession:
-    """A session whose owner is the test. The test puts requests into it and takes the answers from it."""
+    """A fake session in which the test is the owner: it puts requests into `requests` and reads the answers."""
 
     def __init__(self) -> None:
         self.peer = NodeId("i-owner")
@@ -75,7 +75,7 @@ class BlockedStore(MemoryObjectStore):
         self.parts[UPLOAD] = {}
         self.go = threading.Event()
         self.begun = threading.Semaphore(0)
-        """Counts the parts that have begun to wait."""
+        """Released once for each part that has begun to wait."""
         self.places: list[ObjectReference] = []
 
     def put_part(self, reference: ObjectReference, *given: Any, **named: Any) -> StoredPart:
@@ -112,7 +112,7 @@ class Holder:
         return UploadPart(**fields | changes)
 
     async def until_begun(self, count: int = 1) -> None:
-        """Wait until the object store has received this many more parts."""
+        """Wait until the store has received `count` parts since the last call."""
         for _ in range(count):
             assert await asyncio.get_running_loop().run_in_executor(None, self.objects.begun.acquire, True, 30.0)
 
@@ -137,7 +137,10 @@ async def holder(tmp_path: Path) -> AsyncIterator[Holder]:
 
 
 async def test_a_slot_is_free_after_a_session_that_ended_twice(holder: Holder) -> None:
-    """The owner closes the session while a thread sends a part, and then the holder's generation also ends."""
+    """The owner closes a session while a thread sends a part. Then the holder's generation also ends the session.
+
+    After that, the slot is free.
+    """
     session = ScriptedSession()
     serving = asyncio.create_task(holder.helper.serve(session))
     session.requests.put_nowait(holder.request())
@@ -196,7 +199,7 @@ async def test_a_holder_writes_only_to_the_key_of_the_owners_shard(holder: Holde
 
 
 async def test_helping_many_owners_leaves_threads_for_other_work(holder: Holder) -> None:
-    """Ten owners request four parts each while S3 does not answer."""
+    """Requests of ten owners, four parts each, leave threads for other work although S3 does not answer."""
     sessions = [ScriptedSession() for _ in range(10)]
     serving = [asyncio.create_task(holder.helper.serve(session)) for session in sessions]
     for session in sessions:
@@ -261,7 +264,7 @@ class FailingStore(MemoryObjectStore):
     def __init__(self, session: ScriptedSession) -> None:
         super().__init__("bucket", part_bytes=PART_BYTES)
         self.was_closed: list[bool] = []
-        """For each upload without helpers: whether the owner's session was closed before the upload began."""
+        """For each upload without helpers: True if the session with the helper was closed before the upload began."""
         self._session = session
 
     def put_shared(self, *given: Any, **named: Any) -> StoredObject:

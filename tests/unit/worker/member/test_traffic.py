@@ -1,7 +1,7 @@
-"""Decisions that an agent makes from the durations of its ranks' iterations.
+"""Tests decisions that an agent makes from the durations of its ranks' iterations.
 
-The agent decides whether transfers are paced (sent only while the network is idle), and at which interval the
-coordinator proposes steps.
+The agent decides whether to pace transfers, and at which interval the coordinator proposes steps. A paced transfer is
+sent only while the network is idle.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Node:
         self.distances.append(distance)
 
     def keep_pacing(self, pacing: Pacing) -> None:
-        """Record the node's decision, and return it to the node at once, as the coordinator's announcement would."""
+        """Record the node's decision, and announce it to the node immediately, in place of the coordinator."""
         self.pacings.append(pacing)
         self.traffic.hear(pacing)
 
@@ -83,7 +83,7 @@ class Node:
         self.traffic.boundary(Rank(rank), message, MOVING, is_sending=sending)
 
     def try_pacing(self, gained: float = 0.1) -> None:
-        """Commit steps until the node has decided between paced and unpaced transfers.
+        """Run iterations with snapshots until the node has decided between paced and unpaced transfers.
 
         An unpaced iteration takes `gained` seconds longer than a paced iteration.
         """
@@ -93,8 +93,8 @@ class Node:
     def try_late_pacing(self) -> None:
         """Run iterations until the node has decided between paced and unpaced transfers.
 
-        A paced iteration takes 1.0 s, and an unpaced iteration 1.1 s. The transfer of a paced iteration is late, so the
-        next iteration has no capture.
+        A paced iteration takes 1.0 s, and an unpaced iteration 1.1 s. A transfer that begins in a paced iteration is
+        late, so the rank captures nothing in the next iteration.
         """
         is_late = False
         while self.traffic.trial.verdict is None:
@@ -151,7 +151,7 @@ def test_replicas_are_paced_once_spans_and_link_are_known() -> None:
 def test_the_shards_of_a_node_that_leave_at_one_boundary_are_not_counted_one_after_the_other(count: int) -> None:
     def work() -> None:
         node = Node(replica_count=count)
-        # the transfers need 0.3 s of the link together, and the spans offer 0.34 s
+        # all transfers together take 0.3 s on the link, and the idle span has room for 0.34 s
         node.transfers(0.3 / count, at_once=count)
         node.traffic.spans(Rank(4), SPANS)
         node.try_pacing()
@@ -164,9 +164,9 @@ def test_the_shards_of_a_node_that_leave_at_one_boundary_are_not_counted_one_aft
 @pytest.mark.parametrize(
     ("spans", "transfer_seconds"),
     [
-        ((), 0.1),  # the measured iterations have no common pattern, or no network traffic
+        ((), 0.1),  # iterations without idle spans: they have no common pattern or use no network
         ((IdleSpan(0.2, 0.4, 0.2),), 0.1),  # the start of the span varies by more than the span's length
-        (SPANS.spans, 0.001),  # these transfers are too short to slow training down
+        (SPANS.spans, 0.001),  # a transfer of 1 ms is too short to slow down training
     ],
 )
 def test_chunks_go_at_once_where_pacing_has_nothing_to_gain(
@@ -185,9 +185,9 @@ def test_chunks_go_at_once_where_pacing_has_nothing_to_gain(
 
 
 def test_chunks_go_at_once_where_iterations_are_no_shorter_for_pacing() -> None:
-    """Pacing makes iterations no shorter, for example because agents and ranks share the cores.
+    """If pacing does not make iterations shorter, the node sends chunks immediately.
 
-    The node then sends chunks at once.
+    Pacing has no effect, for example, if agents and ranks compete for the CPU cores and not for the network.
     """
 
     def work() -> None:
@@ -232,8 +232,8 @@ def test_an_iteration_that_began_with_chunks_of_the_other_way_counts_for_neither
         assert unlike >= 2
         trial = node.traffic.trial
         assert trial.verdict is None
-        # Three iterations do not count: the first, of which no start is known; the second, which was not planned; and
-        # the last.
+        # Three more iterations do not count: the first, whose start is unknown; the second, before the trial began; and
+        # the last, which has not ended.
         counted = len(ways) - 3 - unlike
         assert len(trial.paced.seconds) + len(trial.at_once.seconds) == counted
 
@@ -249,10 +249,10 @@ class Steady(Budget):
 
 @pytest.mark.parametrize("interval", [1, 2])
 def test_waiting_does_not_pay_where_it_costs_steps(interval: int) -> None:
-    """With pacing, every second transfer is late.
+    """With pacing, every second transfer is late. The node decides against pacing only if late transfers cost commits.
 
-    Late transfers cost steps only if every step is proposed. In this case the node decides against pacing, although
-    pacing shortens iterations.
+    They do if the coordinator proposes every step. If it proposes every second step, the node decides for pacing,
+    because pacing shortens iterations.
     """
 
     def work() -> None:
@@ -310,9 +310,9 @@ def test_what_is_found_where_every_step_is_proposed_holds_for_steps_that_are_fur
 
 
 def test_a_node_is_ready_to_pace_what_others_pace() -> None:
-    """The idle spans of this node have too little room for its own snapshots.
+    """A node paces its transfers if the coordinator announces pacing, although it would not have decided so.
 
-    The node still paces its transfers when the coordinator announces pacing.
+    The idle spans of this node are too short for its own snapshots.
     """
 
     def work() -> None:
@@ -323,7 +323,8 @@ def test_a_node_is_ready_to_pace_what_others_pace() -> None:
             node.iterate()
         assert isinstance(node.pacer.current, Unpaced)
         node.traffic.hear(Pacing.IN_IDLE_SPANS)
-        node.traffic.on_pacing = lambda _: None  # this node is not the coordinator, so its decision has no effect
+        # this node is not the coordinator's, so no announcement follows its decision
+        node.traffic.on_pacing = lambda _: None
         node.iterate()
         assert isinstance(node.pacer.current, SpanPacer)
 
@@ -333,7 +334,8 @@ def test_a_node_is_ready_to_pace_what_others_pace() -> None:
 def test_a_node_goes_by_what_the_coordinator_announces_and_not_by_what_it_finds() -> None:
     """All nodes follow the coordinator's decision about pacing, whatever they decided themselves.
 
-    Different decisions on two nodes would lose half of the steps.
+    If each node followed its own decision, transfers of a step would end at different times, and steps would be
+    skipped.
     """
 
     def work() -> None:
@@ -546,7 +548,7 @@ def test_steps_are_proposed_less_often_with_too_little_idle_time_and_more_often_
     committed, slowdown = training.train(ENOUGH, idle_seconds=0.2)
     assert len(committed) == ENOUGH - 1, "every step, as long as nothing is known"
     assert slowdown > 0.09
-    # The node learns what a snapshot costs, and then proposes one step in ten.
+    # The node learns how much a snapshot slows training down. The coordinator then proposes one step in ten.
     training.train(1000, idle_seconds=0.2)
     committed, slowdown = training.train(300, idle_seconds=0.2)
     assert len(committed) == 30

@@ -1,4 +1,4 @@
-"""All ranks of a step receive parts of one division, and a rank that cannot agree uploads all of its tensors."""
+"""The ranks agree on which rank uploads each equal tensor. A rank without an agreement uploads all of its tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which failed writes make an agent report a full disk, and when the report ends."""
+"""Tests which failed writes make an agent report a full disk, and when the agent stops this report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPU priorities of threads that compute for a long time, and of sessions of processes for which ranks wait."""
+"""Tests the CPU priorities of threads that compute for a long time, and of process sessions for which ranks wait."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_session_of_its_own_goes_before_others_for_as_long_as_ranks_wait_for_i
     if not priority.AUTOGROUP.exists() or os.geteuid() != 0:
         pytest.skip("the kernel groups no sessions, or this process may not raise one")
     child = [sys.executable, "-c", PRINTS, *arguments]
-    if not is_first:  # the shell leads the session and waits for the child, so the child is not its first process
+    if not is_first:  # the shell is the first process of the session, and the child is a later one
         child = ["sh", "-c", '"$@"; true', "sh", *child]
     ended = subprocess.run(child, start_new_session=True, check=True, capture_output=True, text=True)
     assert [int(line) for line in ended.stdout.split()] == [during, 0]

@@ -1,6 +1,6 @@
-"""The user of the ranks.
+"""Tests the operating system's user under which an agent runs its ranks.
 
-The agent chooses the user, refuses some users, and passes the user to other processes.
+The agent chooses this user, refuses some users, and passes the user to other processes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Options of a connection, as the kernel reports them.
+"""Tests the options of a connection, as the kernel reports them.
 
-With these options, the kernel itself ends a connection when the other machine falls silent.
+With these options, the kernel closes a connection when the other machine no longer answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""An agent stores its port on disk for the next agent. The disk may be full or contain an invalid file."""
+"""An agent stores its port on disk, so that the next agent uses the same port.
+
+In some tests, the disk is full or the file is invalid.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def test_the_next_agent_knows_it(tmp_path: Path) -> None:
 
 
 def test_what_is_known_is_not_written_again(tmp_path: Path) -> None:
-    """The agent does not write an unchanged port again, so that a full disk does no harm."""
+    """The agent does not write an unchanged port again, and therefore does not fail on a full disk."""
     port = KeptPort(tmp_path / "port")
     port.keep(4711)
     before = (tmp_path / "port").stat()

@@ -1,7 +1,7 @@
 """The state directory of an agent records the node to which it belongs.
 
-An instance that was launched from an image finds the state of another node and drops it, even if the drop is
-interrupted.
+An instance that was launched from another node's image finds that node's state. Its agent deletes the state, and the
+next agent completes an interrupted deletion.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def files(state: Path) -> set[str]:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    """Return a state directory as an image of another node contains it."""
+    """Return a state directory that contains the state of another node."""
     take(tmp_path, THEIRS)
     for name in (*OWN, *ANYBODYS):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -117,9 +117,10 @@ def test_killed_while_it_drops_it_goes_on_at_the_next_start(
 
 
 def test_a_name_that_the_disk_does_not_take_begins_nothing(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent cannot write its node's name to the full disk, and stops before it drops any state of another node.
+    """An agent that cannot write its node's id to the full disk stops before it deletes any state of another node.
 
-    If it dropped the state first, the next agent would treat this agent's own promise as another node's, and drop it.
+    If it deleted the state first and continued, the next agent would find the other node's id and delete this agent's
+    own state.
     """
 
     def full(*_: object) -> None:
@@ -139,8 +140,9 @@ def test_a_full_disk_keeps_no_node_from_its_own_directory(tmp_path: Path, caplog
 
 
 def test_nothing_is_dropped_under_a_shim_that_lives(image: Path) -> None:
-    """Two agents on one machine get the same state directory. The second one stops, because the first one's shim
-    runs.
+    """An agent deletes no state while the shim of another agent uses the state directory. The agent stops.
+
+    This happens if two agents on one machine have the same state directory.
     """
     with (image / "shim.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -11,7 +11,7 @@ from worker.node.unix_socket import listen_private
 
 @pytest.fixture
 def open_umask() -> Iterator[int]:
-    mask = 0o002  # this umask would let the group write to a new socket file
+    mask = 0o002  # with this umask, the kernel would let the group write to a new socket file
     before = os.umask(mask)
     yield mask
     os.umask(before)

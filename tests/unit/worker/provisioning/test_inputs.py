@@ -1,4 +1,4 @@
-"""Input channels on a node: fetched once, completely or not at all, cached, and verified before each use."""
+"""A node fetches an input channel once and completely, caches it, and verifies it before each use."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_same_run_asks_for_nothing_again_and_another_one_reads_nothing_again
     cache, store = cache_at(tmp_path), store_of("set/a", "set/b")
     first = contents(fetch(cache, store)["train"])
     assert (sorted(store.read), store.asked) == (["set/a", "set/b"], 1)
-    store.add("set/a", b"changed")  # change the object: a run must keep the inputs with which it began
+    store.add("set/a", b"changed")  # the object changes in S3, but a run must keep the inputs with which it began
     assert contents(fetch(cache_at(tmp_path), store)["train"]) == first
     assert (len(store.read), store.asked) == (2, 1)
     other = contents(fetch(cache, store, run=OTHER_RUN)["train"])

@@ -1,6 +1,4 @@
-"""Archives of source trees on a node: which of them the node keeps, and for which jobs.
-
-Each job gets exactly its own archive.
+"""Tests which archives of source trees a node keeps. Each job gets exactly its own archive.
 """
 
 from __future__ import annotations
@@ -101,7 +99,7 @@ def test_another_archive_under_the_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_somebody_has_changed_here_is_fetched_anew(tmp_path: Path) -> None:
-    """A rank of another job, with the same user, has changed the stored archive. The node fetches the archive again."""
+    """If a rank of another job has changed the stored archive, the node fetches the archive again."""
     store = Store()
     one = archive(store, "one")
     archives = SourceArchives(tmp_path / "archives", store)
@@ -132,9 +130,9 @@ def script_of(store: Store, *names: str, more: tuple[tarfile.TarInfo, ...] = ())
 
 
 async def test_a_load_that_was_ended_leaves_the_next_ones_tree_alone(tmp_path: Path) -> None:
-    """A load is cancelled while it waits for the store, and the next load completes the source tree.
+    """A cancelled load does not change the source tree that the next load has completed.
 
-    The late answer must not change this tree, because ranks already use it.
+    The store answers the cancelled load late, when ranks already use the tree.
     """
     store = Store()
     script, folder = script_of(store, "train.py", "more.py"), tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Lock files of torch's builds. The agent removes those of killed ranks, and keeps those that a process uses."""
+"""The agent removes lock files that killed ranks left in torch's build folders. It keeps lock files in use."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_a_lock_that_nobody_holds_is_removed(place: tuple[dict[str, str], Path])
 def test_a_lock_that_another_node_may_hold_is_let_be(
     place: tuple[dict[str, str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nodes share the folder of a lock file. The agent keeps a lock that a process on another node may use.
+    """The agent keeps a lock file in a folder that several nodes share.
 
-    A node cannot see whether such a process exists.
+    It cannot see whether a process on another node uses the lock.
     """
     environment, folder = place
     (folder / "lock").touch()
@@ -72,7 +72,7 @@ def test_where_nothing_was_ever_built_nothing_happens(tmp_path: Path) -> None:
 def test_nothing_is_removed_but_from_the_ranks_own_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The agent removes locks only in folders that belong to the ranks' user.
 
-    A rank could place a link to any other folder there, and the agent must not follow it.
+    A rank could replace such a folder by a link to a folder of another user. The agent must not follow the link.
     """
     name, lock = str(tmp_path), tmp_path / "private/py311_cpu/cpu_adam/lock"
     lock.parent.mkdir(parents=True)

@@ -1,6 +1,6 @@
-"""Cgroups for ranks: where the agent may create them, and how it ends all their processes.
+"""Tests where an agent may create cgroups for ranks, and how it ends all processes of a cgroup.
 
-The tests use real cgroups where this machine permits it.
+The tests use real cgroups if this machine permits it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Programs that a user runs beside a rank, with real processes.
+"""Tests programs that a user runs beside a rank, with real processes.
 
-The tests cover their environment and their end. No process of such a program remains.
+The tests cover the environment of a program, and that none of its processes remains after its end.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from worker.ranks.shim.messages import RankRecord
 
 RUN = RunId("r" * 32)
 TO_PRINT_SECONDS = 5.0
-"""Time limit for commands that time out after they have printed.
+"""Time limit, in seconds, of commands that print something and then run until the limit.
 
-Their start alone may take a second on a busy machine.
+The start of a command alone may take a second on a busy machine.
 """
 
 
@@ -62,7 +62,7 @@ def python(code: str) -> tuple[str, ...]:
 
 
 class Desk:
-    """Runs commands on a node, and records their answers in order."""
+    """Sends commands to a node, and records their answers in order."""
 
     def __init__(self) -> None:
         self.answers: asyncio.Queue[CommandEnded] = asyncio.Queue()
@@ -78,7 +78,7 @@ async def desk():
     made = Desk()
     yield made
     await made.commands.close()
-    # Wait for asyncio's threads, which would otherwise call a closed loop during another test.
+    # Wait until asyncio's threads have ended. Otherwise they would call a closed loop during another test.
     for thread in threading.enumerate():
         if thread.name.startswith("asyncio-waitpid"):
             thread.join(timeout=10)
@@ -176,8 +176,8 @@ def not_permitted(*_: object) -> None:
 async def test_another_users_process_in_its_group_changes_no_answer(desk, monkeypatch) -> None:
     """A command's group contains a process of another user, for example of `sudo`, and the agent is not root.
 
-    The command's answer does not change. The search for processes takes milliseconds, so it runs outside the agent's
-    event loop.
+    The command's answer does not change. The agent searches for the processes in a thread, because the search would
+    block its event loop for milliseconds.
     """
     real, threads = rank_commands.kill_tree, []
 
@@ -211,14 +211,15 @@ async def test_one_that_cannot_be_ended_is_answered_all_the_same(desk, monkeypat
     assert (ended.is_timed_out, ended.exit_code, ended.refusal) == (True, None, "")
     os.kill(int(ended.stdout), signal.SIGKILL)
     await gone(int(ended.stdout))
-    await started[0].wait()  # wait for the end of the process, which otherwise calls a closed loop during another test
+    # wait until the process has ended, because asyncio would otherwise call a closed loop during another test
+    await started[0].wait()
 
 
 async def test_no_code_in_the_ranks_home_runs_before_the_program_is_theirs(tmp_path, monkeypatch) -> None:
     """No code in the rank's home runs before the program.
 
-    The machine's Python would run code from the user's site packages at its start. A virtual environment's Python does
-    not, so the test uses the machine's Python.
+    The test uses the machine's Python, which by default runs code of the user's site packages at its start. The Python
+    of a virtual environment does not.
     """
     own, told = tmp_path / f".local/lib/python3.{sys.version_info.minor}/site-packages", tmp_path / "told"
     own.mkdir(parents=True)
@@ -276,7 +277,7 @@ async def gone(pid: int) -> None:
             FileNotFoundError,
             ProcessLookupError,
         ):
-            # The process may end before its file is opened or read.
+            # the process may end before this function has read its file
             return
         if state == "Z":
             return

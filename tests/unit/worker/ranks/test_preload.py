@@ -15,7 +15,7 @@ LOOK_SECONDS = 0.01
 
 
 def wait_until_gone(lock: Path) -> None:
-    """Poll until a lock file disappears. torch's builders poll too, because no event announces the end of a build."""
+    """Poll until a lock file disappears, as torch's own builders do. No event announces the end of a build."""
     deadline = threading.Event()
     for _ in range(3000):
         if not lock.exists():
@@ -53,17 +53,16 @@ def test_no_thread_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_spoilt", [True, False])
 def test_whether_forks_could_use_cuda_is_asked_of_one(is_spoilt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether forked ranks can use CUDA is checked in a fork, because torch detects this only in a fork."""
+    """The shim checks in a forked process whether ranks can use CUDA, because torch detects this only after a fork."""
     parent = os.getpid()
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: is_spoilt and os.getpid() != parent)
     assert _spoils_forks() is is_spoilt
 
 
 def test_imports_ask_nvml_whether_there_is_a_device_and_ranks_do_not_hear_of_it(tmp_path: Path) -> None:
-    """While modules are imported ahead for ranks, torch asks NVML for devices, because a variable tells it to.
+    """While the shim imports modules ahead, a variable makes torch ask NVML for devices, not the CUDA driver.
 
-    The ranks do not inherit this variable. A query of the CUDA driver during the imports would make CUDA unusable in
-    every forked rank.
+    A query of the CUDA driver would make CUDA unusable in every forked rank. The ranks do not inherit the variable.
     """
     (tmp_path / "noting.py").write_text("import os\nprint(os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'])\n")
     code = (
@@ -93,9 +92,9 @@ print(open(sys.argv[1] + "/calls").read())
 
 
 def test_no_operator_is_compiled_ahead_and_one_that_ranks_have_built_is_loaded_once(tmp_path: Path) -> None:
-    """No operator of DeepSpeed is compiled ahead, because most jobs do not use DeepSpeed.
+    """The shim compiles no operator of DeepSpeed ahead, because most jobs do not use DeepSpeed.
 
-    An operator that a rank has built is loaded once. An operator that a process is still building is not loaded.
+    It loads an operator that a rank has built once. It does not load an operator that a process is still building.
     """
     package = tmp_path / "deepspeed" / "comm"
     package.mkdir(parents=True)
@@ -126,9 +125,9 @@ print(counts)
 
 
 def test_the_thread_that_watches_a_build_has_ended_when_the_build_has(tmp_path: Path) -> None:
-    """The thread that watches a build is gone from the kernel before ranks are forked.
+    """The thread that watches a build has ended for the kernel before the shim forks ranks.
 
-    `Thread.join` may return earlier. A fork needs a process that the kernel counts as single-threaded.
+    At a fork, the kernel must count the process as single-threaded. `Thread.join` may return before that.
     """
     done = subprocess.run([sys.executable, "-c", MANY, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "{1}"

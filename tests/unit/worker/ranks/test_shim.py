@@ -1,5 +1,6 @@
-"""Functions of the shim, the process that starts ranks, without real processes. The tests cover members of a process
-tree, reasons for a cold start, records on disk, and printed lines.
+"""Tests functions of the shim, the process that starts ranks, without real processes.
+
+The tests cover the members of a process tree, reasons for a cold start, records on disk, and printed lines.
 """
 
 from __future__ import annotations

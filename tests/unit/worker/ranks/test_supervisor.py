@@ -1,4 +1,4 @@
-"""Kinds of a rank's exit, and the environment variables that a rank gets."""
+"""Tests how a rank's exit is classified, and which environment variables a rank gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a holder of a share reports to a member that waits for the contributions of other members."""
+"""Tests which progress a holder of a share reports to a member that waits for contributions of other members."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAYOUT = b"l" * 16
 
 @dataclass
 class Recorder:
-    """The session to the waiting member."""
+    """A fake session with the waiting member. It records the messages that the holder sends."""
 
     sent: list[Message] = field(default_factory=list)
 
@@ -53,7 +53,7 @@ def contribution(rank: Rank) -> Contribution:
 
 
 def announced(rank: Rank, step: Step) -> tuple[BeginShard, Callable[[], Awaitable[ShardDigests | EndShard]]]:
-    """Return the messages with which a member offers its shard."""
+    """Return the messages with which a member offers its shard: the offer, and a function that returns its digests."""
     begin = BeginShard(
         transfer=1,
         owner_rank=rank,
@@ -99,7 +99,10 @@ def taking(contributions: Contributions, session: Recorder, rank: Rank, step: St
 
 
 async def test_members_that_progress_in_different_intervals_delay_nobody(tmp_path: Path) -> None:
-    """A chunk over a slow link takes longer than the interval of the holder's progress messages."""
+    """Members that progress at different rates do not delay each other.
+
+    On a slow link, a chunk takes longer than the interval of the holder's progress messages.
+    """
     contributions, session = opened(tmp_path), Recorder()
     shares = contributions.shares
     for rank in SLOW:

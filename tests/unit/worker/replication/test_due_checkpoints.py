@@ -1,4 +1,4 @@
-"""When a checkpoint is due by time, the coordinator's server marks the next commit for upload."""
+"""When the interval of checkpoints has passed, the coordinator's server marks the next committed step for upload."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNIX = 5000.0
 
 
 class Generated:
-    """A generation with one rank, whose agent votes for every proposed step."""
+    """Simulates a generation with one rank, whose agent votes for every proposed step."""
 
     def __init__(self, schedule: CheckpointSchedule, *, every_steps: int = 0, base: int = 0) -> None:
         self.now = 100.0

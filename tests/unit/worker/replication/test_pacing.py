@@ -1,4 +1,4 @@
-"""The times at which a pacer admits chunks, on an event loop with a virtual clock.
+"""Tests the times at which a pacer admits chunks, on an event loop with a virtual clock.
 
 Hours of virtual time pass immediately, and every time is exact.
 """
@@ -93,8 +93,8 @@ def test_a_uniform_pacer_does_not_save_up() -> None:
 def test_chunks_fill_the_middle_of_the_idle_spans_and_nothing_else() -> None:
     async def work() -> None:
         pacer = at_boundary(IdleSpan(1.0, 2.0), IdleSpan(6.0, 1.0))
-        times = await departures(pacer, 5, 50_000)  # each chunk takes half a second, and the pacer uses 0.85 of a span
-        # The rank finishes no further step, so the last chunk waits until its time limit.
+        times = await departures(pacer, 5, 50_000)  # a chunk takes 0.5 s, and the pacer uses 0.85 of a span
+        # The spans have room for four chunks. No further step ends, so the fifth chunk waits until its time limit.
         assert times == pytest.approx([1.15, 1.65, 2.15, 6.075, 20.0])
 
     run(work)
@@ -136,7 +136,8 @@ def test_who_wakes_up_late_catches_up_within_the_margin_of_a_span() -> None:
         assert await departures(pacer, 1, 50_000) == pytest.approx([0.3])
         await asyncio.sleep(0.7)  # wait until 0.2 s after the previous chunk has left the link
         assert await departures(pacer, 2, 50_000) == pytest.approx([1.0, 1.3])
-        # wait until 0.7 s after the previous chunk has left the link. The pacer makes up for at most 0.3 s
+        # wait until 0.7 s after the previous chunk has left the link; the pacer makes up for at most 0.3 s of this
+        # delay
         await asyncio.sleep(1.2)
         assert await departures(pacer, 2, 50_000) == pytest.approx([2.5, 2.7])
 
@@ -174,7 +175,7 @@ def test_the_link_is_what_the_fastest_of_enough_transfers_says() -> None:
         wire.bytes_per_second = 1_000_000.0 / number
         wire.carry(1_000_000)
         assert wire.pacer.bytes_per_second is None
-    wire.bytes_per_second = 1e12  # at this rate, a transfer takes hardly longer than the link's latency
+    wire.bytes_per_second = 1e12  # at this rate, a transfer takes little longer than the link's latency
     wire.carry(TELLING_BYTES - 1)
     assert wire.pacer.bytes_per_second is None
     wire.bytes_per_second = 3_000_000.0
@@ -183,7 +184,7 @@ def test_the_link_is_what_the_fastest_of_enough_transfers_says() -> None:
 
 
 def learnt(wire: Wire, *sizes: int, verified_seconds: float = 0.0) -> float:
-    """Return the rate that the pacer measures when groups of simultaneous transfers repeat."""
+    """Return the rate that the pacer measures if transfers of these sizes run at the same time, again and again."""
     for _ in range(ENOUGH_TRANSFERS):
         wire.carry(*sizes, verified_seconds=verified_seconds)
         wire.wait(5.0)
@@ -206,10 +207,10 @@ def test_the_time_until_the_holder_has_verified_the_last_bytes_belongs_to_the_tr
 
 
 def test_a_measurement_begins_and_ends_with_nobody_under_way() -> None:
-    """The pacer measures the link from a moment without any transfer to the next such moment.
+    """The pacer measures the link from the start of a transfer until no transfer is under way.
 
-    In the test, the second transfer begins during the first and ends after it. The third begins with the first, and
-    sends long after both.
+    In the test, the second transfer begins during the first and ends after it. The third begins before the first, but
+    sends its bytes long after both.
     """
     wire = Wire(1e6)
     for _ in range(ENOUGH_TRANSFERS):
@@ -358,7 +359,7 @@ def test_chunks_are_booked_without_the_loop_while_a_window_has_room() -> None:
         booked += pacer.book(1000) is not None
         clock.seconds += 0.001
     assert 800 <= booked <= 850, "the window has room for 850 of 1 ms, and a part of it had passed"
-    clock.seconds += 10.0  # the rank finishes no further step, so the chunk waits until its time limit
+    clock.seconds += 10.0  # no further step ends, so the window of the last step is over
     assert pacer.book(1000) is None
     pacer.boundary(clock.seconds - 0.1)
     assert pacer.book(1000) == 0.0

@@ -1,4 +1,4 @@
-"""Network cards that streams use, and the handling of a card that does not reach the peer."""
+"""Tests which network cards streams use, and how a session handles a card that cannot reach the peer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADDRESSES = tuple((f"10.0.1.{number}", 9000) for number in range(4))
 
 
 class Network:
-    """The cards of two nodes; cards in `dead` do not answer."""
+    """A fake network between two nodes. The cards in `dead` cannot reach the other node."""
 
     def __init__(self) -> None:
         self.dead: set[str] = set()
@@ -56,9 +56,9 @@ async def test_streams_take_the_cards_of_both_nodes_in_turn(
 async def test_a_card_that_leads_nowhere_is_tried_once_and_those_behind_it_are_used(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One card cannot reach the peer. Streams use the cards after it in the list.
+    """If one card cannot reach the peer, streams use the cards after it in the list.
 
-    The next session does not try the card, because the wait for its handshake would delay every session.
+    The next session does not try this card, because the wait for its handshake would delay every session.
     """
     network, ways = Network(), Ways(CARDS)
     network.dead = {"e1"}

@@ -76,9 +76,9 @@ def test_an_agent_that_stood_still_calls_no_link_slow_for_it() -> None:
 
 
 async def test_a_watch_that_a_bug_ends_ends_its_sender_which_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug ends the task that watches whether the holder is silent. The sender ends too, and is started again.
+    """If a bug ends the task that watches for a silent holder, the sender ends with the same error.
 
-    Without this task, a sender would never drop a silent holder.
+    Its caller then starts it again. Without the task, the sender would never drop a silent holder.
     """
 
     class Unanswered:
@@ -117,7 +117,7 @@ async def test_a_link_that_seems_slow_is_treated_as_one_before_it_is_called_so(
         queue.taken(int(seconds * wire.bytes_per_second))
         queue.finish()
         queue.add([(2, 1)])
-        suspicious.check_link(queue)  # a report would raise an error here, because the shard is None
+        suspicious.check_link(queue)  # this sender has no shard, so it would raise an error if it reported the link
         if suspicious.link.carries:
             break
     assert (suspicious.link.limit is not None) is is_limited
@@ -125,10 +125,9 @@ async def test_a_link_that_seems_slow_is_treated_as_one_before_it_is_called_so(
 
 @pytest.mark.parametrize("count", [1, 12])
 async def test_a_link_that_many_share_is_suspected_and_called_slow_no_later_and_with_its_rate(count: int) -> None:
-    """Several senders share a slow link. Each first suspects the link, and then reports it as slow, with the whole
-    link's rate.
+    """Each sender on a slow link first suspects the link, and then reports it as slow with the rate of the whole link.
 
-    They report it as soon as a single sender would, because each counts the whole time in which the link was used.
+    Several senders do so as early as a single one, because each counts the time in which any of them used the link.
     """
     wire = Wire(0.05 * FLOW_BYTES_PER_SECOND)
     shards = [create_autospec(OwnedShard) for _ in range(count)]
@@ -150,8 +149,9 @@ async def test_a_link_that_many_share_is_suspected_and_called_slow_no_later_and_
 
 
 async def test_no_link_is_called_slow_before_its_rate_is_known() -> None:
-    """The first check is late, so that no rate is measured yet. The sender reports the slow link at the second
-    check.
+    """A sender reports no link as slow before it has measured the link's rate.
+
+    In the test, the first check is late, so that the sender has no rate yet. It reports the link at the second check.
     """
     wire, shard = Wire(0.05 * FLOW_BYTES_PER_SECOND), create_autospec(OwnedShard)
     queue, late = wire.queue(), sender(wire, shard)

@@ -1,4 +1,4 @@
-"""A session sends and receives complete messages in order, even if the kernel accepts only parts of them."""
+"""A session sends and receives whole messages in order, even if the kernel accepts only parts of them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_what_fits_leaves_without_a_turn_of_the_loop(lines: tuple[socket.s
 
 async def test_what_does_not_fit_waits_and_is_whole(lines: tuple[socket.socket, socket.socket]) -> None:
     here, there = sessions(lines)
-    here.read_ahead()  # from here on, both sides have proved their keys
+    here.read_ahead()  # the handshake is over: both nodes have proved that they know the key
     there.read_ahead()
     sending = [asyncio.create_task(here.send(SMALL, LARGE)), asyncio.create_task(here.send(LARGE, SMALL))]
     assert [await there.receive() for _ in range(4)] == [SMALL, LARGE, LARGE, SMALL]
@@ -76,7 +76,7 @@ async def test_who_is_cancelled_in_the_middle_leaves_a_whole_message_or_none_at_
     lines: tuple[socket.socket, socket.socket],
 ) -> None:
     here, there = sessions(lines)
-    here.read_ahead()  # from here on, both sides have proved their keys
+    here.read_ahead()  # the handshake is over: both nodes have proved that they know the key
     there.read_ahead()
     sending = asyncio.create_task(here.send(LARGE))
     await asyncio.sleep(0)
@@ -213,7 +213,7 @@ async def test_a_line_that_cannot_be_watched_is_lost(
 
 
 async def test_a_handshake_takes_its_own_words_alone(lines: tuple[socket.socket, socket.socket]) -> None:
-    """A handshake reads only its own messages. The thread of the stream reads the bytes after the handshake."""
+    """A handshake reads only its own messages, because the stream's thread must read the bytes that follow."""
     _, there = sessions(lines)
     lines[0].send(frame(SMALL) + b"chunk")
     assert await there.receive() == SMALL

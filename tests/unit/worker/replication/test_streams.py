@@ -1,6 +1,6 @@
-"""A queue of the chunks that a holder requested, shared by the threads of the streams.
+"""Tests the queue of chunks that a holder has requested. The threads of several streams share it.
 
-Further tests check how a receiver reports its progress.
+Other tests cover the reports of a receiver's progress.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def test_time_in_which_there_was_nothing_to_send_is_not_counted() -> None:
     clock.now += 2 * TICK
     queue.taken(10)
     queue.finish()
-    clock.now += 50 * TICK  # time passes while the capture makes no progress
+    clock.now += 50 * TICK  # time passes in which the queue has no chunk, because the capture makes no progress
     queue.add([])
     assert queue.busy_seconds == 3 * TICK
     queue.add([(2, 1)])
@@ -148,7 +148,7 @@ def test_time_in_which_a_pacer_holds_all_of_it_back_is_not_counted() -> None:
 
 
 def test_a_stream_from_which_nothing_leaves_says_that_it_is_at_it() -> None:
-    """A stream is blocked because the link carries nothing. It still reports that it tries to send.
+    """A stream that is blocked because the link carries nothing still reports that it tries to send.
 
     Without these reports, a blocked link would look like a stopped process.
     """
@@ -213,15 +213,15 @@ async def test_a_stream_without_a_thread_is_lost_and_waited_for_by_nobody(monkey
         patch.setattr(threading.Thread, "start", start)
         with pytest.raises(PeerLost, match="no thread"):
             await streams.run(line, lambda _: None)
-    await streams.run(line, lambda _: None)  # after the cancellation, the streams start threads again
+    await streams.run(line, lambda _: None)  # the streams start new threads for the next transfer
     await streams.close()
 
 
 class Asked(socket.socket):
     """A socket that records the options set on it.
 
-    The kernel limits the buffers of ordinary users. Without `is_root`, an option that would exceed this limit raises
-    PermissionError, as for an ordinary user. With `is_root`, every option succeeds.
+    Without `is_root`, the options in `BEYOND` raise PermissionError, as for an ordinary user. With `is_root`, every
+    option succeeds.
     """
 
     def __init__(self, *, is_root: bool) -> None:
@@ -259,7 +259,7 @@ def connected() -> tuple[socket.socket, socket.socket]:
 async def test_what_leaves_of_a_chunk_counts_as_it_leaves() -> None:
     """Each sent part of a chunk counts as progress, not only a whole chunk.
 
-    Otherwise, a link of 2 MB/s would appear blocked for seconds, and the owner would drop the holder.
+    If only whole chunks counted, a link of 2 MB/s would seem blocked for seconds, and the owner would drop the holder.
     """
     sender, receiver = connected()
     streams, queue = Streams(), ChunkQueue()
@@ -286,7 +286,7 @@ async def test_what_leaves_of_a_chunk_counts_as_it_leaves() -> None:
 async def test_nobody_reads_a_slot_any_more_whose_sending_was_given_up(count: int) -> None:
     """After a transfer is cancelled, no thread reads the transfer's slot any more.
 
-    An abandoned capture and a new grant of the slot both cancel the transfer, so it may be cancelled twice.
+    The transfer may be cancelled twice: when the capture is abandoned, and when the slot is granted again.
     """
     sender, receiver = connected()
     streams, queue, is_read, loop = Streams(), ChunkQueue(), asyncio.Event(), asyncio.get_running_loop()
@@ -350,8 +350,8 @@ async def test_who_follows_is_told_of_the_last_chunk_before_the_shard_counts_as_
 async def test_what_the_kernel_holds_back_of_a_stream_it_lets_go_soon(count: int) -> None:
     """The lowest rate limit of a stream lets 64 KiB pass within a second.
 
-    The kernel sends 64 KiB at once and then waits as long as the old limit requires, even if the limit is raised
-    meanwhile.
+    The kernel sends 64 KiB at once, and then waits for as long as the limit at that time requires. A higher limit does
+    not end this wait, so even with the lowest limit it must be short.
     """
     streams = Streams()
     for _ in range(count):

@@ -12,7 +12,7 @@ BEGIN = 1000.0
 
 
 class Wire:
-    """A node's link and its pacer.
+    """Simulates a node's link, with the node's pacer.
 
     Args:
         bytes_per_second: rate of the link.
@@ -39,7 +39,9 @@ class Wire:
         return ChunkQueue(lambda: self.now, self.pacer.link)
 
     def carry(self, *sizes: int, verified_seconds: float = 0.0, at_once: bool = True) -> list[ChunkQueue]:
-        """Send transfers of these sizes, which begin now, and return when every holder has verified its own.
+        """Run simultaneous transfers of these sizes that begin now, and return their queues.
+
+        The clock advances until every holder has verified its transfer.
 
         Args:
             *sizes: bytes of each transfer, ascending.

@@ -1,6 +1,6 @@
-"""The memory nodes on which the agent requests the pages of slots.
+"""Tests the NUMA memory nodes on which an agent requests the pages of slots.
 
-A fake kernel answers the requests, except in one test that works on any machine.
+A fake kernel answers the requests, except in one test that uses the real kernel.
 """
 
 from __future__ import annotations

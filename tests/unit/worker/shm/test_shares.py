@@ -1,4 +1,7 @@
-"""Threads of several members fill shares on tmpfs. A share is emptied if a member offers another shard for it."""
+"""Threads fill shares on tmpfs with contributions of several members.
+
+A share is emptied if a member offers another shard for it.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ class Holder:
     shares: Shares
     kept: set[Content]
     emptied_count: int = 0
-    """Offers that have emptied a share of other members."""
+    """Number of offers that have emptied a share with contributions of other members."""
 
     @classmethod
     def opened(cls, path: Path, stripe: Stripe = STRIPE, *, inline_digest_bytes: int = 1 << 20) -> Holder:
@@ -77,7 +80,7 @@ class Holder:
         self.emptied_count += 1
 
     async def fill(self, rank: int, data: bytes, step: int) -> Accumulation:
-        """Deliver the missing chunks of a contribution, each twice, over four threads."""
+        """Write the missing chunks of a contribution, each twice, from four threads."""
         accumulation = await self.begin(rank, data, step)
         assert accumulation is not None
         mine = contribution(rank, data)
@@ -214,7 +217,7 @@ async def test_a_complete_share_that_gave_way_to_another_step_is_not_sealed(tmpf
     await holder.protect(shards(6), 6)
     holder.kept.add(content(6))
     await holder.fill(1, shards(7)[1], 7)
-    abandoned = await holder.fill(2, shards(7)[2], 7)  # The seal begins when the loop runs again.
+    abandoned = await holder.fill(2, shards(7)[2], 7)  # the seal begins only when the event loop runs again
     newer = await holder.begin(1, shards(8)[1], 8)
     assert newer is not None
     await holder.shares.idle()

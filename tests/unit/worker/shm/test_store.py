@@ -1,6 +1,6 @@
 """Slots of a node: the store grants, seals, verifies, pins and adopts them.
 
-It uses the bytes of a slot only within the bounds of its header.
+The store never reads beyond the bounds that a slot's header contains.
 """
 
 from __future__ import annotations
@@ -163,9 +163,9 @@ async def test_granting_cancels_and_joins_who_reads_the_old_content(tmpfs: Path)
 
 
 async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path) -> None:
-    """A slot is granted again while the digest for its seal is being computed. The seal then has no effect.
+    """If a slot is granted again while the digest for its seal is being computed, the seal has no effect.
 
-    Otherwise, the older step would appear sealed over the newer step's bytes.
+    Otherwise, the slot would appear sealed with the older step, but contain bytes of the newer step.
     """
     store = opened(tmpfs, inline_digest_bytes=0)
     index = await grant(store, 1, slot_count=1)
@@ -181,9 +181,7 @@ async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path) ->
 
 
 async def test_a_seal_that_is_overtaken_by_a_grant_at_its_very_end_seals_nothing(tmpfs: Path) -> None:
-    """A slot is granted again when the digest for its seal is computed, and the seal is not yet written.
-
-    The seal has no effect.
+    """If a slot is granted again after the digest is computed and before the seal is written, the seal has no effect.
     """
     store = opened(tmpfs)
     assert await grant(store, 1, slot_count=1) == 0
@@ -200,9 +198,9 @@ async def test_a_seal_that_is_overtaken_by_a_grant_at_its_very_end_seals_nothing
 
 
 async def test_a_slot_that_is_being_written_is_not_verified(tmpfs: Path) -> None:
-    """A rank has just begun to write its slot, whose bytes are still undefined.
+    """The store does not verify a slot that a rank has just begun to write, and the rank keeps the slot.
 
-    The store does not verify the slot, and the rank keeps it.
+    The bytes of such a slot are still undefined.
     """
     store = opened(tmpfs)
     index = await grant(store, 1)
@@ -234,8 +232,7 @@ async def test_what_was_verified_is_not_said_of_what_the_slot_was_granted_for_at
 async def test_every_thread_finds_what_was_flipped_in_its_part(
     tmpfs: Path, monkeypatch: pytest.MonkeyPatch, byte: int, threads: int
 ) -> None:
-    """A flipped byte is detected in each chunk, whether one thread verifies the four chunks, or several, or more than
-    four.
+    """The store detects a flipped byte in each of four chunks, whether fewer, as many or more threads verify them.
     """
     monkeypatch.setattr(slot_module, "CHUNK_BYTES", 256)
     store = opened(tmpfs, inline_digest_bytes=0)
@@ -262,7 +259,8 @@ def test_what_presses_is_verified_before_ranks_that_start_and_all_else_beside_th
         return digest_chunks(file, size, chunks, cancelled)
 
     async def verify() -> None:
-        os.setpriority(os.PRIO_PROCESS, 0, above)  # change the priority of the loop's thread only
+        # this changes the priority of the event loop's thread, and of no other thread
+        os.setpriority(os.PRIO_PROCESS, 0, above)
         store = opened(tmpfs, inline_digest_bytes=0)
         slot = await fill(store, 1)
         found.clear()
@@ -340,7 +338,7 @@ async def test_a_pinned_slot_is_not_granted(tmpfs: Path) -> None:
 async def test_chunks_that_arrived_count_only_for_the_same_content_in_the_same_file(
     tmpfs: Path, step: int, capacity: int, is_kept: bool
 ) -> None:
-    """A slot that has received a chunk is granted again. The chunk counts only for the same step in the same file.
+    """A received chunk counts for the next grant of its slot only if the step and the file are the same.
 
     A larger slot gets a new file, which contains zeros in place of the chunk.
     """
@@ -355,7 +353,7 @@ async def test_chunks_that_arrived_count_only_for_the_same_content_in_the_same_f
 
 
 class TestFollowing:
-    """A slot is digested while its rank still writes it."""
+    """The store computes the digests of a slot's chunks while the rank still writes the slot."""
 
     SIZE = 4500
 
@@ -437,12 +435,12 @@ class TestFollowing:
         self.write(slot, payload(1, self.SIZE))
         digests.grow(self.SIZE)
         await self.known(digests, 4)
-        again, fresh, sealing_again = await self.begun(store, 1)  # the rank may write the same step again
+        again, fresh, sealing_again = await self.begun(store, 1)  # the rank captures the same step a second time
         assert again is slot
         assert await sealing is None
         assert fresh is not digests
         assert fresh.known_count == 0
-        digests.complete()  # this completes only the first capture
+        digests.complete()  # this call is about the first capture and must not complete the second one
         self.write(slot, payload(7, self.SIZE))
         fresh.complete()
         assert await sealing_again == payload_digest(payload(7, self.SIZE))
@@ -551,7 +549,7 @@ class TestRoom:
             assert refused.value.is_passing
             assert store.used_bytes() == CAPACITY
             store.close()
-            store = opened(tmpfs)  # an agent starts on a node without free memory
+            store = opened(tmpfs)  # a new agent starts while the node has no free memory
         with pytest.raises(NoRoom) as refused:
             await store.reserve(RANK, **larger)
         assert refused.value.is_passing, "what is gone from tmpfs its rank may still be writing"
@@ -583,9 +581,10 @@ class TestRoom:
         store.close()
 
     async def test_what_admission_counts_is_what_tmpfs_holds(self, tmpfs: Path) -> None:
-        """A node has exactly the slots that the control plane counts when it admits a job.
+        """A node's slots use exactly the memory that the control plane calculates when it admits a job.
 
-        Each shard that the node owns or holds has two slots. All pages of these slots exist before the first step.
+        Each shard that the node owns or holds has two slots. All pages of these slots are allocated before the first
+        step.
         """
         capacity, copies, ranks_per_node = 3_000_000, 2, 2
         store = opened(tmpfs, memory_bytes=1 << 30)
@@ -657,9 +656,10 @@ class TestRoom:
     async def test_a_slot_that_nobody_wants_any_more_gets_no_more_pages(
         self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A reservation of slots is cancelled, and allocates no further pages.
+        """A cancelled reservation of slots allocates no further pages.
 
-        A promise that waited until 16 GiB were allocated would miss its deadline.
+        The agent cancels it when it must join a new generation. If it first had to allocate 16 GiB, it would join too
+        late.
         """
         allocate, loop, begun, reserving = (
             os.posix_fallocate,

@@ -1,4 +1,4 @@
-"""A tmpfs that only one node uses. Tests that mount a tmpfs run only with the permission to mount."""
+"""Tests the tmpfs that an agent mounts for its node. Some tests need the permission to mount."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes whose rank has frozen tensors, for tests of uploads."""
+"""Simulates nodes whose rank has frozen tensors, for tests of uploads."""
 
 from __future__ import annotations
 

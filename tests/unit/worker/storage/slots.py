@@ -1,4 +1,4 @@
-"""Sealed slots with given tensors, for tests of the storage."""
+"""Makes the payloads and headers of slots with given tensors, for tests of the storage."""
 
 from __future__ import annotations
 

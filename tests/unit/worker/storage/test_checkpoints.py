@@ -1,6 +1,6 @@
-"""Uploads of slots to an object store, and restores from it.
+"""Tests uploads of slots to an object store, and restores from it.
 
-A restored slot has the sealed bytes, and damaged bytes are never sealed.
+A restored slot has the bytes of the uploaded slot. A restore never seals damaged bytes.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ async def test_only_sealed_slots_are_stored(objects: MemoryObjectStore, tmp_path
 async def test_a_damaged_object_is_never_sealed(objects: MemoryObjectStore, tmp_path: Path) -> None:
     """The test damages every seventh byte in turn, and also cuts the object there.
 
-    Either the restore refuses the object, or the bytes that it seals are the original ones.
+    The restore must either refuse the object or seal the original bytes.
     """
     first, slot = await sealed(tmp_path / "a")
     uploaded = await upload_shard(objects, slot, CHUNKS, rank_plan(), rank=RANK)
@@ -296,7 +296,7 @@ async def test_what_may_be_tried_again_is(tmp_path: Path) -> None:
 
 
 class SlowStore(MemoryObjectStore):
-    """A store that pauses after the first piece until the test continues it."""
+    """A store whose reads pause after the first piece until the test continues them."""
 
     def __init__(self) -> None:
         super().__init__("bucket")

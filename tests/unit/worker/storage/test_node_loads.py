@@ -1,4 +1,4 @@
-"""The ranks of one node load shards that share objects. Each byte of these objects is read from S3 once."""
+"""If the shards of a node's ranks share objects, the node reads each byte of these objects from S3 once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Reads(Recorder):
         return max(self.read.values())
 
     def shared_bytes(self) -> int:
-        """Return the number of bytes of shared objects that were read, each as often as it was read."""
+        """Return the number of bytes that were read from shared objects. A byte that was read twice counts twice."""
         return sum(count for (key, _), count in self.read.items() if "/replicated/" in key)
 
 

@@ -1,4 +1,4 @@
-"""Tensors that are equal on several ranks at one step are sent once, and each rank's restore stays exact."""
+"""A tensor that is equal on several ranks at one step is uploaded once. Each rank still restores its own state."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Ranks:
             node.store.close()
 
     def sent(self) -> list[str]:
-        """Return the names of the replicated objects that were sent since the last call."""
+        """Return the names of the replicated objects that were uploaded since the last call."""
         sent, self.objects.sent = self.objects.sent, []
         return [key.removeprefix(FOLDER) for key in sent if key.startswith(FOLDER)]
 
@@ -137,7 +137,7 @@ async def test_ranks_that_cannot_agree_send_all_of_their_tensors(tmp_path: Path)
 
 async def test_a_rank_is_uploaded_only_when_the_objects_of_the_other_rank_are_there(tmp_path: Path) -> None:
     ranks = await Ranks.of(tmp_path, BASES, BASES)
-    # Rank 1 has made its offer and then waits for longer than rank 0 needs.
+    # rank 1 has sent its offer, and waits for longer than rank 0 needs
     held = asyncio.create_task(ranks.agree(1, ranks.look(1).items))
     first = asyncio.create_task(ranks.send(0))
     await ranks.paused.wait()
@@ -260,7 +260,7 @@ async def test_a_rank_with_many_tensors_offers_the_largest_ones(tmp_path: Path) 
 async def test_a_damaged_replicated_object_is_never_sealed(tmp_path: Path) -> None:
     """The test flips every seventh byte in turn. It also cuts the object at each of these bytes.
 
-    Either the restore refuses the shard, or the sealed payload is unchanged.
+    The restore must either refuse the shard or seal the original payload.
     """
     ranks = await Ranks.of(tmp_path, BASES, BASES)
     uploaded = (await ranks.send_all())[0]
@@ -280,7 +280,10 @@ async def test_a_damaged_replicated_object_is_never_sealed(tmp_path: Path) -> No
 
 
 async def test_an_upload_notes_each_digested_tensor_before_it_sends_its_object(tmp_path: Path) -> None:
-    """Digests of large tensors take minutes, and an upload without progress counts as stalled."""
+    """An upload reports each tensor's digest as progress before it sends the tensor's object.
+
+    The digests of large tensors take minutes, and an upload without progress counts as stalled.
+    """
     ranks = await Ranks.of(tmp_path, BASES, BASES)
     node, (slot, payload), digested = ranks.nodes[0], ranks.slots[0], []
     held = asyncio.create_task(ranks.agree(1, ranks.look(1).items))

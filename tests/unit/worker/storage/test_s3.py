@@ -1,4 +1,4 @@
-"""Transfers over several connections to S3.
+"""Tests transfers over several connections to S3.
 
 The tests cover the parts of each connection, the memory in use, and the cleanup after a failure.
 """
@@ -203,9 +203,9 @@ def test_parts_go_side_by_side_and_are_named_in_order() -> None:
 def test_no_more_is_digested_than_is_sent_soon(
     monkeypatch: pytest.MonkeyPatch, max_parts: int, part_bytes: int
 ) -> None:
-    """An upload reads only as many pieces ahead as its connections and one waiting part can hold.
+    """An upload reads only the pieces of the parts that its connections send, and of one part that waits.
 
-    In the test, no part completes before the upload waits for it.
+    In the test, no part ends before the upload begins to wait for a part.
     """
     monkeypatch.setattr(bulk, "MOST_PARTS", max_parts)
     client, go, data = FakeS3(), threading.Event(), bytes(12 * PART)
@@ -262,7 +262,7 @@ def assert_set(event: threading.Event) -> None:
 def test_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """An upload sends a part without copying its bytes.
 
-    All ranks of a node upload at the same time, and copies of their parts would need more memory than the rest of the
+    All ranks of a node upload at the same time. Copies of their parts would need more memory than the rest of the
     agent.
     """
     size = 1 << 20
@@ -298,7 +298,7 @@ def test_of_a_file_three_parts_are_held_at_most(tmp_path: Path, monkeypatch: pyt
 def test_a_part_that_fails_ends_the_put(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second part fails while the parts beside it are uploaded.
 
-    These parts complete, and the waiting fifth part never starts.
+    The parts that are under way complete, and the waiting fifth part never starts.
     """
     client, together, is_waiting, has_waited = (
         FakeS3(),

@@ -1,4 +1,4 @@
-"""Frozen tensors are stored once per run, whatever rank or step they come from, and no change of them is ever lost.
+"""A frozen tensor is stored once per run for all ranks and steps. If it changes, the change is never lost.
 
 `test_replicated.py` tests tensors that several ranks share at one step.
 """
@@ -43,7 +43,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Recorder(MemoryObjectStore):
-    """A store that records the key of each object that is sent, and fails before or inside a put on demand."""
+    """A store that records the key of each sent object. It fails before or inside a put if the test demands it."""
 
     def __init__(self) -> None:
         super().__init__("bucket")
@@ -70,7 +70,7 @@ class Recorder(MemoryObjectStore):
 
     @property
     def frozen(self) -> dict[str, bytes]:
-        """The frozen objects by name."""
+        """Return the frozen objects in the store, by name."""
         return {
             key.removeprefix(FROZEN_FOLDER): data
             for key, data in self.objects["bucket"].items()
@@ -137,13 +137,13 @@ async def test_a_frozen_object_has_its_digest_as_name_and_is_a_safetensors_file(
 
 
 async def test_ranks_with_equal_frozen_tensors_send_each_object_once_and_share_the_work(tmp_path: Path) -> None:
-    """Two ranks send the same frozen objects at the same time, and begin with different objects.
+    """Two ranks with the same frozen objects begin with different ones, so that each sends only some of them.
 
-    To simulate this, the test stops rank 0 after its first object. Rank 1 then sends the remaining object.
+    The test stops rank 0 after its first object. Rank 1 then sends the other object only.
     """
     objects, nodes = Recorder(), [Node.of(tmp_path / str(rank), rank) for rank in range(2)]
     slots = [await node.seal(1, BASES) for node in nodes]
-    # Stop rank 0 after its first object, because rank 1 would already have sent the second one.
+    # stop rank 0 before its second object, which rank 1 would have sent by then if both ran at the same time
     objects.error, objects.error_at = StoreDenied("stop"), 1
     with pytest.raises(StoreDenied):
         await nodes[0].send(objects, *slots[0])
@@ -171,9 +171,10 @@ async def test_a_difference_between_ranks_is_kept(tmp_path: Path) -> None:
 
 
 async def test_tensors_that_change_in_spite_of_their_declaration_go_into_the_shard(tmp_path: Path) -> None:
-    """A tensor that counted as frozen changes at each step, as averaged weights do, which need no gradient.
+    """A tensor that was declared frozen but changes at each step is uploaded in the shard.
 
-    It is uploaded in the shard. Once it has stayed the same for an upload, it is uploaded as frozen again.
+    Averaged weights, which need no gradient, are an example. If the tensor is the same in two uploads in turn, it is
+    uploaded as frozen again.
     """
     objects, node = Recorder(), Node.of(tmp_path / "node")
     await node.upload(objects, 1)
@@ -219,7 +220,8 @@ async def test_an_upload_that_is_killed_at_any_object_leaves_nothing_that_harms_
     assert len(objects.frozen) == killed_at
     objects.error = None
     objects.sent_frozen()
-    node.frozen = SharedTensors(group_bytes=GROUP_BYTES, least_bytes=LEAST_BYTES)  # A restarted agent has no digests.
+    # a restarted agent has no digests of earlier uploads
+    node.frozen = SharedTensors(group_bytes=GROUP_BYTES, least_bytes=LEAST_BYTES)
     uploaded = await node.send(objects, slot, payload)
     assert len(objects.sent_frozen()) == 2 - killed_at
     assert await restored(objects, uploaded, tmp_path / "other") == payload
@@ -251,7 +253,7 @@ async def test_a_cancelled_upload_of_a_frozen_object_no_longer_reads_the_slot(tm
     task = asyncio.create_task(node.send(objects, slot, payload))
     await asyncio.to_thread(objects.begun.wait)
     task.cancel()
-    asyncio.get_running_loop().call_soon(objects.go.set)  # The cancelled task runs first.
+    asyncio.get_running_loop().call_soon(objects.go.set)  # the loop runs the cancelled task before this call
     with pytest.raises(asyncio.CancelledError):
         await task
     assert objects.objects["bucket"] == {}
@@ -273,9 +275,10 @@ async def test_a_slot_that_changes_during_the_upload_gives_no_frozen_object(tmp_
 
 
 async def test_a_damaged_slot_is_never_named_by_a_shard(tmp_path: Path) -> None:
-    """A slot is damaged before its upload. The upload fails, and no shard is stored that would name the damaged tensor.
+    """If a slot is damaged before its upload, the upload fails and stores no shard.
 
-    Only frozen objects may have been stored. Their names contain the digest of the damaged content.
+    It may have stored frozen objects. Their names contain the digest of the damaged content, so no shard ever names
+    them.
     """
     objects, node = Recorder(), Node.of(tmp_path / "node")
     slot, payload = await node.seal(1, BASES)
@@ -309,9 +312,9 @@ async def test_a_role_that_may_not_list_the_bucket_can_upload(tmp_path: Path) ->
 
 
 async def test_a_damaged_frozen_object_is_never_sealed(tmp_path: Path) -> None:
-    """Every seventh byte is flipped in turn, and the object is cut at that byte.
+    """The test flips every seventh byte in turn, and also cuts the object at that byte.
 
-    Either the restore refuses the shard, or the sealed payload is unchanged.
+    The restore must either refuse the shard or seal the original payload.
     """
     objects, node = Recorder(), Node.of(tmp_path / "node")
     slot, payload = await node.seal(1, BASES)
@@ -342,7 +345,10 @@ async def test_a_shard_under_a_foreign_key_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_later_upload_of_the_shard_does_not_change_the_offer_of_an_earlier_one(tmp_path: Path) -> None:
-    """Two steps are uploaded at the same time. The earlier upload is tried again after the later one has begun."""
+    """A later upload of a shard does not change the offer of an earlier upload.
+
+    In the test, the earlier upload is retried after the later one has begun.
+    """
     nodes = [Node.of(tmp_path / name) for name in ("first", "second")]
     earlier, _ = await nodes[0].seal(1, BASES)
     later, _ = await nodes[1].seal(2, BASES | {"base0": bytes([9]) * 320})

@@ -1,4 +1,4 @@
-"""Facts about GPUs: from NVML, from a stub of NVML, and on machines without GPUs."""
+"""Tests the facts about GPUs: from NVML, from a fake of NVML, and on machines without GPUs."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_files_that_a_cgroup_has_read_are_given_back_when_memory_is_needed(
     assert memory_facts(proc, tmp_path / "cgroup").available_bytes == 400, "what is not known is not given back"
     (group / "memory.stat").write_text(stat)
     assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 90_400, 102_400)
-    # change one file, because the agent reads the two files at different times
+    # the agent reads the two files at different times, and one of them may have changed between
     (group / files[2]).write_text("50000\n")
     assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 102_400, 102_400)
 
@@ -149,7 +149,7 @@ def test_this_machine_has_memory(tmp_path: Path) -> None:
 
 
 class TestSlotMemory:
-    """An agent computes the same amount of memory for slots whether or not its predecessor left slots."""
+    """The memory for slots that an agent computes does not depend on slots that its predecessor left."""
 
     MIB = 1 << 20
 
