@@ -439,7 +439,7 @@ def test_an_instance_that_a_person_put_aside_is_no_member_too_many() -> None:
 def test_nobody_waits_for_instances_that_nobody_needs() -> None:
     """A job of six nodes no longer waits. Three of its instances arrived, and three were never launched.
 
-    The fleet lowers the capacity to the number of present instances, and then terminates surplus members by name.
+    The fleet lowers the capacity to the number of present instances, and then terminates the surplus instances.
     """
     decision = decide(seen([row(f"i{n}") for n in range(1, 5)], [], desired=6))
     lowered, *ended = decision.actions

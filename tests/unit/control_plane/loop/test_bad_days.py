@@ -697,7 +697,8 @@ async def test_a_rank_that_fails_while_stopping_ends_the_job_stopped(world: Worl
 async def test_a_stop_without_agreement_waits_for_what_was_committed(world: World) -> None:
     """A rank is killed during an agreed stop. The stop then waits until the newest committed step is in S3.
 
-    The control plane has the remaining ranks killed, and the coordinator requests the upload of the newest commit.
+    The control plane orders the agents to kill the remaining ranks. The coordinator requests the upload of the newest
+    committed step.
     """
     world.submit()
     await world.running()

@@ -1,7 +1,7 @@
 """People send requests while a job trains.
 
-A job releases nodes on request without losing a step. The control plane does not touch a job that a person has taken
-over.
+A job releases nodes on request without losing a step. The control plane makes no recovery decisions for a job that a
+person has taken over.
 """
 
 from __future__ import annotations

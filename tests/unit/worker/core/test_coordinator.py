@@ -504,9 +504,9 @@ class TestEnd:
         assert (core.committed, core.persist) == (NONE, 5)
 
     def test_a_restarted_coordinator_has_the_last_step_of_a_confirmed_stop_uploaded(self) -> None:
-        """A coordinator restarts after it has confirmed a stop. It still requests the upload of the last step.
+        """A coordinator that restarts after it has confirmed a stop still requests the upload of the last step.
 
-        Only the coordinator before the restart received the stop request.
+        Nobody repeats the stop request, which the coordinator received before the restart.
         """
         core = Coordinator.recover(world_size=2, base=Step(0), every_steps=0)
         assert core.report(*self.closing(9, 9, 9, Vote.ACKED, confirmed_stop=Step(9))).persist == 9

@@ -144,7 +144,7 @@ def test_a_dropped_holder_does_not_return_by_what_it_acknowledged_before() -> No
 def test_a_dropped_holder_that_has_not_got_the_new_c_stays_out() -> None:
     shard = committed().seal(step(8)).acknowledge(A, step(8)).drop(B)
     assert shard.hear(step(8), step(9)).view == {A}
-    # without a new commit, the holder's earlier acknowledgements prove nothing
+    # no new step is committed, and what B acknowledged before the drop does not count
     assert shard.hear(step(7), step(9)).view == {A}
 
 

@@ -1,7 +1,7 @@
 """Tests the shared-memory page between a rank and its agent, as the agent maps it.
 
-A restarted agent continues to use the page, but each generation starts with an empty page. If a script has overwritten a half, the
-agent ignores that half.
+A restarted agent continues to use the page, but each generation starts with an empty page. If a script has overwritten
+a half, the agent ignores that half.
 """
 
 from __future__ import annotations
