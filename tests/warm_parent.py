@@ -1,4 +1,4 @@
-"""A process that imports torch and DeepSpeed once and forks ranks on request.
+"""Runs a process that imports torch and DeepSpeed once, and forks ranks when a test requests them.
 
 The imports take longer than most tests. Requests and answers are JSON, one line each:
 

@@ -1,4 +1,4 @@
-"""Commands for tokens, node operations, takeovers and drills, as a person types them."""
+"""Tests commands for tokens, node operations, takeovers and drills, as a person types them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--output`, `--query`, connection options, waiting and shell completion in every command."""
+"""Tests what all commands have in common: `--output`, `--query`, connection options, waiting and completion."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_logs_can_be_queried_line_by_line(run):
     assert out == "0\tloss 1\n" * 2
 
 
-# Waiting
+# Commands that wait
 
 
 class Waiter:
@@ -271,7 +271,7 @@ def test_waiting_is_translated_for_other_programs_too():
             raise WaiterError(name="FleetReady", reason=reason, last_response={})
 
 
-# Completion
+# Shell completion
 
 
 COMPLETE = """

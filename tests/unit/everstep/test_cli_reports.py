@@ -1,4 +1,4 @@
-"""`everstep reports`: the tables of a report, and its rows as CSV."""
+"""Tests `everstep reports`: the tables of a report, and its rows as CSV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables that fit the terminal, plural forms, and progress texts."""
+"""Tests how commands fit tables to the terminal, form plurals, and show progress."""
 
 from __future__ import annotations
 

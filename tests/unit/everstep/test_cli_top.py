@@ -1,4 +1,4 @@
-"""`everstep jobs top`: the text that it shows, its polls, and the event stream that it follows."""
+"""Tests `everstep jobs top`: the text that it shows, its polls, and the event stream that it follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client against a service that misbehaves.
+"""Tests the client with a service that does not answer or sends invalid answers.
 
 Other tests check normal requests and answers against the real API.
 """

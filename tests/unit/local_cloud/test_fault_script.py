@@ -1,4 +1,4 @@
-"""Fault scripts: generation, text form, parsing and execution."""
+"""Tests how fault scripts are generated, written as text, parsed and executed."""
 
 from __future__ import annotations
 

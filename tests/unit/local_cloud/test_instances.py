@@ -1,4 +1,4 @@
-"""Instances of the local cloud as trees of processes."""
+"""Tests the process trees that represent instances of the local cloud."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The instance metadata service, queried as an agent queries it."""
+"""Tests the instance metadata service with the requests of an agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults in the processes and the memory of an instance. The tests use fake processes and a fake slot folder."""
+"""Tests faults in the processes and the memory of an instance, with fake processes and a fake slot folder."""
 
 from __future__ import annotations
 

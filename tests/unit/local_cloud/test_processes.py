@@ -1,4 +1,4 @@
-"""Processes with a stable identity, and process trees."""
+"""Tests how processes are identified, and how trees of processes are found and killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A local cluster from start to end, with faults.
+"""Runs a local cluster from its start to its end, with faults.
 
 The processes are real. The fleet has no nodes, so that a test takes seconds.
 """

@@ -1,4 +1,4 @@
-"""Log records for machines: each is one line of valid JSON, and names the objects that the record is about."""
+"""A log record for machines is one line of valid JSON. It names the objects to which the record refers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint manifests: a complete manifest of this version is accepted, any other is refused."""
+"""A reader accepts a complete checkpoint manifest of this version, and refuses any other."""
 
 from __future__ import annotations
 

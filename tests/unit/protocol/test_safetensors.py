@@ -1,4 +1,4 @@
-"""Payloads as safetensors objects: all tensors are restored byte for byte, and invalid objects are refused."""
+"""A payload is restored byte for byte from its safetensors object. Invalid objects are refused."""
 
 from __future__ import annotations
 

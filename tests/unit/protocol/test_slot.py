@@ -1,4 +1,4 @@
-"""Slot headers and indexes: valid bytes decode to the same value, invalid bytes are refused."""
+"""Slot headers and indexes decode to the values that were encoded. Invalid bytes are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of micro-batches that keeps the global batch size for a number of ranks."""
+"""Tests the number of micro-batches with which another number of ranks keeps the global batch size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's command line. The agent reports missing or wrong settings before it starts any work."""
+"""Tests the agent's command line. The agent reports missing or wrong settings before it starts any work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of tasks that end together. If one is cancelled, each task still completes its cleanup."""
+"""Tests groups of tasks that end together. If a group is cancelled, each of its tasks still completes its cleanup."""
 
 from __future__ import annotations
 

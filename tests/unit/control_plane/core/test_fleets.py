@@ -1,4 +1,4 @@
-"""Single decisions of the fleet loop. Whole sequences are tested in tests/unit/control_plane/loop."""
+"""Tests single decisions of the fleet loop. The tests in tests/unit/control_plane/loop cover whole sequences."""
 
 from __future__ import annotations
 
@@ -379,10 +379,10 @@ def ends(decision) -> list[tuple[str, bool]]:
 
 
 def test_members_beyond_desired_capacity_are_ended_without_it() -> None:
-    """The fleet terminates, by name, members that Auto Scaling launched after the desired capacity was lowered.
+    """If Auto Scaling launches members after the desired capacity was lowered, the fleet itself terminates them.
 
-    The calls do not lower the desired capacity once more. Auto Scaling terminates no such member by itself, because
-    Everstep protects them from scale-in.
+    These terminations do not lower the desired capacity once more. Auto Scaling terminates no such member by itself,
+    because Everstep protects them from scale-in.
     """
     rows = [row(f"i{n}") for n in range(1, 6)]
     assert ends(decide(seen(rows, [], desired=3))) == [("i5", False), ("i4", False)]

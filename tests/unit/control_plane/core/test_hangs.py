@@ -1,4 +1,4 @@
-"""Hang detection: the time limit of each phase, samples of the ranks' stacks, and the verdict."""
+"""Tests hang detection: the time limit of each phase, the samples of ranks' stacks, and the verdict."""
 
 from __future__ import annotations
 

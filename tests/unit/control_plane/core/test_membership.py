@@ -1,4 +1,4 @@
-"""The periods in which each node worked for a job."""
+"""Tests the recorded periods in which each node worked for a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored metric values by step: how they are merged, downsampled, replaced and deleted."""
+"""Tests how stored metric values are merged, downsampled, replaced and deleted."""
 
 from __future__ import annotations
 

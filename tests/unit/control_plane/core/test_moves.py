@@ -1,4 +1,4 @@
-"""Planned departures of nodes from a job: which node leaves, when, and whether the job first waits for a checkpoint.
+"""Tests planned departures of nodes: which node leaves its job, when, and whether the job first waits for a checkpoint.
 
 The golden incidents test whole sequences.
 """

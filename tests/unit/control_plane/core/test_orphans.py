@@ -1,4 +1,4 @@
-"""Orphans: uploaded shards of ended generations that no checkpoint names."""
+"""Tests which stored objects are orphans: uploaded shards of ended generations that no checkpoint names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages about a rank that ran out of memory."""
+"""Tests the messages about a rank that ran out of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Markdown document of a post-mortem."""
+"""Tests the Markdown document of a post-mortem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples of the jobs that release nodes for the first job of the queue."""
+"""Tests, by example, which jobs release nodes for the first job of the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of spare nodes that a fleet should have.
+"""Tests the computed number of spare nodes that a fleet should have.
 
 The tests compare the formula with sums that are computed by hand and with a simulation. Other tests cover estimates
 from few observed failures.

@@ -1,4 +1,4 @@
-"""Checkpoint strategies: the defaults of each, the settings that it refuses, and the sentences that describe it."""
+"""Tests the checkpoint strategies: their defaults, the settings that they refuse, and their descriptions."""
 
 from __future__ import annotations
 

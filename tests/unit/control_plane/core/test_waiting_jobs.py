@@ -1,6 +1,6 @@
-"""Decisions of the job loop about a job without nodes.
+"""Tests single decisions of the job loop about a job without nodes.
 
-Whole sequences are tested in tests/unit/control_plane/loop.
+The tests in tests/unit/control_plane/loop cover whole sequences.
 """
 
 from __future__ import annotations

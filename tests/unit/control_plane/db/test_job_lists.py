@@ -1,4 +1,4 @@
-"""Lists of jobs: filters, sort orders, consecutive pages, and how much the database computes for one page."""
+"""Tests lists of jobs: filters, sort orders, consecutive pages, and how much the database computes for one page."""
 
 from __future__ import annotations
 

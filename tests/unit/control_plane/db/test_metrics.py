@@ -1,4 +1,4 @@
-"""Logged metrics in the database.
+"""Tests how logged metrics are stored in the database.
 
 The number of points is bounded, each point is stored once, and points of a repeated step replace the earlier ones.
 """

@@ -1,4 +1,4 @@
-"""Detection of new commits in the database."""
+"""Tests how a server detects new commits in the database."""
 
 from __future__ import annotations
 

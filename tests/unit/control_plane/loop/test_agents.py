@@ -1,4 +1,4 @@
-"""The registry of agents: connections, latest reports and pending messages."""
+"""Tests the registry of agents: their connections, latest reports and pending messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that a person requests or deletes, over the real loops."""
+"""Runs the real loops on checkpoints that a person requests or deletes."""
 
 from __future__ import annotations
 

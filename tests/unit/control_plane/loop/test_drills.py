@@ -1,4 +1,7 @@
-"""Drills over the real loops: each drill injects its fault once, is recorded as a drill, and counts against no node."""
+"""Runs drills with the real loops. Each drill injects its fault once, and no node is blamed for it.
+
+The incident of a drill has the cause `drill`.
+"""
 
 from __future__ import annotations
 

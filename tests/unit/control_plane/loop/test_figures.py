@@ -1,4 +1,4 @@
-"""The metrics that the loops record about their own work."""
+"""Tests the metrics that the loops record about their own work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def scrape(world: World) -> Scrape:
 
 
 def take(world: World, kind: str, key: str) -> None:
-    """Let another server claim the lease."""
+    """Let another server claim the lease of a job or a fleet."""
     with world.database.write() as session:
         assert Leaser("another", 1.0, world.monotonic).claim(session, kind, key, at_once=True) is not None  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Stored incidents: the phases add up to the time between failure and recovery."""
+"""In a stored incident, the durations of the phases add up to the time between failure and recovery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that a person pauses and resumes, over the real loops."""
+"""Runs the real loops on jobs that a person pauses and resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion between the records of decisions and the rows of the database."""
+"""Tests the conversion between the records that decisions use and the rows of the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Effects of a job update, over the real loops."""
+"""Runs the real loops on jobs that a user updates."""
 
 from __future__ import annotations
 

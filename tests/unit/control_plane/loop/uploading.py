@@ -1,4 +1,4 @@
-"""A job whose nodes upload and restore checkpoints with the agent's own code, for tests that kill its processes.
+"""Simulates a job whose nodes upload and restore with the agent's own code, for tests that kill processes.
 
     World: the real control plane, simulated agents ──plan──▶ UploadingNode: the agent's real uploads, one per node
                    └──────────────── S3 in memory ──────────────────┘
@@ -156,7 +156,7 @@ class UploadingNode:
         self._contents.committed = Step(step)
 
     def hear(self, persist: int) -> None:
-        """Mark a step for upload."""
+        """Announce to the node that a step is marked for upload."""
         self.uploads.hear(
             Announcement(
                 generation=self.plan.generation,
@@ -183,7 +183,7 @@ class UploadingNode:
 
 
 class Cluster:
-    """The nodes of one job, and S3."""
+    """Simulates the nodes of one job, and S3."""
 
     def __init__(self, world: World, folder: Path) -> None:
         """Replace the control plane's S3, and start the control plane again.

@@ -1,4 +1,4 @@
-"""A simulated fleet in one process, for tests of the control plane's loops.
+"""Simulates a fleet in one process, for tests of the control plane's loops.
 
 The runner, the database and the decisions are real. The cloud and the agents are fakes that follow the protocol. Time
 is virtual and advances with `tick`. An agent stores its promises, lists its slots, loads, starts, halts and reports.
@@ -935,7 +935,7 @@ class World:
         return next(agent for agent in self.agents.values() if agent.run is None)
 
     def wish(self, **wishes: object) -> None:
-        """Change settings of the fleet, as the fleet's owner does."""
+        """Change settings of the fleet, as a user does with UpdateFleet."""
         with self.database.write() as session:
             fleets.set_wanted(session, FLEET, **wishes)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""The agent's connection to the control plane.
+"""Tests the agent's connection to the control plane.
 
 In some tests, the disk is full or the control plane rejects the session.
 """

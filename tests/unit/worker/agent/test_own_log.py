@@ -1,4 +1,4 @@
-"""The agent's own log, whose size in memory is limited."""
+"""Tests the agent's own log, whose size in memory is limited."""
 
 from __future__ import annotations
 

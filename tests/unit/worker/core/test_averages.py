@@ -1,4 +1,4 @@
-"""Averages that ignore outliers, and their uncertainty."""
+"""Tests averages that ignore outliers, and their computed uncertainty."""
 
 from __future__ import annotations
 

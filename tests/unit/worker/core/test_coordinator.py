@@ -1,4 +1,4 @@
-"""The coordinator: it proposes, commits and abandons steps, recovers, stops and closes."""
+"""Tests how the coordinator proposes, commits and abandons steps, and how it recovers, stops and closes."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ class TestFinalStepDuringAnExport:
 
 
 class TestRestart:
-    """A coordinator that recovers after a restart."""
+    """Tests a coordinator that recovers after a restart."""
 
     @staticmethod
     def recovered(*rounds: RankRound, base: int = 0) -> Coordinator:
@@ -387,7 +387,7 @@ class TestRestart:
 
 
 class TestStop:
-    """The step at which all ranks agree to stop."""
+    """Tests how the ranks agree on the step at which all of them stop."""
 
     @staticmethod
     def announced() -> Coordinator:
@@ -430,7 +430,7 @@ class TestStop:
 
 
 class TestEnd:
-    """The final round: after all ranks have finished their last step, the coordinator commits this step."""
+    """In the final round, the coordinator commits the last step, which all ranks have finished."""
 
     @staticmethod
     def closing(

@@ -1,4 +1,4 @@
-"""Measurements of iterations: means and rates, with at most one point per period."""
+"""Tests the means and rates that an agent measures over iterations. It makes at most one point per period."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of printed lines that a node keeps for other nodes.
+"""Tests the copies of printed lines that a node keeps for other nodes.
 
 The node stores them in S3 when the generation has ended.
 """

@@ -1,4 +1,4 @@
-"""Uploads of ranks' outputs to the store."""
+"""Tests how an agent uploads the output files of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads of ranks' printed lines to the store."""
+"""Tests how an agent uploads the lines that ranks print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The instance's own metadata, served by a small server on loopback as AWS documents it."""
+"""Tests how an agent reads its instance's metadata from a small server on loopback, which follows AWS's documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulated link. Its clock advances with each transfer, and simultaneous transfers share its rate evenly."""
+"""Simulates a link. Its clock advances with each transfer, and simultaneous transfers share its rate evenly."""
 
 from __future__ import annotations
 

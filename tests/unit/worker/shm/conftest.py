@@ -1,4 +1,4 @@
-"""A folder on tmpfs, which the fixture removes after the test."""
+"""Provides a folder on tmpfs, and removes it after the test."""
 
 from __future__ import annotations
 

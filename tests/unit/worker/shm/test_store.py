@@ -1,4 +1,4 @@
-"""Slots of a node: the store grants, seals, verifies, pins and adopts them.
+"""Tests how the store of a node grants, seals, verifies, pins and adopts slots.
 
 The store never reads beyond the bounds that a slot's header contains.
 """
@@ -825,7 +825,7 @@ async def test_what_is_not_kept_is_void_after_a_load(tmpfs: Path) -> None:
 
 
 class TestStrays:
-    """Strays: slots of shards that the new plan places on other nodes."""
+    """Tests strays: slots of shards that the new plan places on other nodes."""
 
     STRAY = Rank(5)
 

@@ -1,4 +1,4 @@
-"""Network cards and file systems, read from fake kernel files."""
+"""Tests facts about network cards and file systems, read from fake kernel files."""
 
 from __future__ import annotations
 

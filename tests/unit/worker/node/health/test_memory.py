@@ -1,4 +1,4 @@
-"""Memory facts, read from recorded proc and cgroup files."""
+"""Tests facts about memory, read from recorded proc and cgroup files."""
 
 from __future__ import annotations
 

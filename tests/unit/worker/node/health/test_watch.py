@@ -1,4 +1,4 @@
-"""The watch over a node's health: its thread, its published facts, and a driver that does not answer."""
+"""Tests the watch over a node's health: its thread, the facts that it publishes, and a driver that does not answer."""
 
 from __future__ import annotations
 
