@@ -38,7 +38,10 @@ def sampled_steps(first: int, last: int, limit: int) -> tuple[int, ...]:
     Args:
         first: the first step.
         last: the last step, not lower than `first`.
-        limit: at least 2.
+        limit: the largest number of steps, at least 2.
+
+    Returns:
+        The steps in ascending order, without repetitions.
     """
     count = min(limit, last - first + 1)
     if count == 1:

@@ -49,6 +49,9 @@ def unchanged_count(before: bytes, now: bytes) -> int:
     Args:
         before: digests of the earlier response.
         now: digests of the present response. The caller has checked that they differ.
+
+    Returns:
+        A multiple of `BLOCK_POINTS`; 0 if the first blocks differ.
     """
     blocks = (min(len(before), len(now)) - _DIGEST_BYTES) // _DIGEST_BYTES
     count = 0

@@ -148,6 +148,9 @@ class _Table:
 
         Args:
             is_equal: by item number: whether several ranks hold the item, and it is a tensor.
+
+        Returns:
+            The numbers of the items of each class, by the ranks that hold them.
         """
         class_of: dict[tuple[Rank, ...], int] = {}
         ranks_of = self.ranks_of

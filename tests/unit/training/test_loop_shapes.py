@@ -180,8 +180,7 @@ def by_closure(loop: Loop) -> None:
 
 
 def clipped_with_ownerless(loop: Loop) -> None:
-    """Run a step that also clips the gradients of parameters without an optimizer, and never clears these gradients.
-    """
+    """Run a step that also clips the gradients of parameters without an optimizer, and never clears these gradients."""
     loop.optimizer.zero_grad()
     loop.loss().backward()
     nn.utils.clip_grad_norm_(loop.model.parameters(), 0.1)

@@ -352,8 +352,7 @@ class Ranks:
             stream.batches_per_step = accumulate
 
     def step(self) -> list[int]:
-        """Return the samples that all ranks read for the next optimizer step, in the order of a single rank.
-        """
+        """Return the samples that all ranks read for the next optimizer step, in the order of a single rank."""
         rows: list[Any] = []
         for _ in range(self.accumulate):
             batches = [stream.next()[0].tolist() for stream in self.streams]  # type: ignore[index]

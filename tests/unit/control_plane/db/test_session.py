@@ -211,7 +211,7 @@ def test_a_reader_cannot_write(database: Database) -> None:
 def test_a_writer_that_says_nothing_more_is_given_up_and_stores_nothing(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server freezes in the middle of a transaction. The database aborts the transaction, so that others can write."""
+    """A server freezes in a transaction. The database aborts the transaction, so that other servers can write."""
     monkeypatch.setitem(
         session_module.POSTGRESQL, "options", "-c idle_in_transaction_session_timeout=2000 -c lock_timeout=20000"
     )

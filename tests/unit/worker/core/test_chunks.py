@@ -284,8 +284,7 @@ def assert_each_byte_once(chunks: Sequence[ScheduledChunk], size: int, copies: i
 
 @given(lengths=lengths_lists, chunk=st.integers(1, 300))
 def test_chunk_by_chunk_the_pacer_finds_what_partition_plans(lengths: list[float], chunk: int) -> None:
-    """The pacer, which decides about one chunk at a time, fills each span in the same way as Algorithm 2.
-    """
+    """The pacer, which decides about one chunk at a time, fills each span in the same way as Algorithm 2."""
     link, profiled = Link(100.0), spans(*lengths)
     windows = [usable(span, 0.8) for span in profiled]
     at, found = 0.0, 0

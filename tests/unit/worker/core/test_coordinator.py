@@ -80,8 +80,7 @@ def test_a_strayed_shard_is_held_once_all_its_planned_holders_have_the_base() ->
 
 
 def test_the_base_cannot_be_abandoned() -> None:
-    """The coordinator ignores a report that a rank abandons the generation's start step. No correct agent sends it.
-    """
+    """The coordinator ignores a report that a rank abandons the generation's start step. No correct agent sends it."""
     core = begun(base=5).report(*both(5, NONE, 5, Vote.ABANDON, is_late=True))
     assert (core.committed, core.proposed, core.lead.steps) == (NONE, 5, 1)
 

@@ -1,5 +1,4 @@
-"""Tests which archives of source trees a node keeps. Each job gets exactly its own archive.
-"""
+"""Tests which archives of source trees a node keeps. Each job gets exactly its own archive."""
 
 from __future__ import annotations
 

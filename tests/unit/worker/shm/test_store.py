@@ -181,8 +181,7 @@ async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path) ->
 
 
 async def test_a_seal_that_is_overtaken_by_a_grant_at_its_very_end_seals_nothing(tmpfs: Path) -> None:
-    """If a slot is granted again after the digest is computed and before the seal is written, the seal has no effect.
-    """
+    """If a slot is granted again after the digest is computed and before the seal is written, the seal has no effect."""
     store = opened(tmpfs)
     assert await grant(store, 1, slot_count=1) == 0
     sealing = asyncio.create_task(store.seal(RANK, 0, header(store, 1)))
@@ -232,8 +231,7 @@ async def test_what_was_verified_is_not_said_of_what_the_slot_was_granted_for_at
 async def test_every_thread_finds_what_was_flipped_in_its_part(
     tmpfs: Path, monkeypatch: pytest.MonkeyPatch, byte: int, threads: int
 ) -> None:
-    """The store detects a flipped byte in each of four chunks, whether fewer, as many or more threads verify them.
-    """
+    """The store detects a flipped byte in each of four chunks, whether fewer, as many or more threads verify them."""
     monkeypatch.setattr(slot_module, "CHUNK_BYTES", 256)
     store = opened(tmpfs, inline_digest_bytes=0)
     slot = await fill(store, 1)
