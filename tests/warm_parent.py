@@ -1,4 +1,4 @@
-"""Runs a process that imports torch and DeepSpeed once, and forks ranks when a test requests them.
+"""Runs a process that imports torch and DeepSpeed once, and forks ranks for tests.
 
 The imports take longer than most tests. Requests and answers are JSON, one line each:
 

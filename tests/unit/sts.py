@@ -48,7 +48,7 @@ def keys_of(instance: str, *, role: str = "trainer", account: str = ACCOUNT, num
 
 @dataclass
 class Sts:
-    """The credentials that the fake STS accepts, and the requests that it has received."""
+    """The credentials that the fake STS accepts, and its recorded requests."""
 
     known: dict[str, Keys] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Tests the clock that measures ages. If the wall clock is set to another time, ages do not change."""
+"""Tests the clock for ages. Setting the wall clock does not change an age."""
 
 from __future__ import annotations
 

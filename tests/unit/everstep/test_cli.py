@@ -1,4 +1,4 @@
-"""Tests the command line as a person calls it, with a fake client that answers from a table."""
+"""Tests the command line with a fake client that answers from a table."""
 
 from __future__ import annotations
 
@@ -623,7 +623,7 @@ MODEL = json.loads((DATA / "everstep/2026-01-01/service-2.json").read_text())
 
 
 def least(name: str) -> object:
-    """Return the smallest valid answer with this shape of the API model. It omits optional fields."""
+    """Return the smallest valid answer with this shape, without its optional fields."""
     shape = MODEL["shapes"][name]
     if shape["type"] == "structure":
         # A shape without required fields describes a part of a request. The service returns such parts with all fields.
@@ -987,7 +987,10 @@ GONE = ServiceFailed("Nobody answers.", code="ServiceUnavailableException")
 
 
 def wait(*looks: object, timeout_seconds: float | None = None) -> tuple[Clock, list[str], dict]:
-    """Wait for a job whose polls return these statuses in turn. Later polls return the last status."""
+    """Wait for a job whose polls return these statuses in turn.
+
+    Later polls return the last status.
+    """
     clock, seen, left = Clock(), [], list(looks)
 
     def look(**_):

@@ -28,7 +28,7 @@ def event(text: str, rank: int | None = 0, stream: str = "stdout") -> dict:
 
 
 class Stream:
-    """The events of one fake connection. An exception among the events breaks the connection."""
+    """The events of one fake connection. An exception among them breaks it."""
 
     def __init__(self, said: list) -> None:
         self._said = said

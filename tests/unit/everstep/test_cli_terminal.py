@@ -100,7 +100,7 @@ def test_nothing_that_is_left_can_be_obeyed(text: str) -> None:
 
 
 def sample(shape: Any, depth: int = 0) -> Any:
-    """Return an answer with this shape of the API model, in which every text contains control sequences."""
+    """Return an answer with this shape, in which every text has control sequences."""
     match shape.type_name:
         case "structure":
             return {name: sample(member, depth + 1) for name, member in shape.members.items() if name != "NextToken"}

@@ -100,7 +100,7 @@ def test_the_newest_events_alone_are_kept() -> None:
 
 
 class World:
-    """A fake of the service and the clock. Each wait returns the next event of the test's script."""
+    """A fake of the service and the clock. Each wait returns the next scripted event."""
 
     def __init__(self, looks: list, comes: list) -> None:
         self.looks, self.comes, self.waits, self.now = looks, comes, [], NOW

@@ -54,7 +54,7 @@ def configured(home, service, monkeypatch) -> Path:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return an environment that contains only the search path of this process's variables.
+    """Return an environment with the search path of this process and a home folder.
 
     It also disables the credentials of an EC2 instance.
     """

@@ -150,7 +150,7 @@ def test_a_quota_that_suffices_is_fine() -> None:
 
 
 class Answers:
-    """A fake AWS client. It returns the answers that the test sets, and records the calls."""
+    """A fake AWS client. It returns the test's answers and records the calls."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers = answers

@@ -128,7 +128,7 @@ def test_preflight_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Cluster:
-    """A fake of a local cluster. It reports itself as running until its context manager exits."""
+    """A fake of a local cluster, which runs until its context manager exits."""
 
     endpoint_url, state_dir = "http://127.0.0.1:1", Path("state")
     token_file = logs = nodes_directory = Path("state/admin_token")

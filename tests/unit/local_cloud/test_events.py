@@ -1,4 +1,4 @@
-"""Tests when and how often the local AWS delivers events. Duplicates are identical."""
+"""Tests when and how often the local AWS delivers events, also as duplicates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests the messages that a user gets on a machine that cannot run a local cluster."""
+"""Tests the messages to a user whose machine cannot run a local cluster."""
 
 from __future__ import annotations
 

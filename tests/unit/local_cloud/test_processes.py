@@ -1,4 +1,4 @@
-"""Tests how processes are identified, and how trees of processes are found and killed."""
+"""Tests how processes are identified, and how process trees are killed."""
 
 from __future__ import annotations
 

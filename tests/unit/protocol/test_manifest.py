@@ -93,7 +93,10 @@ def test_a_manifest_with_frozen_objects_comes_back() -> None:
 
 
 def test_a_manifest_without_frozen_objects_has_no_field_for_them() -> None:
-    """A manifest without frozen objects omits their field, because readers of version 1 refuse unknown fields."""
+    """A manifest without frozen objects omits the field for them.
+
+    Readers of version 1 refuse unknown fields.
+    """
     assert b"frozen" not in encode_manifest(manifest(0))
 
 

@@ -31,7 +31,7 @@ class Saved(SavedTensors):
 
 
 def carry(source: RankState, target: RankState) -> None:
-    """Copy the state of one rank into another rank's state, as a save and a restore would."""
+    """Copy one rank's state into another rank's, as a save and a restore would."""
     observed = source.observe()
     values = msgspec.msgpack.decode(observed.values, type=SlotValues)
     snapshot = Snapshot(Step(1), Saved({item.name: item.tensor.detach().clone() for item in observed.tensors}), values)

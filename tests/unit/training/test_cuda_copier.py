@@ -1,6 +1,6 @@
-"""Tests the copier of device memory, on a fake device that executes operations as late as possible.
+"""Tests the copier of device memory on a fake device that works with delays.
 
-A fake stream is a list of operations, which run only when a caller waits for them.
+A fake stream is a list of operations. The fake device executes them as late as possible: when a caller waits for them.
 """
 
 from __future__ import annotations

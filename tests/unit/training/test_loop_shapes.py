@@ -121,7 +121,7 @@ def delayed_cleared_by_hand(loop: Loop) -> None:
 
 
 def changed_behind(loop: Loop) -> None:
-    """Run a step that keeps half of each gradient, so that the next backward pass adds to it."""
+    """Run a step that keeps half of each gradient for the next step."""
     loop.loss().backward()
     loop.optimizer.step()
     for parameter in loop.model.parameters():
@@ -144,7 +144,7 @@ def accumulated_within(loop: Loop) -> None:
 
 
 def two_optimizers(loop: Loop) -> None:
-    """Run a step of a loop in which one optimizer steps every time, and another one in every third step."""
+    """Run a step of a loop in which the second optimizer steps every third time."""
     loop.loss().backward()
     used, unused = loop.optimizers.values()
     used.step()

@@ -24,7 +24,7 @@ from everstep.training.profile import (
 
 
 class Recorder:
-    """A fake profiler, which reports that the network is busy for the first half of every iteration."""
+    """A fake profiler: the network is busy for the first half of every iteration."""
 
     def __init__(self) -> None:
         self.begun = self.ended = self.was_read = 0

@@ -1,4 +1,4 @@
-"""Makes plans for tests that start ranks. The ranks have a script and no other inputs."""
+"""Makes plans for tests that start ranks, with a script as the only input."""
 
 from __future__ import annotations
 

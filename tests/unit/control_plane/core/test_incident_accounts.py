@@ -1,4 +1,4 @@
-"""Tests the account of an incident: how it ended, its verdict, and what a person can do."""
+"""Tests what an incident's account says: its end, its verdict and a person's options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests which metric counts as a job's loss, and at which steps its curve has points."""
+"""Tests which metric counts as a job's loss, and which points its curve has."""
 
 from __future__ import annotations
 

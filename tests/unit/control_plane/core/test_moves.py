@@ -159,7 +159,10 @@ def test_a_node_that_is_not_ready_takes_nobody_s_place() -> None:
 
 
 def reports(view: Mapping[int, tuple[int, ...]]) -> dict[NodeId, MemberReport]:
-    """Return the reports of four members. `view` contains the members that count as holders of each rank's shard."""
+    """Return the reports of four members.
+
+    `view` contains, for each rank, the members that count as holders of its shard.
+    """
     return {
         NODES[rank]: MemberReport(
             job=JobName("gpt"),

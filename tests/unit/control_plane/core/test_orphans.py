@@ -1,4 +1,7 @@
-"""Tests which stored objects are orphans: uploaded shards of ended generations that no checkpoint names."""
+"""Tests which stored objects are orphans.
+
+An orphan is an uploaded shard of an ended generation that no checkpoint names.
+"""
 
 from __future__ import annotations
 

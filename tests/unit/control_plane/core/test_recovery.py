@@ -1,4 +1,4 @@
-"""Tests from which step a recovery resumes, and from which source it loads each shard.
+"""Tests from which step a recovery resumes, and where it loads each shard.
 
 In these tests, generation 1 ran to step 15. Generation 2 resumed from step 10 and ran to step 12.
 """

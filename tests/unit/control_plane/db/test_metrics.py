@@ -30,7 +30,7 @@ RUN = RunId("gpt".ljust(32, "0"))
 
 
 class Log:
-    """Simulates the agent of rank 0's node, which sends numbered points of logged metrics."""
+    """Simulates the agent of rank 0's node, which sends numbered metric points."""
 
     def __init__(self, database: Database, agent_id: str = "one") -> None:
         self.database = database

@@ -11,7 +11,7 @@ from tests.unit.control_plane.loop.world import InTurn, World
 
 @pytest.fixture(autouse=True)
 async def in_turn(engine: str) -> None:
-    """Run calls to the executor inline with SQLite. With PostgreSQL, they run in threads."""
+    """Run calls to the executor inline with SQLite, and in threads with PostgreSQL."""
     if engine == "sqlite":
         asyncio.get_running_loop().set_default_executor(InTurn())
 

@@ -283,7 +283,9 @@ async def test_a_spare_has_the_source_of_the_job_that_it_may_be_given_to(world: 
 
 
 async def test_time_and_money_of_a_job_and_its_fleet(world: World) -> None:
-    """Checks times and costs of a job that loses two nodes at the same time while the fleet has one spare.
+    """A job loses two nodes at the same time. Its times and costs are exact.
+
+    The fleet has one spare.
 
     Three nodes stay idle until the second replacement has booted. Then four nodes train.
     """

@@ -1,4 +1,4 @@
-"""Tests the registry of agents: their connections, latest reports and pending messages."""
+"""Tests the agent registry: connections, latest reports and pending messages."""
 
 from __future__ import annotations
 

@@ -551,8 +551,7 @@ async def test_a_job_that_has_nothing_in_memory_alone_is_stopped_in_a_launch_at_
 
 
 async def test_a_faulty_node_does_not_stay_for_a_step_that_it_cannot_save(world: World) -> None:
-    """A job lost one node and has another, faulty one. It releases the faulty node, and resumes from a checkpoint in
-    S3.
+    """A job that has lost one node releases another, faulty one, and resumes from S3.
 
     The job keeps only one copy of each shard. The newest shard of the lost node is lost too, so the job cannot resume
     from the newest step, and the faulty node's shard of this step is useless.
@@ -1138,9 +1137,9 @@ async def test_a_deleted_fleet_ends_its_nodes_and_is_forgotten(world: World) -> 
 
 
 async def test_what_is_old_is_let_go_while_a_job_trains_and_recovers(world: World) -> None:
-    """Rows that are a year old are deleted while a job trains. The job then loses a node.
+    """After rows that are a year old are deleted, a job still recovers from a loss.
 
-    The remaining rows suffice for the recovery.
+    The job trains while the rows are deleted, and then loses a node.
     """
     world.submit()
     await world.running()

@@ -251,8 +251,9 @@ async def test_a_report_that_gives_an_invalid_manifest_is_refused_with_one_event
 async def test_a_manifest_may_take_longer_than_the_lease_is_renewed(
     world: World, monkeypatch: pytest.MonkeyPatch, is_taken: bool, expected: int
 ) -> None:
-    """The upload of a checkpoint's manifest may take longer than a lease lasts, because passes renew the lease
-    meanwhile.
+    """The upload of a manifest may take longer than a lease lasts.
+
+    Passes renew the lease during the upload.
 
     If another server has held the job's lease during the upload, the loop reads the job again and repeats its decision.
     """

@@ -164,8 +164,9 @@ async def test_a_hook_s_time_runs_from_its_first_sight_also_for_a_server_that_co
 async def test_an_end_that_a_hook_is_about_to_hold_is_a_notice_already(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member in the state Terminating counts as announced for termination, although no hook holds it in
-    Terminating:Wait yet.
+    """A member in the state Terminating counts as announced for termination.
+
+    This is so even if no hook holds the member in Terminating:Wait yet.
 
     If a load balancer drains the member, the state Terminating lasts for minutes.
     """

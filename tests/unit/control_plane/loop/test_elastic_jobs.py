@@ -1,4 +1,4 @@
-"""Tests jobs that continue on fewer nodes after a loss, and grow again when nodes arrive."""
+"""Tests jobs that continue on fewer nodes, and grow again when nodes arrive."""
 
 from __future__ import annotations
 

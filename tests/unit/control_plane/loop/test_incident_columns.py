@@ -1,4 +1,4 @@
-"""In a stored incident, the durations of the phases add up to the time between failure and recovery."""
+"""The phases of a stored incident add up to the time from failure to recovery."""
 
 from __future__ import annotations
 

@@ -13,7 +13,10 @@ from tests.unit.control_plane.loop.world import World
 
 
 def described(world: World) -> DescribeProtectionResponse:
-    """Return the protection of the job's description. Fail if a list of jobs would show another protection."""
+    """Return the protection of the job's description.
+
+    Fail if a list of jobs would show another protection.
+    """
     job = world.job()
     with world.database.read() as session:
         shards = protection.of_run(session, job.run_id)

@@ -42,7 +42,7 @@ async def trains(world: World, steps: int = 7, **changes: object) -> None:
 
 
 async def paused(world: World, step: int = 7) -> None:
-    """Pause the job, upload `step`, and run the loops until the job waits in the queue."""
+    """Pause the job, upload `step`, and run the loops until the job is queued."""
     pause(world)
     await stands(world, "gpt")
     await world.upload(step)

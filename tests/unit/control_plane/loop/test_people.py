@@ -206,8 +206,7 @@ async def test_a_request_that_is_called_off_in_time_changes_nothing(world: World
 
 
 async def test_a_request_that_comes_during_a_pass_is_not_lost(world: World) -> None:
-    """A person stores a request about a node while a pass assigns this node to a job. The pass must not overwrite the
-    request.
+    """A pass that assigns a node does not overwrite a new request about this node.
 
     The test stores the request after the pass has read the node's row.
     """

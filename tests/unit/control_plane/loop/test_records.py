@@ -1,4 +1,4 @@
-"""Tests the conversion between the records that decisions use and the rows of the database."""
+"""Tests the conversion between records of decisions and rows of the database."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Roles:
 
     @classmethod
     def of(cls, cluster: Cluster) -> Roles:
-        """Choose a rank whose shard's owner and holder are both not the coordinator, and return the roles."""
+        """Return the roles for a rank whose owner and helper are not the coordinator."""
         plan = cluster.world.plan()
         rank = next(each for each in plan.ranks if plan.coordinator not in each.copy_nodes)
         owner, helper = rank.copy_nodes
@@ -72,7 +72,7 @@ The arguments are the request, whether S3 has executed it, and the roles.
 
 
 def own(operation: str, is_done: bool, part: int | None = None) -> Fits:
-    """Return the condition for a state that begins with the owner's request for the object of its shard."""
+    """Return the condition for a state that begins with a request of the owner."""
 
     def fits(request: Request, is_after: bool, roles: Roles) -> bool:
         is_ours = f"step={SECOND}/" in request.key and request.key.endswith(f"/rank={roles.rank}.safetensors")
@@ -98,7 +98,7 @@ def helped(is_done: bool) -> Fits:
 
 
 def shared(is_done: bool) -> Fits:
-    """Return the condition for a state that begins when the owner uploads a tensor that all ranks hold."""
+    """Return the condition for a state that begins with the upload of a shared tensor."""
 
     def fits(request: Request, is_after: bool, roles: Roles) -> bool:
         operation = "complete_multipart_upload" if is_done else "upload_part"
@@ -109,7 +109,7 @@ def shared(is_done: bool) -> Fits:
 
 
 def of_control_plane(operation: str, key: str, is_done: bool) -> Fits:
-    """Return the condition for a state that begins with a request of the control plane."""
+    """Return the condition for a state that begins with the control plane's request."""
 
     def fits(request: Request, is_after: bool, _: Roles) -> bool:
         found = request.client, request.operation, is_after
@@ -151,7 +151,7 @@ COMPLETES_LATER = {"control plane"}
 
 
 def expected_step(state: str, dead: str) -> int:
-    """Return the step that the job must restore if the processes `dead` are killed in this state."""
+    """Return the step that the job must restore if `dead` is killed in this state."""
     names = list(STATES)
     if dead in COMPLETES_LATER or names.index(state) > names.index("manifest put, not recorded"):
         return SECOND

@@ -53,7 +53,7 @@ CONTROL_PLANE = "control plane"
 
 
 class Killed(BaseException):
-    """Ends the control plane immediately, because no code of the product catches this exception."""
+    """Ends the control plane immediately: no code of the product catches it."""
 
 
 @cache

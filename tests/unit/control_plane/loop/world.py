@@ -486,7 +486,7 @@ class Agent:
         )
 
     def rebuilds(self, source: ShardSource, rebuild: Rebuild) -> bool:
-        """Return True if all survivors have the shards and shares with the digests that the plan contains."""
+        """Return True if all survivors have the shards and shares that the plan names."""
         content = (source.origin_generation, source.step)
         for survivor in rebuild.survivors:
             holder = self.world.agents.get(survivor.node_id)

@@ -113,7 +113,7 @@ def test_every_flipped_byte_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_index_that_was_changed_is_refused_although_each_chunk_of_data_is_whole(tmp_path: Path) -> None:
-    """The test exchanges the names of two tensors in the object's header. Reading fails.
+    """Reading fails if the names of two tensors in the object's header are exchanged.
 
     The digest of every chunk of data is still correct, so only the header's digest can show the change.
     """
@@ -219,7 +219,7 @@ def test_a_manifest_that_contradicts_the_header_of_an_object_is_refused(tmp_path
 
 
 def test_an_older_checkpoint_in_the_folder_of_a_newer_one_is_refused(tmp_path: Path) -> None:
-    """The reader refuses the manifest of an older step if the folder has the name of a newer step.
+    """An older manifest is refused in a folder with the name of a newer step.
 
     If the folder's name contains no step, the reader accepts the manifest.
     """

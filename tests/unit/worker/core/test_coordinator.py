@@ -279,7 +279,10 @@ class TestFinalStepDuringAnUpload:
 
 
 class TestFinalStepDuringAnExport:
-    """The final step is proposed while an export holds step 1 in one slot, and the committed step 2 is in the other."""
+    """The final step is proposed while an export uses one of the two slots.
+
+    The export holds step 1, and the other slot has the committed step 2.
+    """
 
     @staticmethod
     def standing(proposed: int, vote: Vote = Vote.NONE, held: int = 1) -> tuple[RankRound, ...]:

@@ -16,7 +16,7 @@ ROUNDS = 2_000
 
 
 def played(lead: Lead, lateness: float, *, rounds: int = ROUNDS, seed: int = 1, needed: int = 1) -> tuple[Lead, float]:
-    """Return the lead after simulated rounds, and the number of commits divided by the number of steps.
+    """Return the lead after simulated rounds, and the commits per step.
 
     Args:
         lead: initial lead, in steps.

@@ -1,4 +1,4 @@
-"""Tests the measured time for which a link was in use, also with several simultaneous transfers."""
+"""Tests the measured time of a link's use, also with simultaneous transfers."""
 
 from __future__ import annotations
 

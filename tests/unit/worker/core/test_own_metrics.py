@@ -1,4 +1,7 @@
-"""Tests the means and rates that an agent measures over iterations. It makes at most one point per period."""
+"""Tests the means and rates that an agent measures over iterations.
+
+The agent makes at most one point per period.
+"""
 
 from __future__ import annotations
 

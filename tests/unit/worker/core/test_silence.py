@@ -21,7 +21,7 @@ def after(
     is_occupied: bool = False,
     late: float = 0.0,
 ) -> Silence:
-    """Return the silence after `count` more checks of the holder, each of which is `late` seconds late."""
+    """Return the silence after `count` more checks, each `late` seconds late."""
     for _ in range(count):
         silence = silence.looked(
             silence.looked_at + PERIOD + late, is_owed=is_owed, is_asked=is_asked, is_occupied=is_occupied
@@ -100,7 +100,7 @@ def test_who_is_given_up_before_its_time_waits_no_longer_for_it() -> None:
 
 
 def test_a_line_that_breaks_once_under_a_long_transfer_is_no_row_of_failures() -> None:
-    """A holder's agent restarts once during a long transfer. The holder does not count as silent.
+    """A holder whose agent restarts once during a transfer does not count as silent.
 
     After the restart, bytes continue to arrive.
     """

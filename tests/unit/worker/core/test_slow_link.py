@@ -14,7 +14,7 @@ FOUND = SlowLink().found(10e6, 5_000_000, 0.5)
 
 
 def after(link: SlowLink, seconds: float, rate: float) -> SlowLink:
-    """Return the state of the link after it has carried `rate` bytes per second for `seconds` seconds."""
+    """Return the link's state after `seconds` seconds at `rate` bytes per second."""
     sent, begun = link.begun
     return link.looked(int(sent + rate * seconds), begun + seconds, sound=SOUND)
 

@@ -23,7 +23,7 @@ def ranks(*offers: Sequence[Item]) -> dict[Rank, Sequence[Item]]:
 
 
 def contents(offers: dict[Rank, Sequence[Item]], divisions: dict[Rank, Division]) -> dict[Rank, dict[int, list[Item]]]:
-    """Return, for each rank, the items of each replicated object according to the division of this rank."""
+    """Return the items of each replicated object, as the division of each rank says."""
     found: dict[Rank, dict[int, list[Item]]] = {}
     for rank, division in divisions.items():
         found[rank] = {}

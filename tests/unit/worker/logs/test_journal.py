@@ -94,7 +94,7 @@ def test_it_is_known_without_reading_whether_something_was_printed(bench) -> Non
 
 
 def test_a_stream_that_somebody_begins_anew_is_read_from_its_beginning(bench) -> None:
-    """A shell's `> /dev/stderr` truncates the file to which a rank's stream is written.
+    """A shell's `> /dev/stderr` truncates the file that receives a rank's stream.
 
     The journal records a gap and reads the file again from its beginning.
     """

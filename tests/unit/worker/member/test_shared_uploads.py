@@ -199,7 +199,10 @@ async def test_a_holder_writes_only_to_the_key_of_the_owners_shard(holder: Holde
 
 
 async def test_helping_many_owners_leaves_threads_for_other_work(holder: Holder) -> None:
-    """Requests of ten owners, four parts each, leave threads for other work although S3 does not answer."""
+    """Forty pending requests leave threads for other work.
+
+    Ten owners request four parts each, and S3 does not answer.
+    """
     sessions = [ScriptedSession() for _ in range(10)]
     serving = [asyncio.create_task(holder.helper.serve(session)) for session in sessions]
     for session in sessions:

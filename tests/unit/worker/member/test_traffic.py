@@ -83,7 +83,7 @@ class Node:
         self.traffic.boundary(Rank(rank), message, MOVING, is_sending=sending)
 
     def try_pacing(self, gained: float = 0.1) -> None:
-        """Run iterations with snapshots until the node has decided between paced and unpaced transfers.
+        """Run iterations with snapshots until the node has decided about pacing.
 
         An unpaced iteration takes `gained` seconds longer than a paced iteration.
         """
@@ -249,10 +249,10 @@ class Steady(Budget):
 
 @pytest.mark.parametrize("interval", [1, 2])
 def test_waiting_does_not_pay_where_it_costs_steps(interval: int) -> None:
-    """With pacing, every second transfer is late. The node decides against pacing only if late transfers cost commits.
+    """A node decides against pacing if late transfers cost commits.
 
-    They do if the coordinator proposes every step. If it proposes every second step, the node decides for pacing,
-    because pacing shortens iterations.
+    With pacing, every second transfer is late. This costs commits if the coordinator proposes every step. If it
+    proposes every second step, the node decides for pacing, because pacing shortens iterations.
     """
 
     def work() -> None:
@@ -310,9 +310,9 @@ def test_what_is_found_where_every_step_is_proposed_holds_for_steps_that_are_fur
 
 
 def test_a_node_is_ready_to_pace_what_others_pace() -> None:
-    """A node paces its transfers if the coordinator announces pacing, although it would not have decided so.
+    """A node paces its transfers if the coordinator announces pacing.
 
-    The idle spans of this node are too short for its own snapshots.
+    This node alone would decide against pacing, because its idle spans are too short for its snapshots.
     """
 
     def work() -> None:

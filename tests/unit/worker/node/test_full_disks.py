@@ -1,4 +1,4 @@
-"""Tests which failed writes make an agent report a full disk, and when the agent stops this report."""
+"""Tests when an agent reports a full disk, and when it stops the report."""
 
 from __future__ import annotations
 

@@ -125,9 +125,9 @@ print(counts)
 
 
 def test_the_thread_that_watches_a_build_has_ended_when_the_build_has(tmp_path: Path) -> None:
-    """The thread that watches a build has ended for the kernel before the shim forks ranks.
+    """The thread that watches a build has ended before the shim forks ranks.
 
-    At a fork, the kernel must count the process as single-threaded. `Thread.join` may return before that.
+    At a fork, the kernel must count the process as single-threaded. `Thread.join` may return before the kernel does so.
     """
     done = subprocess.run([sys.executable, "-c", MANY, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "{1}"

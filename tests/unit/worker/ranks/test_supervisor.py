@@ -1,4 +1,4 @@
-"""Tests how a rank's exit is classified, and which environment variables a rank gets."""
+"""Tests how a rank's exit is classified, and the environment variables of a rank."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ LAYOUT = b"l" * 16
 
 @dataclass
 class Recorder:
-    """A fake session with the waiting member. It records the messages that the holder sends."""
+    """A fake session with the waiting member, which records the holder's messages."""
 
     sent: list[Message] = field(default_factory=list)
 
@@ -53,7 +53,7 @@ def contribution(rank: Rank) -> Contribution:
 
 
 def announced(rank: Rank, step: Step) -> tuple[BeginShard, Callable[[], Awaitable[ShardDigests | EndShard]]]:
-    """Return the messages with which a member offers its shard: the offer, and a function that returns its digests."""
+    """Return the offer of a member's shard, and a function that returns its digests."""
     begin = BeginShard(
         transfer=1,
         owner_rank=rank,

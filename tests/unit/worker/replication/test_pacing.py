@@ -1,4 +1,4 @@
-"""Tests the times at which a pacer admits chunks, on an event loop with a virtual clock.
+"""Tests when a pacer admits chunks, on an event loop with a virtual clock.
 
 Hours of virtual time pass immediately, and every time is exact.
 """

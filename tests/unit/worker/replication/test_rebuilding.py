@@ -35,7 +35,10 @@ SURVIVOR = Survivor(
 
 
 def source_of(**changes: Any) -> ShardSource:
-    """Return a source whose fields agree with each other, except for the `changes` to fields of the lost shard."""
+    """Return a source whose fields agree with each other.
+
+    `changes` replaces fields of the lost shard.
+    """
     return ShardSource(
         kind="parity",
         origin_generation=Generation(1),

@@ -18,7 +18,7 @@ ADDRESSES = tuple((f"10.0.1.{number}", 9000) for number in range(4))
 
 
 class Network:
-    """A fake network between two nodes. The cards in `dead` cannot reach the other node."""
+    """A fake network between two nodes. Cards in `dead` cannot reach the peer."""
 
     def __init__(self) -> None:
         self.dead: set[str] = set()

@@ -197,9 +197,9 @@ async def test_a_seal_that_is_overtaken_by_a_grant_at_its_very_end_seals_nothing
 
 
 async def test_a_slot_that_is_being_written_is_not_verified(tmpfs: Path) -> None:
-    """The store does not verify a slot that a rank has just begun to write, and the rank keeps the slot.
+    """The store does not verify a slot that a rank has just begun to write.
 
-    The bytes of such a slot are still undefined.
+    The bytes of such a slot are still undefined. The rank keeps the slot.
     """
     store = opened(tmpfs)
     index = await grant(store, 1)
@@ -351,7 +351,7 @@ async def test_chunks_that_arrived_count_only_for_the_same_content_in_the_same_f
 
 
 class TestFollowing:
-    """The store computes the digests of a slot's chunks while the rank still writes the slot."""
+    """The store computes digests of chunks while the rank still writes the slot."""
 
     SIZE = 4500
 
@@ -579,7 +579,7 @@ class TestRoom:
         store.close()
 
     async def test_what_admission_counts_is_what_tmpfs_holds(self, tmpfs: Path) -> None:
-        """A node's slots use exactly the memory that the control plane calculates when it admits a job.
+        """A node's slots use the memory that the control plane calculates at admission.
 
         Each shard that the node owns or holds has two slots. All pages of these slots are allocated before the first
         step.

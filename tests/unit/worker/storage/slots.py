@@ -1,4 +1,4 @@
-"""Makes the payloads and headers of slots with given tensors, for tests of the storage."""
+"""Makes payloads and headers of slots with given tensors, for storage tests."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Ranks:
             node.store.close()
 
     def sent(self) -> list[str]:
-        """Return the names of the replicated objects that were uploaded since the last call."""
+        """Return the names of the replicated objects uploaded since the last call."""
         sent, self.objects.sent = self.objects.sent, []
         return [key.removeprefix(FOLDER) for key in sent if key.startswith(FOLDER)]
 

@@ -312,7 +312,7 @@ async def test_a_role_that_may_not_list_the_bucket_can_upload(tmp_path: Path) ->
 
 
 async def test_a_damaged_frozen_object_is_never_sealed(tmp_path: Path) -> None:
-    """The test flips every seventh byte in turn, and also cuts the object at that byte.
+    """The test flips every seventh byte in turn, and also cuts the object there.
 
     The restore must either refuse the shard or seal the original payload.
     """

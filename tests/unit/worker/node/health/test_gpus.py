@@ -1,4 +1,4 @@
-"""Tests the facts about GPUs: from NVML, from a fake of NVML, and on machines without GPUs."""
+"""Tests facts about GPUs from NVML and from a fake of it, and without GPUs."""
 
 from __future__ import annotations
 
