@@ -1,4 +1,4 @@
-"""Tests what an incident's account says: its end, its verdict and a person's options."""
+"""Tests what an incident's account contains: end, verdict and options for a person."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler runs a function for many keys.
+"""The scheduler calls a function for each of many keys.
 
 The tests cover the number of simultaneous calls, their order, and the effect of a wake-up, a failure or a stop.
 """

@@ -147,7 +147,7 @@ AGENTS: dict[str, Callable[[Roles, Cluster], list[NodeId]]] = {
     "everything": lambda _, cluster: list(cluster.nodes),
 }
 COMPLETES_LATER = {"control plane"}
-"""If these processes are killed, the upload of step 5 still completes. The job then restores step 5."""
+"""If these processes are killed in any state, the upload of step 5 still completes. The job then restores step 5."""
 
 
 def expected_step(state: str, dead: str) -> int:

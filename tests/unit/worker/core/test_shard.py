@@ -292,7 +292,7 @@ def test_a_forgotten_slot_is_not_sent() -> None:
 
 
 def test_what_is_captured_a_second_time_is_acknowledged_a_second_time() -> None:
-    """A step is captured twice, which can happen to the last step of a training.
+    """A rank may capture the last step of a training twice.
 
     Only acknowledgements of the second capture count.
     """

@@ -190,7 +190,7 @@ async def test_a_helpers_wrong_bytes_do_not_spoil_bytes_that_the_owner_has_alrea
 async def test_the_owner_claims_the_part_that_it_has_already_before_it_asks_helpers(
     nodes: Nodes[ReadStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The owner's first request returns bytes of the first part. No helper reads these bytes again."""
+    """If the owner's first request returns all bytes of the first part, no helper reads this part again."""
     calls: list[object] = []
     claim, begin = HelpedLoad.claim, HelpedLoad.begin
 

@@ -181,9 +181,9 @@ def test_a_line_keeps_what_the_other_side_does_not_read_yet() -> None:
 
 
 def test_a_process_of_another_user_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank's process tree contains a process of another user, such as `sudo`. A shim that is not root skips it.
+    """A shim that is not root skips processes of another user, such as `sudo`, in a rank's process tree.
 
-    Otherwise, the error would end the shim and with it all its ranks.
+    It may not send signals to them. The error would end the shim and all its ranks.
     """
     sent = []
 

@@ -55,7 +55,7 @@ def made(tmp_path: Path, gpus: Gpus, clock: Clock, period_seconds: float = 0.001
         slots=tmp_path,
         monotonic=clock,
         period_seconds=period_seconds,
-        close_seconds=30.0,  # a thread needs time to end on a busy machine
+        close_seconds=30.0,  # on a busy machine, a thread may need this long to end
     )
 
 
