@@ -83,7 +83,7 @@ class Late(CopyTicket):
 
 
 class Behind(CpuCopier):
-    """A fake copier of device memory. Each copy ends only when the next copy starts, and training continues meanwhile."""
+    """A fake copier of device memory. Each copy ends only when the next copy starts."""
 
     is_prompt = False
 

@@ -181,7 +181,7 @@ async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path) ->
 
 
 async def test_a_seal_that_is_overtaken_by_a_grant_at_its_very_end_seals_nothing(tmpfs: Path) -> None:
-    """If a slot is granted again after the digest is computed and before the seal is written, the seal has no effect."""
+    """If a slot is granted again after its digest is computed, but before its seal, the seal has no effect."""
     store = opened(tmpfs)
     assert await grant(store, 1, slot_count=1) == 0
     sealing = asyncio.create_task(store.seal(RANK, 0, header(store, 1)))
