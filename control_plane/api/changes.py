@@ -65,6 +65,9 @@ class Snapshots:
         Args:
             question: caller and parameters of the request.
             contents: digests by key. The caller must not change them afterwards.
+
+        Returns:
+            The token. Equal contents have equal tokens.
         """
         digest = hashlib.blake2b(digest_size=TOKEN_BYTES)
         for key, value in contents.items():
@@ -90,6 +93,9 @@ def compared(before: Contents | None, now: Contents, token: str) -> Changes:
         before: contents of the earlier response. None if the response contains everything.
         now: contents that the response would have without ChangesSince.
         token: the token of `now`.
+
+    Returns:
+        The part with the token, and with the keys that only `before` has.
     """
     removed = [key for key in before or {} if key not in now]
     return Changes(change_token=token, is_incremental=before is not None, removed=removed)

@@ -92,6 +92,9 @@ def prepare(
         scheduler: a torch scheduler, accelerate's `DummyScheduler`, or None.
         extra: other objects with `state_dict` and `load_state_dict`, by name.
 
+    Returns:
+        The prepared objects with their session.
+
     Raises:
         UnsupportedVersion: Everstep is not tested with the installed version of accelerate.
         UnsupportedOption: an option of the accelerator prevents an exact resume.
@@ -122,6 +125,9 @@ def prepare(
 def check_accelerator(accelerator: Accelerator) -> None:
     """Check the options of an accelerator. The integration of transformers calls this, too.
 
+    Args:
+        accelerator: the accelerator whose options are checked.
+
     Raises:
         UnsupportedOption: rank 0 reads the batches of all ranks.
     """
@@ -145,6 +151,9 @@ def keep(
         scheduler: accelerate's wrapper, a torch scheduler, or None.
         data: accelerate's loader, or another loader of `everstep.training.data`.
         extra: further objects with `state_dict` and `load_state_dict`, by name.
+
+    Returns:
+        The session, which has not restored yet.
 
     Raises:
         CannotResume: an object cannot be restored. The error names it.

@@ -81,6 +81,9 @@ def session_of(trainer: Trainer) -> TrainingSession:
     Args:
         trainer: an attached trainer whose training has begun.
 
+    Returns:
+        The session, until the end of the process.
+
     Raises:
         SessionMisuse: the trainer is not attached, or its training has not begun.
     """
@@ -275,6 +278,14 @@ class Attachment:
     def train(self, resume_from_checkpoint: str | bool | None = None, *rest: Any, **more: Any) -> Any:
         """Run `Trainer.train`, once.
 
+        Args:
+            resume_from_checkpoint: None or False, because Everstep names the step to resume from.
+            *rest: further positional arguments of `Trainer.train`.
+            **more: further named arguments of `Trainer.train`.
+
+        Returns:
+            The `TrainOutput` of the trainer.
+
         Raises:
             UnsupportedOption: the script passes a checkpoint to resume from.
             SessionMisuse: the trainer has trained already, or its model was replaced after `attach`.
@@ -300,6 +311,13 @@ class Attachment:
         self, max_steps: int, updates_per_epoch: int, epochs: int, resume: object, trial: object
     ) -> tuple[int, int]:
         """Prepare model and optimizer, create the session, and restore.
+
+        Args:
+            max_steps: number of optimizer steps at the end of training.
+            updates_per_epoch: number of optimizer steps of one epoch.
+            epochs: number of epochs of the whole training.
+            resume: the trainer's `resume_from_checkpoint`, which `train` has set to None.
+            trial: the trial of a search of hyperparameters, or None.
 
         Returns:
             The number of finished epochs, and the number of batches that the current epoch has used.
