@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import APIResponse, Browser, Locator, Page, Route, expect, sync_playwright
 
 from control_plane.db.tokens import Role
 from tests.dashboard.chromium import find_chromium
@@ -137,6 +137,12 @@ def open_job(page: Page, name: str, tab: str = "") -> None:
 def verdict(page: Page) -> Locator:
     """Return the sentence at the top of a page, which states the situation and whether the reader must act."""
     return page.locator("p.verdict")
+
+
+def fetch_whole(route: Route) -> APIResponse:
+    """Fetch the response to a page's request without the page's ETag and ChangeToken, so that it has all contents."""
+    headers = {name: value for name, value in route.request.headers.items() if name != "if-none-match"}
+    return route.fetch(url=re.sub(r"ChangesSince=[^&]*", "ChangesSince=Start", route.request.url), headers=headers)
 
 
 def confirm(page: Page, name: str, verb: str) -> None:

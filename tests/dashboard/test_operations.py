@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from control_plane.db.tokens import Role
-from tests.dashboard.browsing import confirm, open_job, sentence, sign_in, signed_in, verdict, watched
+from tests.dashboard.browsing import confirm, fetch_whole, open_job, sentence, sign_in, signed_in, verdict, watched
 from tests.dashboard.seeded import FINE_SECONDS
 from tests.dashboard.service import Seeded
 
@@ -105,7 +105,7 @@ def test_a_fleets_exposed_nodes_are_told_its_figures_are_changed_and_it_is_unfro
     desk: Page, api: httpx.Client
 ) -> None:
     def frozen(route: Route) -> None:
-        answer = route.fetch()
+        answer = fetch_whole(route)
         route.fulfill(
             response=answer,
             body=json.dumps({"Fleets": [{**fleet, "FleetStatus": "frozen"} for fleet in answer.json()["Fleets"]]}),
