@@ -32,7 +32,7 @@ Contents = Mapping[str, bytes]
 
 
 class Snapshots:
-    """The contents of recent responses, by token. Threads may share an instance."""
+    """The contents of recent responses, by ChangeToken. Threads may share an instance."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes

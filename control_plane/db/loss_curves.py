@@ -57,7 +57,7 @@ def read(session: Session, run_ids: Sequence[str], project: str | None, limit: i
 
 
 _Chunk = tuple[int, int, bytes, tuple[str, ...]]
-"""First step, width, packed points, node ids."""
+"""First step, number of steps per point, packed points, node ids."""
 
 
 def _chunks(session: Session, wanted: Mapping[str, str]) -> Mapping[str, list[_Chunk]]:

@@ -729,7 +729,7 @@ class Intent(Base):
     key: Mapped[str] = mapped_column(primary_key=True)
     """Idempotency key. Equal calls have equal keys."""
     subject: Mapped[str] = mapped_column(index=True)
-    """The job or fleet that needs the call: `job/<run id>` or `fleet/<name>`."""
+    """The job or fleet for which the control plane calls AWS: `job/<run id>` or `fleet/<name>`."""
     lease_owner: Mapped[str]
     lease_counter: Mapped[int]
     action: Mapped[str] = mapped_column(String(NAME_LENGTH))

@@ -273,7 +273,7 @@ class LogReader:
             following = min((number for number in self._facts if number > at.generation), default=None)
             if following is None or wanted.generation is not None:
                 last = self._facts.get(wanted.generation or 0) or self._facts.get(max(self._facts, default=0))
-                # A job without a generation has no log. This log is complete once the job has ended.
+                # Without a generation there are no lines. No line can follow once the job has ended.
                 is_over = last.over_since is not None if last is not None else self._has_ended
                 return Page(events=tuple(found), first=cursor, last=at, is_over=is_over)
             at = Cursor(following)

@@ -421,7 +421,7 @@ class LocalCluster:
             raise NotUp(f"the control plane of {self.state_dir} does not list the training jobs: {error}") from error
 
     def aim(self) -> roles.Aim:
-        """Return an object that replaces roles in faults by instance ids of this cluster."""
+        """Return an object that finds the instance a fault names by its role, such as `coordinator`."""
         return roles.Aim(self.training_jobs, self.instances)
 
     def injected(self) -> list[Effect]:

@@ -7,16 +7,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sqlalchemy import select
+
+from control_plane.core.states import NodeState
+from control_plane.db.models import Node
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
+from everstep.protocol.agent_messages import Hello
+from everstep.protocol.ids import FleetName, NodeId
 from tests.dashboard.recording import every, load
 from tests.dashboard.shuffle import deal, shuffled
 from tests.fakes.cloud import FakeOperator, MemoryObjectStore
 from tests.sqlite import make_migrated
 
+CONNECTED = (NodeState.ASSIGNED, NodeState.SPARE)
+"""States of nodes whose agents are connected to a replayed control plane."""
+
 
 class Replay:
-    """All recordings, each with its own fleet and job. No agent is connected, and no loop of the control plane runs.
+    """All recordings, each with its own fleet and job. No loop of the control plane runs.
+
+    The agents of nodes that work or wait for a job are connected, as they were when the stories were recorded.
 
     Args:
         directory: folder for the database.
@@ -42,6 +53,22 @@ class Replay:
             self.database,
             self.objects,
         )
+        self._connect_agents()
+
+    def _connect_agents(self) -> None:
+        with self.database.read() as session:
+            rows = session.execute(select(Node.id, Node.fleet_name, Node.address).where(Node.state.in_(CONNECTED)))
+            nodes = [(NodeId(row.id), FleetName(row.fleet_name), row.address) for row in rows]
+        for node_id, fleet, address in nodes:
+            hello = Hello(
+                node_id=node_id,
+                agent_id=f"agent of {node_id}",
+                address=address,
+                peer_port=4000,
+                memory_bytes=1 << 30,
+                version="1",
+            )
+            self.registry.accept(hello, fleet)
 
     def close(self) -> None:
         self.database.close()

@@ -116,7 +116,7 @@ class Plan(NamedTuple):
     base: int
     origin: int
     keep: tuple[tuple[frozenset[Content], frozenset[Content]], ...]
-    """Contents that a node must not discard, by seat: first of its own shard, then of its share."""
+    """Contents that each node must not discard, in the order of ranks: of its own shard, and of its share."""
     rebuilt: tuple[Contribution | None, ...]
     """By rank of the base: the shard to rebuild. None if a node has the shard. Empty for step 0."""
     size: int
@@ -542,7 +542,7 @@ class Model:
     def _connected(self, world: World, rank: int, holder: int) -> World:
         """Return the state after the holder has listed its sealed shares to a contributor.
 
-        A share counts if its header names the contributor's shard.
+        The contributor treats a share as stored if the share's header names its shard.
         """
         listed = {
             slot.view.content.step

@@ -178,7 +178,7 @@ class CheckpointSchedule:
     def cost_seconds(self) -> float:
         """Training time that the newest upload cost, in seconds.
 
-        Until both paces are measured, the estimate assumes that training stops during the upload.
+        Until steps with and without an upload are measured, the estimate assumes that training stops during the upload.
         """
         usual, slowed = self.undisturbed.steps_per_second, self.disturbed.steps_per_second
         share = 1.0 if usual <= 0 or self.disturbed.seconds <= 0 else min(1.0, max(0.0, 1 - slowed / usual))

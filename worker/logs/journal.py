@@ -234,7 +234,7 @@ class LogJournal:
             raise
 
     def _take(self, *, is_last: bool) -> list[LogLine]:
-        """Append the new lines of each stream, then free disk space of the parts that were read."""
+        """Return the new lines of each stream, and free the disk space of the parts that were read."""
         with self._unless_failed() as before:
             lines = list(self._new_lines(is_last=is_last))
             if lines:

@@ -119,7 +119,7 @@ class AcknowledgeIncidentRequest(Request):
 
 
 class UpdateIncidentRequest(Request):
-    """Changes fields of an incident that belong to people."""
+    """Changes the fields of an incident that only people set."""
 
     owner: ShortText | None = None
     """The person who takes care of the incident. An empty text removes the owner. Omitted: the owner stays."""

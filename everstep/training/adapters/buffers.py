@@ -69,7 +69,7 @@ class Buffers:
         return self._places
 
     def add(self, prefix: str, model: torch.nn.Module, names: Sequence[str]) -> None:
-        """List the buffers of a model.
+        """Add the buffers of a model to this object.
 
         Args:
             prefix: prefix of the buffers' names.

@@ -1,4 +1,4 @@
-"""A small script with an accelerator, prepared by Everstep. The tests of the integration kill and resume it."""
+"""A small training script that uses Hugging Face accelerate. `test_trainer.py` kills and resumes its ranks."""
 
 from __future__ import annotations
 

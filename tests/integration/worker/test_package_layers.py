@@ -117,7 +117,7 @@ async def test_nothing_that_a_build_has_started_outlives_it(tmp_path: Path) -> N
 
 
 def package(folder: Path, mark: Path) -> Path:
-    """Write a package whose build leaves a process, which writes its pid to `mark`."""
+    """Write a package whose build starts a process and leaves it running. The process writes its pid to `mark`."""
     folder.mkdir()
     (folder / "pyproject.toml").write_text(
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'

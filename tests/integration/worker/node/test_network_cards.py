@@ -1,4 +1,4 @@
-"""Two nodes with two network cards each in one network: streams use both cards in both directions."""
+"""Streams between two nodes use both network cards of each node, in both directions."""
 
 from __future__ import annotations
 
