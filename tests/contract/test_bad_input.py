@@ -416,13 +416,21 @@ def test_no_operation_takes_a_token_that_is_not_good(service: Service, bad_token
             assert answer.status_code in (401, 403), f"{name}: {answer.status_code}"
 
 
+BODIES: dict[str, dict[str, Any]] = {
+    "ExecuteCommand": {"Command": ["true"]},
+    "CreateIncidentNote": {"Text": "seen"},
+    "CreateTrainingJobNote": {"Text": "seen"},
+}
+"""Required fields of operations whose requests have such fields."""
+
+
 def test_what_is_another_projects_does_not_exist(service: Service) -> None:
     headers = {"authorization": f"Bearer {service.token(Role.SUBMITTER, 'other')}"}
     with httpx.Client(base_url=f"http://{service.address}", headers=headers, trust_env=False, timeout=30) as client:
         for method, path, name in calls():
             if "/training-jobs/gpt" not in path and "/incidents/inc-0" not in path:
                 continue
-            body = {"Command": ["true"]} if name == "ExecuteCommand" else {}
+            body = BODIES.get(name, {})
             answer = client.request(
                 method,
                 path,

@@ -237,7 +237,7 @@ async def test_a_flood_from_one_address_evicts_itself_and_no_member(make: Callab
     member = await connect("127.0.0.98")
     flood = [await connect("127.0.0.99") for _ in range(12)]
     assert all([await closed(line) == b"" for line in flood[:8]])
-    opened = Open(run=RUN, generation=GENERATION, kind="round", node_id=OWNER, owner_rank=Rank(-1), nonce=b"n" * 16)
+    opened = Open(run=RUN, generation=GENERATION, kind="round", node_id=OWNER, owner_rank=Rank(-1), nonce=b"n" * 32)
     await loop.sock_sendall(member, frame(opened))
     assert await loop.sock_recv(member, 1), "its handshake goes on"
     for line in (member, *flood[8:]):
