@@ -30,12 +30,15 @@ import type { JobVerdict } from './useVerdict'
 
 const JobPeople = part(() => import('../parts/JobPeople'))
 
+/** For this long after its end, an incident stands above the figures, as an open one does. */
+const RECENT_SECONDS = 900
+
 export default function JobOverview({ job, known }: { job: TrainingJob; known: JobVerdict }) {
   const now = useNow()
   const { verdict, protection, incidents, incident, nodes } = known
   const problems = conditionLines(job.Conditions)
   const { act, banners, figures } = verdict
-  const isOpen = incident?.ClosedAt === undefined
+  const isRecent = now - (incident?.ClosedAt ?? now) < RECENT_SECONDS
   const latest = incident && (
     <LatestIncident incident={incident} answers={story(incident, job, now, { nodes, protection, act: verdict.act })} />
   )
@@ -51,7 +54,7 @@ export default function JobOverview({ job, known }: { job: TrainingJob; known: J
         </div>
       ))}
       {(act.needed || act.steps.length > 0) && <ActCard act={act} figures={figures} />}
-      {isOpen && latest}
+      {isRecent && latest}
       <Card label={JOB.figures.title}>
         <FactList facts={factsOf(job, known, now)} />
       </Card>
@@ -60,7 +63,7 @@ export default function JobOverview({ job, known }: { job: TrainingJob; known: J
           <FactList facts={problems.map((line) => [line.title, line.text])} />
         </Card>
       )}
-      {!isOpen && latest}
+      {!isRecent && latest}
       {traceback && (
         <Card title={JOB.whyFailed}>
           <LastLines text={traceback} />
