@@ -325,7 +325,7 @@ class Ec2:
     # The methods below advance instances over time.
 
     def advance(self) -> None:
-        """Finish due boots, end instances whose end is planned, announce state changes, and forget instances that ended long ago.
+        """Finish due boots and planned ends, announce state changes, and forget instances that ended long ago.
 
         The server calls this on every pass.
         """
