@@ -1956,7 +1956,7 @@ export interface UpdateFleetRequest {
   AllowCommands?: boolean
 }
 
-/** Changes fields of an incident that belong to people. */
+/** Changes the fields of an incident that only people set. */
 export interface UpdateIncidentRequest {
   IncidentId: string
   /** The person who takes care of the incident. An empty text removes the owner. Omitted: the owner stays. */
