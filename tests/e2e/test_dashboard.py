@@ -64,7 +64,7 @@ def submit(page: Page, source: str, **parameters: str) -> None:
     page.get_by_label("Hyperparameters").fill("\n".join(f"{key}={value}" for key, value in settings.items()))
     page.get_by_label("Nodes").fill("2")
     page.get_by_role("button", name="Show the plan").click()
-    expect(page.get_by_role("region", name="The plan")).to_contain_text("It would start at once")
+    expect(page.get_by_role("region", name="The plan")).to_contain_text("would start now")
     page.get_by_role("button", name="Submit").click()
     page.wait_for_url(re.compile(f"/jobs/{NAME}$"))
 
@@ -122,7 +122,7 @@ def tell(page: Page, place: Workplace, job: Job) -> None:
     # the script finishes its last step before it ends
     expect(page.locator("dl.facts").first).to_contain_text("18 of 18")
     page.goto(f"/jobs/{NAME}/metrics")
-    expect(page.get_by_role("region", name="What Everstep measures")).to_contain_text("Step time")
+    expect(page.get_by_role("main")).to_contain_text("Time per step")
     page.goto(f"/jobs/{NAME}/logs")
     expect(page.get_by_role("log").locator(".line").first).to_be_visible()
     # the page shows the end of the log once the log is complete
