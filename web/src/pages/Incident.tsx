@@ -19,7 +19,7 @@ import { isOver } from '../model/verdict'
 import { Ago, Command, JobLink, NodeLink, Shown, Status, ToneIcon, Unbroken, useNow } from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
 import { CopyId } from '../parts/CopyId'
-import { Doing } from '../parts/Doing'
+import { ActionButton } from '../parts/ActionButton'
 import { download } from '../parts/download'
 import { PhaseBar } from '../parts/IncidentTable'
 import { Notes } from '../parts/Notes'
@@ -126,12 +126,12 @@ function Head({ incident, figures, address }: Part & { address: string }) {
             </span>
           ) : (
             mayRun && (
-              <Doing does={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}>
+              <ActionButton action={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}>
                 {INCIDENT.acknowledge}
-              </Doing>
+              </ActionButton>
             )
           )}
-          <Doing does={save}>{INCIDENT.export}</Doing>
+          <ActionButton action={save}>{INCIDENT.export}</ActionButton>
           <Button
             component="a" size="xs" variant="default" target="_blank" rel="noreferrer"
             href={`/runbook.html#${encodeURIComponent(incident.Cause)}`}

@@ -18,7 +18,7 @@ import {
 import { isOver } from '../model/standing'
 import { Empty, Filter, Shown, ToneIcon, useNow } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
-import { Doing } from '../parts/Doing'
+import { ActionButton } from '../parts/ActionButton'
 import { JobRow } from '../parts/JobRow'
 import { PageHead, type VerdictLine } from '../parts/PageHead'
 import { useAddress } from '../parts/address'
@@ -184,14 +184,14 @@ function BulkActions({ jobs, onDone }: { jobs: TrainingJobSummary[]; onDone: () 
   const words = JOBS.stopDialog
   return (
     <>
-      <Doing
-        does={async () => {
+      <ActionButton
+        action={async () => {
           for (const job of jobs) await call('PauseTrainingJob', { TrainingJobName: job.RunId })
           onDone()
         }}
       >
         {JOBS.pause(jobs.length)}
-      </Doing>
+      </ActionButton>
       <Button color="red" variant="outline" size="xs" onClick={() => setAsking(true)}>
         {JOBS.stop(jobs.length)}
       </Button>

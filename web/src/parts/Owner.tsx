@@ -7,7 +7,7 @@ import { call } from '../api/client'
 import { sessionQuery, useRole } from '../api/queries'
 import type { Incident } from '../contract'
 import { INCIDENT } from '../words/incident'
-import { Doing } from './Doing'
+import { ActionButton } from './ActionButton'
 
 const WORDS = INCIDENT.people
 const MAX_CHARACTERS = 256
@@ -28,7 +28,7 @@ export function Owner({ incident }: { incident: Pick<Incident, 'IncidentId' | 'O
           maxLength={MAX_CHARACTERS}
           onChange={(event) => setDraft(event.currentTarget.value)}
         />
-        <Doing does={() => set(draft)}>{WORDS.save}</Doing>
+        <ActionButton action={() => set(draft)}>{WORDS.save}</ActionButton>
         <Button size="xs" variant="subtle" onClick={() => setDraft(undefined)}>
           {WORDS.cancel}
         </Button>
@@ -42,12 +42,12 @@ export function Owner({ incident }: { incident: Pick<Incident, 'IncidentId' | 'O
       {mayRun && (
         <>
           {me && incident.Owner === undefined && (
-            <Doing does={() => set(me.Description || me.TokenId)}>{WORDS.take}</Doing>
+            <ActionButton action={() => set(me.Description || me.TokenId)}>{WORDS.take}</ActionButton>
           )}
           <Button size="xs" variant="default" onClick={() => setDraft(incident.Owner ?? '')}>
             {WORDS.change}
           </Button>
-          {incident.Owner !== undefined && <Doing does={() => set('')}>{WORDS.clear}</Doing>}
+          {incident.Owner !== undefined && <ActionButton action={() => set('')}>{WORDS.clear}</ActionButton>}
         </>
       )}
     </div>
