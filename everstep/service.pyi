@@ -552,7 +552,7 @@ class Incident(TypedDict):
     Verdict: NotRequired[str]
     """What failed, how it ended, and what it cost, in a few sentences. Only in DescribeIncident."""
     Actions: NotRequired[list[IncidentAction]]
-    """What a person can do now, the most urgent first. Only in DescribeIncident."""
+    """Actions that a person can take now, the most urgent first. Only in DescribeIncident."""
     Notes: NotRequired[list[Note]]
     """At most 100 notes, oldest first. Only in DescribeIncident."""
 
@@ -1020,7 +1020,7 @@ class SimilarIncident(TypedDict):
     """Number of steps that training had to repeat."""
     FaultedInstanceIds: list[str]
     Likeness: list[Literal["Instance", "InstanceType", "Fleet"]]
-    """What both incidents share besides cause and project, the closest likeness first."""
+    """Properties that both incidents share besides cause and project, the strongest first."""
 
 class SourceConfig(TypedDict):
     """The user's code."""

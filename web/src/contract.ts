@@ -898,7 +898,7 @@ export interface Incident {
   Outcome?: 'Open' | 'Recovered' | 'JobPaused' | 'JobCompleted' | 'JobFailed' | 'JobStopped'
   /** What failed, how it ended, and what it cost, in a few sentences. Only in DescribeIncident. */
   Verdict?: string
-  /** What a person can do now, the most urgent first. Only in DescribeIncident. */
+  /** Actions that a person can take now, the most urgent first. Only in DescribeIncident. */
   Actions?: IncidentAction[]
   /** At most 100 notes, oldest first. Only in DescribeIncident. */
   Notes?: Note[]
@@ -1640,7 +1640,7 @@ export interface SimilarIncident {
   /** Number of steps that training had to repeat. */
   LostSteps?: number
   FaultedInstanceIds: string[]
-  /** What both incidents share besides cause and project, the closest likeness first. */
+  /** Properties that both incidents share besides cause and project, the strongest first. */
   Likeness: ('Instance' | 'InstanceType' | 'Fleet')[]
 }
 

@@ -107,7 +107,7 @@ class Incident(Shape):
     verdict: str | None = None
     """What failed, how it ended, and what it cost, in a few sentences. Only in DescribeIncident."""
     actions: list[IncidentAction] | None = None
-    """What a person can do now, the most urgent first. Only in DescribeIncident."""
+    """Actions that a person can take now, the most urgent first. Only in DescribeIncident."""
     notes: list[Note] | None = None
     """At most 100 notes, oldest first. Only in DescribeIncident."""
 
@@ -141,7 +141,7 @@ class SimilarIncident(Shape):
     """Number of steps that training had to repeat."""
     faulted_instance_ids: list[str]
     likeness: list[Likeness]
-    """What both incidents share besides cause and project, the closest likeness first."""
+    """Properties that both incidents share besides cause and project, the strongest first."""
 
 
 class ListSimilarIncidentsResponse(Shape):
