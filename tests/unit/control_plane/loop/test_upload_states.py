@@ -164,13 +164,17 @@ def expected_step(state: str, dead: str) -> int:
 
 
 class Killing:
-    """Kills processes at the first request that begins a state."""
+    """Kills processes at the first request that begins a state.
+
+    The helper sends no part before the owner has sent one. A fast helper could otherwise send all parts of the shard.
+    """
 
     def __init__(self, cluster: Cluster, roles: Roles, state: str, dead: str) -> None:
         self.count = 0
         """Number of times that processes were killed."""
         self._lock = threading.Lock()
         self._is_due = True
+        self._helper_may_send = threading.Event()
         self.with_control_plane = dead in ("control plane", "everything")
         self._cluster = cluster
         self._roles = roles
@@ -181,11 +185,16 @@ class Killing:
 
     def kill(self) -> None:
         self.count += 1
+        self._helper_may_send.set()
         self._cluster.kill(self._nodes)
         if self.with_control_plane:
             self._cluster.s3.dead[CONTROL_PLANE] = Killed()
 
     def _on_request(self, request: Request, is_after: bool) -> None:
+        if own("upload_part", True)(request, is_after, self._roles):
+            self._helper_may_send.set()
+        if helped(False)(request, is_after, self._roles):
+            self._helper_may_send.wait()
         with self._lock:  # several threads send requests at the same time
             if not self._is_due or self._fits is None or not self._fits(request, is_after, self._roles):
                 return
