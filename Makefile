@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml requirements/build.txt requirements/development.txt req
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Everstep needs Python 3.11 or newer; this is " + sys.version)'
 	@$(PYTHON) -m venv .venv
 	@$(PIP) --require-hashes --no-deps -r requirements/build.txt
-	@echo "==> set-up: 150 packages, each checked by its hash"
+	@echo "==> set-up: 190 packages, each checked by its hash"
 	@$(PIP) --require-hashes --no-deps --no-build-isolation -r requirements/development.txt
 	@echo "==> set-up: torch"
 	@$(PIP) -r requirements/torch.txt
