@@ -174,9 +174,7 @@ def changes(group: GroupState) -> tuple[Change, ...]:
                 make=lambda operator: operator.protect_new_instances(name),
             )
         )
-    unprotected = sorted(
-        member.instance_id for member in group.members if not member.is_protected and not member.is_leaving
-    )
+    unprotected = sorted(member.instance_id for member in group.members if member.lacks_protection)
     if unprotected:
         found.append(
             Change(

@@ -18,6 +18,8 @@ from everstep.protocol.ids import NodeId
 FLEET_TAG = "everstep:fleet"
 """Everstep changes only groups with this tag. The value of the tag does not matter."""
 TERMINATING_TRANSITION = "autoscaling:EC2_INSTANCE_TERMINATING"
+IN_SERVICE = "InService"
+"""Lifecycle state of a member that works for its group."""
 USER_SUSPENDED = "User suspended"
 """First words of Auto Scaling's reason for a suspension by a customer.
 
@@ -88,6 +90,15 @@ class MemberState:
     def is_leaving(self) -> bool:
         """Whether the group is terminating or detaching the instance. Such an instance does not count as capacity."""
         return self.lifecycle_state.startswith(("Terminat", "Detach"))
+
+    @property
+    def lacks_protection(self) -> bool:
+        """Whether Everstep must protect the instance from scale-in by a call.
+
+        AWS refuses to protect a member in another state than InService, for example Pending or Terminating. A new
+        member is protected when it enters service, if its group protected new instances at its launch.
+        """
+        return self.lifecycle_state == IN_SERVICE and not self.is_protected
 
     @property
     def awaits_termination(self) -> bool:
@@ -276,7 +287,11 @@ class CloudOperator(Protocol):
         """Make the group protect every new instance from scale-in."""
 
     def protect_members(self, name: str, instance_ids: Collection[NodeId]) -> None:
-        """Protect existing members from scale-in."""
+        """Protect existing members from scale-in.
+
+        Raises `InvalidRequest` if an instance is no member, or a member that is not InService. In this case, the call
+        protects no instance of its batch.
+        """
 
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:
         """Suspend processes of the group, in addition to processes that are already suspended."""

@@ -149,13 +149,24 @@ class ResumeLaunch:
     """AWS's reason for the suspension."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtectMembers:
+    """Protect members of a group from scale-in.
+
+    A member lacks protection if its group launched it before the group protected new instances.
+    """
+
+    group: str
+    node_ids: tuple[NodeId, ...]
+
+
 JobAction = Send | SendLoad | PutManifest
 MemberAction = SetDesired | TerminateMember | RebootMember | CompleteTermination
 """Actions that change the group's members or their state.
 
 After such an action, earlier answers of AWS about the group are outdated, and the control plane ignores them.
 """
-GroupAction = MemberAction | HoldTermination | RetryLaunch | ResumeLaunch
+GroupAction = MemberAction | HoldTermination | RetryLaunch | ResumeLaunch | ProtectMembers
 """Actions on a fleet's group or its instances.
 
 The executor stores an intent before each of them.

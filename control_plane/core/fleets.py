@@ -36,6 +36,7 @@ from control_plane.core.actions import (
     FleetAction,
     FleetDecision,
     HoldTermination,
+    ProtectMembers,
     RebootMember,
     ResumeLaunch,
     RetryLaunch,
@@ -134,6 +135,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
     desired = observed.group.min_size if spec.is_deleting else _desired(spec, observed, table)
     standing = observed.group.desired_count if is_frozen else _without_hope(observed.group, desired)
     actions = [
+        *_protections(spec, observed.group),
         *_ended_members(spec, observed, table, desired),
         *_evidence(table),
         *_held_back(spec, observed.group, table, policy, is_blind=is_blind),
@@ -677,6 +679,14 @@ def _counted(group: GroupObserved) -> int:
         not member.is_leaving and not member.lifecycle_state.startswith(("Standby", "EnteringStandby"))
         for member in group.members
     )
+
+
+def _protections(spec: FleetSpec, group: GroupObserved) -> list[FleetAction]:
+    """Return the action that protects members in service from scale-in, also in a frozen fleet.
+
+    A member that was starting while CreateFleet changed its group enters service without protection.
+    """
+    return [ProtectMembers(group=spec.group, node_ids=group.unprotected)] if group.unprotected else []
 
 
 def _ended_members(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) -> list[FleetAction]:

@@ -441,6 +441,7 @@ def _group(group: GroupState, failures: tuple[LaunchFailure, ...], before: Group
         ),
         termination_hooks=tuple(hook.name for hook in group.hooks if hook.transition == TERMINATING_TRANSITION),
         drift=drift(group),
+        unprotected=tuple(sorted(member.instance_id for member in group.members if member.lacks_protection)),
         launch_failure=failures[0].message if failures else "",
         failed_at=failures[0].at.timestamp() if failures else None,
         failing_since=failing_since(before, failures[-1].at.timestamp()) if failures else None,

@@ -33,6 +33,7 @@ from control_plane.core.actions import (
     HoldTermination,
     JobAction,
     MemberAction,
+    ProtectMembers,
     PutManifest,
     RebootMember,
     ResumeLaunch,
@@ -264,6 +265,13 @@ class Executor:
                     name="ResumeProcesses",
                     detail={"group": group, "processes": ["Launch"], "reason": reason},
                     make=lambda: self._operator.resume_processes(group, ["Launch"]),
+                )
+            case ProtectMembers(group=group, node_ids=node_ids):
+                return Call(
+                    key=f"protect/{group}/{node_ids[0]}/{len(node_ids)}/{minute}",
+                    name="SetInstanceProtection",
+                    detail={"group": group, "node_ids": list(node_ids)},
+                    make=lambda: self._operator.protect_members(group, node_ids),
                 )
             case HoldTermination(group=group, hook=hook, node_id=node_id, seconds=seconds):
                 # With three heartbeats per timeout, a single failed or late heartbeat does not let the instance

@@ -17,6 +17,7 @@ from control_plane.cloud.errors import CloudError, GroupNotOurs, InvalidRequest,
 from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectInfo, SignedUpload
 from control_plane.cloud.operator import (
     FLEET_TAG,
+    IN_SERVICE,
     TERMINATING_TRANSITION,
     Ec2State,
     GroupState,
@@ -290,6 +291,12 @@ class FakeOperator:
             if unknown:
                 raise InvalidRequest(
                     f"The instance {unknown[0]} is not part of Auto Scaling group {name}.", code="ValidationError"
+                )
+            waiting = [id for id in sorted(instance_ids) if group.members[id].state.lifecycle_state != IN_SERVICE]
+            if waiting:
+                raise InvalidRequest(
+                    f"The instance {waiting[0]} is not in InService or EnteringStandby or Standby.",
+                    code="ValidationError",
                 )
             self.calls.append(("protect_members", name, tuple(sorted(instance_ids))))
             for id in instance_ids:

@@ -106,6 +106,9 @@ class GroupObserved:
     is_suspension_administrative: bool = False
     """Whether AWS suspended the launches by itself, after a long period of failures."""
 
+    unprotected: tuple[NodeId, ...] = ()
+    """Members in service without protection from scale-in, sorted."""
+
     @property
     def staying(self) -> tuple[NodeId, ...]:
         """The ids of the members that the group does not terminate."""

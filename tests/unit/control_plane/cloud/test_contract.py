@@ -70,9 +70,16 @@ def test_each_difference_is_one_sentence_that_names_the_group(change: dict[str, 
     assert sentence.endswith(".")
 
 
-def test_a_member_that_leaves_needs_no_protection() -> None:
-    for state in ("Terminating", "Terminating:Wait", "Terminated", "Detaching"):
-        assert drift(replace(FITS, members=(replace(MEMBER, is_protected=False, lifecycle_state=state),))) == ()
+@pytest.mark.parametrize(
+    "state",
+    [
+        *("Pending", "Pending:Wait", "Pending:Proceed", "EnteringStandby", "Standby"),
+        *("Terminating", "Terminating:Wait", "Terminated", "Detaching"),
+    ],
+)
+def test_only_a_member_in_service_lacks_protection(state: str) -> None:
+    """AWS refuses SetInstanceProtection for members in other states."""
+    assert drift(replace(FITS, members=(replace(MEMBER, is_protected=False, lifecycle_state=state),))) == ()
 
 
 @pytest.mark.parametrize(

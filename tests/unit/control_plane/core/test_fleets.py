@@ -11,6 +11,7 @@ from control_plane.core import capacity, fleets
 from control_plane.core.actions import (
     CompleteTermination,
     HoldTermination,
+    ProtectMembers,
     RebootMember,
     ResumeLaunch,
     RetryLaunch,
@@ -701,6 +702,13 @@ def test_launches_fail_since_the_first_failure_also_when_aws_tells_of_it_no_more
         "what had failed before is not told of: one has succeeded since"
     )
     assert capacity.failing_since(before, 5.0) == 5.0, "more is told of than before"
+
+
+@pytest.mark.parametrize("drift", [(), ("The group has scaling policies.",)])
+def test_members_in_service_without_protection_are_protected_also_in_a_frozen_fleet(drift: tuple[str, ...]) -> None:
+    nodes = [row("i1"), row("i2"), row("i3")]
+    decision = decide(seen(nodes, [], drift=drift, unprotected=(NodeId("i2"),)))
+    assert decision.actions == (ProtectMembers(group="group", node_ids=(NodeId("i2"),)),)
 
 
 def test_what_aws_suspended_is_lifted_and_what_a_user_suspended_is_named() -> None:

@@ -19,6 +19,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from control_plane.cloud.contract import ensure
 from control_plane.cloud.errors import CloudUnavailable, Throttled
 from control_plane.cloud.operator import Ec2State, GroupState, InstanceState
 from control_plane.db import fleets, notices
@@ -143,6 +144,26 @@ async def test_an_instance_that_ec2_does_not_show_yet_has_not_ended(
     await world.running()
     assert "gone" not in {node.state for node in world.nodes().values()}
     assert [call for call in world.operator.calls if call[0] == "terminate_member"] == []
+
+
+async def test_members_that_started_before_the_fleet_was_created_are_protected_when_they_enter_service(
+    world: World,
+) -> None:
+    """AWS refuses to protect a member that is Pending, and such a member enters service without protection."""
+    world.operator.change_group(GROUP, lambda group: replace(group, new_instances_protected=False))
+    world.submit()
+    await world.until(lambda: len(world.operator.describe_group(GROUP).members) == 5)
+    assert {member.lifecycle_state for member in world.operator.describe_group(GROUP).members} == {"Pending"}
+    ensure(world.operator, world.operator.describe_group(GROUP))
+    assert ("protect_members", GROUP) not in {call[:2] for call in world.operator.calls}
+    await world.running()
+    assert all(member.is_protected for member in world.operator.describe_group(GROUP).members)
+    assert [call for call in world.operator.calls if call[0] == "protect_members"] == [
+        ("protect_members", GROUP, tuple(sorted(world.nodes())))
+    ]
+    await world.tick()
+    with world.database.read() as session:
+        assert fleets.get(session, FLEET).drift == ()
 
 
 async def test_a_hook_s_time_runs_from_its_first_sight_also_for_a_server_that_comes_later(tmp_path: Path) -> None:
