@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from control_plane.cloud.connection import Connection, translated
 from control_plane.cloud.errors import CloudError, GroupNotOurs, InvalidRequest, NotFound
+from control_plane.cloud.instance_batches import described
 from control_plane.cloud.operator import (
     FLEET_TAG,
     Ec2State,
@@ -37,14 +38,12 @@ SETTINGS_TTL_SECONDS: Final = 5.0
 A read of these settings takes three calls, and only people change them. The control plane notices a change within this
 time.
 """
-FILTERED_PER_CALL: Final = 200
-INSTANCES_PER_CALL: Final = 100
+DESCRIBED_PER_CALL: Final = 500
+"""Instance ids per call of DescribeInstances. AWS documents no limit. Karpenter uses the same number in production."""
+STATUSES_PER_CALL: Final = 100
+"""Limit of instance ids per call of DescribeInstanceStatus and DescribeInstanceTopology."""
 MEMBERS_PER_CALL: Final = 50
-"""Limit of instance ids per call of SetInstanceProtection and DescribeAutoScalingInstances.
-
-`FILTERED_PER_CALL` is EC2's limit for the values of a filter. `INSTANCES_PER_CALL` is the limit of
-DescribeInstanceTopology.
-"""
+"""Limit of instance ids per call of SetInstanceProtection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +98,21 @@ class AwsOperator:
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
         """Return the state of every given instance (see `CloudOperator.describe_instances`)."""
-        found: dict[NodeId, InstanceState] = {}
-        for ids in _batches(sorted(set(instance_ids)), FILTERED_PER_CALL):
-            # With InstanceIds instead of a filter, one unknown id would fail the whole call.
-            with translated():
-                pages = self._ec2.get_paginator("describe_instances").paginate(
-                    Filters=[{"Name": "instance-id", "Values": list(ids)}]
-                )
-                for instance in (
-                    instance for page in pages for group in page["Reservations"] for instance in group["Instances"]
-                ):
-                    state = _instance(instance)
-                    found[state.instance_id] = state
+        found = {
+            state.instance_id: state
+            for state in map(_instance, described(self._describe_instances, instance_ids, size=DESCRIBED_PER_CALL))
+        }
         return {id: found.get(id) or InstanceState(instance_id=id, state=Ec2State.ABSENT) for id in instance_ids}
+
+    def _describe_instances(self, ids: list[NodeId]) -> list[dict[str, Any]]:
+        with translated():
+            pages = self._ec2.get_paginator("describe_instances").paginate(InstanceIds=ids)
+            return [
+                instance
+                for page in pages
+                for reservation in page["Reservations"]
+                for instance in reservation["Instances"]
+            ]
 
     def set_desired(self, name: str, desired_count: int) -> None:
         """Set a group's desired capacity (see `CloudOperator.set_desired`)."""
@@ -182,40 +183,27 @@ class AwsOperator:
 
     def statuses(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceStatus]:
         """Return scheduled events and failed checks of instances (see `CloudOperator.statuses`)."""
-        found: dict[NodeId, InstanceStatus] = {}
-        for ids in _batches(sorted(set(instance_ids)), INSTANCES_PER_CALL):
-            found |= self._statuses(ids)
-        return {id: found[id] for id in instance_ids if found.get(id, InstanceStatus()) != InstanceStatus()}
+        statuses = described(self._describe_statuses, instance_ids, size=STATUSES_PER_CALL)
+        found = {NodeId(status["InstanceId"]): _status(status) for status in statuses}
+        return {id: status for id, status in found.items() if status != InstanceStatus()}
 
-    def _statuses(self, ids: Sequence[NodeId]) -> dict[NodeId, InstanceStatus]:
-        """Return the statuses of the instances that EC2 still describes.
-
-        DescribeInstanceStatus has no filter for ids, and one unknown id fails the whole call. EC2 drops an instance
-        about an hour after its end. The method halves a refused batch until the unknown ids are isolated. The result
-        omits only these ids.
-        """
-        try:
-            with translated():
-                pages = self._ec2.get_paginator("describe_instance_status").paginate(
-                    InstanceIds=list(ids), IncludeAllInstances=True
-                )
-                statuses = [status for page in pages for status in page["InstanceStatuses"]]
-        except NotFound:
-            half = len(ids) // 2
-            return {} if half == 0 else self._statuses(ids[:half]) | self._statuses(ids[half:])
-        return {NodeId(status["InstanceId"]): _status(status) for status in statuses}
+    def _describe_statuses(self, ids: list[NodeId]) -> list[dict[str, Any]]:
+        with translated():
+            pages = self._ec2.get_paginator("describe_instance_status").paginate(
+                InstanceIds=ids, IncludeAllInstances=True
+            )
+            return [status for page in pages for status in page["InstanceStatuses"]]
 
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
         """Return the network nodes above each instance (see `CloudOperator.network_nodes`)."""
-        found: dict[NodeId, tuple[str, ...]] = {}
-        for ids in _batches(sorted(set(instance_ids)), INSTANCES_PER_CALL):
-            with translated():
-                pages = self._ec2.get_paginator("describe_instance_topology").paginate(InstanceIds=list(ids))
-                instances = [instance for page in pages for instance in page["Instances"]]
-            found |= {
-                NodeId(instance["InstanceId"]): tuple(instance.get("NetworkNodes") or ()) for instance in instances
-            }
+        instances = described(self._describe_topology, instance_ids, size=STATUSES_PER_CALL)
+        found = {NodeId(instance["InstanceId"]): tuple(instance.get("NetworkNodes") or ()) for instance in instances}
         return {id: network for id, network in found.items() if network}
+
+    def _describe_topology(self, ids: list[NodeId]) -> list[dict[str, Any]]:
+        with translated():
+            pages = self._ec2.get_paginator("describe_instance_topology").paginate(InstanceIds=ids)
+            return [instance for page in pages for instance in page["Instances"]]
 
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
         """Return a group's failed launches since its last success (see `CloudOperator.recent_launch_failures`)."""
@@ -234,10 +222,13 @@ class AwsOperator:
     def protect_members(self, name: str, instance_ids: Collection[NodeId]) -> None:
         """Protect instances of a group from scale-in (see `CloudOperator.protect_members`)."""
         self._require_tag(name)
-        for ids in _batches(sorted(instance_ids), MEMBERS_PER_CALL):
+        ids = sorted(instance_ids)
+        for start in range(0, len(ids), MEMBERS_PER_CALL):
             with translated():
                 self._auto_scaling.set_instance_protection(
-                    AutoScalingGroupName=name, InstanceIds=list(ids), ProtectedFromScaleIn=True
+                    AutoScalingGroupName=name,
+                    InstanceIds=ids[start : start + MEMBERS_PER_CALL],
+                    ProtectedFromScaleIn=True,
                 )
 
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:
@@ -419,8 +410,3 @@ def _failures_since_success(activities: Iterable[dict[str, Any]]) -> Iterator[La
             yield LaunchFailure(
                 at=activity["StartTime"], message=activity.get("StatusMessage") or activity["Description"]
             )
-
-
-def _batches(ids: Sequence[NodeId], size: int) -> Iterator[Sequence[NodeId]]:
-    for start in range(0, len(ids), size):
-        yield ids[start : start + size]

@@ -30,9 +30,10 @@ AWS does not document the wording of its own suspensions.
 class Ec2State(StrEnum):
     """The state of an instance, with EC2's values and ABSENT.
 
-    ABSENT means that EC2 does not list the id. EC2 drops terminated instances after about an hour, so ABSENT usually
-    means the same as TERMINATED. The exception is an instance that its group is still launching, because EC2 may not
-    list it yet. Source: Amazon EC2 Developer Guide, eventual consistency.
+    ABSENT means that EC2's answer does not list the id. EC2 drops terminated instances after about an hour, so ABSENT
+    usually means the same as TERMINATED. But EC2 is eventually consistent: an answer may omit an instance that runs, or
+    that its group is still launching. One such answer therefore proves nothing. Source: Amazon EC2 Developer Guide,
+    eventual consistency.
     """
 
     PENDING = "pending"

@@ -1,6 +1,7 @@
 """The verdict on a node, derived from AWS's answers and the agents' reports (docs/design.md#failures).
 
     AWS reports the instance ended                           GONE immediately
+    EC2 omits the instance twice + its agent is silent       GONE immediately; with a connected agent: no evidence
     the node's own live agent reports a fault code           GONE; while steps advance or no rank runs yet: IMPAIRED
     control link silent + data plane silent                  GONE: two classes of evidence
     control link silent + a failed status check              GONE: two classes; a failed check alone proves nothing

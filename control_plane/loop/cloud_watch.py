@@ -88,6 +88,8 @@ class _Known:
     looked_at_suspects_at: float = float("-inf")
     failed_checks: dict[NodeId, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
     """Impaired status checks by node, each with the monotonic time of the server's request."""
+    absent: frozenset[NodeId] = frozenset()
+    """Nodes that EC2's newest answer does not list."""
     domains: dict[NodeId, str] = field(default_factory=dict)
     launch_failures: tuple[LaunchFailure, ...] = ()
     """AWS's newest list of failed launches. Empty if the group lacks no instance."""
@@ -237,13 +239,13 @@ class CloudWatch:
     def condition(self, fleet: FleetName, node_id: NodeId) -> tuple[InstanceCondition, str]:
         """Return the condition of a node's instance, and AWS's description of the instance.
 
-        ENDED never expires. PRESENT becomes UNKNOWN when the answer is older than `FORGET_SECONDS`.
+        ENDED never expires. PRESENT and ABSENT become UNKNOWN when the answer is older than `FORGET_SECONDS`.
         """
         view = self._views.get(fleet)
         if view is None:
             return InstanceCondition.UNKNOWN, ""
         condition, words = view.conditions.get(node_id, (InstanceCondition.UNKNOWN, ""))
-        if condition is InstanceCondition.PRESENT and self._monotonic() - view.asked_at > FORGET_SECONDS:
+        if condition is not InstanceCondition.ENDED and self._monotonic() - view.asked_at > FORGET_SECONDS:
             return InstanceCondition.UNKNOWN, ""
         return condition, words
 
@@ -305,12 +307,14 @@ class CloudWatch:
         are_missing = sum(not member.is_leaving for member in group.members) < group.desired_count
         about.launch_failures = self._launch_failures(fleet, about) if are_missing else ()
         before = self._views.get(FleetName(fleet.name))
+        absent = frozenset(id for id, instance in instances.items() if instance.state is Ec2State.ABSENT)
+        absent_twice, about.absent = absent & about.absent, absent
         return CloudView(
             asked_at=asked_at,
             group=_group(group, about.launch_failures, before.group if before is not None else None),
             instance_type=group.instance_type,
             availability_zone=", ".join(group.availability_zones),
-            conditions=_conditions(group, instances),
+            conditions=_conditions(group, instances, absent_twice),
         )
 
     def _launch_failures(self, fleet: fleets.FleetRecord, about: _Known) -> tuple[LaunchFailure, ...]:
@@ -488,23 +492,34 @@ def _held(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> list[
         member
         for member in group.members
         if member.awaits_termination
-        or (has_hook and member.lifecycle_state == "Terminating" and not instances[member.instance_id].state.has_ended)
+        or (has_hook and member.lifecycle_state == "Terminating" and not _has_ended(instances[member.instance_id]))
     ]
 
 
+def _has_ended(instance: InstanceState) -> bool:
+    """Return whether EC2 lists the instance as ended. An answer that omits the instance does not count."""
+    return instance.state.has_ended and instance.state is not Ec2State.ABSENT
+
+
 def _conditions(
-    group: GroupState, instances: Mapping[NodeId, InstanceState]
+    group: GroupState, instances: Mapping[NodeId, InstanceState], absent_twice: frozenset[NodeId]
 ) -> dict[NodeId, tuple[InstanceCondition, str]]:
     """Return the condition of each node's instance, and AWS's description of the instance.
 
     A group reports the termination of a member before EC2 does, so the group's answer takes precedence. A member that a
-    hook still holds is not ENDED. A new instance that EC2 does not list yet is UNKNOWN, not ENDED.
+    hook still holds is not ENDED. An instance that EC2 does not list is UNKNOWN at first, and ABSENT if the answer
+    before did not list it either. A new instance that EC2 does not list yet stays UNKNOWN.
     """
     conditions = {}
     launching = {member.instance_id for member in group.members if member.lifecycle_state.startswith("Pending")}
     for node_id, instance in instances.items():
-        if instance.state is Ec2State.ABSENT and node_id in launching:
-            conditions[node_id] = (InstanceCondition.UNKNOWN, "")
+        if instance.state is Ec2State.ABSENT:
+            is_absent = node_id in absent_twice and node_id not in launching
+            conditions[node_id] = (
+                (InstanceCondition.ABSENT, "not listed in two answers in a row")
+                if is_absent
+                else (InstanceCondition.UNKNOWN, "")
+            )
             continue
         words = f"{instance.state.value} ({instance.state_reason})" if instance.state_reason else instance.state.value
         conditions[node_id] = (

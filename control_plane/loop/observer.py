@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
+from control_plane.core.absence import settled
 from control_plane.core.actions import reboot_key
 from control_plane.core.evidence import WATCHED_FROM_LEASES, is_fleet_blind
 from control_plane.core.fleets import NOT_JOINED, NOT_REPLACED, RATE_WINDOW_SECONDS
@@ -398,13 +399,19 @@ class Observer:
     def _node(
         self, fleet: FleetName, node_id: NodeId, row: nodes.NodeRecord | None, view: AgentView | None, told: _Told
     ) -> NodeObserved:
-        condition, words = self._cloud.condition(fleet, node_id)
+        silent_seconds = self._hearing.silent_seconds(fleet, view)
+        reported, words = self._cloud.condition(fleet, node_id)
+        condition = settled(
+            reported,
+            is_connected=view is not None and view.is_connected,
+            silent_seconds=silent_seconds,
+            timeouts=self._timeouts,
+        )
         if row is not None and row.state == NodeState.GONE and condition is not InstanceCondition.ENDED:
             condition, words = InstanceCondition.ENDED, row.reason.removeprefix("EC2: ")
         returned_at = row.returned_at if row is not None else None
         lines = [line for line in told.implications.get(node_id, ()) if returned_at is None or line.at > returned_at]
         report = view.report if view is not None else None
-        silent_seconds = self._hearing.silent_seconds(fleet, view)
         if (
             silent_seconds > WATCHED_FROM_LEASES * self._timeouts.lease_seconds
             and condition is not InstanceCondition.ENDED

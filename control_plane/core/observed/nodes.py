@@ -14,11 +14,14 @@ class InstanceCondition(StrEnum):
 
     - PRESENT: the instance is pending or running.
     - ENDED: the instance is shutting down or terminated, or its group is terminating it.
+    - ABSENT: two answers of EC2 in a row did not list the instance. EC2's answers can be incomplete, so the condition
+      proves nothing by itself (`core.absence.settled`).
     - UNKNOWN: the control plane has not polled AWS yet, or AWS did not answer.
     """
 
     PRESENT = "present"
     ENDED = "ended"
+    ABSENT = "absent"
     UNKNOWN = "unknown"
 
 

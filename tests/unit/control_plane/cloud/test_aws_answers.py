@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 from botocore.stub import ANY, Stubber
 
 from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
-from control_plane.cloud.errors import CloudError
-from control_plane.cloud.operator import InstanceStatus, ScheduledEvent
+from control_plane.cloud.errors import CloudError, NotFound
+from control_plane.cloud.instance_batches import BATCHES_AT_ONCE, described
+from control_plane.cloud.operator import Ec2State, InstanceStatus, ScheduledEvent
 from everstep.protocol.ids import NodeId
 
 NODE, OTHER = NodeId("i-1234567890abcdef0"), NodeId("i-0598c7d356eba48d7")
@@ -66,21 +72,119 @@ def test_only_a_check_that_is_impaired_has_failed(operator: AwsOperator, connect
         assert operator.statuses([NODE, OTHER]) == {NODE: InstanceStatus(failed_checks=("system",))}
 
 
-def test_instances_that_ec2_has_forgotten_cost_the_others_nothing(
-    operator: AwsOperator, connection: Connection
+NODES = [NodeId(f"i-{number:017x}") for number in range(1, 11)]
+EC2_CALLS = {
+    "describe_instances": {},
+    "describe_instance_status": {"IncludeAllInstances": True},
+    "describe_instance_topology": {},
+}
+
+
+class Ec2:
+    """An EC2 that refuses calls with unknown ids, as AWS documents it. Several threads may call it.
+
+    With `names_unknown` set to False, the message of the refusal contains no id.
+    """
+
+    def __init__(self, known: Collection[NodeId], *, names_unknown: bool = True) -> None:
+        self.known = set(known)
+        self.names_unknown = names_unknown
+        self.calls: list[list[str]] = []
+
+    def answer(self, operation: str, parameters: dict[str, Any]) -> list[str]:
+        assert parameters.keys() == {"InstanceIds", *EC2_CALLS[operation]}, "no filter and no page size"
+        asked: list[str] = parameters["InstanceIds"]
+        self.calls.append(asked)
+        unknown = sorted(set(asked) - self.known)
+        if unknown:
+            names = f"s '{', '.join(unknown)}'" if len(unknown) > 1 else f" '{unknown[0]}'"
+            message = f"The instance ID{names} do not exist" if self.names_unknown else "Some instances do not exist"
+            error = {"Error": {"Code": "InvalidInstanceID.NotFound", "Message": message}}
+            raise ClientError(error, operation)
+        return asked
+
+    def get_paginator(self, operation: str) -> Any:
+        return SimpleNamespace(paginate=lambda **parameters: [self.page(operation, self.answer(operation, parameters))])
+
+    def page(self, operation: str, ids: list[str]) -> dict[str, Any]:
+        match operation:
+            case "describe_instances":
+                instances = [{"InstanceId": id, "State": {"Name": "running"}} for id in ids]
+                return {"Reservations": [{"Instances": instances}]}
+            case "describe_instance_status":
+                impaired = {"SystemStatus": {"Status": "impaired"}, "InstanceStatus": {"Status": "ok"}}
+                return {"InstanceStatuses": [{"InstanceId": id, **impaired} for id in ids]}
+            case _:
+                return {"Instances": [{"InstanceId": id, "NetworkNodes": ["nn-1"]} for id in ids]}
+
+
+def known_to(operator: AwsOperator, ids: Sequence[NodeId], operation: str) -> set[NodeId]:
+    """Return the ids that the operator reports as known, by one of its three questions to EC2."""
+    match operation:
+        case "describe_instances":
+            found = operator.describe_instances(ids)
+            assert set(found) == set(ids)
+            return {id for id, instance in found.items() if instance.state is not Ec2State.ABSENT}
+        case "describe_instance_status":
+            return set(operator.statuses(ids))
+        case _:
+            return set(operator.network_nodes(ids))
+
+
+@pytest.mark.parametrize("operation", EC2_CALLS)
+@pytest.mark.parametrize(("names_unknown", "most_calls"), [(True, 2), (False, 13)])
+def test_unknown_ids_hide_no_other_instance(
+    operation: str, names_unknown: bool, most_calls: int, operator: AwsOperator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    impaired = {"SystemStatus": {"Status": "impaired"}, "InstanceStatus": {"Status": "ok"}}
-    with Stubber(connection.client("ec2")) as stub:
-        for ids in ([OTHER, NODE], [OTHER]):
-            stub.add_client_error(
-                "describe_instance_status",
-                "InvalidInstanceID.NotFound",
-                expected_params={"InstanceIds": ids, "IncludeAllInstances": True},
-            )
-        answer = {"InstanceStatuses": [{"InstanceId": NODE, **impaired}]}
-        stub.add_response("describe_instance_status", answer, {"InstanceIds": [NODE], "IncludeAllInstances": True})
-        assert operator.statuses([NODE, OTHER]) == {NODE: InstanceStatus(failed_checks=("system",))}
-        stub.assert_no_pending_responses()
+    """EC2 names the unknown ids, so the second call succeeds. Without names, halves isolate them."""
+    ec2 = Ec2([id for id in NODES if id not in (NODES[2], NODES[7])], names_unknown=names_unknown)
+    monkeypatch.setattr(operator, "_ec2", ec2)
+    assert known_to(operator, NODES, operation) == ec2.known
+    assert len(ec2.calls) <= most_calls
+    ec2.known.clear()
+    assert known_to(operator, NODES, operation) == set()
+
+
+@pytest.mark.parametrize(
+    ("operation", "limit"),
+    [("describe_instances", 500), ("describe_instance_status", 100), ("describe_instance_topology", 100)],
+)
+def test_a_call_names_at_most_as_many_instances_as_ec2_accepts(
+    operation: str, limit: int, operator: AwsOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [NodeId(f"i-{number:017x}") for number in range(2 * limit + 1)]
+    ec2 = Ec2(ids)
+    monkeypatch.setattr(operator, "_ec2", ec2)
+    assert known_to(operator, ids, operation) == set(ids)
+    assert sorted(map(len, ec2.calls)) == [1, limit, limit]
+
+
+def test_batches_are_described_side_by_side_and_four_at_a_time() -> None:
+    together, most = threading.Barrier(BATCHES_AT_ONCE, timeout=30), [0, 0]
+    lock = threading.Lock()
+
+    def ask(ids: list[NodeId]) -> list[NodeId]:
+        with lock:
+            most[0] += 1
+            most[1] = max(most)
+        together.wait()  # Each call waits for three others, so a series of calls would fail here.
+        with lock:
+            most[0] -= 1
+        return ids
+
+    ids = [NodeId(f"i-{number:02x}") for number in range(8 * BATCHES_AT_ONCE)]
+    assert described(ask, ids, size=4) == ids
+    assert most == [0, BATCHES_AT_ONCE]
+
+
+def test_an_error_in_one_batch_is_raised_and_not_taken_for_an_unknown_id() -> None:
+    def ask(ids: list[NodeId]) -> list[NodeId]:
+        if NODES[4] in ids:
+            raise NotFound(f"The group of {NODES[4]} does not exist", code="ResourceNotFoundException")
+        return ids
+
+    with pytest.raises(NotFound):
+        described(ask, NODES, size=2)
 
 
 def test_network_nodes_are_told_nearest_last_and_unknown_ones_are_left_out(

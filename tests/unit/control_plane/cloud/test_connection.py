@@ -223,21 +223,6 @@ def test_nothing_to_suspend_suspends_nothing(connection: Connection) -> None:
         AwsOperator(connection).suspend_processes("g", [])
 
 
-def test_many_instances_are_asked_for_in_pieces(connection: Connection) -> None:
-    operator = AwsOperator(connection)
-    ids = [f"i-{number:05d}" for number in range(250)]
-    with Stubber(connection.client("ec2")) as stub:
-        for start in (0, 200):
-            stub.add_response(
-                "describe_instances",
-                {"Reservations": []},
-                {"Filters": [{"Name": "instance-id", "Values": ids[start : start + 200]}]},
-            )
-        found = operator.describe_instances(ids)  # type: ignore[arg-type]
-        stub.assert_no_pending_responses()
-    assert len(found) == 250
-
-
 def test_a_hook_that_holds_nobody_is_fine_and_other_refusals_are_not(connection: Connection) -> None:
     operator = AwsOperator(connection)
     with Stubber(connection.client("autoscaling")) as stub:

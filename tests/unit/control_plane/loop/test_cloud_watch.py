@@ -146,6 +146,67 @@ async def test_an_instance_that_ec2_does_not_show_yet_has_not_ended(
     assert [call for call in world.operator.calls if call[0] == "terminate_member"] == []
 
 
+class Omitting:
+    """Makes EC2's answers omit instances, although the instances run."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.nodes: set[NodeId] = set()
+        self._describe = world.operator.describe_instances
+        self._world = world
+        monkeypatch.setattr(world.operator, "describe_instances", self.describe)
+
+    def describe(self, ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
+        absent = {node_id: InstanceState(instance_id=node_id, state=Ec2State.ABSENT) for node_id in self.nodes}
+        found = self._describe(ids)
+        # The world itself asks for one instance at a time, to find which agents run.
+        return found if len(ids) == 1 else {**found, **{id: absent[id] for id in ids if id in absent}}
+
+
+async def test_answers_that_omit_the_instance_of_a_connected_agent_are_no_evidence(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    omitting = Omitting(world, monkeypatch)
+    world.submit()
+    await world.running()
+    omitting.nodes = {world.team()[1].node_id, world.spare().node_id}
+    for _ in range(60):
+        await world.train(1)
+    assert (world.job().generation, world.incidents()) == (1, ())
+    assert "gone" not in {node.state for node in world.nodes().values()}
+    assert [call for call in world.operator.calls if call[0] == "terminate_member"] == []
+
+
+async def test_an_instance_that_two_answers_omit_has_ended_once_its_agent_is_silent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    omitting = Omitting(world, monkeypatch)
+    world.submit()
+    await world.running()
+    lost = world.team()[1]
+    omitting.nodes = {lost.node_id}
+    lost.is_deaf = True
+    lost.disconnect()
+    silent_from = world.now
+    await world.until(lambda: world.nodes()[lost.node_id].state == "gone")
+    assert (world.now - silent_from).total_seconds() > world.timeouts.lease_seconds
+    assert world.nodes()[lost.node_id].reason == "EC2: not listed in two answers in a row"
+
+
+async def test_one_answer_that_omits_an_instance_is_no_evidence_even_with_a_silent_agent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    omitting = Omitting(world, monkeypatch)
+    world.submit()
+    await world.running()
+    silent = world.team()[1]
+    silent.is_deaf = True
+    silent.disconnect()
+    for _ in range(20):  # Every second answer omits the instance.
+        omitting.nodes ^= {silent.node_id}
+        await world.train(1)
+    assert world.nodes()[silent.node_id].state == "assigned"
+
+
 async def test_members_that_started_before_the_fleet_was_created_are_protected_when_they_enter_service(
     world: World,
 ) -> None:

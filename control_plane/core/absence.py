@@ -1,0 +1,34 @@
+"""The rule for instances that EC2's answers omit (docs/design.md#failures).
+
+EC2 is eventually consistent: an answer may omit an instance that runs. The rule needs a second answer and the agent's
+silence before such an instance counts as ended.
+
+Invariant: the node of a connected agent never counts as ended because EC2's answers omit its instance.
+"""
+
+from __future__ import annotations
+
+from control_plane.core.observed.nodes import InstanceCondition
+from everstep.protocol.plan import Timeouts
+
+
+def settled(
+    condition: InstanceCondition, *, is_connected: bool, silent_seconds: float, timeouts: Timeouts
+) -> InstanceCondition:
+    """Return an instance's condition, with ABSENT replaced by ENDED or UNKNOWN.
+
+    The observer calls this function for each node in each pass.
+
+    Args:
+        condition: the condition according to AWS alone.
+        is_connected: whether the node's agent is connected.
+        silent_seconds: how long the agent has been silent, as far as this control plane could have heard the agent.
+        timeouts: the lease is the limit of the silence.
+
+    Returns:
+        PRESENT, ENDED or UNKNOWN.
+    """
+    if condition is not InstanceCondition.ABSENT:
+        return condition
+    is_lost = not is_connected and silent_seconds > timeouts.lease_seconds
+    return InstanceCondition.ENDED if is_lost else InstanceCondition.UNKNOWN
