@@ -26,6 +26,7 @@ from control_plane.cloud.operator import (
     LaunchTemplateRef,
     LifecycleHook,
     MemberState,
+    MixedInstances,
     ScheduledEvent,
 )
 from everstep.protocol.ids import NodeId
@@ -73,7 +74,7 @@ class AwsOperator:
     def describe_group(self, name: str) -> GroupState:
         """Return the current state of a group (see `CloudOperator.describe_group`)."""
         group = self._describe(name)
-        template = _template(group.get("LaunchTemplate"))
+        template, mixed = _template(group), _mixed(group.get("MixedInstancesPolicy"))
         members = tuple(_member(member) for member in group["Instances"])
         settings = self._group_settings(name, template, members)
         return GroupState(
@@ -89,7 +90,10 @@ class AwsOperator:
             scaling_policies=settings.policies,
             tags={tag["Key"]: tag.get("Value", "") for tag in group["Tags"]},
             launch_template=template,
-            instance_type=settings.instance_type,
+            instance_type=_instance_type(settings.instance_type, mixed),
+            mixed=mixed,
+            has_capacity_rebalance=group.get("CapacityRebalance", False),
+            has_warm_pool=bool(group.get("WarmPoolConfiguration")),
             status=group.get("Status", ""),
             suspension_reasons={
                 process["ProcessName"]: process.get("SuspensionReason") or "" for process in group["SuspendedProcesses"]
@@ -326,14 +330,34 @@ class AwsOperator:
         return str(versions[0]["LaunchTemplateData"].get("InstanceType", "")) if versions else ""
 
 
-def _template(template: dict[str, str] | None) -> LaunchTemplateRef | None:
-    if not template:
+def _template(group: Mapping[str, Any]) -> LaunchTemplateRef | None:
+    """Return the launch template of a group, which a mixed instances policy may contain."""
+    policy = group.get("MixedInstancesPolicy") or {}
+    found = group.get("LaunchTemplate") or (policy.get("LaunchTemplate") or {}).get("LaunchTemplateSpecification")
+    if not found:
         return None
     return LaunchTemplateRef(
-        template_id=template["LaunchTemplateId"],
-        name=template.get("LaunchTemplateName", ""),
-        version=template.get("Version") or "$Default",
+        template_id=found["LaunchTemplateId"],
+        name=found.get("LaunchTemplateName", ""),
+        version=found.get("Version") or "$Default",
     )
+
+
+def _mixed(policy: Mapping[str, Any] | None) -> MixedInstances | None:
+    if not policy:
+        return None
+    overrides = (policy.get("LaunchTemplate") or {}).get("Overrides") or []
+    features = ("InstanceRequirements", "WeightedCapacity", "LaunchTemplateSpecification", "ImageId")
+    return MixedInstances(
+        instance_types=tuple(dict.fromkeys(each["InstanceType"] for each in overrides if "InstanceType" in each)),
+        features=tuple(name for name in features if any(name in override for override in overrides)),
+    )
+
+
+def _instance_type(of_template: str, mixed: MixedInstances | None) -> str:
+    if mixed is None or not (mixed.instance_types or mixed.features):
+        return of_template
+    return mixed.instance_types[0] if len(mixed.instance_types) == 1 else ""
 
 
 def _member(member: dict[str, Any]) -> MemberState:

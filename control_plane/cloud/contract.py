@@ -1,9 +1,13 @@
 """The settings that Everstep requires of a fleet's Auto Scaling group, called the contract.
 
     one Availability Zone                  traffic between zones costs money, and EFA does not cross zones
+    one instance type                      any node must be able to take the place of any other node
     new instances protected from scale-in  lowering the desired capacity ends no instance by itself
     no scaling policies                    the fleet loop is the only writer of desired capacity
-    processes suspended                    AWS neither rebalances, replaces, refreshes nor scales by itself
+    no Capacity Rebalancing                AWS would replace Spot instances while they train
+    no warm pool                           its instances are stopped or idle, and are no members that can join
+    five processes suspended               AWS neither rebalances, replaces, refreshes nor scales by itself
+    Terminate and HealthCheck active       requested terminations must take effect, and the group reports its health
     a terminating hook of at most 60 s     a termination by AWS becomes a notice
 
 With these settings, only Everstep ends instances, or AWS after a notice. `checks` returns the conditions that only the
@@ -22,7 +26,13 @@ from datetime import timedelta
 from typing import Final
 
 from control_plane.cloud.errors import ContractViolation
-from control_plane.cloud.operator import TERMINATING_TRANSITION, CloudOperator, GroupState, LifecycleHook
+from control_plane.cloud.operator import (
+    TERMINATING_TRANSITION,
+    CloudOperator,
+    GroupState,
+    LifecycleHook,
+    MixedInstances,
+)
 
 SUSPENDED_PROCESSES: Final = frozenset(
     {"AZRebalance", "ReplaceUnhealthy", "ScheduledActions", "InstanceRefresh", "AlarmNotification"},
@@ -30,7 +40,12 @@ SUSPENDED_PROCESSES: Final = frozenset(
 """Processes of Auto Scaling that the contract suspends.
 
 Launch, Terminate, HealthCheck and AddToLoadBalancer stay active, because the group must launch requested instances and
-report their health.
+report their health. A suspended Launch process is no difference from the contract: the fleet shows it as the reason
+why it waits for instances.
+"""
+ACTIVE_PROCESSES: Final = ("Terminate", "HealthCheck")
+"""Processes of Auto Scaling that only the group's owner may resume, because Everstep cannot know why they are
+suspended.
 """
 MAX_HOOK_TIMEOUT: Final = timedelta(seconds=60)
 TERMINATION_HOOK: Final = LifecycleHook(
@@ -105,12 +120,7 @@ def checks(group: GroupState) -> tuple[Check, ...]:
     Returns:
         All conditions, met or not, in a fixed order.
     """
-    name, zones, policies, template = (
-        group.name,
-        group.availability_zones,
-        group.scaling_policies,
-        group.launch_template,
-    )
+    name, zones, policies = group.name, group.availability_zones, group.scaling_policies
     return (
         Check(
             setting="Status",
@@ -132,15 +142,73 @@ def checks(group: GroupState) -> tuple[Check, ...]:
             if policies
             else f"{name} has no scaling policies.",
         ),
+        _template_check(group),
+        *([_mixed_check(name, group.mixed)] if group.mixed is not None else []),
         Check(
-            setting="LaunchTemplate",
-            is_met=template is not None,
-            words=f"{name} has no single launch template; a fleet needs exactly one instance type."
-            if template is None
-            else f"{name} launches {group.instance_type or 'instances'} from the launch template {template.name}, "
-            f"version {template.version}.",
+            setting="CapacityRebalance",
+            is_met=not group.has_capacity_rebalance,
+            words=f"{name} has Capacity Rebalancing: AWS would replace Spot instances while they train. Turn it off: "
+            f"aws autoscaling update-auto-scaling-group --auto-scaling-group-name {name} --no-capacity-rebalance."
+            if group.has_capacity_rebalance
+            else f"{name} has no Capacity Rebalancing.",
         ),
+        Check(
+            setting="WarmPoolConfiguration",
+            is_met=not group.has_warm_pool,
+            words=f"{name} has a warm pool, whose instances no job can use. Spares replace it (SpareCount). Delete it: "
+            f"aws autoscaling delete-warm-pool --auto-scaling-group-name {name}."
+            if group.has_warm_pool
+            else f"{name} has no warm pool.",
+        ),
+        _processes_check(group),
     )
+
+
+def _template_check(group: GroupState) -> Check:
+    name, template = group.name, group.launch_template
+    if template is None:
+        words = f"{name} has no single launch template; a fleet needs exactly one instance type."
+    elif not group.instance_type and group.mixed is None:
+        words = f"The launch template {template.name} of {name} names no instance type; a fleet needs exactly one."
+    else:
+        words = (
+            f"{name} launches {group.instance_type or 'instances'} from the launch template {template.name}, version "
+            f"{template.version}."
+        )
+    is_met = template is not None and bool(group.instance_type or group.mixed is not None)
+    return Check(setting="LaunchTemplate", is_met=is_met, words=words)
+
+
+def _mixed_check(name: str, mixed: MixedInstances) -> Check:
+    """Return the check of a mixed instances policy.
+
+    The policy may mix Spot and On-Demand instances. Its overrides must name one family and one size, hence one type:
+    another size has another number of GPUs, and another family has other GPUs or another amount of memory. A job that
+    fits one of them may not fit the other. Weights would change the meaning of the desired capacity.
+    """
+    types = mixed.instance_types
+    if mixed.features:
+        words = f"The mixed instances policy of {name} uses {', '.join(mixed.features)}, which a fleet cannot have."
+    elif len(types) > 1:
+        words = (
+            f"The mixed instances policy of {name} has several instance types ({', '.join(types)}); any node must be "
+            "able to take the place of any other, so a fleet has exactly one type."
+        )
+    else:
+        words = f"The mixed instances policy of {name} has one instance type; it may mix Spot and On-Demand instances."
+    return Check(setting="MixedInstancesPolicy", is_met=not mixed.features and len(types) <= 1, words=words)
+
+
+def _processes_check(group: GroupState) -> Check:
+    suspended = [process for process in ACTIVE_PROCESSES if process in group.suspended_processes]
+    words = (
+        f"{group.name} suspends {' and '.join(suspended)}: terminations or health reports would not take effect. "
+        f"Resume: aws autoscaling resume-processes --auto-scaling-group-name {group.name} --scaling-processes "
+        f"{' '.join(suspended)}."
+        if suspended
+        else f"{group.name} runs the processes {' and '.join(ACTIVE_PROCESSES)}."
+    )
+    return Check(setting="SuspendedProcesses", is_met=not suspended, words=words)
 
 
 def changes(group: GroupState) -> tuple[Change, ...]:
@@ -215,8 +283,7 @@ def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
         The group and the changes.
 
     Raises:
-        ContractViolation: the group spans zones, has scaling policies, has no launch template, or is being deleted.
-            Nothing was changed.
+        ContractViolation: a condition of `checks` is not met. Nothing was changed.
         CloudError: the cloud refused a change or did not answer. Some changes may be made. Another call makes the
             remaining changes.
     """

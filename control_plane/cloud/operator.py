@@ -130,6 +130,18 @@ class LaunchTemplateRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixedInstances:
+    """The mixed instances policy of a group, without its division into Spot and On-Demand instances."""
+
+    instance_types: tuple[str, ...]
+    """Instance types of the overrides, each once, in AWS's order. Empty if no override names a type."""
+    features: tuple[str, ...] = ()
+    """Features of the overrides that a fleet cannot use: `InstanceRequirements`, `WeightedCapacity`,
+    `LaunchTemplateSpecification`, `ImageId`.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupState:
     """The properties of an Auto Scaling group that Everstep uses."""
 
@@ -146,10 +158,15 @@ class GroupState:
     tags: Mapping[str, str]
     launch_template: LaunchTemplateRef | None = None
     instance_type: str = ""
-    """The instance type of the launch template.
+    """The instance type that the group launches.
 
-    Empty if the group has no single launch template.
+    Empty if the group has no launch template, or if the template and the overrides name no single type.
     """
+    mixed: MixedInstances | None = None
+    """The mixed instances policy. None if the group has a plain launch template or a launch configuration."""
+    has_capacity_rebalance: bool = False
+    """Whether AWS replaces Spot instances by itself after a rebalance recommendation."""
+    has_warm_pool: bool = False
     status: str = ""
     """Auto Scaling's status: `Delete in progress` while AWS deletes the group, else empty."""
     suspension_reasons: Mapping[str, str] = field(default_factory=dict)

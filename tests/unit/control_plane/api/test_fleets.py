@@ -49,6 +49,9 @@ def test_what_registering_changes_is_told_before_and_after_and_a_dry_run_changes
         "AvailabilityZones",
         "ScalingPolicies",
         "LaunchTemplate",
+        "CapacityRebalance",
+        "WarmPoolConfiguration",
+        "SuspendedProcesses",
     ]
     assert told["Checks"][1]["Message"] == f"{GROUP} has one Availability Zone, us-east-1a."
     assert [change["Setting"] for change in told["Changes"] if change["Applies"] == "Now"] == CHANGED

@@ -16,7 +16,14 @@ from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import CloudError, NotFound
 from control_plane.cloud.instance_batches import BATCHES_AT_ONCE, described
-from control_plane.cloud.operator import Ec2State, InstanceStatus, ScheduledEvent
+from control_plane.cloud.operator import (
+    Ec2State,
+    GroupState,
+    InstanceStatus,
+    LaunchTemplateRef,
+    MixedInstances,
+    ScheduledEvent,
+)
 from everstep.protocol.ids import NodeId
 
 NODE, OTHER = NodeId("i-1234567890abcdef0"), NodeId("i-0598c7d356eba48d7")
@@ -241,3 +248,78 @@ def test_an_instance_type_without_topology_is_a_cloud_error(operator: AwsOperato
         stub.add_client_error("describe_instance_topology", "UnsupportedOperation")
         with pytest.raises(CloudError):
             operator.network_nodes([NODE])
+
+
+GROUP: dict[str, Any] = {
+    "AutoScalingGroupName": "g",
+    "MinSize": 0,
+    "MaxSize": 9,
+    "DesiredCapacity": 1,
+    "DefaultCooldown": 300,
+    "AvailabilityZones": ["us-east-1a"],
+    "HealthCheckType": "EC2",
+    "CreatedTime": datetime(2026, 5, 23, tzinfo=UTC),
+    "Instances": [],
+    "SuspendedProcesses": [],
+    "NewInstancesProtectedFromScaleIn": True,
+    "Tags": [{"Key": "everstep:fleet", "Value": "f"}],
+}
+TEMPLATE = {"LaunchTemplateId": "lt-1", "LaunchTemplateName": "train", "Version": "3"}
+
+
+def described_group(operator: AwsOperator, connection: Connection, **answer: Any) -> GroupState:
+    with Stubber(connection.client("autoscaling")) as groups, Stubber(connection.client("ec2")) as instances:
+        groups.add_response("describe_auto_scaling_groups", {"AutoScalingGroups": [{**GROUP, **answer}]})
+        groups.add_response("describe_lifecycle_hooks", {"LifecycleHooks": []})
+        groups.add_response("describe_policies", {"ScalingPolicies": []})
+        instances.add_response(
+            "describe_launch_template_versions",
+            {"LaunchTemplateVersions": [{"LaunchTemplateData": {"InstanceType": "c7i.large"}}]},
+        )
+        return operator.describe_group("g")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mixed", "instance_type"),
+    [
+        ([], MixedInstances(instance_types=()), "c7i.large"),
+        ([{"InstanceType": "p5.48xlarge"}], MixedInstances(instance_types=("p5.48xlarge",)), "p5.48xlarge"),
+        (
+            [{"InstanceType": "p5.48xlarge"}, {"InstanceType": "p4d.24xlarge", "WeightedCapacity": "2"}],
+            MixedInstances(instance_types=("p5.48xlarge", "p4d.24xlarge"), features=("WeightedCapacity",)),
+            "",
+        ),
+        (
+            [{"InstanceRequirements": {"VCpuCount": {"Min": 8}, "MemoryMiB": {"Min": 1024}}}],
+            MixedInstances(instance_types=(), features=("InstanceRequirements",)),
+            "",
+        ),
+    ],
+)
+def test_a_mixed_instances_policy_has_the_launch_template_and_the_types_of_its_overrides(
+    operator: AwsOperator,
+    connection: Connection,
+    overrides: list[dict[str, Any]],
+    mixed: MixedInstances,
+    instance_type: str,
+) -> None:
+    policy = {
+        "LaunchTemplate": {"LaunchTemplateSpecification": TEMPLATE, "Overrides": overrides},
+        "InstancesDistribution": {"OnDemandBaseCapacity": 1, "OnDemandPercentageAboveBaseCapacity": 0},
+    }
+    group = described_group(operator, connection, MixedInstancesPolicy=policy)
+    assert group.launch_template == LaunchTemplateRef(template_id="lt-1", name="train", version="3")
+    assert (group.mixed, group.instance_type) == (mixed, instance_type)
+
+
+def test_capacity_rebalancing_and_a_warm_pool_are_read_from_the_group(
+    operator: AwsOperator, connection: Connection
+) -> None:
+    plain = described_group(operator, connection, LaunchTemplate=TEMPLATE)
+    assert (plain.mixed, plain.has_capacity_rebalance, plain.has_warm_pool) == (None, False, False)
+    pool = {"PoolState": "Stopped", "MinSize": 1}
+    changed = AwsOperator(connection)
+    group = described_group(
+        changed, connection, LaunchTemplate=TEMPLATE, CapacityRebalance=True, WarmPoolConfiguration=pool
+    )
+    assert (group.has_capacity_rebalance, group.has_warm_pool) == (True, True)

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from control_plane.cloud.contract import SUSPENDED_PROCESSES, TERMINATION_HOOK, changes, checks, drift
-from control_plane.cloud.operator import FLEET_TAG, GroupState, LaunchTemplateRef, MemberState
+from control_plane.cloud.operator import FLEET_TAG, GroupState, LaunchTemplateRef, MemberState, MixedInstances
 from everstep.protocol.ids import NodeId
 
 MEMBER = MemberState(
@@ -41,6 +41,9 @@ LONG_HOOK = replace(TERMINATION_HOOK, name="slow", heartbeat_timeout=timedelta(s
 def test_a_group_that_fits_has_no_drift() -> None:
     assert drift(FITS) == ()
     assert drift(replace(FITS, suspended_processes=SUSPENDED_PROCESSES | {"AddToLoadBalancer"})) == ()
+    assert drift(replace(FITS, suspended_processes=SUSPENDED_PROCESSES | {"Launch"})) == ()
+    assert drift(replace(FITS, mixed=MixedInstances(instance_types=("p5.48xlarge",)))) == ()
+    assert drift(replace(FITS, mixed=MixedInstances(instance_types=()))) == ()
     assert drift(replace(FITS, hooks=(TERMINATION_HOOK, replace(LONG_HOOK, transition=LAUNCHING_TRANSITION)))) == ()
 
 
@@ -51,6 +54,21 @@ def test_a_group_that_fits_has_no_drift() -> None:
         ({"availability_zones": ()}, "spans 0 Availability Zones"),
         ({"scaling_policies": ("cpu",)}, "scaling policies (cpu)"),
         ({"launch_template": None}, "no single launch template"),
+        ({"instance_type": ""}, "names no instance type"),
+        ({"mixed": MixedInstances(instance_types=("p5.48xlarge", "p5en.48xlarge"))}, "(p5.48xlarge, p5en.48xlarge)"),
+        ({"mixed": MixedInstances(instance_types=("g6.12xlarge", "g6.48xlarge"))}, "(g6.12xlarge, g6.48xlarge)"),
+        *[
+            ({"mixed": MixedInstances(instance_types=("p5.48xlarge",), features=(feature,))}, f"uses {feature},")
+            for feature in ("InstanceRequirements", "WeightedCapacity", "LaunchTemplateSpecification", "ImageId")
+        ],
+        ({"has_capacity_rebalance": True}, "g --no-capacity-rebalance."),
+        ({"has_warm_pool": True}, "delete-warm-pool --auto-scaling-group-name g."),
+        ({"suspended_processes": SUSPENDED_PROCESSES | {"Terminate"}}, "suspends Terminate: "),
+        ({"suspended_processes": SUSPENDED_PROCESSES | {"HealthCheck"}}, "--scaling-processes HealthCheck."),
+        (
+            {"suspended_processes": SUSPENDED_PROCESSES | {"Terminate", "HealthCheck"}},
+            "--scaling-processes Terminate HealthCheck.",
+        ),
         ({"status": "Delete in progress"}, "'Delete in progress'"),
         ({"new_instances_protected": False}, "not protected from scale-in"),
         ({"members": (replace(MEMBER, is_protected=False),)}, "without protection from scale-in: i-1"),
@@ -116,6 +134,11 @@ def test_a_change_says_what_was_and_what_is_to_be_and_the_sentence_of_the_drift(
         ({"availability_zones": ("a", "b")}, "AvailabilityZones"),
         ({"scaling_policies": ("cpu",)}, "ScalingPolicies"),
         ({"launch_template": None}, "LaunchTemplate"),
+        ({"instance_type": ""}, "LaunchTemplate"),
+        ({"mixed": MixedInstances(instance_types=("a.large", "b.large"))}, "MixedInstancesPolicy"),
+        ({"has_capacity_rebalance": True}, "CapacityRebalance"),
+        ({"has_warm_pool": True}, "WarmPoolConfiguration"),
+        ({"suspended_processes": SUSPENDED_PROCESSES | {"Terminate"}}, "SuspendedProcesses"),
     ],
 )
 def test_what_only_its_owner_may_change_is_checked_and_no_change(change, setting) -> None:
