@@ -171,14 +171,15 @@ def recorded_calls() -> Iterator[list[str]]:
     """
     from botocore.client import BaseClient
 
-    from tests.documented import undocumented
+    from infra.local_cloud.documented import violations
 
     wrong: list[str] = []
     make = BaseClient._make_api_call
 
     def checked(self: Any, operation_name: str, api_params: dict[str, Any]) -> Any:
         if self.meta.service_model.service_name != "everstep":
-            wrong.extend(undocumented(self.meta.service_model.operation_model(operation_name), api_params))
+            operation = self.meta.service_model.operation_model(operation_name)
+            wrong.extend(f"{operation_name}: {each.words}" for each in violations(operation, api_params))
         return make(self, operation_name, api_params)
 
     with pytest.MonkeyPatch.context() as patch:

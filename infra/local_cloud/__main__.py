@@ -76,6 +76,9 @@ def up(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of all randomness in the local AWS; by default random.")
     ] = None,
+    aws_answers: Annotated[
+        Path | None, typer.Option(help="File of `everstep aws-conformance`; by default the stored answers.")
+    ] = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Start a local AWS, a control plane and a fleet, and wait until its nodes have connected."""
@@ -89,11 +92,12 @@ def up(
         ClusterOptions(
             nodes=nodes,
             spares=spares,
-            conditions=Conditions(boot_delay_seconds=boot_delay),
+            conditions=Conditions(boot_delay_seconds=boot_delay, api_rate_share=1.0),
             node_memory_bytes=node_memory_mib and node_memory_mib * 1024**2,
             detection_seconds=detection_seconds,
             has_namespaces=network is Network.NAMESPACES,
             seed=seed,
+            aws_answers=aws_answers,
         )
     )
     took = time.monotonic() - began
@@ -174,9 +178,11 @@ def serve(
     instance_environment: Annotated[str, typer.Option()] = "{}",
     seed: Annotated[int, typer.Option()] = 0,
     network_name: Annotated[str, typer.Option()] = "",
+    aws_answers: Annotated[str, typer.Option()] = "",
 ) -> None:
     """Serve the local AWS until SIGTERM. `up` starts this command."""
     from infra.local_cloud.aws import AwsOptions, LocalAws
+    from infra.local_cloud.aws_answers import read as read_answers
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     os.umask(0o077)  # Instances inherit the umask, so that only this user can read their files.
@@ -192,6 +198,7 @@ def serve(
             },
             conditions=CONDITIONS.decode(conditions),
             keys=keys,
+            answers=read_answers(Path(aws_answers) if aws_answers else None),
             port=port,
             seed=seed,
             network_name=network_name,

@@ -15,7 +15,7 @@ The module has more than 500 lines. All operations change the same members, in o
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
@@ -49,6 +49,8 @@ PROCESSES: Final = frozenset(
         "ScheduledActions",
     }
 )
+PROTECTABLE: Final = frozenset({"InService", "EnteringStandby", "Standby"})
+"""Lifecycle states in which AWS accepts a change of a member's protection from scale-in."""
 ACTIVITIES_KEPT: Final = 500
 LAUNCH_FAILED: Final = f"{INSUFFICIENT_CAPACITY} Launching EC2 instance failed."
 GLOBAL_TIMEOUT_SECONDS: Final = 172_800
@@ -84,6 +86,8 @@ class _Member:
     termination: Activity | None = None
     wait: _Wait | None = None
     launch_hook_done: bool = False
+    will_be_protected: bool = False
+    """Whether protection from scale-in begins when the member becomes InService."""
 
 
 @dataclass(slots=True)
@@ -119,6 +123,7 @@ class AutoScaling:
 
     def __init__(self, ec2: Ec2, faults: Faults, announcements: Announcements, monotonic: Callable[[], float]) -> None:
         self._ec2 = ec2
+        self._answers = ec2.answers
         self._faults = faults
         self._announcements = announcements
         self._monotonic = monotonic
@@ -235,6 +240,28 @@ class AutoScaling:
         }
         self._records.pop(group.arn, None)
 
+    def protect(self, group: FakeAutoScalingGroup, instance_ids: Sequence[str], *, is_protected: bool) -> None:
+        """SetInstanceProtection: set or remove the protection of members from scale-in.
+
+        Args:
+            group: the group that the members belong to.
+            instance_ids: the members. If AWS refuses one of them, no member changes.
+            is_protected: whether to protect the members.
+
+        Raises:
+            ValidationError: an instance is no member, or is neither InService nor in Standby. The message is AWS's.
+        """
+        members = {member.instance.id: member for member in group.instance_states}
+        accepted = PROTECTABLE | ({"Pending", "Pending:Wait"} if self._answers.pending_member_is_protectable else set())
+        for instance_id in instance_ids:
+            if instance_id not in members:
+                raise ValidationError(f"The instance {instance_id} is not part of Auto Scaling group {group.name}.")
+            if members[instance_id].lifecycle_state not in accepted:
+                raise ValidationError(f"The instance {instance_id} is not in InService or EnteringStandby or Standby.")
+        for instance_id in instance_ids:
+            members[instance_id].protected_from_scale_in = is_protected
+            self._member(members[instance_id]).will_be_protected = is_protected
+
     def complete_lifecycle_action(
         self, group: FakeAutoScalingGroup, hook: str, *, instance_id: str | None, token: str | None, result: str
     ) -> None:
@@ -327,7 +354,11 @@ class AutoScaling:
         is_impaired = member.lifecycle_state == "InService" and bool(life and life.failed_checks)
         if (member.instance.state not in ("pending", "running") or is_impaired) and "HealthCheck" not in suspended:
             member.health_status = "Unhealthy"
-        if member.health_status == "Unhealthy" and not {"ReplaceUnhealthy", "Terminate"} & suspended:
+        keeps = {"ReplaceUnhealthy", "Terminate"} & suspended
+        has_ended = member.instance.state == "terminated" and "HealthCheck" not in suspended
+        if has_ended and not self._answers.ended_member_stays:
+            keeps = set()
+        if member.health_status == "Unhealthy" and not keeps:
             cause = (
                 f"At {_stamp()} an instance was taken out of service in response to an EC2 health check indicating "
                 "it has been terminated or stopped."
@@ -354,6 +385,7 @@ class AutoScaling:
                 own.launch_hook_done = True
                 return
             member.lifecycle_state = "InService"
+            member.protected_from_scale_in = own.will_be_protected
             if own.launch:
                 _finish(own.launch)
                 self._tell(group, member.instance.id, own.launch, is_launch=True)
@@ -412,11 +444,13 @@ class AutoScaling:
             )
             for instance in reservation.instances:
                 instance.autoscaling_group = group
+                is_protected = bool(group.new_instances_protected_from_scale_in)
                 member = InstanceState(
                     instance,
                     lifecycle_state="Pending",
-                    protected_from_scale_in=group.new_instances_protected_from_scale_in,
+                    protected_from_scale_in=is_protected and self._answers.pending_member_shows_protection,
                 )
+                self._member(member).will_be_protected = is_protected
                 group.instance_states.append(member)
                 cause = (
                     f"At {_stamp()} an instance was started in response to a difference between desired and actual "
@@ -451,7 +485,7 @@ class AutoScaling:
             group, f"Terminating EC2 instance: {member.instance.id}", status="InProgress", cause=cause
         )
         member.lifecycle_state = "Terminating"
-        if member.instance.state != "terminated":
+        if member.instance.state != "terminated" or self._answers.hook_holds_ended_member:
             self._hold(group, member, TERMINATING)
 
     def _finish_termination(self, group: FakeAutoScalingGroup, member: InstanceState) -> None:

@@ -18,7 +18,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -31,19 +32,22 @@ from werkzeug.serving import make_server
 from everstep.protocol.local_keys import LocalKeys
 from infra.local_cloud.addresses import AddressPool
 from infra.local_cloud.auto_scaling import AutoScaling
-from infra.local_cloud.calls import RECORDED_SERVICES, CallRecord
+from infra.local_cloud.aws_answers import AwsAnswers
+from infra.local_cloud.calls import CallRecord
 from infra.local_cloud.ec2 import Ec2
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.events import Announcements, stamp
 from infra.local_cloud.fault_kinds import FAULT
 from infra.local_cloud.faults import CONDITIONS, Conditions, Faults
+from infra.local_cloud.gate import SERVICES, Gate, read
 from infra.local_cloud.injector import Injector, Places
 from infra.local_cloud.instances import InstanceRunner
 from infra.local_cloud.metadata import MetadataService
-from infra.local_cloud.moto_api import install, session_key, undocumented_filter
+from infra.local_cloud.moto_api import install, session_key
 from infra.local_cloud.network import Network, remove
 from infra.local_cloud.service_errors import answer_of, denied, service_of, throttled
 from infra.local_cloud.signatures import ADMIN_SERVICE, Caller, Denied, IssuedKey, Received, stray, verify
+from infra.local_cloud.visibility import DELAYED
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +60,7 @@ STOP_POLL_SECONDS = 0.05
 """Interval at which the HTTP server checks whether it should stop."""
 ADMIN_PREFIX = "/_everstep/"
 """Prefix of administrative paths. It is not a valid bucket name, so it cannot collide with S3."""
+ADMIN_PATHS = "config (GET, PUT), faults (GET, POST, DELETE), wrong-calls (GET, DELETE), calls, instances, links (GET)"
 MAX_ADMIN_BODY_BYTES = 64 * 1024
 MAX_API_BODY_BYTES = 16 * 1024 * 1024
 """Maximum body size of a request to any service except S3: twice the largest size that AWS documents."""
@@ -84,6 +89,8 @@ class AwsOptions:
     conditions: Conditions
     keys: LocalKeys
     """The only long-lived access key that the local AWS accepts. Instances receive this key."""
+    answers: AwsAnswers = field(default_factory=AwsAnswers)
+    """How AWS behaves where its documentation is silent."""
     port: int = 0
     seed: int = 0
     network_name: str = ""
@@ -107,7 +114,8 @@ class LocalAws:
         self.faults = Faults(options.conditions, seed=options.seed, changed=self._wake.set)
         self._addresses = AddressPool(random.SystemRandom())
         self._announcements = Announcements(self.faults, time.monotonic)
-        self._ec2 = Ec2(self.faults, self._addresses, self._announcements, time.monotonic)
+        self._ec2 = Ec2(self.faults, self._addresses, self._announcements, time.monotonic, options.answers)
+        self._gate = Gate(self.faults, self._ec2.zone_of, time.monotonic)
         self._auto_scaling = AutoScaling(self._ec2, self.faults, self._announcements, time.monotonic)
         install(self._ec2, self._auto_scaling)
         self._moto = DomainDispatcherApplication(create_backend_app)
@@ -244,10 +252,9 @@ class LocalAws:
             answer: Iterable[bytes] = application(environ, start_response)
             return answer
         with self._lock:
-            is_recorded = service in RECORDED_SERVICES
             body = (
                 self._recorded(service, application, environ, start_response)
-                if is_recorded
+                if service in SERVICES
                 else list(application(environ, start_response))
             )
         self._wake.set()
@@ -262,27 +269,23 @@ class LocalAws:
     def _recorded(
         self, service: str, application: Any, environ: dict[str, Any], start_response: StartResponse
     ) -> list[bytes]:
-        """Pass a call to moto and record it with the status of the answer.
-
-        EC2 refuses filters that it does not document. moto accepts them, so this method refuses such filters first.
-        """
-        at, request, statuses = time.time(), environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)), [""]
-        environ["wsgi.input"] = io.BytesIO(request)
+        """Pass a call to moto, unless the gate refuses it, and record it with the status of the answer."""
+        at, body, statuses = time.time(), environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)), [""]
+        environ["wsgi.input"] = io.BytesIO(body)
 
         def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> object:
             statuses.append(status)
             return start_response(status, headers, *rest)
 
-        refused = undocumented_filter(request) if service == "ec2" else ""
-        if refused:
-            message = f"The filter '{refused}' is invalid"
-            body = _say(
-                start, *answer_of(service, "400 Bad Request", "InvalidParameterValue", message, str(uuid.uuid4()))
-            )
+        request = read(service, body)
+        refusal = self._gate.refusal(request)
+        if refusal:
+            answer = _say(start, *answer_of(service, refusal.status, refusal.code, refusal.message, str(uuid.uuid4())))
         else:
-            body = list(application(environ, start))
-        self._calls.add(service, request, statuses[-1], at)
-        return body
+            with self._ec2.as_described() if request.action in DELAYED else nullcontext():
+                answer = list(application(environ, start))
+        self._calls.add(service, body, statuses[-1], at)
+        return answer
 
     def _administer(self, environ: dict[str, Any], caller: Caller, start_response: StartResponse) -> Iterable[bytes]:
         if caller.is_owner and caller.service == ADMIN_SERVICE:
@@ -312,6 +315,11 @@ class LocalAws:
                     answer = self._runner.pids()
                 case "GET", "calls":
                     answer = self._calls.every()
+                case "GET", "wrong-calls":
+                    answer = self._gate.wrong_calls
+                case "DELETE", "wrong-calls":
+                    with self._lock:
+                        answer, self._gate.wrong_calls = self._gate.wrong_calls, []
                 case "GET", "links":
                     answer = (
                         {instance_id: self._network.counters(instance_id) for instance_id in self._network.links()}
@@ -330,9 +338,7 @@ class LocalAws:
                         answer = self._injector.clear(query.get("name", ""), query.get("target", ""))
                     self._wake.set()
                 case _:
-                    return "404 Not Found", msgspec.json.encode(
-                        {"Message": "config (GET, PUT), faults (GET, POST, DELETE), calls, instances, links (GET)"}
-                    )
+                    return "404 Not Found", msgspec.json.encode({"Message": ADMIN_PATHS})
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             return "400 Bad Request", msgspec.json.encode({"Message": str(error)})
         except FaultRefused as error:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
@@ -25,10 +26,12 @@ from moto.ec2.models import EC2Backend, ec2_backends
 from moto.ec2.models.instances import Instance, StateReason
 
 from infra.local_cloud.addresses import AddressPool
+from infra.local_cloud.aws_answers import AwsAnswers
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.events import HEALTH_WORDS, Announcements, Owner, state_change
 from infra.local_cloud.faults import Faults
 from infra.local_cloud.instances import RunningInstance
+from infra.local_cloud.visibility import Visibility
 
 PENDING, RUNNING = ("pending", 0), ("running", 16)
 NO_USER_DATA = b"#!/bin/sh\n"
@@ -56,7 +59,7 @@ REASONS: Final = {
 
 AWS documents no reason for the end of a Capacity Block, so the text for `block` is invented.
 """
-TOPOLOGY_LAYERS: Final = ((1, 1), (2, 4), (3, 16))
+TOPOLOGY_LAYERS: Final = ((1, 1), (2, 4), (3, 16), (4, 64))
 """Layers of EC2 network nodes above an instance, outermost first.
 
 Each entry contains the number of the layer and the number of its nodes.
@@ -137,16 +140,24 @@ class Ec2:
         addresses: pool of private addresses for new instances.
         announcements: receives the events of state changes.
         monotonic: returns the seconds of a monotonic clock.
+        answers: how AWS behaves where its documentation is silent.
     """
 
     def __init__(
-        self, faults: Faults, addresses: AddressPool, announcements: Announcements, monotonic: Callable[[], float]
+        self,
+        faults: Faults,
+        addresses: AddressPool,
+        announcements: Announcements,
+        monotonic: Callable[[], float],
+        answers: AwsAnswers,
     ) -> None:
+        self.answers = answers
         self._faults = faults
         self._addresses = addresses
         self._announcements = announcements
         self._monotonic = monotonic
         self._lives: dict[str, Life] = {}
+        self._visibility = Visibility(faults, monotonic)
 
     # The methods below implement operations of the EC2 API.
 
@@ -226,7 +237,7 @@ class Ec2:
         """Return the network nodes above an instance, outermost first. The result depends only on the instance id."""
         return [
             f"nn-{hashlib.sha256(f'{layer}/{_place(instance.id) % count}'.encode()).hexdigest()[:17]}"
-            for layer, count in TOPOLOGY_LAYERS
+            for layer, count in TOPOLOGY_LAYERS[: self.answers.topology_layers]
         ]
 
     # The methods below implement faults.
@@ -345,6 +356,7 @@ class Ec2:
                 self.ended(instance)
                 if life.ended_at is not None and now - life.ended_at >= memory and now >= life.slot_free_at:
                     self._forget(backend, instance)
+            self._visibility.note(instance)
             self._announce(backend, instance, life)
 
     def _announce(self, backend: EC2Backend, instance: Instance, life: Life) -> None:
@@ -386,15 +398,32 @@ class Ec2:
         )
         return max(0, min(wanted, limit - taken))
 
+    def zone_of(self, instance_id: str) -> str | None:
+        """Return the Availability Zone of an instance; None if EC2 does not describe the instance."""
+        return next((str(each.placement.zone) for _, each in self._all() if each.id == instance_id), None)
+
+    @contextmanager
+    def as_described(self) -> Iterator[None]:
+        """Replace all instances by what Describe operations show of them, until the block ends."""
+        with ExitStack() as restore:
+            for backend in self._backends():
+                restore.enter_context(self._visibility.as_described(backend))
+            yield
+
     def _all(self) -> Iterator[tuple[EC2Backend, Instance]]:
+        for backend in self._backends():
+            for reservation in list(backend.reservations.values()):
+                for instance in list(reservation.instances):
+                    yield backend, instance
+
+    @staticmethod
+    def _backends() -> Iterator[EC2Backend]:
         for account in list(ec2_backends.values()):
-            for backend in list(account.values()):
-                for reservation in list(backend.reservations.values()):
-                    for instance in list(reservation.instances):
-                        yield backend, instance
+            yield from list(account.values())
 
     def _forget(self, backend: EC2Backend, instance: Instance) -> None:
         del self._lives[instance.id]
+        self._visibility.forget(instance.id)
         for key, reservation in list(backend.reservations.items()):
             if instance in reservation.instances:
                 reservation.instances.remove(instance)

@@ -118,6 +118,28 @@ class Throttle(_Fault, frozen=True):
     ] = None
 
 
+class RateLimits(_Fault, frozen=True):
+    """Limit the rate of EC2's and Auto Scaling's API calls with token buckets, as AWS does."""
+
+    share: Annotated[float, msgspec.Meta(description="share of AWS's limits", gt=0, le=10)] = 0.1
+
+
+class StaleView(_Fault, frozen=True):
+    """Delay what EC2's Describe operations show of new and changed instances."""
+
+    delay: Annotated[Delay, msgspec.Meta(description="seconds, or JSON as for slow-boot")] = 10.0
+    omit: Annotated[Share, msgspec.Meta(description="share of instances that one answer omits")] = 0.0
+
+
+class ZoneDisruption(_Fault, frozen=True):
+    """Make EC2's descriptions of instances in an Availability Zone fail.
+
+    Descriptions without instance ids fail, too. The instances continue to run.
+    """
+
+    zone: Annotated[str, msgspec.Meta(description="Availability Zone; by default the zones of all groups")] = ""
+
+
 class Capacity(_Fault, frozen=True):
     """Limit the number of instances. Further launches fail with InsufficientInstanceCapacity."""
 
@@ -223,7 +245,7 @@ class Xid(_OnInstance, frozen=True):
 
 AnyFault = Union[  # noqa: UP007
     SpotWarning, Rebalance, Maintenance, BlockEnd, Terminate, Crash, FailStatus,
-    Throttle, Capacity, SlowBoot, SlotsTaken, BadEvents, SuspendLaunch,
+    Throttle, RateLimits, StaleView, ZoneDisruption, Capacity, SlowBoot, SlotsTaken, BadEvents, SuspendLaunch,
     KillRank, KillAgent, KillControlPlane, Hang, Partition, SlowNetwork, CorruptReplica, FillMemory, Xid,
 ]  # fmt: skip
 FAULT: Final = msgspec.json.Decoder(AnyFault)
@@ -237,7 +259,8 @@ WARNINGS: Final = frozenset({"spot-warning", "rebalance", "maintenance", "block-
 `clear` clears them together, because an instance has only one planned end.
 """
 LASTING: Final = WARNINGS | {
-    "throttle", "capacity", "slow-boot", "slots-taken", "bad-events", "suspend-launch",
+    "throttle", "rate-limits", "stale-view", "zone-disruption",
+    "capacity", "slow-boot", "slots-taken", "bad-events", "suspend-launch",
     "fail-status", "hang", "fill-memory", "xid", "partition", "slow-network",
 }  # fmt: skip
 """Kinds of faults that last until `clear` ends them."""

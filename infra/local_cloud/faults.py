@@ -68,6 +68,14 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Time for which EC2 still describes an instance after its end. About an hour on the real AWS."""
     throttle: dict[Service, Share] = {}
     """Share of calls that a service refuses with its throttling error, by service."""
+    api_rate_share: Annotated[float, msgspec.Meta(gt=0, le=10)] | None = None
+    """Rate limits of EC2 and Auto Scaling, as a share of AWS's own limits (`rates`). None: no limits."""
+    visibility_seconds: Delay = 0.0
+    """Time from a launch or a state change of an instance until EC2's Describe operations show it."""
+    describe_omit_share: Share = 0.0
+    """Share of instances that one answer of EC2's Describe operations omits, although they exist."""
+    disrupted_zones: tuple[str, ...] = ()
+    """Availability Zones with a service disruption: descriptions without ids, or with their instances' ids, fail."""
     event_delay_seconds: Delay = 0.0
     """Time from a change to the delivery of its event. Unequal delays change the order of events."""
     event_double_share: Share = 0.0
@@ -119,6 +127,14 @@ class Faults:
         """Return whether a call of a service is refused. Each call draws a new random number."""
         share = self.conditions.throttle.get(service, 0.0)  # type: ignore[call-overload]
         return self._happens(f"throttle/{service}", share)
+
+    def visibility_delay(self) -> float:
+        """Return the time in seconds until Describe operations show a change that happens now."""
+        return self._delay("visibility", self.conditions.visibility_seconds)
+
+    def is_omitted(self) -> bool:
+        """Return whether an answer omits an instance. Each instance of each answer draws a new random number."""
+        return self._happens("describe/omit", self.conditions.describe_omit_share)
 
     def event_delays(self) -> list[float]:
         """Return the delay in seconds of each copy of an event.

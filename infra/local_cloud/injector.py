@@ -43,15 +43,18 @@ from infra.local_cloud.fault_kinds import (
     KillRank,
     Maintenance,
     Partition,
+    RateLimits,
     Rebalance,
     SlotsTaken,
     SlowBoot,
     SlowNetwork,
     SpotWarning,
+    StaleView,
     SuspendLaunch,
     Terminate,
     Throttle,
     Xid,
+    ZoneDisruption,
     name_of,
 )
 from infra.local_cloud.faults import Faults
@@ -87,6 +90,9 @@ NO_NETWORK: Final = (
 HISTORY: Final = 1000
 CONDITIONS_OF: Final = {
     "throttle": ("throttle",),
+    "rate-limits": ("api_rate_share",),
+    "stale-view": ("visibility_seconds", "describe_omit_share"),
+    "zone-disruption": ("disrupted_zones",),
     "capacity": ("capacity",),
     "slow-boot": ("boot_delay_seconds",),
     "slots-taken": ("slot_release_seconds",),
@@ -353,6 +359,30 @@ class Injector:
             f"{fault.share:.0%} of the calls of {', '.join(services)} are throttled",
             {"services": list(services)},
         )
+
+    def _rate_limits(self, fault: RateLimits) -> Effect:
+        self._condition(api_rate_share=fault.share)
+        return self._effect(
+            fault, "", f"calls of ec2 and autoscaling are limited to {fault.share:g} of AWS's rates", {}
+        )
+
+    def _stale_view(self, fault: StaleView) -> Effect:
+        self._condition(visibility_seconds=fault.delay, describe_omit_share=fault.omit)
+        return self._effect(
+            fault,
+            "",
+            f"DescribeInstances shows changes after {msgspec.json.encode(fault.delay).decode()} s, "
+            f"and answers omit {fault.omit:.0%} of the instances",
+            {},
+        )
+
+    def _zone_disruption(self, fault: ZoneDisruption) -> Effect:
+        every = {zone for group in self._places.auto_scaling.groups() for zone in group.availability_zones}
+        zones = (fault.zone,) if fault.zone else tuple(sorted(every))
+        if not zones:
+            raise FaultRefused("no Auto Scaling group exists yet; pass a zone")
+        self._condition(disrupted_zones=zones)
+        return self._effect(fault, "", f"descriptions of instances in {', '.join(zones)} fail", {"zones": list(zones)})
 
     def _capacity(self, fault: Capacity) -> Effect:
         types = (

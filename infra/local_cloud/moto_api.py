@@ -7,18 +7,16 @@ suite checks the resulting service.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from datetime import UTC
 from functools import wraps
 from typing import Any
-from urllib.parse import parse_qsl
 
 from moto.autoscaling.exceptions import AutoscalingClientError, ValidationError
 from moto.autoscaling.models import AutoScalingBackend, FakeAutoScalingGroup, InstanceState
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult, EmptyResult
-from moto.core.utils import get_service_model
+from moto.ec2.exceptions import InvalidInstanceIdError
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.instances import Instance
 from moto.ec2.responses.instances import InstanceResponse
@@ -27,12 +25,10 @@ from moto.ec2.utils import parse_user_data
 from moto.sts.models import sts_backends
 
 from infra.local_cloud.auto_scaling import PROCESSES, AutoScaling, find_group, find_member
-from infra.local_cloud.documented import filter_names, is_documented
 from infra.local_cloud.ec2 import Ec2, StatusCheck
 from infra.local_cloud.signatures import IssuedKey
 
 MAX_ACTIVITIES_PER_PAGE = 100
-_FILTER = re.compile(r"Filter\.[0-9]+\.Name")
 NAMED_GROUP_ACTIONS = (
     "attach_instances",
     "delete_lifecycle_hook",
@@ -81,22 +77,6 @@ def session_key(access_key_id: str) -> IssuedKey | None:
                     secret_access_key=role.secret_access_key, session_token=role.session_token, expires_at=expires_at
                 )
     return None
-
-
-def undocumented_filter(request: bytes) -> str:
-    """Return the first filter of an EC2 call that AWS does not document for the operation.
-
-    Args:
-        request: the call's body, in AWS's query protocol.
-
-    Returns:
-        The filter's name; empty if all filters are documented.
-    """
-    parameters = dict(parse_qsl(request.decode(errors="replace")))
-    service, action = get_service_model("ec2"), parameters.get("Action", "")
-    names = filter_names(service.operation_model(action)) if action in service.operation_names else frozenset()
-    given = [value for name, value in parameters.items() if _FILTER.fullmatch(name)]
-    return next((name for name in given if names and not is_documented(name, names)), "")
 
 
 def _install_instances(ec2: Ec2) -> None:
@@ -154,6 +134,17 @@ def _install_instances(ec2: Ec2) -> None:
     def check(which: StatusCheck) -> property:
         return property(lambda instance: ec2.status(instance, which))
 
+    def requiring_known_ids(find: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(find)
+        def checked(self: EC2Backend, instance_ids: list[str], filters: Any = None) -> Any:
+            found = {instance.id for instance in self.all_instances()}
+            absent = [each for each in instance_ids if each not in found]
+            if absent:
+                raise InvalidInstanceIdError(absent if ec2.answers.unknown_ids_named == "all" else absent[:1])
+            return find(self, instance_ids, filters)
+
+        return checked
+
     Instance.instance_status, Instance.system_status = check("instance"), check("system")
     Instance.events = property(ec2.scheduled_events)
     InstanceResponse.describe_instance_topology = describe_instance_topology
@@ -161,6 +152,8 @@ def _install_instances(ec2: Ec2) -> None:
     EC2Backend.start_instances = start_instances
     EC2Backend.terminate_instances = terminate_instances
     EC2Backend.reboot_instances = reboot_instances
+    for finder in ("get_multi_instances_by_id", "get_reservations_by_instance_ids"):
+        setattr(EC2Backend, finder, requiring_known_ids(getattr(EC2Backend, finder)))
 
 
 def _install_launch_templates() -> None:
@@ -307,12 +300,9 @@ def _install_members(engine: AutoScaling) -> None:
 
     def set_instance_protection(self: AutoScalingResponse) -> EmptyResult:
         group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
-        members = {member.instance.id: member for member in group.instance_states}
-        for instance_id in (ids := self._get_param("InstanceIds", [])):
-            if instance_id not in members:
-                raise ValidationError(f"The instance {instance_id} is not part of Auto Scaling group {group.name}.")
-        for instance_id in ids:
-            members[instance_id].protected_from_scale_in = self._get_bool_param("ProtectedFromScaleIn")
+        engine.protect(
+            group, self._get_param("InstanceIds", []), is_protected=bool(self._get_bool_param("ProtectedFromScaleIn"))
+        )
         return EmptyResult()
 
     def complete_lifecycle_action(self: AutoScalingResponse) -> EmptyResult:

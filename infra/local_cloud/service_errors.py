@@ -30,13 +30,14 @@ _QUERY_SERVICES: Final = frozenset(
 )
 """Services, besides EC2 and S3, that answer in XML. All other services answer in JSON."""
 
-_THROTTLED: Final = {
+THROTTLED: Final = {
     "autoscaling": ("400 Bad Request", "Throttling", "Rate exceeded"),
     "ec2": ("503 Service Unavailable", "RequestLimitExceeded", "Request limit exceeded."),
     "s3": ("503 Slow Down", "SlowDown", "Please reduce your request rate."),
     "events": ("400 Bad Request", "ThrottlingException", "Rate exceeded"),
     "sqs": ("400 Bad Request", "RequestThrottled", "Request is throttled."),
 }
+"""Status line, error code and message of a throttled call, by service."""
 _DENIED_OF_EC2: Final = dict.fromkeys(Denial, "AuthFailure") | {Denial.EXPIRED: "RequestExpired"}
 _DENIED_OF_S3: Final = {
     Denial.MISSING: "AccessDenied",
@@ -72,7 +73,7 @@ def throttled(service: str, request_id: str) -> Answer:
 
     `service` must be a service in `Conditions.throttle`.
     """
-    status, code, message = _THROTTLED[service]
+    status, code, message = THROTTLED[service]
     return answer_of(service, status, code, message, request_id)
 
 

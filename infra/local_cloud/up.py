@@ -115,7 +115,7 @@ class ClusterOptions:
 
     nodes: int = 4
     spares: int = 1
-    conditions: Conditions = field(default_factory=Conditions)
+    conditions: Conditions = field(default_factory=lambda: Conditions(api_rate_share=1.0))
     node_memory_bytes: int | None = None
     """Memory for the slots of one node; None: an equal share of half the available memory."""
     detection_seconds: float | None = None
@@ -134,6 +134,8 @@ class ClusterOptions:
     """
     seed: int | None = None
     """Seed of all randomness in the local AWS. None: a random seed."""
+    aws_answers: Path | None = None
+    """File of `everstep aws-conformance`. None: the stored answers of the newest run, if any."""
 
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -465,6 +467,18 @@ class LocalCluster:
         """
         return CALLS.decode(self._admin("GET", "calls").content)
 
+    def wrong_calls(self) -> list[str]:
+        """Return the calls that the local AWS refused because AWS does not document them.
+
+        Returns:
+            One sentence per call of any process of the cluster, oldest first.
+
+        Raises:
+            NotUp: the local AWS does not run.
+        """
+        found: list[str] = self._admin("GET", "wrong-calls").json()
+        return found
+
     def links(self) -> dict[str, dict[str, int]]:
         """Return the kernel's counters of every instance's link: sent, received and dropped.
 
@@ -621,6 +635,8 @@ class LocalCluster:
             "--seed": str(random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed),
             "--network-name": network.network_name(self.state_dir) if options.has_namespaces else "",
         }
+        if options.aws_answers:
+            arguments["--aws-answers"] = str(options.aws_answers.resolve())
         write_private(self._keys_file, LocalKeys.random().encoded())
         flat = [word for pair in arguments.items() for word in pair]
         record = self._parts.start(AWS, "infra.local_cloud", ["serve", *flat], process_environment(str(self.state_dir)))

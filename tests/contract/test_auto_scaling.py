@@ -407,18 +407,6 @@ def test_a_replacement_is_launched_while_the_hook_still_holds(aws: ServedAws) ->
     eventually(lambda: aws.members(group, "Terminating:Wait") == [id] and len(aws.members(group, "InService")) == 1)
 
 
-def test_an_instance_that_has_ended_is_removed_without_waiting_for_the_hook(aws: ServedAws) -> None:
-    group = aws.make_group(desired=1)
-    (id,) = aws.in_service(group, 1)
-    aws.client("autoscaling").suspend_processes(AutoScalingGroupName=group, ScalingProcesses=["ReplaceUnhealthy"])
-    hook(aws, group)
-    aws.client("ec2").terminate_instances(InstanceIds=[id])
-    aws.client("autoscaling").terminate_instance_in_auto_scaling_group(
-        InstanceId=id, ShouldDecrementDesiredCapacity=True
-    )
-    eventually(lambda: aws.members(group) == [])
-
-
 # Groups
 
 

@@ -123,6 +123,7 @@ def settled(place: Workplace) -> Iterator[None]:
             with contextlib.suppress(place.client.exceptions.ConflictException):
                 place.client.stop_training_job(TrainingJobName=summary["TrainingJobName"])
     wait_until("what the test has started to end", lambda: not left_over(place), lambda: left_over(place))
+    assert place.cluster.wrong_calls() == [], "AWS would refuse these calls of the cluster's processes"
 
 
 def left_over(place: Workplace) -> list[str]:

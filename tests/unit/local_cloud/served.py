@@ -21,6 +21,8 @@ import msgspec
 
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from everstep.protocol.local_keys import LocalKeys
+from infra.local_cloud import aws_answers
+from infra.local_cloud.aws_answers import AwsAnswers, Recorded
 from infra.local_cloud.environment import ask, local_client, process_environment
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.fault_kinds import EFFECT, AnyFault, Effect
@@ -81,6 +83,11 @@ class ServedAws:
     def links(self) -> dict[str, dict[str, int]]:
         counters: dict[str, dict[str, int]] = self._ask("GET", "links").json()
         return counters
+
+    def take_wrong_calls(self) -> list[str]:
+        """Return the undocumented calls that the local AWS has refused, and forget them."""
+        wrong: list[str] = self._ask("DELETE", "wrong-calls").raise_for_status().json()
+        return wrong
 
     def close(self) -> None:
         """Close all clients."""
@@ -180,9 +187,17 @@ def encoded(user_data: str) -> str:
 
 @contextmanager
 def served_aws(
-    directory: Path, conditions: Conditions = QUICK, *, network_name: str = "", seed: int = 0
+    directory: Path,
+    conditions: Conditions = QUICK,
+    *,
+    network_name: str = "",
+    seed: int = 0,
+    answers: AwsAnswers | None = None,
 ) -> Iterator[ServedAws]:
-    """Serve a local AWS until the block ends."""
+    """Serve a local AWS until the block ends. Then require that no process sent it an undocumented call.
+
+    A test that sends such a call on purpose calls `take_wrong_calls`.
+    """
     ready, log = directory / "ready.json", directory / "aws.log"
     words = [
         "--nodes-directory",
@@ -196,6 +211,10 @@ def served_aws(
     write_private(directory / "keys.json", keys.encoded())
     words += ["--keys-file", str(directory / "keys.json")]
     words += ["--network-name", network_name, "--seed", str(seed)]
+    if answers is not None:
+        recorded = Recorded(asked_at="", region="us-east-1", instance_type="t3.nano", answers=answers)
+        (directory / "answers.json").write_bytes(aws_answers.encode(recorded))
+        words += ["--aws-answers", str(directory / "answers.json")]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "infra.local_cloud", "serve", *words],
@@ -209,6 +228,8 @@ def served_aws(
         assert process.poll() is None, log.read_text()
         aws = ServedAws(json.loads(ready.read_text())["url"], directory / "nodes", process, keys)
         yield aws
+        if process.poll() is None:
+            assert aws.take_wrong_calls() == [], "AWS would refuse these calls"
     finally:
         if aws is not None:
             aws.close()

@@ -1,0 +1,87 @@
+"""The answers to the questions that AWS's documentation leaves open, and the file in which they are stored.
+
+The local cloud behaves as these answers say. Each default is the answer that is worse for Everstep.
+`everstep aws-conformance` asks a real account and writes the file. docs/aws.md explains each question.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from infra.local_cloud.errors import LocalCloudError
+from infra.local_cloud.rates import AUTO_SCALING, Rate
+
+STORED: Final = Path(__file__).with_name("aws_answers.json")
+"""The answers of the newest run against AWS. The file does not exist before the first run."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
+
+
+class AwsAnswers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How AWS behaves where its documentation is silent. Every default is an assumption."""
+
+    pending_member_shows_protection: bool = False
+    """Whether a Pending member of a group with NewInstancesProtectedFromScaleIn is shown as protected."""
+    pending_member_is_protectable: bool = False
+    """Whether SetInstanceProtection accepts a Pending member."""
+    ended_member_stays: bool = True
+    """Whether an ended instance stays a member of its group while ReplaceUnhealthy is suspended."""
+    hook_holds_ended_member: bool = True
+    """Whether a terminating hook holds a member whose instance has already ended."""
+    unknown_ids_named: Literal["one", "all"] = "one"
+    """How many of several unknown ids the error InvalidInstanceID.NotFound names."""
+    visibility_seconds: Seconds = 10.0
+    """Longest time until EC2's Describe operations show a new or changed instance."""
+    event_seconds: Seconds = 60.0
+    """Longest time until a state change of an instance arrives in a queue as an event."""
+    topology_layers: Annotated[int, msgspec.Meta(ge=0, le=4)] = 3
+    """Number of network nodes that DescribeInstanceTopology returns for an instance."""
+    auto_scaling_rate: Rate = AUTO_SCALING
+    """Rate of all calls of Auto Scaling."""
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """The file of answers."""
+
+    asked_at: str
+    """Time of the run in ISO 8601."""
+    region: str
+    instance_type: str
+    answers: AwsAnswers
+    observed: dict[str, dict[str, Any]] = {}
+    """What AWS answered in detail, by the question's name. The local cloud does not read it."""
+    unanswered: dict[str, str] = {}
+    """Why a question has no answer, by the question's name. Its fields have their default in `answers`."""
+
+
+_RECORDED: Final = msgspec.json.Decoder(Recorded)
+
+
+class UnusableAnswers(LocalCloudError):
+    """The file of answers does not exist or is invalid."""
+
+
+def read(path: Path | None = None) -> AwsAnswers:
+    """Return stored answers.
+
+    Args:
+        path: a file that `everstep aws-conformance` wrote. None: the file `STORED`, or the defaults if it does not
+            exist.
+
+    Raises:
+        UnusableAnswers: the file does not exist or has other content. The message contains the path.
+    """
+    if path is None and not STORED.exists():
+        return AwsAnswers()
+    chosen = path or STORED
+    try:
+        return _RECORDED.decode(chosen.read_bytes()).answers
+    except (OSError, msgspec.DecodeError) as error:
+        raise UnusableAnswers(f"{chosen} contains no answers of AWS: {error}") from error
+
+
+def encode(recorded: Recorded) -> bytes:
+    """Return the content of the file of answers."""
+    return msgspec.json.format(msgspec.json.encode(recorded), indent=1) + b"\n"

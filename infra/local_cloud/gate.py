@@ -1,0 +1,123 @@
+"""Decides whether AWS would refuse a call of EC2 or Auto Scaling, before moto receives it.
+
+moto accepts calls that AWS refuses. The gate refuses undocumented parameters, calls above the rate limits, and
+descriptions of instances in a disrupted zone. It records undocumented calls of all processes, so that a test run fails
+on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from botocore.model import OperationModel
+from moto.core.parse import PROTOCOL_PARSERS
+from moto.core.utils import get_service_model
+
+from infra.local_cloud.documented import violations
+from infra.local_cloud.faults import Faults
+from infra.local_cloud.rates import Buckets, Rate, family_of
+from infra.local_cloud.service_errors import THROTTLED
+
+SERVICES: Final = frozenset({"autoscaling", "ec2"})
+"""Services whose calls pass the gate."""
+PROTOCOLS: Final = {"autoscaling": "query", "ec2": "ec2"}
+DISRUPTED: Final = frozenset({"DescribeInstances", "DescribeInstanceStatus"})
+"""Operations that a disrupted zone affects.
+
+AWS documents the effect on DescribeInstances only. DescribeInstanceStatus is assumed to share its data.
+"""
+UNAVAILABLE: Final = ("503 Service Unavailable", "Unavailable", "The service is unavailable. Please try again shortly.")
+MAX_WRONG_CALLS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call of EC2 or Auto Scaling."""
+
+    service: str
+    action: str
+    """Name of the operation; empty if the body names none."""
+    operation: OperationModel | None
+    """botocore's model of the operation; None if the service has no such operation."""
+    parameters: Mapping[str, Any]
+    """Parameters by botocore's names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error answer in AWS's words."""
+
+    status: str
+    code: str
+    message: str
+
+
+def read(service: str, body: bytes) -> Request:
+    """Return the operation and the parameters of a call.
+
+    Args:
+        service: a member of `SERVICES`.
+        body: the call's body, in AWS's query protocol.
+    """
+    values = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+    action, model = values.get("Action", ""), get_service_model(service)
+    if action not in model.operation_names:
+        return Request(service, action, None, {})
+    operation = model.operation_model(action)
+    parser = PROTOCOL_PARSERS[PROTOCOLS[service]](operation)
+    return Request(service, action, operation, parser.parse({"values": values}))
+
+
+class Gate:
+    """Refuses calls as AWS does. The server calls it under its lock.
+
+    Args:
+        faults: conditions that set the rate limits and the disrupted zones.
+        zone_of: returns the Availability Zone of an instance, or None if EC2 does not describe the instance.
+        monotonic: returns the seconds of a monotonic clock.
+    """
+
+    def __init__(self, faults: Faults, zone_of: Callable[[str], str | None], monotonic: Callable[[], float]) -> None:
+        self._faults = faults
+        self._zone_of = zone_of
+        self._monotonic = monotonic
+        self._buckets = Buckets()
+        self._share: float | None = None
+        self.wrong_calls: list[str] = []
+        """Undocumented calls, one sentence each, oldest first, at most `MAX_WRONG_CALLS`."""
+
+    def refusal(self, request: Request) -> Refusal | None:
+        """Return the error with which AWS answers a call, or None if the call may proceed."""
+        if not self._is_within_rate(request):
+            return Refusal(*THROTTLED[request.service])
+        wrong = violations(request.operation, request.parameters) if request.operation else []
+        if wrong:
+            self.wrong_calls.extend(f"{request.action}: {each.words}" for each in wrong)
+            del self.wrong_calls[:-MAX_WRONG_CALLS]
+            code = wrong[0].code if request.service == "ec2" else "ValidationError"
+            return Refusal("400 Bad Request", code, wrong[0].words)
+        if request.action in DISRUPTED and self._is_disrupted(request.parameters.get("InstanceIds") or ()):
+            return Refusal(*UNAVAILABLE)
+        return None
+
+    def _is_within_rate(self, request: Request) -> bool:
+        share = self._faults.conditions.api_rate_share
+        if share != self._share:
+            self._share, self._buckets = share, Buckets()  # After a change of the limits, all buckets are full.
+        family = family_of(request.service, request.action, request.parameters.keys())
+        if share is None or family is None:
+            return True
+        name, rate = family
+        return self._buckets.take(name, Rate(rate.burst * share, rate.per_second * share), self._monotonic())
+
+    def _is_disrupted(self, instance_ids: tuple[str, ...]) -> bool:
+        """Return whether a zone's disruption makes a description fail.
+
+        A call without ids fails, and so does a call with the id of an instance in the zone. Source: Amazon EC2 API
+        Reference, DescribeInstances.
+        """
+        zones = self._faults.conditions.disrupted_zones
+        return bool(zones) and (not instance_ids or any(self._zone_of(each) in zones for each in instance_ids))

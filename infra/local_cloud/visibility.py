@@ -1,0 +1,102 @@
+"""Delays what EC2's Describe operations show, because EC2 is eventually consistent.
+
+A new instance is missing from answers, and a changed instance is stale, until a delay has passed. After that, an answer
+can still omit an instance (`Conditions.describe_omit_share`).
+
+Invariant: only answers of Describe operations differ from the present state. Changes act on the present state. Auto
+Scaling, events and metadata report the present state.
+
+Source: Amazon EC2 Developer Guide, eventual consistency in the Amazon EC2 API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from moto.ec2.models import EC2Backend
+from moto.ec2.models.instances import Instance
+
+from infra.local_cloud.faults import Faults
+
+DELAYED: Final = frozenset({"DescribeInstances", "DescribeInstanceStatus", "DescribeInstanceTopology"})
+"""Operations of EC2 whose answers are delayed."""
+State = tuple[str, int]
+"""Name and code of an instance's state, such as `("running", 16)`."""
+
+
+@dataclass(slots=True)
+class _Shown:
+    """The states of one instance, as Describe operations show them."""
+
+    state: State | None = None
+    """The state that answers contain. None: answers omit the instance."""
+    newest: State | None = None
+    """The newest state for which the delay has begun."""
+    coming: list[tuple[float, State]] = field(default_factory=list)
+    """Newer states, oldest first, each with the monotonic time from which answers contain it."""
+
+
+class Visibility:
+    """What Describe operations show of each instance. The server calls it under its lock.
+
+    Args:
+        faults: conditions that set the delay and the share of omitted instances.
+        monotonic: returns the seconds of a monotonic clock.
+    """
+
+    def __init__(self, faults: Faults, monotonic: Callable[[], float]) -> None:
+        self._faults = faults
+        self._monotonic = monotonic
+        self._shown: dict[str, _Shown] = {}
+
+    def note(self, instance: Instance) -> None:
+        """Begin the delay of a state that an instance has entered. Idempotent.
+
+        The server calls this method before each Describe operation and on each pass. The delay of a state never ends
+        before the delay of an earlier state.
+        """
+        shown = self._shown.setdefault(instance.id, _Shown())
+        state = (instance._state.name, instance._state.code)
+        if state != shown.newest:
+            shown.newest = state
+            earliest = shown.coming[-1][0] if shown.coming else 0.0
+            shown.coming.append((max(earliest, self._monotonic() + self._faults.visibility_delay()), state))
+
+    def forget(self, instance_id: str) -> None:
+        """Drop an instance that EC2 no longer describes."""
+        self._shown.pop(instance_id, None)
+
+    @contextmanager
+    def as_described(self, backend: EC2Backend) -> Iterator[None]:
+        """Replace the instances of a region by what Describe operations show, until the block ends."""
+        with ExitStack() as restore:
+            reservations = backend.reservations
+            restore.callback(setattr, backend, "reservations", reservations)
+            backend.reservations = type(reservations)()
+            for key, reservation in reservations.items():
+                instances = reservation.instances
+                restore.callback(setattr, reservation, "instances", instances)
+                reservation.instances = [each for each in instances if self._show(each, restore)]
+                if reservation.instances:
+                    backend.reservations[key] = reservation
+            yield
+
+    def _show(self, instance: Instance, restore: ExitStack) -> bool:
+        """Give an instance the state that answers contain, and return whether answers contain the instance."""
+        self.note(instance)
+        shown, now = self._shown[instance.id], self._monotonic()
+        while shown.coming and shown.coming[0][0] <= now:
+            shown.state = shown.coming.pop(0)[1]
+        if shown.state is None or self._faults.is_omitted():
+            return False
+        if shown.state != shown.newest:
+            for name, value in (("name", shown.state[0]), ("code", shown.state[1])):
+                restore.callback(setattr, instance._state, name, getattr(instance._state, name))
+                setattr(instance._state, name, value)
+            for name, empty in (("state_reason", None), ("_reason", "")):
+                restore.callback(setattr, instance, name, getattr(instance, name))
+                setattr(instance, name, empty)
+        return True
