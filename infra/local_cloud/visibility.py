@@ -40,7 +40,7 @@ class _Shown:
 
 
 class Visibility:
-    """What Describe operations show of each instance. The server calls it under its lock.
+    """The states of all instances as Describe operations show them. The server calls it under its lock.
 
     Args:
         faults: conditions that set the delay and the share of omitted instances.
