@@ -20,8 +20,9 @@ from pathlib import Path
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 from control_plane.app import Server, create_app, server_config
-from control_plane.cloud.connection import LOCAL_REGION, CloudMode, Connection
+from control_plane.cloud.connection import CloudMode, Connection
 from control_plane.cloud.errors import CloudError
+from control_plane.cloud.region import find_region
 from control_plane.core.timeouts import explained, ladder, rungs
 from control_plane.db import schema
 from control_plane.db.errors import SchemaMismatch
@@ -131,8 +132,9 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
     )
     parser.add_argument(
         "--region",
-        default=env("EVERSTEP_AWS_REGION", env("AWS_REGION", LOCAL_REGION)),
-        help="AWS region (default %(default)s)",
+        default=env("EVERSTEP_AWS_REGION", ""),
+        help="AWS region (default: EVERSTEP_AWS_REGION, AWS_REGION, AWS_DEFAULT_REGION, the AWS profile, or the "
+        "instance's metadata)",
     )
     parser.add_argument("--aws-endpoint-url", default=env("EVERSTEP_AWS_ENDPOINT_URL"), help="URL of the local cloud")
     parser.add_argument(
@@ -200,7 +202,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         state_directory=given.state_dir.resolve(),
         bucket=given.bucket,
         mode=CloudMode(given.mode),
-        region=given.region,
+        region=given.region or (find_region() if given.mode == CloudMode.AWS else ""),
         aws_endpoint_url=given.aws_endpoint_url,
         aws_keys=_keys(given.aws_keys_file),
         events_queue_url=given.events_queue_url,

@@ -31,7 +31,8 @@ class Settings:
     state_directory: Path
     bucket: str
     mode: CloudMode = CloudMode.AWS
-    region: str = LOCAL_REGION
+    region: str = ""
+    """AWS region. Required in AWS mode. In local mode, the local cloud's region."""
     aws_endpoint_url: str | None = None
     aws_keys: LocalKeys | None = None
     """The local cloud's access key. None in AWS mode, where boto3 finds the instance's credentials."""
@@ -80,6 +81,10 @@ class Settings:
                 "local mode needs --events-queue-url on this machine (127.0.0.0/8 or ::1), not "
                 f"{self.events_queue_url!r}"
             )
+        if self.mode is CloudMode.LOCAL:
+            object.__setattr__(self, "region", self.region or LOCAL_REGION)
+        elif not self.region:
+            raise InvalidSettings("a server on AWS needs a region: --region or AWS_REGION")
         for arn in self.event_exports:
             match = ARN.fullmatch(arn)
             if match is None:

@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -39,6 +39,7 @@ from control_plane.cloud.errors import (
     InvalidRequest,
     NotFound,
     ObjectChanged,
+    RegionUnknown,
     ResourceContended,
     Throttled,
 )
@@ -74,7 +75,8 @@ class CloudSettings:
     """The settings of the cloud to which the server connects."""
 
     mode: CloudMode
-    region: str = LOCAL_REGION
+    region: str = ""
+    """AWS region. Required in AWS mode. In local mode, an empty region means `LOCAL_REGION`."""
     endpoint_url: str | None = None
     """URL of the cloud's API. Required in local mode. Normally None in AWS mode."""
     keys: LocalKeys | None = None
@@ -104,6 +106,7 @@ class Connection:
 
     Raises:
         EndpointRefused: the mode is local, and the endpoint is missing or not on this machine. No request was made.
+        RegionUnknown: the mode is AWS, and the settings name no region.
     """
 
     def __init__(self, settings: CloudSettings, *, max_attempts: int = MAX_ATTEMPTS) -> None:
@@ -111,6 +114,10 @@ class Connection:
             raise EndpointRefused(
                 f"local mode needs an endpoint on this machine (127.0.0.0/8 or ::1), not {settings.endpoint_url!r}"
             )
+        if settings.mode is CloudMode.LOCAL:
+            settings = replace(settings, region=settings.region or LOCAL_REGION)
+        elif not settings.region:
+            raise RegionUnknown("a connection to AWS needs a region")
         self.settings = settings
         self._max_attempts = max_attempts
         core = _local_session() if settings.mode is CloudMode.LOCAL else botocore.session.Session()

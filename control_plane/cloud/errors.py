@@ -12,6 +12,7 @@
     ├── GroupNotOurs         an Auto Scaling group without the tag `everstep:fleet`
     ├── MalformedEvent       a message of the event queue that is not a valid event
     ├── ContractViolation    a group that Everstep cannot make fit the contract
+    ├── RegionUnknown        no source names the AWS region of this server
     └── EndpointRefused      local mode with an endpoint that is not on this machine
 
 The type alone decides whether a call may be retried.
@@ -90,6 +91,10 @@ class MalformedEvent(CloudError):
 
 class ContractViolation(CloudError):
     """Everstep cannot make the Auto Scaling group fit the contract, so its owner has to change it."""
+
+
+class RegionUnknown(CloudError):
+    """Neither the settings nor the environment of the server name an AWS region."""
 
 
 class EndpointRefused(CloudError):

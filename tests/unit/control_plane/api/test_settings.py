@@ -32,6 +32,7 @@ def settings(**changes) -> Settings:
         ({"aws_endpoint_url": "http://["}, "local mode needs --aws-endpoint-url on this machine"),
         ({"aws_endpoint_url": "http://[", "mode": CloudMode.AWS}, "is not an http or https URL"),
         ({"aws_endpoint_url": None}, "local mode needs --aws-endpoint-url on this machine"),
+        ({"aws_endpoint_url": None, "mode": CloudMode.AWS}, "needs a region: --region or AWS_REGION"),
         ({"bucket": ""}, "a bucket is needed"),
         ({"port": 65536}, "--port 65536 is not a port"),
         ({"retention": Retention(events=0)}, "--keep events=0: the minimum is 1"),
