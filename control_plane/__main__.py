@@ -21,7 +21,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 
 from control_plane.app import Server, create_app, server_config
 from control_plane.cloud.connection import CloudMode, Connection
-from control_plane.cloud.errors import CloudError
+from control_plane.cloud.errors import CloudError, NoCredentials
 from control_plane.cloud.region import find_region
 from control_plane.core.timeouts import explained, ladder, rungs
 from control_plane.db import schema
@@ -265,7 +265,14 @@ def _announce(settings: Settings) -> None:
         if queue
         else "no queue is set (--events-queue-url), so the server only polls AWS",
     )
-    Connection(settings.cloud).identify()
+    try:
+        Connection(settings.cloud).identify()
+    except NoCredentials as error:
+        log.warning(
+            "%s. The server starts, and looks for AWS credentials until they are there. Attach a role to the instance, "
+            "or write ~/.aws/credentials.",
+            error.message,
+        )
 
 
 def _migrate(settings: Settings) -> None:

@@ -30,6 +30,7 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
+from control_plane.cloud.credentials import LateCredentials
 from control_plane.cloud.errors import (
     AccessDenied,
     CapacityError,
@@ -37,6 +38,7 @@ from control_plane.cloud.errors import (
     CloudUnavailable,
     EndpointRefused,
     InvalidRequest,
+    NoCredentials,
     NotFound,
     ObjectChanged,
     RegionUnknown,
@@ -120,7 +122,7 @@ class Connection:
             raise RegionUnknown("a connection to AWS needs a region")
         self.settings = settings
         self._max_attempts = max_attempts
-        core = _local_session() if settings.mode is CloudMode.LOCAL else botocore.session.Session()
+        core = _local_session() if settings.mode is CloudMode.LOCAL else _aws_session()
         self._session = boto3.Session(botocore_session=core, region_name=settings.region, **self._keys())
         self._clients: dict[str, Any] = {}
         # Clients are thread-safe, but sessions are not. Therefore the constructor makes all clients before any thread
@@ -192,7 +194,9 @@ def translated() -> Iterator[None]:
         yield
     except ClientError as error:
         raise from_client_error(error) from error
-    except (NoCredentialsError, PartialCredentialsError) as error:
+    except NoCredentialsError as error:
+        raise NoCredentials(str(error)) from error
+    except PartialCredentialsError as error:
         raise AccessDenied(str(error)) from error
     except ParamValidationError as error:
         raise InvalidRequest(str(error)) from error
@@ -259,6 +263,13 @@ _BY_STATUS: Final[dict[int, type[CloudError]]] = {
     404: NotFound,
     429: Throttled,
 }
+
+
+def _aws_session() -> botocore.session.Session:
+    """Return a session whose clients look for credentials at each use until they are there."""
+    session = botocore.session.Session()
+    session.register_component("credential_provider", LateCredentials())
+    return session
 
 
 def _local_session() -> botocore.session.Session:

@@ -8,6 +8,7 @@
     ├── NotFound             the group, instance, bucket or object does not exist
     ├── ObjectChanged        another writer has written the object
     ├── AccessDenied         the credentials do not permit the call
+    │   └── NoCredentials    no source has credentials yet
     ├── InvalidRequest       AWS rejected the request as invalid
     ├── GroupNotOurs         an Auto Scaling group without the tag `everstep:fleet`
     ├── MalformedEvent       a message of the event queue that is not a valid event
@@ -75,6 +76,10 @@ class ObjectChanged(CloudError):
 
 class AccessDenied(CloudError):
     """The credentials are missing, expired, or do not permit the call."""
+
+
+class NoCredentials(AccessDenied):
+    """No source has AWS credentials yet. The server continues to look for them."""
 
 
 class InvalidRequest(CloudError):

@@ -11,6 +11,7 @@ from botocore.exceptions import (
     EndpointConnectionError,
     NoCredentialsError,
     ParamValidationError,
+    PartialCredentialsError,
 )
 from botocore.parsers import ResponseParserError
 from botocore.stub import Stubber
@@ -31,6 +32,7 @@ from control_plane.cloud.errors import (
     CloudError,
     CloudUnavailable,
     InvalidRequest,
+    NoCredentials,
     NotFound,
     ResourceContended,
     Throttled,
@@ -81,7 +83,8 @@ def test_every_answer_has_its_kind(error: ClientError, kind: type[CloudError]) -
         (EndpointConnectionError(endpoint_url="http://x"), CloudUnavailable),
         (ConnectTimeoutError(endpoint_url="http://x"), CloudUnavailable),
         (ResponseParserError("an HTML page"), CloudUnavailable),
-        (NoCredentialsError(), AccessDenied),
+        (NoCredentialsError(), NoCredentials),
+        (PartialCredentialsError(provider="env", cred_var="AWS_SECRET_ACCESS_KEY"), AccessDenied),
         (ParamValidationError(report="bad"), InvalidRequest),
     ],
 )

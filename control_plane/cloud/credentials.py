@@ -1,0 +1,88 @@
+"""AWS credentials that may appear after the start of the server.
+
+boto3 looks for credentials when it makes a client. A client that was made without credentials never gets any. The
+server can start before its instance has a role, so its clients get an object that looks for the credentials at each
+use, until they are there.
+
+Invariant: after the credentials were found, botocore alone renews them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import botocore.session
+from botocore.credentials import Credentials
+from botocore.exceptions import NoCredentialsError
+
+log = logging.getLogger(__name__)
+
+SEARCH_SECONDS: Final = 5.0
+"""Shortest time between two searches. On a machine outside EC2, a search waits for the metadata service."""
+
+
+class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no types
+    """Credentials of AWS's usual sources, for which each use searches until a search finds them. Thread-safe.
+
+    Args:
+        search: returns the credentials, or None if no source has any.
+        monotonic: clock that limits how often the object searches.
+    """
+
+    def __init__(
+        self, search: Callable[[], Any] | None = None, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._search = search or _search
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._found: Any = None
+        self._searched_at = float("-inf")
+        self.method = "everstep-late"
+
+    def get_frozen_credentials(self) -> Any:
+        """Return the present keys. botocore calls this method for each signature.
+
+        Raises:
+            NoCredentialsError: no source has credentials yet.
+        """
+        with self._lock:
+            if self._found is None and self._monotonic() - self._searched_at >= SEARCH_SECONDS:
+                self._found = self._search()
+                self._searched_at = self._monotonic()
+                if self._found is not None:
+                    log.info("found AWS credentials (%s)", self._found.method)
+            found = self._found
+        if found is None:
+            raise NoCredentialsError
+        return found.get_frozen_credentials()
+
+    @property
+    def access_key(self) -> str:
+        return str(self.get_frozen_credentials().access_key)
+
+    @property
+    def secret_key(self) -> str:
+        return str(self.get_frozen_credentials().secret_key)
+
+    @property
+    def token(self) -> str | None:
+        found: str | None = self.get_frozen_credentials().token
+        return found
+
+    @property
+    def account_id(self) -> str | None:
+        """The account of the keys, which botocore uses for endpoints of some services. None before the keys exist."""
+        return getattr(self._found, "account_id", None)
+
+    def load_credentials(self) -> LateCredentials:
+        """Return the object itself: a botocore session uses the object as its provider of credentials."""
+        return self
+
+
+def _search() -> Any:
+    # A session caches the AWS config file, so each search needs a new session.
+    return botocore.session.Session().get_credentials()
