@@ -314,6 +314,20 @@ class AutoScaling:
         group._suspended_processes = sorted({*group._suspended_processes} - {*processes})
         record.no_launch_before, record.failing_since = 0.0, None
 
+    def rebalance(self, instance_id: str) -> None:
+        """Replace a member after a rebalance recommendation, if its group has CapacityRebalance.
+
+        AWS may wait until the replacement is in service. The engine terminates the member at once. Protection from
+        scale-in has no effect on the replacement.
+        """
+        for group in self.groups():
+            for member in list(group.instance_states):
+                if group.capacity_rebalance and member.instance.id == instance_id:
+                    cause = (
+                        f"At {_stamp()} an instance was taken out of service in response to an EC2 instance rebalance"
+                    )
+                    self._begin_termination(group, member, f"{cause} recommendation.")
+
     def suspension_reason(self, group: FakeAutoScalingGroup, process: str) -> str:
         """Return the reason why a process is suspended; empty if the process is not suspended."""
         return self._record(group).suspensions.get(process, "")
@@ -416,58 +430,64 @@ class AutoScaling:
             record.protected_at_desired = None
 
     def _launch(self, group: FakeAutoScalingGroup, count: int) -> None:
-        instance_type, zone = group.instance_type, group.availability_zones[0]
-        record = self._record(group)
-        possible = self._ec2.free_count(instance_type, count)
-        if possible:
-            record.failing_since = None
-            # Launch here, because moto's own launch would use the template's default version instead of the group's
-            # version.
-            reservation = group.ec2_backend.run_instances(
-                group.image_id,
-                possible,
-                group.user_data,
-                group.security_groups,
-                instance_type=instance_type,
-                is_instance_type_default=False,
-                tags={
-                    "instance": {
-                        **group.get_propagated_tags(),
-                        **group.instance_tags,
-                        "aws:autoscaling:groupName": group.name,
-                    }
-                },
-                placement=zone,
-                launch_config=group.launch_config,
-                launch_template=_template_of(group),
-                subnet_id=group.vpc_zone_identifier.split(",")[0] if group.vpc_zone_identifier else None,
-            )
-            for instance in reservation.instances:
-                instance.autoscaling_group = group
-                is_protected = bool(group.new_instances_protected_from_scale_in)
-                member = InstanceState(
-                    instance,
-                    lifecycle_state="Pending",
-                    protected_from_scale_in=is_protected and self._answers.pending_member_shows_protection,
-                )
-                self._member(member).will_be_protected = is_protected
-                group.instance_states.append(member)
-                cause = (
-                    f"At {_stamp()} an instance was started in response to a difference between desired and actual "
-                    "capacity."
-                )
-                self._member(member).launch = self._note(
-                    group, f"Launching a new EC2 instance: {instance.id}", status="InProgress", cause=cause
-                )
-        if possible < count:
+        """Launch instances of the group's types, in the order of its overrides, as far as there is capacity."""
+        record, types, launched = self._record(group), instance_types(group), 0
+        for instance_type in types:
+            possible = self._ec2.free_count(instance_type, count - launched)
+            if possible:
+                record.failing_since = None
+                self._run(group, instance_type, possible)
+                launched += possible
+        if launched < count:
             record.no_launch_before = self._monotonic() + self._faults.conditions.launch_retry_seconds
-            message = LAUNCH_FAILED.format(type=instance_type, zone=zone)
+            message = LAUNCH_FAILED.format(type=types[-1], zone=group.availability_zones[0])
             failure = self._note(
                 group, f"Launching a new EC2 instance.  Status Reason: {message}", status="Failed", message=message
             )
             self._tell(group, "", failure, is_launch=True)
-            if not possible:
+            if not launched:
                 self._give_up(group, record)
+
+    def _run(self, group: FakeAutoScalingGroup, instance_type: str, count: int) -> None:
+        """Launch instances of one type as new members."""
+        # Launch here, because moto's own launch would use the template's default version instead of the group's
+        # version.
+        reservation = group.ec2_backend.run_instances(
+            group.image_id,
+            count,
+            group.user_data,
+            group.security_groups,
+            instance_type=instance_type,
+            is_instance_type_default=False,
+            tags={
+                "instance": {
+                    **group.get_propagated_tags(),
+                    **group.instance_tags,
+                    "aws:autoscaling:groupName": group.name,
+                }
+            },
+            placement=group.availability_zones[0],
+            launch_config=group.launch_config,
+            launch_template=_template_of(group),
+            subnet_id=group.vpc_zone_identifier.split(",")[0] if group.vpc_zone_identifier else None,
+        )
+        for instance in reservation.instances:
+            instance.autoscaling_group = group
+            is_protected = bool(group.new_instances_protected_from_scale_in)
+            member = InstanceState(
+                instance,
+                lifecycle_state="Pending",
+                protected_from_scale_in=is_protected and self._answers.pending_member_shows_protection,
+            )
+            self._member(member).will_be_protected = is_protected
+            group.instance_states.append(member)
+            cause = f"At {_stamp()} an instance was started in response to a difference between desired and actual"
+            self._member(member).launch = self._note(
+                group,
+                f"Launching a new EC2 instance: {instance.id}",
+                status="InProgress",
+                cause=f"{cause} capacity.",
+            )
 
     def _give_up(self, group: FakeAutoScalingGroup, record: _Record) -> None:
         """Suspend Launch, as AWS does, after launches have failed for the configured time without a success."""
@@ -576,6 +596,17 @@ class AutoScaling:
         activities.insert(0, activity)
         del activities[ACTIVITIES_KEPT:]
         return activity
+
+
+def instance_types(group: FakeAutoScalingGroup) -> list[str]:
+    """Return the instance types that a group launches, in order of priority.
+
+    They are the types of the overrides in the group's MixedInstancesPolicy, or else the type of its launch template.
+    """
+    policy = group.mixed_instances_policy or {}
+    overrides = policy.get("LaunchTemplate", {}).get("Overrides") or ()
+    types = [override["InstanceType"] for override in overrides if "InstanceType" in override]
+    return types or [group.instance_type]
 
 
 def find_group(backend: AutoScalingBackend, name: str | None) -> FakeAutoScalingGroup:

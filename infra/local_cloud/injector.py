@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from infra.local_cloud import events, node_faults
-from infra.local_cloud.auto_scaling import AutoScaling
+from infra.local_cloud.auto_scaling import AutoScaling, instance_types
 from infra.local_cloud.ec2 import Ec2, End, ScheduledEvent
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.events import Announcements, stamp
@@ -270,6 +270,7 @@ class Injector:
         backend, _, life = self._places.ec2.find(instance_id)
         life.rebalance_at = datetime.now(UTC)
         self._announce(events.rebalance_recommendation(self._places.ec2.owner(backend), instance_id))
+        self._places.auto_scaling.rebalance(instance_id)
         return self._effect(
             fault, instance_id, f"{instance_id} should be left", {"notice_time": stamp(life.rebalance_at)}
         )
@@ -388,7 +389,7 @@ class Injector:
         types = (
             {fault.instance_type}
             if fault.instance_type
-            else {group.instance_type for group in self._places.auto_scaling.groups()}
+            else {kind for group in self._places.auto_scaling.groups() for kind in instance_types(group)}
         )
         if not types:
             raise FaultRefused("no Auto Scaling group exists yet; pass an instance type")

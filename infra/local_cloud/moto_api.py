@@ -199,6 +199,10 @@ def _install_launch_templates() -> None:
 
 def _install_groups(engine: AutoScaling) -> None:
     create, update = AutoScalingBackend.create_auto_scaling_group, AutoScalingBackend.update_auto_scaling_group
+    update_action, plain_template = (
+        AutoScalingResponse.update_auto_scaling_group,
+        FakeAutoScalingGroup.launch_template.fget,
+    )
 
     def store_desired(self: FakeAutoScalingGroup, desired: int | None) -> None:
         self.desired_capacity = self.min_size if desired is None else desired
@@ -221,9 +225,23 @@ def _install_groups(engine: AutoScaling) -> None:
     def update_auto_scaling_group(self: AutoScalingBackend, **arguments: Any) -> FakeAutoScalingGroup:
         group = find_group(self, arguments["name"])
         engine.update(group, arguments["min_size"], arguments["max_size"], arguments["desired_capacity"])
+        policy = group.mixed_instances_policy
         updated = update(self, **arguments)
+        if not arguments["launch_template"] and not arguments["mixed_instances_policy"]:
+            updated.mixed_instances_policy = policy  # moto drops the policy in an update without a policy.
         updated.desired_capacity = min(max(updated.desired_capacity, updated.min_size), updated.max_size)
         return updated
+
+    def update_with_rebalance(self: AutoScalingResponse) -> ActionResult:
+        answer = update_action(self)
+        rebalance = self._get_bool_param("CapacityRebalance", None)
+        if rebalance is not None:
+            find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName")).capacity_rebalance = rebalance
+        return answer
+
+    def launch_template(self: FakeAutoScalingGroup) -> dict[str, str] | None:
+        # AWS shows the template of a mixed instances policy inside the policy only.
+        return None if self.mixed_instances_policy else plain_template(self)
 
     def set_desired_capacity(self: AutoScalingBackend, group_name: str, desired: int | None) -> None:
         group = find_group(self, group_name)
@@ -272,6 +290,8 @@ def _install_groups(engine: AutoScaling) -> None:
         return ActionResult({"Activities": activities[first : first + size], "NextToken": following})
 
     FakeAutoScalingGroup.set_desired_capacity = store_desired
+    FakeAutoScalingGroup.launch_template = property(launch_template)
+    AutoScalingResponse.update_auto_scaling_group = update_with_rebalance
     AutoScalingBackend.create_auto_scaling_group = create_auto_scaling_group
     AutoScalingBackend.update_auto_scaling_group = update_auto_scaling_group
     AutoScalingBackend.set_desired_capacity = set_desired_capacity

@@ -11,9 +11,11 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from control_plane.cloud.aws import AwsOperator
+from control_plane.cloud.operator import MixedInstances
 from infra.local_cloud.aws_answers import AwsAnswers
 from infra.local_cloud.environment import REGION
-from infra.local_cloud.fault_kinds import RateLimits, StaleView, ZoneDisruption
+from infra.local_cloud.fault_kinds import RateLimits, Rebalance, StaleView, ZoneDisruption
 from infra.local_cloud.faults import Conditions
 from tests.unit.local_cloud.served import QUICK, ServedAws, eventually, served_aws
 
@@ -291,6 +293,81 @@ def test_operations_of_a_family_share_a_bucket(aws: ServedAws) -> None:
         aws.set_conditions(QUICK)
         ec2.describe_vpcs()
         scaling.describe_policies()
+
+
+# Groups with several instance types, warm pools and Capacity Rebalancing
+
+
+def mixed_group(aws: ServedAws, types: list[str]) -> str:
+    plain = aws.make_group()
+    name = f"mixed-{plain}"
+    aws.client("autoscaling").create_auto_scaling_group(
+        AutoScalingGroupName=name,
+        MixedInstancesPolicy={
+            "LaunchTemplate": {
+                "LaunchTemplateSpecification": {"LaunchTemplateName": plain, "Version": "$Latest"},
+                "Overrides": [{"InstanceType": each} for each in types],
+            },
+            "InstancesDistribution": {"OnDemandPercentageAboveBaseCapacity": 50},
+        },
+        MinSize=0,
+        MaxSize=5,
+        DesiredCapacity=0,
+        AvailabilityZones=["us-east-1a"],
+        Tags=[{"Key": "everstep:fleet", "Value": "f", "PropagateAtLaunch": True}],
+    )
+    return name
+
+
+def test_a_mixed_group_launches_the_next_type_when_the_first_has_no_capacity(aws: ServedAws) -> None:
+    name = mixed_group(aws, ["p5.48xlarge", "p5e.48xlarge"])
+    aws.set_conditions(quick(capacity={"p5.48xlarge": 1, "p5e.48xlarge": 1}))
+    aws.client("autoscaling").set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=3)
+    aws.in_service(name, 2)
+    assert sorted(member["InstanceType"] for member in aws.group(name)["Instances"]) == ["p5.48xlarge", "p5e.48xlarge"]
+    activities = aws.client("autoscaling").describe_scaling_activities(AutoScalingGroupName=name)["Activities"]
+    assert "do not have sufficient p5e.48xlarge capacity" in activities[0]["StatusMessage"]
+
+
+def test_a_mixed_group_shows_its_template_inside_its_policy_and_an_update_keeps_the_policy(aws: ServedAws) -> None:
+    name = mixed_group(aws, ["p5.48xlarge", "p5e.48xlarge"])
+    aws.client("autoscaling").update_auto_scaling_group(
+        AutoScalingGroupName=name, NewInstancesProtectedFromScaleIn=True
+    )
+    group = aws.group(name)
+    assert "LaunchTemplate" not in group
+    policy = group["MixedInstancesPolicy"]
+    assert [each["InstanceType"] for each in policy["LaunchTemplate"]["Overrides"]] == ["p5.48xlarge", "p5e.48xlarge"]
+    assert policy["InstancesDistribution"]["OnDemandPercentageAboveBaseCapacity"] == 50
+    seen = AwsOperator(aws.connection()).describe_group(name)
+    assert seen.mixed == MixedInstances(instance_types=("p5.48xlarge", "p5e.48xlarge"))
+    assert seen.new_instances_protected
+
+
+def test_a_warm_pool_and_capacity_rebalancing_are_part_of_a_groups_description(aws: ServedAws) -> None:
+    name = aws.make_group()
+    scaling, operator = aws.client("autoscaling"), AwsOperator(aws.connection())
+    before = operator.describe_group(name)
+    assert (before.has_warm_pool, before.has_capacity_rebalance) == (False, False)
+    scaling.put_warm_pool(AutoScalingGroupName=name, MinSize=2)
+    scaling.update_auto_scaling_group(AutoScalingGroupName=name, CapacityRebalance=True)
+    after = operator.describe_group(name)
+    assert (after.has_warm_pool, after.has_capacity_rebalance) == (True, True)
+    assert scaling.describe_warm_pool(AutoScalingGroupName=name)["WarmPoolConfiguration"]["MinSize"] == 2
+    scaling.delete_warm_pool(AutoScalingGroupName=name)
+    scaling.update_auto_scaling_group(AutoScalingGroupName=name, CapacityRebalance=False)
+    assert operator.describe_group(name) == before
+
+
+@pytest.mark.parametrize("has_rebalance", [True, False])
+def test_capacity_rebalancing_replaces_even_a_protected_member(aws: ServedAws, has_rebalance: bool) -> None:
+    name = aws.make_group(desired=1, CapacityRebalance=has_rebalance, NewInstancesProtectedFromScaleIn=True)
+    (id,) = aws.in_service(name, 1)
+    aws.inject(Rebalance(target=id))
+    aws.in_service(aws.make_group(desired=1), 1)
+    if has_rebalance:
+        eventually(lambda: id not in aws.members(name))
+    assert (aws.in_service(name, 1) == [id]) is not has_rebalance
 
 
 # Answers of AWS
