@@ -52,6 +52,7 @@ from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.context import LoopContext
 from control_plane.loop.event_feed import EventFeed
 from control_plane.loop.exporter import EventExporter
+from control_plane.loop.figures import LoopFigures
 from control_plane.loop.log_exporter import LogExporter
 from control_plane.loop.metric_writer import MetricWriter
 from control_plane.loop.runner import Runner
@@ -115,12 +116,14 @@ def create_app(
     sinks: dict[str, EventSink] = {}
     log_sink: LogSink | None = None
     attestation: Attestation | None = None
+    figures = LoopFigures()
     if operator is None or objects is None:
         connection = Connection(settings.cloud)
         queue = SqsQueue(connection, settings.events_queue_url) if settings.events_queue_url else None
         sinks = {arn: sink_of(connection, arn) for arn in settings.event_exports}
         log_sink = LogGroupSink(connection, settings.log_group) if settings.log_group else None
         operator = operator or AwsOperator(connection)
+        figures = LoopFigures(connection.meter.collectors)
         if settings.mode is CloudMode.AWS:
             account = cache(lambda: connection.identify().account)
             attestation = Attestation(sts=RegionalSts(settings.region), region=settings.region, account=account)
@@ -152,6 +155,7 @@ def create_app(
         server_id=server_id(settings.state_directory),
         attestation=attestation,
         feed=EventFeed(database, now),
+        figures=figures,
         now=now,
         wake=lambda: None,
     )

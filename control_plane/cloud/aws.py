@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -33,12 +33,15 @@ from everstep.protocol.ids import NodeId
 
 log = logging.getLogger(__name__)
 
-SETTINGS_TTL_SECONDS: Final = 5.0
+SETTINGS_TTL_SECONDS: Final = 30.0
 """Seconds for which hooks, policies and the instance type of a group are cached.
 
-A read of these settings takes three calls, and only people change them. The control plane notices a change within this
-time.
+A read of these settings takes three calls per group, and only people change them. The control plane notices a change
+within this time.
 """
+GROUPS: Final = "AutoScalingGroups"
+GROUPS_PER_CALL: Final = 100
+"""Limit of names and results per call of DescribeAutoScalingGroups. AWS's default is 50."""
 DESCRIBED_PER_CALL: Final = 500
 """Instance ids per call of DescribeInstances. AWS documents no limit. Karpenter uses the same number in production."""
 STATUSES_PER_CALL: Final = 100
@@ -73,31 +76,29 @@ class AwsOperator:
 
     def describe_group(self, name: str) -> GroupState:
         """Return the current state of a group (see `CloudOperator.describe_group`)."""
-        group = self._describe(name)
-        template, mixed = _template(group), _mixed(group.get("MixedInstancesPolicy"))
-        members = tuple(_member(member) for member in group["Instances"])
-        settings = self._group_settings(name, template, members)
-        return GroupState(
-            name=name,
-            desired_count=group["DesiredCapacity"],
-            min_size=group["MinSize"],
-            max_size=group["MaxSize"],
-            availability_zones=tuple(group["AvailabilityZones"]),
-            members=members,
-            suspended_processes=frozenset(process["ProcessName"] for process in group["SuspendedProcesses"]),
-            new_instances_protected=group["NewInstancesProtectedFromScaleIn"],
+        return self.complete_group(self._listed(name))
+
+    def list_groups(self, names: Collection[str]) -> Mapping[str, GroupState]:
+        """Return groups by name (see `CloudOperator.list_groups`)."""
+        wanted, found = sorted(set(names)), dict[str, GroupState]()
+        for start in range(0, len(wanted), GROUPS_PER_CALL):
+            with translated():
+                pages = self._auto_scaling.get_paginator("describe_auto_scaling_groups").paginate(
+                    AutoScalingGroupNames=wanted[start : start + GROUPS_PER_CALL],
+                    PaginationConfig={"PageSize": GROUPS_PER_CALL},
+                )
+                found |= {group["AutoScalingGroupName"]: _group(group) for page in pages for group in page[GROUPS]}
+        return found
+
+    def complete_group(self, group: GroupState) -> GroupState:
+        """Return a group with the settings of separate calls (see `CloudOperator.complete_group`)."""
+        self._check_tag(group)
+        settings = self._group_settings(group.name, group.launch_template, group.members)
+        return replace(
+            group,
             hooks=settings.hooks,
             scaling_policies=settings.policies,
-            tags={tag["Key"]: tag.get("Value", "") for tag in group["Tags"]},
-            launch_template=template,
-            instance_type=_instance_type(settings.instance_type, mixed),
-            mixed=mixed,
-            has_capacity_rebalance=group.get("CapacityRebalance", False),
-            has_warm_pool=bool(group.get("WarmPoolConfiguration")),
-            status=group.get("Status", ""),
-            suspension_reasons={
-                process["ProcessName"]: process.get("SuspensionReason") or "" for process in group["SuspendedProcesses"]
-            },
+            instance_type=_instance_type(settings.instance_type, group.mixed),
         )
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
@@ -154,8 +155,9 @@ class AwsOperator:
             self._ec2.terminate_instances(InstanceIds=[instance_id])
 
     def _require_member(self, group: str, instance_id: NodeId) -> None:
-        members = {member["InstanceId"]: member["LifecycleState"] for member in self._describe(group)["Instances"]}
-        if members.get(instance_id, "Terminated").startswith(("Terminat", "Detach")):
+        state = self._listed(group)
+        self._check_tag(state)
+        if instance_id not in {member.instance_id for member in state.members if not member.is_leaving}:
             raise NotFound(f"{instance_id} is not a member of the Auto Scaling group {group!r}, or is leaving it")
 
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
@@ -264,27 +266,26 @@ class AwsOperator:
             )
         self._forget_settings(name)
 
-    def _describe(self, name: str) -> dict[str, Any]:
-        with translated():
-            answer = self._auto_scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[name])
-        if not answer["AutoScalingGroups"]:
+    def _listed(self, name: str) -> GroupState:
+        group = self.list_groups([name]).get(name)
+        if group is None:
             raise NotFound(f"Auto Scaling group {name!r} does not exist")
-        group: dict[str, Any] = answer["AutoScalingGroups"][0]
-        if not any(tag["Key"] == FLEET_TAG for tag in group["Tags"]):
-            with self._lock:
-                self._tagged.discard(name)
-            raise GroupNotOurs(
-                f"Auto Scaling group {name!r} has no tag {FLEET_TAG!r}; Everstep changes only groups with this tag"
-            )
-        with self._lock:
-            self._tagged.add(name)
         return group
+
+    def _check_tag(self, group: GroupState) -> None:
+        with self._lock:
+            (self._tagged.add if group.is_tagged else self._tagged.discard)(group.name)
+        if not group.is_tagged:
+            raise GroupNotOurs(
+                f"Auto Scaling group {group.name!r} has no tag {FLEET_TAG!r}; Everstep changes only groups with this "
+                "tag"
+            )
 
     def _require_tag(self, name: str) -> None:
         with self._lock:
             if name in self._tagged:
                 return
-        self._describe(name)
+        self._check_tag(self._listed(name))
 
     def _group_settings(
         self, name: str, template: LaunchTemplateRef | None, members: Sequence[MemberState]
@@ -328,6 +329,29 @@ class AwsOperator:
             )
         versions = answer["LaunchTemplateVersions"]
         return str(versions[0]["LaunchTemplateData"].get("InstanceType", "")) if versions else ""
+
+
+def _group(group: Mapping[str, Any]) -> GroupState:
+    suspended = group["SuspendedProcesses"]
+    return GroupState(
+        name=group["AutoScalingGroupName"],
+        desired_count=group["DesiredCapacity"],
+        min_size=group["MinSize"],
+        max_size=group["MaxSize"],
+        availability_zones=tuple(group["AvailabilityZones"]),
+        members=tuple(_member(member) for member in group["Instances"]),
+        suspended_processes=frozenset(process["ProcessName"] for process in suspended),
+        new_instances_protected=group["NewInstancesProtectedFromScaleIn"],
+        hooks=(),
+        scaling_policies=(),
+        tags={tag["Key"]: tag.get("Value", "") for tag in group["Tags"]},
+        launch_template=_template(group),
+        mixed=_mixed(group.get("MixedInstancesPolicy")),
+        has_capacity_rebalance=group.get("CapacityRebalance", False),
+        has_warm_pool=bool(group.get("WarmPoolConfiguration")),
+        status=group.get("Status", ""),
+        suspension_reasons={process["ProcessName"]: process.get("SuspensionReason") or "" for process in suspended},
+    )
 
 
 def _template(group: Mapping[str, Any]) -> LaunchTemplateRef | None:

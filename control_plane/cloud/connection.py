@@ -30,6 +30,7 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
+from control_plane.cloud.call_meter import BUDGETS, THROTTLED_CODES, CallMeter
 from control_plane.cloud.credentials import LateCredentials
 from control_plane.cloud.errors import (
     AccessDenied,
@@ -125,6 +126,8 @@ class Connection:
         core = _local_session() if settings.mode is CloudMode.LOCAL else _aws_session()
         self._session = boto3.Session(botocore_session=core, region_name=settings.region, **self._keys())
         self._clients: dict[str, Any] = {}
+        # The local cloud has no limits besides the throttling that a fault script injects.
+        self.meter = CallMeter(BUDGETS if settings.mode is CloudMode.AWS else {})
         # Clients are thread-safe, but sessions are not. Therefore the constructor makes all clients before any thread
         # uses them.
         for service in ("autoscaling", "ec2", "events", "logs", "s3", "sns", "sqs", "sts"):
@@ -173,6 +176,7 @@ class Connection:
             proxies={} if is_local else None,
         )
         client = self._session.client(service, endpoint_url=self.settings.endpoint_url, config=config)
+        self.meter.watch(client, service)
         if is_local:
             client.meta.events.register_first("before-send.*", _refuse_elsewhere)
         return client
@@ -228,11 +232,7 @@ def _kind(code: str, message: str, status: int) -> type[CloudError]:
 
 
 _CODES: Final[tuple[tuple[type[CloudError], str], ...]] = (
-    (
-        Throttled,
-        "Throttling ThrottlingException ThrottledException RequestLimitExceeded RequestThrottled "
-        "TooManyRequestsException SlowDown",
-    ),
+    (Throttled, " ".join(THROTTLED_CODES)),
     (
         CapacityError,
         "InsufficientInstanceCapacity InstanceLimitExceeded VcpuLimitExceeded MaxSpotInstanceCountExceeded "

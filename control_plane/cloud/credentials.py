@@ -62,14 +62,17 @@ class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no typ
 
     @property
     def access_key(self) -> str:
+        """The present access key id. Raises NoCredentialsError like `get_frozen_credentials`."""
         return str(self.get_frozen_credentials().access_key)
 
     @property
     def secret_key(self) -> str:
+        """The present secret key. Raises NoCredentialsError like `get_frozen_credentials`."""
         return str(self.get_frozen_credentials().secret_key)
 
     @property
     def token(self) -> str | None:
+        """The present session token, or None for permanent keys. Raises NoCredentialsError if no keys exist."""
         found: str | None = self.get_frozen_credentials().token
         return found
 

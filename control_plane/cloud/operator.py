@@ -233,8 +233,21 @@ class CloudOperator(Protocol):
     def describe_group(self, name: str) -> GroupState:
         """Return the current state of a group.
 
-        The poller of AWS calls this method for each poll. Hooks, policies and the launch template may be a few seconds
-        old.
+        The result is that of `list_groups` for this name and `complete_group`. Raises `NotFound` if the group does not
+        exist.
+        """
+
+    def list_groups(self, names: Collection[str]) -> Mapping[str, GroupState]:
+        """Return groups by name, with one request per 100 names. The poller of AWS calls this method for each poll.
+
+        The result omits groups that do not exist, and contains groups without the tag. The fields `hooks`,
+        `scaling_policies` and `instance_type` are valid only after `complete_group`.
+        """
+
+    def complete_group(self, group: GroupState) -> GroupState:
+        """Return a group of `list_groups` with its hooks, its policies and its instance type.
+
+        These settings may be up to half a minute old. Raises `GroupNotOurs` if the group lacks the tag.
         """
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:

@@ -2,49 +2,48 @@
 
 The loops read the newest answer and never wait for AWS.
 
-- Groups and instances: every `POLL_SECONDS`, and immediately after an agent's connection breaks, an AWS event arrives
-  or the executor changes the group.
+- Groups and instances: at the interval of `core.polling`, and immediately after an agent's connection breaks, an AWS
+  event arrives or the executor changes the group. One request lists the groups of all fleets.
 - Scheduled events and network topology: every `CLOSE_SECONDS`, and immediately for new instances.
 - Status checks: every `CLOSE_SECONDS`, and every `SUSPECT_SECONDS` for instances with a silent agent.
+
+Only the server that manages a fleet polls it. A throttled poll delays the next polls of its fleet.
 
 Invariant: each answer contains the time of its request. If the control plane changed the group after this request, the
 loops do not use the answer for decisions about the group. The module stores AWS's notices in the database, where the
 server that manages the job reads them.
-
-The module has more than 500 lines. The requests to AWS and the readers of the answers share one cache per
-fleet.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 
-from control_plane.cloud.contract import MAX_HOOK_TIMEOUT, drift
-from control_plane.cloud.errors import CloudError
-from control_plane.cloud.operator import (
-    TERMINATING_TRANSITION,
-    CloudOperator,
-    Ec2State,
-    GroupState,
-    InstanceState,
-    LaunchFailure,
-    MemberState,
-    ScheduledEvent,
-)
-from control_plane.core.capacity import failing_since, waiting_words
-from control_plane.core.observed.fleets import GroupMember, GroupObserved
+from control_plane.cloud.errors import CloudError, NotFound, Throttled
+from control_plane.cloud.operator import CloudOperator, Ec2State, GroupState, InstanceState, LaunchFailure
+from control_plane.core.capacity import waiting_words
+from control_plane.core.observed.fleets import GroupObserved
 from control_plane.core.observed.nodes import InstanceCondition
+from control_plane.core.polling import POLL_SECONDS, backoff_seconds, interval_seconds
 from control_plane.core.states import NodeState
 from control_plane.core.timeouts import FORGET_SECONDS
 from control_plane.db import fleets, nodes, notices
 from control_plane.db.notices import NoticeRecord, NoticeSource
 from control_plane.db.session import Database
+from control_plane.loop.cloud_answers import (
+    conditions_of,
+    first_line,
+    group_observed,
+    held_members,
+    hook_seconds,
+    maintenance_notice,
+)
 from control_plane.loop.repeating import pause
 from control_plane.steady_clock import steady_now
 from everstep.protocol.agent_messages import NoticeKind
@@ -52,7 +51,6 @@ from everstep.protocol.ids import FleetName, NodeId
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 1.0
 FLEETS_AT_ONCE = 4
 """Limit of fleets that the server polls in parallel. Each poll uses one thread."""
 CLOSE_SECONDS = 60.0
@@ -80,6 +78,10 @@ class CloudView:
 class _Known:
     """AWS's answers about one fleet, and the times of the requests, for the poller's next round."""
 
+    not_before: float = float("-inf")
+    """Monotonic time of the next permitted poll after a throttled one."""
+    throttled_count: int = 0
+    """Throttled polls in a row."""
     looked_closely_at: float = float("-inf")
     asked: set[NodeId] = field(default_factory=set)
     """Nodes for which this server has requested the network topology from EC2."""
@@ -112,6 +114,9 @@ class CloudWatch:
         when_changed: Callable[[], None],
         monotonic: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = steady_now,
+        *,
+        serves: Callable[[FleetName], bool] = lambda _: True,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         self._database = database
         self._operator = operator
@@ -120,10 +125,14 @@ class CloudWatch:
         self._views: dict[FleetName, CloudView] = {}
         self._not_before: dict[FleetName, float] = {}
         self._now = now
+        self._serves = serves
+        self._jitter = jitter
         self._failing: dict[str, str] = {}
         self._known: dict[FleetName, _Known] = {}
         self._asking: dict[FleetName, asyncio.Task[None]] = {}
+        self._listing: set[asyncio.Task[Mapping[str, GroupState]]] = set()
         self._turns = asyncio.Semaphore(FLEETS_AT_ONCE)
+        self._event_at: float | None = None
         self._look = asyncio.Event()
         self._look_closer = asyncio.Event()
 
@@ -134,15 +143,22 @@ class CloudWatch:
         """
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._repeat(stop, partial(self.poll, patience_seconds=POLL_SECONDS), self._look))
-                group.create_task(self._repeat(stop, self.survey, self._look_closer))
+                poll = partial(self.poll, patience_seconds=POLL_SECONDS)
+                group.create_task(self._repeat(stop, poll, self._look, self.poll_interval_seconds))
+                group.create_task(self._repeat(stop, self.survey, self._look_closer, lambda: POLL_SECONDS))
         finally:
-            asking = list(self._asking.values())
+            asking = [*self._asking.values(), *self._listing]
             for task in asking:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
 
-    async def _repeat(self, stop: asyncio.Event, ask: Callable[[], Awaitable[None]], wake: asyncio.Event) -> None:
+    async def _repeat(
+        self,
+        stop: asyncio.Event,
+        ask: Callable[[], Awaitable[None]],
+        wake: asyncio.Event,
+        interval_seconds: Callable[[], float],
+    ) -> None:
         while not stop.is_set():
             wake.clear()
             try:
@@ -150,22 +166,41 @@ class CloudWatch:
             except Exception:
                 # This task is the server's only poller, so it must continue after any error.
                 log.exception("a poll of AWS failed; the next poll follows")
-            await pause(POLL_SECONDS, until=wake)
+            await pause(interval_seconds(), until=wake)
+
+    def poll_interval_seconds(self) -> float:
+        """Return the present pause between two polls of groups and instances."""
+        return interval_seconds(None if self._event_at is None else self._monotonic() - self._event_at)
 
     async def poll(self, *, patience_seconds: float | None = None) -> None:
         """Request the state of each fleet's group and instances from AWS.
 
-        The method skips a fleet whose earlier request has no answer yet. It polls fleets in parallel, so that a hanging
-        call does not delay other fleets.
+        The method skips a fleet that another server manages, that waits after a throttled poll, or whose earlier
+        request has no answer yet. It lists all groups by one call, and then polls the fleets in parallel, so that a
+        hanging call about one fleet does not delay other fleets.
 
         Args:
             patience_seconds: time limit of this call in seconds. Slower requests continue in the background. None:
                 wait for all answers.
         """
+        asked_at, due = self._monotonic(), list[fleets.FleetRecord]()
         for fleet in await asyncio.to_thread(self._fleets):
-            if (name := FleetName(fleet.name)) not in self._asking:
+            name = FleetName(fleet.name)
+            if not self._serves(name):
+                self._views.pop(name, None)
+            elif name not in self._asking and asked_at >= self._known.setdefault(name, _Known()).not_before:
+                due.append(fleet)
+        if due:
+            names = [fleet.auto_scaling_group_name for fleet in due]
+            listing = asyncio.create_task(
+                asyncio.to_thread(self._operator.list_groups, names), name="ask AWS about groups"
+            )
+            self._listing.add(listing)
+            listing.add_done_callback(self._listing.discard)
+            for fleet in due:
+                name = FleetName(fleet.name)
                 task = self._asking[name] = asyncio.create_task(
-                    self._poll_fleet(name, fleet), name=f"ask AWS about {name}"
+                    self._poll_fleet(name, fleet, listing, asked_at), name=f"ask AWS about {name}"
                 )
                 task.add_done_callback(partial(self._answered, name))
         if self._asking:
@@ -174,17 +209,28 @@ class CloudWatch:
     def _answered(self, name: FleetName, _: asyncio.Task[None]) -> None:
         del self._asking[name]
 
-    async def _poll_fleet(self, name: FleetName, fleet: fleets.FleetRecord) -> None:
-        async with self._turns:
-            asked_at = self._monotonic()
-            try:
-                view = await asyncio.to_thread(self._ask, fleet, asked_at)
-            except CloudError as error:
-                self._tell_once(name, f"fleet {name}: the cloud does not answer: {error}")
-                return
-            except Exception:
-                log.exception("fleet %s: could not read or store AWS's answer; the next poll retries", name)
-                return
+    async def _poll_fleet(
+        self,
+        name: FleetName,
+        fleet: fleets.FleetRecord,
+        listing: asyncio.Task[Mapping[str, GroupState]],
+        asked_at: float,
+    ) -> None:
+        about = self._known.setdefault(name, _Known())
+        try:
+            groups = await asyncio.shield(listing)  # The fleets share the request, so no fleet may cancel it.
+            async with self._turns:
+                view = await asyncio.to_thread(self._ask, fleet, groups, asked_at)
+        except CloudError as error:
+            if isinstance(error, Throttled):
+                about.throttled_count += 1
+                about.not_before = self._monotonic() + backoff_seconds(about.throttled_count, self._jitter())
+            self._tell_once(name, f"fleet {name}: the cloud does not answer: {error}")
+            return
+        except Exception:
+            log.exception("fleet %s: could not read or store AWS's answer; the next poll retries", name)
+            return
+        about.throttled_count = 0
         self._failing.pop(name, None)
         before = self._views.get(name)
         self._views[name] = view
@@ -205,6 +251,14 @@ class CloudWatch:
                 continue
             if is_news:
                 self._when_changed()
+
+    def event_arrived(self) -> None:
+        """Record that an event of AWS arrived. While events arrive, the server polls less often."""
+        self._event_at = self._monotonic()
+
+    def view_age_seconds(self) -> float:
+        """Return the age of the oldest answer about a fleet that this server manages, or 0 without an answer."""
+        return max((self._monotonic() - view.asked_at for view in self._views.values()), default=0.0)
 
     def poll_now(self) -> None:
         """Start the next poll of groups and instances immediately.
@@ -296,8 +350,11 @@ class CloudWatch:
         with self._database.read() as session:
             return fleets.every(session)
 
-    def _ask(self, fleet: fleets.FleetRecord, asked_at: float) -> CloudView:
-        group = self._operator.describe_group(fleet.auto_scaling_group_name)
+    def _ask(self, fleet: fleets.FleetRecord, groups: Mapping[str, GroupState], asked_at: float) -> CloudView:
+        listed = groups.get(fleet.auto_scaling_group_name)
+        if listed is None:
+            raise NotFound(f"Auto Scaling group {fleet.auto_scaling_group_name!r} does not exist")
+        group = self._operator.complete_group(listed)
         with self._database.read() as session:
             known = {NodeId(node.id) for node in nodes.of_fleet(session, fleet.name) if node.state != NodeState.GONE}
         ids = known | {member.instance_id for member in group.members}
@@ -311,10 +368,10 @@ class CloudWatch:
         absent_twice, about.absent = absent & about.absent, absent
         return CloudView(
             asked_at=asked_at,
-            group=_group(group, about.launch_failures, before.group if before is not None else None),
+            group=group_observed(group, about.launch_failures, before.group if before is not None else None),
             instance_type=group.instance_type,
             availability_zone=", ".join(group.availability_zones),
-            conditions=_conditions(group, instances, absent_twice),
+            conditions=conditions_of(group, instances, absent_twice),
         )
 
     def _launch_failures(self, fleet: fleets.FleetRecord, about: _Known) -> tuple[LaunchFailure, ...]:
@@ -326,7 +383,7 @@ class CloudWatch:
         try:
             found = self._operator.recent_launch_failures(fleet.auto_scaling_group_name)
         except CloudError as error:
-            self._tell_once(key, f"fleet {fleet.name}: why its launches fail is unknown: {_first_line(error)}")
+            self._tell_once(key, f"fleet {fleet.name}: why its launches fail is unknown: {first_line(error)}")
             return about.launch_failures
         self._failing.pop(key, None)
         return found
@@ -336,10 +393,10 @@ class CloudWatch:
 
         The notice contains the time at which the hook expires.
         """
-        held = _held(group, instances)
+        held = held_members(group, instances)
         if not held and not about.has_held:
             return
-        ends_at = self._now() + timedelta(seconds=_hook_seconds(group))
+        ends_at = self._now() + timedelta(seconds=hook_seconds(group))
         found = [
             NoticeRecord(
                 node_id=member.instance_id,
@@ -387,7 +444,7 @@ class CloudWatch:
         except CloudError as error:
             self._tell_once(
                 f"{fleet}/topology",
-                f"fleet {fleet}: the network nodes of its instances are unknown: {_first_line(error)}",
+                f"fleet {fleet}: the network nodes of its instances are unknown: {first_line(error)}",
             )
             return is_news
         # The mapping is replaced instead of updated, because other threads may be reading it.
@@ -406,16 +463,14 @@ class CloudWatch:
             found = self._operator.statuses(sorted(ids))
         except CloudError as error:
             about.looked_at_suspects_at = asked_at
-            self._tell_once(
-                f"{fleet}/events", f"fleet {fleet}: what EC2 has scheduled is unknown: {_first_line(error)}"
-            )
+            self._tell_once(f"{fleet}/events", f"fleet {fleet}: what EC2 has scheduled is unknown: {first_line(error)}")
             return False
         self._failing.pop(f"{fleet}/events", None)
         failed = {node_id: (asked_at, found[node_id].failed_checks if node_id in found else ()) for node_id in ids}
         before = about.failed_checks
         # the mapping is replaced instead of updated, because other threads may be reading it
         about.failed_checks = {**before, **failed}
-        scheduled = [_scheduled(node_id, event) for node_id, status in found.items() for event in status.events]
+        scheduled = [maintenance_notice(node_id, event) for node_id, status in found.items() for event in status.events]
         with self._database.write() as session:
             is_news = notices.replace_polled(session, NoticeSource.STATUS, ids, scheduled, self._now())
         about.looked_at_suspects_at = asked_at
@@ -427,114 +482,3 @@ class CloudWatch:
         if self._failing.get(key) != words:
             log.warning("%s", words)
         self._failing[key] = words
-
-
-def _group(group: GroupState, failures: tuple[LaunchFailure, ...], before: GroupObserved | None) -> GroupObserved:
-    return GroupObserved(
-        desired_count=group.desired_count,
-        min_size=group.min_size,
-        max_size=group.max_size,
-        members=tuple(
-            GroupMember(
-                node_id=member.instance_id,
-                is_leaving=member.is_leaving,
-                awaits_termination=member.awaits_termination,
-                lifecycle_state=member.lifecycle_state,
-            )
-            for member in group.members
-        ),
-        termination_hooks=tuple(hook.name for hook in group.hooks if hook.transition == TERMINATING_TRANSITION),
-        drift=drift(group),
-        unprotected=tuple(sorted(member.instance_id for member in group.members if member.lacks_protection)),
-        launch_failure=failures[0].message if failures else "",
-        failed_at=failures[0].at.timestamp() if failures else None,
-        failing_since=failing_since(before, failures[-1].at.timestamp()) if failures else None,
-        launch_suspension=group.suspension_reasons.get("Launch", "") if "Launch" in group.suspended_processes else None,
-        is_suspension_administrative=group.is_suspended_by_aws("Launch"),
-        hook_seconds=_hook_seconds(group),
-    )
-
-
-def _first_line(error: CloudError) -> str:
-    """Return the first line of an error message. Some error messages, such as parse errors, have many lines."""
-    return str(error).partition("\n")[0]
-
-
-def _hook_seconds(group: GroupState) -> float:
-    """Return the shortest timeout of the terminating hooks, in seconds.
-
-    Every hook holds an instance for at least this time.
-    """
-    timeouts = [hook.heartbeat_timeout for hook in group.hooks if hook.transition == TERMINATING_TRANSITION]
-    return min(timeouts, default=MAX_HOOK_TIMEOUT).total_seconds()
-
-
-def _scheduled(node_id: NodeId, event: ScheduledEvent) -> NoticeRecord:
-    begins = f", from {event.not_before:%Y-%m-%d %H:%M} UTC" if event.not_before is not None else ""
-    return NoticeRecord(
-        node_id=node_id,
-        kind=NoticeKind.MAINTENANCE,
-        event_id=event.event_id,
-        source=NoticeSource.STATUS,
-        message=f"{event.code}{begins}: {event.description}",
-        ends_at=event.not_before,
-    )
-
-
-def _held(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> list[MemberState]:
-    """Return the members that a terminating hook holds or will hold.
-
-    A member stays in the state Terminating until its hook takes effect. With a load balancer, this takes minutes.
-    Source: Amazon EC2 Auto Scaling User Guide, how lifecycle hooks work.
-    """
-    has_hook = any(hook.transition == TERMINATING_TRANSITION for hook in group.hooks)
-    return [
-        member
-        for member in group.members
-        if member.awaits_termination
-        or (has_hook and member.lifecycle_state == "Terminating" and not _has_ended(instances[member.instance_id]))
-    ]
-
-
-def _has_ended(instance: InstanceState) -> bool:
-    """Return whether EC2 lists the instance as ended. An answer that omits the instance does not count."""
-    return instance.state.has_ended and instance.state is not Ec2State.ABSENT
-
-
-def _conditions(
-    group: GroupState, instances: Mapping[NodeId, InstanceState], absent_twice: frozenset[NodeId]
-) -> dict[NodeId, tuple[InstanceCondition, str]]:
-    """Return the condition of each node's instance, and AWS's description of the instance.
-
-    A group reports the termination of a member before EC2 does, so the group's answer takes precedence. A member that a
-    hook still holds is not ENDED. An instance that EC2 does not list is UNKNOWN at first, and ABSENT if the answer
-    before did not list it either. A new instance that EC2 does not list yet stays UNKNOWN.
-    """
-    conditions = {}
-    launching = {member.instance_id for member in group.members if member.lifecycle_state.startswith("Pending")}
-    for node_id, instance in instances.items():
-        if instance.state is Ec2State.ABSENT:
-            is_absent = node_id in absent_twice and node_id not in launching
-            conditions[node_id] = (
-                (InstanceCondition.ABSENT, "not listed in two answers in a row")
-                if is_absent
-                else (InstanceCondition.UNKNOWN, "")
-            )
-            continue
-        words = f"{instance.state.value} ({instance.state_reason})" if instance.state_reason else instance.state.value
-        conditions[node_id] = (
-            InstanceCondition.ENDED if instance.state.has_ended else InstanceCondition.PRESENT,
-            words,
-        )
-    held = _held(group, instances)
-    for member in group.members:
-        if (
-            member.is_leaving
-            and member not in held
-            and conditions.get(member.instance_id, (None, ""))[0] is not InstanceCondition.ENDED
-        ):
-            conditions[member.instance_id] = (
-                InstanceCondition.ENDED,
-                f"leaving its Auto Scaling group ({member.lifecycle_state})",
-            )
-    return conditions

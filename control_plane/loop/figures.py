@@ -8,11 +8,11 @@ It depends on the loops, lease kinds and recovery phases, not on jobs, fleets or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal
 
-from prometheus_client import Counter, Histogram, disable_created_metrics
+from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.registry import Collector
 
 from control_plane.core.incidents import PHASES
@@ -29,9 +29,18 @@ PHASE_SECONDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 
 
 
 class LoopFigures:
-    """Prometheus counters and histograms of one server. Safe for threads."""
+    """Prometheus counters and histograms of one server. Safe for threads.
 
-    def __init__(self) -> None:
+    `cloud` contains the collectors that count this server's calls to AWS.
+    """
+
+    def __init__(self, cloud: Sequence[Collector] = ()) -> None:
+        self._cloud = tuple(cloud)
+        self._view_age = Gauge(
+            "everstep_aws_view_age_seconds",
+            "Age of the oldest answer of AWS about a fleet that this server manages.",
+            registry=None,
+        )
         self._reconcile_seconds = Histogram(
             "everstep_reconcile_seconds",
             "How long passes over a job or a fleet took.",
@@ -67,7 +76,12 @@ class LoopFigures:
     @property
     def collectors(self) -> tuple[Collector, ...]:
         """The collectors that the caller registers with a Prometheus registry."""
-        return self._reconcile_seconds, self._stale_applies, self._leases_lost, self._phase_seconds
+        own = self._reconcile_seconds, self._stale_applies, self._leases_lost, self._phase_seconds, self._view_age
+        return (*own, *self._cloud)
+
+    def watch_view_age(self, age_seconds: Callable[[], float]) -> None:
+        """Report the result of `age_seconds` at each scrape."""
+        self._view_age.set_function(age_seconds)
 
     @contextmanager
     def measured_pass(self, loop: Loop, monotonic: Callable[[], float]) -> Iterator[None]:

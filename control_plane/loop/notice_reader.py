@@ -113,6 +113,7 @@ class NoticeReader:
         elif is_news:
             self._cloud.poll_now()
         if is_news:
+            self._cloud.event_arrived()
             self._registry.hint()
         return len(messages)
 

@@ -67,8 +67,14 @@ class Runner:
         self.fleet_leases = HeldLeases(context, "fleet")
         store = DecisionStore(context.database, self.fleet_leases)
         self.cloud = CloudWatch(
-            context.database, context.operator, context.registry.hint, context.monotonic, context.now
+            context.database,
+            context.operator,
+            context.registry.hint,
+            context.monotonic,
+            context.now,
+            serves=lambda name: not self.fleet_leases.sees_another(name),
         )
+        context.figures.watch_view_age(self.cloud.view_age_seconds)
         self.hearing = Hearing(context.timeouts, context.monotonic)
         self.observer = Observer(
             context.database, context.registry, self.cloud, self.hearing, context.timeouts, context.monotonic

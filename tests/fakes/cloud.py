@@ -123,6 +123,11 @@ class FakeOperator:
             self._groups[name] = _Group(state)
             self._reconcile()
 
+    def delete_group(self, name: str) -> None:
+        """Delete a group, as a person might."""
+        with self._lock:
+            del self._groups[name]
+
     def change_group(self, name: str, change: Callable[[GroupState], GroupState]) -> None:
         """Change a group's settings without Everstep, as a person might."""
         with self._lock:
@@ -169,6 +174,24 @@ class FakeOperator:
             self._maybe_fail()
             group = self._group(name)
             return replace(group.state, members=tuple(member.state for member in group.members.values()))
+
+    def list_groups(self, names: Collection[str]) -> Mapping[str, GroupState]:
+        """Return groups by name, already complete (see `CloudOperator.list_groups`)."""
+        found = {}
+        for name in names:
+            try:
+                found[name] = self.describe_group(name)
+            except NotFound:
+                continue
+            except GroupNotOurs:
+                found[name] = self._groups[name].state
+        return found
+
+    def complete_group(self, group: GroupState) -> GroupState:
+        """Return the group unchanged, if it has the tag (see `CloudOperator.complete_group`)."""
+        with self._lock:
+            self._group(group.name)
+        return group
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
         """Return the state of every given instance (see `CloudOperator.describe_instances`)."""

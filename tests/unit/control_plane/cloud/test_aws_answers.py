@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from botocore.exceptions import ClientError
@@ -98,6 +98,9 @@ class Ec2:
         self.names_unknown = names_unknown
         self.calls: list[list[str]] = []
 
+    def operator(self) -> AwsOperator:
+        return AwsOperator(cast(Connection, SimpleNamespace(client=lambda _: self)))
+
     def answer(self, operation: str, parameters: dict[str, Any]) -> list[str]:
         assert parameters.keys() == {"InstanceIds", *EC2_CALLS[operation]}, "no filter and no page size"
         asked: list[str] = parameters["InstanceIds"]
@@ -140,12 +143,10 @@ def known_to(operator: AwsOperator, ids: Sequence[NodeId], operation: str) -> se
 
 @pytest.mark.parametrize("operation", EC2_CALLS)
 @pytest.mark.parametrize(("names_unknown", "most_calls"), [(True, 2), (False, 13)])
-def test_unknown_ids_hide_no_other_instance(
-    operation: str, names_unknown: bool, most_calls: int, operator: AwsOperator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_ids_hide_no_other_instance(operation: str, names_unknown: bool, most_calls: int) -> None:
     """EC2 names the unknown ids, so the second call succeeds. Without names, halves isolate them."""
     ec2 = Ec2([id for id in NODES if id not in (NODES[2], NODES[7])], names_unknown=names_unknown)
-    monkeypatch.setattr(operator, "_ec2", ec2)
+    operator = ec2.operator()
     assert known_to(operator, NODES, operation) == ec2.known
     assert len(ec2.calls) <= most_calls
     ec2.known.clear()
@@ -156,12 +157,10 @@ def test_unknown_ids_hide_no_other_instance(
     ("operation", "limit"),
     [("describe_instances", 500), ("describe_instance_status", 100), ("describe_instance_topology", 100)],
 )
-def test_a_call_names_at_most_as_many_instances_as_ec2_accepts(
-    operation: str, limit: int, operator: AwsOperator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_names_at_most_as_many_instances_as_ec2_accepts(operation: str, limit: int) -> None:
     ids = [NodeId(f"i-{number:017x}") for number in range(2 * limit + 1)]
     ec2 = Ec2(ids)
-    monkeypatch.setattr(operator, "_ec2", ec2)
+    operator = ec2.operator()
     assert known_to(operator, ids, operation) == set(ids)
     assert sorted(map(len, ec2.calls)) == [1, limit, limit]
 

@@ -17,7 +17,7 @@ from botocore.parsers import ResponseParserError
 from botocore.stub import Stubber
 
 from control_plane.cloud import errors
-from control_plane.cloud.aws import AwsOperator, _failures_since_success
+from control_plane.cloud.aws import SETTINGS_TTL_SECONDS, AwsOperator, _failures_since_success
 from control_plane.cloud.connection import (
     CloudIdentity,
     CloudMode,
@@ -150,9 +150,9 @@ def test_hooks_and_policies_are_read_now_and_then_and_the_group_always(connectio
                 stub.add_response("describe_lifecycle_hooks", {"LifecycleHooks": []})
                 stub.add_response("describe_policies", {"ScalingPolicies": []})
             assert operator.describe_group("g").launch_template is None
-            now = 4.9
+            now = SETTINGS_TTL_SECONDS - 0.1
         stub.assert_no_pending_responses()
-        now = 5.1
+        now = SETTINGS_TTL_SECONDS + 0.1
         stub.add_response(
             "describe_auto_scaling_groups", {"AutoScalingGroups": [{**GROUP, "Status": "Delete in progress"}]}
         )
@@ -195,7 +195,7 @@ def test_a_group_is_described_without_its_launch_template(
             return operator.describe_group("g").instance_type
 
         assert describe() == "p5.48xlarge", "its members say so"
-        now, found = 10.0, []
+        now, found = 2 * SETTINGS_TTL_SECONDS, []
         assert describe() == "p5.48xlarge", "it is known"
         assert sum("Could not find version 7" in record.message for record in caplog.records) == 1
         operator = AwsOperator(connection)

@@ -13,20 +13,35 @@ from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from control_plane.api.prometheus import Facts, exposition
 from control_plane.cloud.contract import ensure
 from control_plane.cloud.errors import CloudUnavailable, Throttled
 from control_plane.cloud.operator import Ec2State, GroupState, InstanceState
 from control_plane.db import fleets, notices
 from control_plane.db.notices import NoticeRecord
-from control_plane.loop.cloud_watch import CLOSE_SECONDS
+from control_plane.loop.agents import AgentRegistry
+from control_plane.loop.cloud_watch import CLOSE_SECONDS, CloudWatch
+from control_plane.loop.runner import Runner
 from everstep.protocol.ids import FleetName, NodeId
 from tests.unit.control_plane.loop.world import FLEET, GROUP, World
+
+FACTS = Facts(
+    version="1",
+    jobs=(),
+    shards={},
+    recoveries=(),
+    fleets=(),
+    nodes=(),
+    connected=frozenset(),
+    refused_count=0,
+)
 
 
 def stored(world: World) -> tuple[NoticeRecord, ...]:
@@ -424,15 +439,15 @@ async def test_a_fleet_whose_calls_hang_holds_up_no_other(
     """
     other = FleetName("other")
     world.add_fleet(other, "other-group", "us-east-1b", nodes=2, spares=0, max_size=4)
-    describe, answered, asked = world.operator.describe_group, threading.Event(), Counter[str]()
+    answered, asked = threading.Event(), Counter[str]()
 
-    def describe_one_late(name: str) -> GroupState:
-        asked[name] += 1
-        if name == GROUP:
+    def complete_one_late(group: GroupState) -> GroupState:
+        asked[group.name] += 1
+        if group.name == GROUP:
             assert answered.wait(30)
-        return describe(name)
+        return group
 
-    monkeypatch.setattr(world.operator, "describe_group", describe_one_late)
+    monkeypatch.setattr(world.operator, "complete_group", complete_one_late)
     asyncio.get_running_loop().set_default_executor(threads)
     cloud = world.runner.cloud
     await cloud.poll(patience_seconds=0)
@@ -490,3 +505,85 @@ async def test_what_goes_wrong_with_one_fleet_is_told_and_tried_again(
     assert "the next poll retries" in caplog.text
     await cloud.poll()
     assert cloud.group(FLEET) is not None
+
+
+async def test_one_call_lists_the_groups_of_all_fleets(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.add_fleet(FleetName("other"), "other-group", "us-east-1b", nodes=0)
+    list_groups, asked = world.operator.list_groups, list[list[str]]()
+    monkeypatch.setattr(
+        world.operator, "list_groups", lambda names: (asked.append(sorted(names)), list_groups(names))[1]
+    )
+    await world.runner.cloud.poll()
+    assert asked == [[GROUP, "other-group"]]
+    assert all(world.runner.cloud.group(name) is not None for name in (FLEET, FleetName("other")))
+
+
+async def test_a_group_that_does_not_exist_is_told_and_holds_up_no_other(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.add_fleet(FleetName("other"), "other-group", "us-east-1b", nodes=0)
+    world.operator.delete_group(GROUP)
+    await world.runner.cloud.poll()
+    assert f"fleet {FLEET}: the cloud does not answer: Auto Scaling group '{GROUP}' does not exist" in caplog.text
+    assert world.runner.cloud.group(FleetName("other")) is not None
+
+
+async def test_only_the_server_that_manages_a_fleet_polls_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.tick()
+    other = Runner(replace(world.context, owner="other", registry=AgentRegistry(monotonic=world.monotonic)))
+    for _ in range(20):  # The other server sees within a few passes that the first one renews the lease.
+        await world.tick()
+        await other.cloud.poll()
+        await other.fleet_loop.sweep()
+    assert other.fleet_leases.sees_another(FLEET)
+    list_groups, asked = world.operator.list_groups, list[list[str]]()
+    monkeypatch.setattr(
+        world.operator, "list_groups", lambda names: (asked.append(sorted(names)), list_groups(names))[1]
+    )
+    await other.cloud.poll()
+    assert asked == []
+    assert other.cloud.group(FLEET) is None, "an answer from before the other server managed the fleet is dropped"
+    await world.runner.cloud.poll()
+    assert asked == [[GROUP]]
+    for _ in range(40):  # The first server stops, and the other one takes the fleet over.
+        world.now += timedelta(seconds=1)
+        await other.cloud.poll()
+        await other.fleet_loop.sweep()
+    assert other.fleet_leases.holds(FLEET)
+    assert other.cloud.group(FLEET) is not None
+
+
+async def test_a_throttled_poll_backs_off_with_full_jitter_and_no_hurry_shortens_the_pause(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_groups, asked_at, is_throttled = world.operator.list_groups, list[float](), [True]
+
+    def throttling(names: Collection[str]) -> Mapping[str, GroupState]:
+        asked_at.append(world.monotonic())
+        if is_throttled[0]:
+            raise Throttled("Rate exceeded")
+        return list_groups(names)
+
+    monkeypatch.setattr(world.operator, "list_groups", throttling)
+    cloud = CloudWatch(
+        world.database, world.operator, lambda: None, world.monotonic, lambda: world.now, jitter=lambda: 0.75
+    )
+    for _ in range(200):
+        cloud.poll_now()
+        await cloud.poll()
+        world.now += timedelta(seconds=0.5)
+    assert [after - before for before, after in pairwise(asked_at)] == [1.5, 3.0, 6.0, 12.0, 24.0, 45.0]
+    is_throttled[0] = False
+    world.now += timedelta(seconds=60)
+    await cloud.poll()
+    await cloud.poll()
+    assert asked_at[-1] == asked_at[-2] == world.monotonic(), "the first answer ends the pauses"
+
+
+async def test_the_age_of_the_view_is_that_of_the_oldest_answer(world: World) -> None:
+    assert world.runner.cloud.view_age_seconds() == 0.0
+    await world.runner.cloud.poll()
+    world.now += timedelta(seconds=7)
+    assert world.runner.cloud.view_age_seconds() == 7.0
+    text = exposition(FACTS, world.context.figures).decode()
+    assert "everstep_aws_view_age_seconds 7.0" in text

@@ -1,0 +1,164 @@
+"""Counts the calls to AWS, and keeps describe calls within a budget per API.
+
+    EC2 describe calls named below       the published rate of the account's region, halved: other tools of the account
+                                         use the same limit
+    Auto Scaling describe calls          AWS publishes no rates; the budget is an assumption
+    all other calls                      counted, and never delayed
+
+Invariant: a call within its budget is not delayed. A call beyond the budget waits in its thread for at most
+`LONGEST_WAIT_SECONDS`, or raises Throttled without a request to AWS.
+Source: Amazon EC2 Developer Guide, Request throttling for the Amazon EC2 API: non-mutating actions without filter and
+page size have a bucket of 50 and 10 calls per second; DescribeInstanceTopology has 1 and 1.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from prometheus_client import Counter
+from prometheus_client.registry import Collector
+
+from control_plane.cloud.errors import Throttled
+
+LONGEST_WAIT_SECONDS: Final = 10.0
+THROTTLED_CODES: Final = frozenset(
+    {
+        "Throttling",
+        "ThrottlingException",
+        "ThrottledException",
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "TooManyRequestsException",
+        "SlowDown",
+    }
+)
+"""Error codes with which AWS's services throttle a caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A token bucket: calls that may come at once, and calls per second afterwards."""
+
+    burst_count: float
+    per_second: float
+
+
+_UNFILTERED: Final = Budget(25, 5)
+_GROUPS: Final = Budget(20, 5)
+BUDGETS: Final[Mapping[tuple[str, str], Budget]] = {
+    ("ec2", "DescribeInstances"): _UNFILTERED,
+    ("ec2", "DescribeInstanceStatus"): _UNFILTERED,
+    ("ec2", "DescribeInstanceTopology"): Budget(1, 0.5),
+    ("ec2", "DescribeLaunchTemplateVersions"): _UNFILTERED,
+    ("autoscaling", "DescribeAutoScalingGroups"): _GROUPS,
+    ("autoscaling", "DescribeLifecycleHooks"): _GROUPS,
+    ("autoscaling", "DescribePolicies"): _GROUPS,
+    ("autoscaling", "DescribeScalingActivities"): _GROUPS,
+}
+"""Budgets by service and operation."""
+
+
+class TokenBucket:
+    """The remaining budget of one API. Thread-safe. `monotonic` is the clock that refills the bucket."""
+
+    def __init__(self, budget: Budget, monotonic: Callable[[], float]) -> None:
+        self._budget = budget
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._tokens = budget.burst_count
+        self._filled_at = monotonic()
+
+    def take(self, longest_seconds: float = LONGEST_WAIT_SECONDS) -> float | None:
+        """Reserve one call.
+
+        Returns:
+            Seconds that the caller must wait before the call. None if the wait would exceed `longest_seconds`. In this
+            case, nothing is reserved.
+        """
+        with self._lock:
+            now = self._monotonic()
+            refilled = self._tokens + (now - self._filled_at) * self._budget.per_second
+            self._tokens, self._filled_at = min(self._budget.burst_count, refilled), now
+            wait = max(0.0, (1.0 - self._tokens) / self._budget.per_second)
+            if wait > longest_seconds:
+                return None
+            self._tokens -= 1.0
+            return wait
+
+
+class CallMeter:
+    """Counts and limits the calls of one connection. Thread-safe.
+
+    Args:
+        budgets: limits by boto3's name of the service and AWS's name of the operation.
+        monotonic: clock that refills the budgets, in seconds.
+        wait: lets the calling thread wait for some seconds. None: a real wait.
+    """
+
+    def __init__(
+        self,
+        budgets: Mapping[tuple[str, str], Budget],
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        self.budgets = budgets
+        self._buckets = {key: TokenBucket(budget, monotonic) for key, budget in budgets.items()}
+        self._wait = wait or threading.Event().wait
+        labels = ["service", "operation"]
+        self._calls = Counter(
+            "everstep_aws_calls", "Requests to AWS, including retries by the client.", labels, registry=None
+        )
+        self._throttled = Counter("everstep_aws_throttled", "Requests that AWS throttled.", labels, registry=None)
+        self._delayed = Counter(
+            "everstep_aws_delayed",
+            "Calls that waited for this server's own budget, or that the server refused for it.",
+            labels,
+            registry=None,
+        )
+
+    @property
+    def collectors(self) -> tuple[Collector, ...]:
+        """The collectors that the caller registers with a Prometheus registry."""
+        return self._calls, self._throttled, self._delayed
+
+    def watch(self, client: Any, service: str) -> None:
+        """Count and limit the calls of a new boto3 client for a service."""
+
+        def before_call(model: Any, **_: object) -> None:
+            self._hold(service, model.name)
+
+        def sent(event_name: str, **_: object) -> None:
+            operation = event_name.rpartition(".")[2]
+            self._calls.labels(service, operation).inc()
+            self._throttled.labels(service, operation)  # The series exists from the first call on.
+
+        def received(event_name: str, parsed_response: Any = None, **_: object) -> None:
+            error = (parsed_response or {}).get("Error") or {}
+            if error.get("Code") in THROTTLED_CODES:
+                self._throttled.labels(service, event_name.rpartition(".")[2]).inc()
+
+        events = client.meta.events
+        events.register("before-call.*.*", before_call)
+        events.register("before-send.*.*", sent)
+        events.register("response-received.*.*", received)
+
+    def _hold(self, service: str, operation: str) -> None:
+        """Wait until the budget permits the call."""
+        bucket = self._buckets.get((service, operation))
+        if bucket is None:
+            return
+        seconds = bucket.take()
+        if seconds != 0.0:
+            self._delayed.labels(service, operation).inc()
+        if seconds is None:
+            raise Throttled(
+                f"{operation}: this server's own budget for the call is used up for more than "
+                f"{LONGEST_WAIT_SECONDS:g} s; it sent no request to AWS"
+            )
+        if seconds:
+            self._wait(seconds)

@@ -1,0 +1,46 @@
+"""How often the control plane polls AWS.
+
+    groups and instances     every second; every five seconds while AWS's events arrive, which cause polls of their own
+    after a throttled poll   full jitter: a random part of a limit that doubles with each throttled poll
+
+Invariant: pure. The caller provides random numbers.
+Source: AWS Architecture Blog, Exponential Backoff And Jitter.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+POLL_SECONDS: Final = 1.0
+EVENT_POLL_SECONDS: Final = 5.0
+"""Seconds between two polls while AWS's events arrive."""
+EVENTS_TRUSTED_SECONDS: Final = 600.0
+"""Time since the newest event of AWS during which the control plane trusts that further events arrive."""
+LONGEST_BACKOFF_SECONDS: Final = 60.0
+
+
+def interval_seconds(since_event_seconds: float | None) -> float:
+    """Return the pause between two polls of groups and instances.
+
+    Args:
+        since_event_seconds: age of the newest event of AWS. None: no event has arrived since the server's start.
+
+    Returns:
+        Seconds. The server polls earlier if an event arrives or the connection of an agent breaks.
+    """
+    is_trusted = since_event_seconds is not None and since_event_seconds < EVENTS_TRUSTED_SECONDS
+    return EVENT_POLL_SECONDS if is_trusted else POLL_SECONDS
+
+
+def backoff_seconds(throttled_count: int, jitter: float) -> float:
+    """Return for how long the control plane does not poll a fleet after a throttled poll.
+
+    Args:
+        throttled_count: throttled polls of the fleet in a row, at least 1.
+        jitter: random number in [0, 1), so that the servers of an account do not retry at the same time.
+
+    Returns:
+        Seconds between `POLL_SECONDS` and `LONGEST_BACKOFF_SECONDS`.
+    """
+    limit = min(LONGEST_BACKOFF_SECONDS, POLL_SECONDS * 2.0 ** min(throttled_count, 16))
+    return max(POLL_SECONDS, jitter * limit)

@@ -1,0 +1,150 @@
+"""Translates AWS's answers about a fleet into the input of the core.
+
+Invariant: pure. The functions keep no state and call nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from control_plane.cloud.contract import MAX_HOOK_TIMEOUT, drift
+from control_plane.cloud.errors import CloudError
+from control_plane.cloud.operator import (
+    TERMINATING_TRANSITION,
+    Ec2State,
+    GroupState,
+    InstanceState,
+    LaunchFailure,
+    MemberState,
+    ScheduledEvent,
+)
+from control_plane.core.capacity import failing_since
+from control_plane.core.observed.fleets import GroupMember, GroupObserved
+from control_plane.core.observed.nodes import InstanceCondition
+from control_plane.db.notices import NoticeRecord, NoticeSource
+from everstep.protocol.agent_messages import NoticeKind
+from everstep.protocol.ids import NodeId
+
+
+def group_observed(
+    group: GroupState, failures: tuple[LaunchFailure, ...], before: GroupObserved | None
+) -> GroupObserved:
+    """Return the group as the core sees it.
+
+    Args:
+        group: the newest answer, with the settings that `complete_group` adds.
+        failures: failed launches since the last success, newest first.
+        before: the previous observation, which knows failures that AWS no longer lists. None without one.
+
+    Returns:
+        The observation.
+    """
+    return GroupObserved(
+        desired_count=group.desired_count,
+        min_size=group.min_size,
+        max_size=group.max_size,
+        members=tuple(
+            GroupMember(
+                node_id=member.instance_id,
+                is_leaving=member.is_leaving,
+                awaits_termination=member.awaits_termination,
+                lifecycle_state=member.lifecycle_state,
+            )
+            for member in group.members
+        ),
+        termination_hooks=tuple(hook.name for hook in group.hooks if hook.transition == TERMINATING_TRANSITION),
+        drift=drift(group),
+        unprotected=tuple(sorted(member.instance_id for member in group.members if member.lacks_protection)),
+        launch_failure=failures[0].message if failures else "",
+        failed_at=failures[0].at.timestamp() if failures else None,
+        failing_since=failing_since(before, failures[-1].at.timestamp()) if failures else None,
+        launch_suspension=group.suspension_reasons.get("Launch", "") if "Launch" in group.suspended_processes else None,
+        is_suspension_administrative=group.is_suspended_by_aws("Launch"),
+        hook_seconds=hook_seconds(group),
+    )
+
+
+def first_line(error: CloudError) -> str:
+    """Return the first line of an error message. Some error messages, such as parse errors, have many lines."""
+    return str(error).partition("\n")[0]
+
+
+def hook_seconds(group: GroupState) -> float:
+    """Return the shortest timeout of the terminating hooks, in seconds.
+
+    Every hook holds an instance for at least this time.
+    """
+    timeouts = [hook.heartbeat_timeout for hook in group.hooks if hook.transition == TERMINATING_TRANSITION]
+    return min(timeouts, default=MAX_HOOK_TIMEOUT).total_seconds()
+
+
+def maintenance_notice(node_id: NodeId, event: ScheduledEvent) -> NoticeRecord:
+    """Return the notice for a scheduled event of a node's instance."""
+    begins = f", from {event.not_before:%Y-%m-%d %H:%M} UTC" if event.not_before is not None else ""
+    return NoticeRecord(
+        node_id=node_id,
+        kind=NoticeKind.MAINTENANCE,
+        event_id=event.event_id,
+        source=NoticeSource.STATUS,
+        message=f"{event.code}{begins}: {event.description}",
+        ends_at=event.not_before,
+    )
+
+
+def held_members(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> list[MemberState]:
+    """Return the members that a terminating hook holds or will hold.
+
+    A member stays in the state Terminating until its hook takes effect. With a load balancer, this takes minutes.
+    Source: Amazon EC2 Auto Scaling User Guide, how lifecycle hooks work.
+    """
+    has_hook = any(hook.transition == TERMINATING_TRANSITION for hook in group.hooks)
+    return [
+        member
+        for member in group.members
+        if member.awaits_termination
+        or (has_hook and member.lifecycle_state == "Terminating" and not _has_ended(instances[member.instance_id]))
+    ]
+
+
+def _has_ended(instance: InstanceState) -> bool:
+    """Return whether EC2 lists the instance as ended. An answer that omits the instance does not count."""
+    return instance.state.has_ended and instance.state is not Ec2State.ABSENT
+
+
+def conditions_of(
+    group: GroupState, instances: Mapping[NodeId, InstanceState], absent_twice: frozenset[NodeId]
+) -> dict[NodeId, tuple[InstanceCondition, str]]:
+    """Return the condition of each node's instance, and AWS's description of the instance.
+
+    A group reports the termination of a member before EC2 does, so the group's answer takes precedence. A member that a
+    hook still holds is not ENDED. An instance that EC2 does not list is UNKNOWN at first, and ABSENT if the answer
+    before did not list it either. A new instance that EC2 does not list yet stays UNKNOWN.
+    """
+    conditions = {}
+    launching = {member.instance_id for member in group.members if member.lifecycle_state.startswith("Pending")}
+    for node_id, instance in instances.items():
+        if instance.state is Ec2State.ABSENT:
+            is_absent = node_id in absent_twice and node_id not in launching
+            conditions[node_id] = (
+                (InstanceCondition.ABSENT, "not listed in two answers in a row")
+                if is_absent
+                else (InstanceCondition.UNKNOWN, "")
+            )
+            continue
+        words = f"{instance.state.value} ({instance.state_reason})" if instance.state_reason else instance.state.value
+        conditions[node_id] = (
+            InstanceCondition.ENDED if instance.state.has_ended else InstanceCondition.PRESENT,
+            words,
+        )
+    held = held_members(group, instances)
+    for member in group.members:
+        if (
+            member.is_leaving
+            and member not in held
+            and conditions.get(member.instance_id, (None, ""))[0] is not InstanceCondition.ENDED
+        ):
+            conditions[member.instance_id] = (
+                InstanceCondition.ENDED,
+                f"leaving its Auto Scaling group ({member.lifecycle_state})",
+            )
+    return conditions

@@ -1,0 +1,153 @@
+"""The budget per API, and the metrics of calls to AWS."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from botocore.stub import Stubber
+from prometheus_client.registry import CollectorRegistry
+
+from control_plane.cloud.aws import AwsOperator
+from control_plane.cloud.call_meter import BUDGETS, LONGEST_WAIT_SECONDS, Budget, CallMeter, TokenBucket
+from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
+from control_plane.cloud.errors import Throttled
+from everstep.protocol.ids import NodeId
+from everstep.protocol.local_keys import LocalKeys
+
+NODE = NodeId("i-1234567890abcdef0")
+
+
+def test_a_bucket_permits_a_burst_and_then_its_rate() -> None:
+    clock = [0.0]
+    bucket = TokenBucket(Budget(2, 4), lambda: clock[0])
+    assert [bucket.take() for _ in range(4)] == [0.0, 0.0, 0.25, 0.5]
+    clock[0] = 0.5
+    assert bucket.take() == 0.25
+    clock[0] = 100.0
+    assert [bucket.take() for _ in range(3)] == [0.0, 0.0, 0.25], "an idle bucket holds one burst"
+
+
+def test_a_call_that_would_wait_too_long_reserves_nothing() -> None:
+    clock = [0.0]
+    bucket = TokenBucket(Budget(1, 1), lambda: clock[0])
+    assert [bucket.take(2.0) for _ in range(5)] == [0.0, 1.0, 2.0, None, None]
+    clock[0] = 1.0
+    assert bucket.take(2.0) == 2.0
+
+
+def test_every_budget_is_at_most_half_of_what_aws_publishes() -> None:
+    published = {
+        "DescribeInstances": Budget(50, 10),
+        "DescribeInstanceStatus": Budget(50, 10),
+        "DescribeLaunchTemplateVersions": Budget(50, 10),
+        "DescribeInstanceTopology": Budget(2, 1),  # One call must be possible at all, so the burst is not halved.
+    }
+    for (service, operation), budget in BUDGETS.items():
+        if service == "ec2":
+            assert budget.burst_count <= published[operation].burst_count / 2
+            assert budget.per_second <= published[operation].per_second / 2
+
+
+class Aws(http.server.ThreadingHTTPServer):
+    """Answers each request with the next answer of `says`."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answer)
+        self.says: list[tuple[int, str]] = []
+
+
+class _Answer(http.server.BaseHTTPRequestHandler):
+    server: Aws
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        status, body = self.server.says.pop(0)
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def aws() -> Iterator[Aws]:
+    server = Aws()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def samples(meter: CallMeter) -> dict[tuple[str, str], float]:
+    registry = CollectorRegistry(auto_describe=False)
+    for collector in meter.collectors:
+        registry.register(collector)
+    return {
+        (sample.name, sample.labels["operation"]): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    }
+
+
+THROTTLED = (503, "<Response><Errors><Error><Code>RequestLimitExceeded</Code></Error></Errors></Response>")
+EMPTY = (200, "<DescribeInstancesResponse><reservationSet/></DescribeInstancesResponse>")
+
+
+def test_each_request_and_each_throttled_one_is_counted(aws: Aws) -> None:
+    """botocore retries a throttled request by itself, and the retry is a request, too."""
+    aws.says = [THROTTLED, EMPTY, EMPTY]
+    connection = Connection(
+        CloudSettings(
+            mode=CloudMode.LOCAL,
+            endpoint_url=f"http://127.0.0.1:{aws.server_address[1]}",
+            keys=LocalKeys(access_key_id="a", secret_access_key="b"),
+        )
+    )
+    operator = AwsOperator(connection)
+    for _ in range(2):
+        operator.describe_instances([NODE])
+    assert aws.says == []
+    assert samples(connection.meter) == {
+        ("everstep_aws_calls_total", "DescribeInstances"): 3.0,
+        ("everstep_aws_throttled_total", "DescribeInstances"): 1.0,
+    }
+
+
+def test_calls_beyond_the_budget_wait_and_then_fail_without_a_request() -> None:
+    connection = Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url="http://127.0.0.1:1"))
+    clock, waits = [0.0], list[float]()
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+
+    budgets = {("ec2", "DescribeInstances"): Budget(1, 0.2)}
+    meter = CallMeter(budgets, monotonic=lambda: clock[0], wait=wait)
+    client: Any = connection.client("ec2")
+    meter.watch(client, "ec2")
+    operator = AwsOperator(connection)
+    with Stubber(client) as stub:
+        for _ in range(4):
+            stub.add_response("describe_instances", {"Reservations": []})
+        for _ in range(3):
+            operator.describe_instances([NODE])
+        with pytest.raises(Throttled, match="this server's own budget"):
+            operator.describe_instances([NODE])
+        clock[0] = LONGEST_WAIT_SECONDS
+        operator.describe_instances([NODE])  # The refused call has used no answer.
+    assert waits == [5.0, LONGEST_WAIT_SECONDS, 5.0]
+    assert samples(meter)["everstep_aws_delayed_total", "DescribeInstances"] == 4.0
+
+
+def test_only_connections_to_aws_have_budgets() -> None:
+    local = Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url="http://127.0.0.1:1"))
+    real = Connection(CloudSettings(mode=CloudMode.AWS, region="eu-west-1"))
+    assert (local.meter.budgets, real.meter.budgets) == ({}, BUDGETS)
