@@ -466,6 +466,16 @@ class HeldShard(TypedDict):
     """Digest of the shard, in hexadecimal. The checkpoint format describes it."""
     LayoutHash: str
 
+class HoldAdvice(TypedDict):
+    """The recommended decision about a held node."""
+    Decision: Literal["Terminate", "Release", "Inspect"]
+    Description: str
+    """What to do and why: one or two sentences in the imperative."""
+    Command: str
+    """The command for the first step."""
+    FurtherCommands: list[str]
+    """Commands of which the person runs one after the inspection. Empty unless Decision is Inspect."""
+
 class HoldSnapshotResponse(TypedDict):
     """The snapshots of all ranks at one committed step. The job keeps them in memory until the hold ends."""
     TrainingJobName: str
@@ -564,6 +574,10 @@ class IncidentAction(TypedDict):
     """One or two sentences in the imperative."""
     Command: str
     """The command for the first step."""
+    FurtherCommands: list[str]
+    """Commands for the next step. The person chooses one of them. Empty if Command is all that is to do."""
+    InstanceId: NotRequired[str]
+    """The held node that the action is about. Absent for an action about the job."""
 
 class InitialCheckpoint(TypedDict):
     """A complete checkpoint of another job. Exactly one of TrainingJobName and RunId must be set in a request."""
@@ -738,6 +752,8 @@ class Node(TypedDict):
     NodeStatus: Literal["joining", "spare", "assigned", "held", "rebooting", "draining", "gone"]
     Hold: NotRequired[Literal["unreachable", "distrusted", "inspection", "person"]]
     """Reason why the node is held. A held node waits for ReleaseNode, unless the reason is that the node is unreachable."""
+    HoldAdvice: NotRequired[HoldAdvice]
+    """What a person should do with the held node. Absent if the node is not held, or if no person must decide."""
     Request: NotRequired[Literal["drain", "replace", "reboot", "hold"]]
     """A user's request that is not completed yet. ReleaseNode cancels it."""
     RequestReason: NotRequired[str]

@@ -100,7 +100,7 @@ def account(session: Session, record: IncidentRecord, now: datetime) -> Account:
         faulted_instance_ids=record.faulted_instance_ids,
         replacement_instance_ids=record.replacement_instance_ids,
         held=tuple(
-            HeldNode(node_id=node.id, hold=Hold(node.hold))
+            HeldNode(node_id=node.id, hold=Hold(node.hold), reason=node.reason)
             for node in lost
             if node.state == NodeState.HELD and node.hold is not None
         ),

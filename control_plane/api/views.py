@@ -28,7 +28,7 @@ from control_plane.api.schemas import plans as plans_schemas
 from control_plane.api.schemas import tokens as tokens_schemas
 from control_plane.api.schemas.common import Shape
 from control_plane.cloud import contract
-from control_plane.core import accounting, domain_loss, hangs, incident_accounts, parity, placement, states
+from control_plane.core import accounting, domain_loss, hangs, held_nodes, incident_accounts, parity, placement, states
 from control_plane.core.checkpoints import CheckpointStatus, Verification, policy_words
 from control_plane.core.incident_accounts import Account, Outcome
 from control_plane.core.observed.drills import DrillKind, DrillState
@@ -638,7 +638,13 @@ def incident(
             "outcome": detail.account.outcome,
             "verdict": incident_accounts.verdict(detail.account, detail.now),
             "actions": [
-                incidents_schemas.IncidentAction(urgency=each.urgency, description=each.words, command=each.command)
+                incidents_schemas.IncidentAction(
+                    urgency=each.urgency,
+                    description=each.words,
+                    command=each.command,
+                    further_commands=list(each.further_commands),
+                    instance_id=each.node_id,
+                )
                 for each in incident_accounts.actions(detail.account)
             ],
             "notes": [note(each) for each in detail.notes],
@@ -803,6 +809,7 @@ def node(
     """
     return nodes_schemas.Node(
         **_alike(record, nodes_schemas.Node, "hold", "request"),
+        hold_advice=_hold_advice(record),
         node_id=record.id,
         node_status=NodeState(record.state),
         hold=None if record.hold is None else Hold(record.hold),
@@ -830,6 +837,20 @@ def node(
         exposure=(agent.report.exposure or None) if agent is not None and agent.report is not None else None,
         connection_time=record.connected_at,
         end_time=record.ended_at,
+    )
+
+
+def _hold_advice(record: NodeRecord) -> nodes_schemas.HoldAdvice | None:
+    if record.hold is None or record.state != NodeState.HELD:
+        return None
+    found = held_nodes.advice(record.id, Hold(record.hold), record.reason)
+    if found is None:
+        return None
+    return nodes_schemas.HoldAdvice(
+        decision=found.decision,
+        description=found.words,
+        command=found.command,
+        further_commands=list(found.further_commands),
     )
 
 

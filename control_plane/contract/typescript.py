@@ -1,4 +1,4 @@
-"""Generator of `web/src/contract.ts`, the API's types for the dashboard, from the service model. Pure.
+"""Generator of `web/src/contract.ts`: the API's types, and words that API and dashboard share. Pure.
 
 The types describe the JSON that the API sends and receives. A time is a number: seconds since 1970. Bytes have the type
 Blob.
@@ -11,6 +11,8 @@ from typing import Any
 
 from control_plane.contract.names import error_names, prose, structures
 from control_plane.contract.service_model import LOGGED_NUMBER
+from control_plane.core.incident_accounts import SOURCES, occurrence
+from control_plane.core.observed.nodes import Cause
 
 Json = dict[str, Any]
 
@@ -34,7 +36,7 @@ def typescript(model: Json) -> str:
     Returns:
         The module.
     """
-    return "\n".join([*_head(model), *_interfaces(model), *_operations(model), *_settings(model)]) + "\n"
+    return "\n".join([*_head(model), *_interfaces(model), *_operations(model), *_settings(model), *_words()]) + "\n"
 
 
 def _head(model: Json) -> Iterator[str]:
@@ -88,6 +90,17 @@ def _settings(model: Json) -> Iterator[str]:
     names = ", ".join(repr(name) for name in asked if name in shown)
     yield "\n/** Fields of a job that are also fields of the request for one. */"
     yield f"export const jobSettings = [{names}] as const satisfies readonly (keyof TrainingJob)[]"
+
+
+def _words() -> Iterator[str]:
+    yield "\n/** What happened, by the cause of an incident. A sentence without its full stop. */"
+    yield "export const causeTitles = {"
+    yield from (f"  {cause}: {occurrence(cause)!r}," for cause in Cause)
+    yield "} as const satisfies Record<Incident['Cause'], string>"
+    yield "\n/** Sources from which ranks restore their state. */"
+    yield "export const restoreSources = {"
+    yield from (f"  {source}: {words!r}," for source, words in SOURCES.items())
+    yield "} as const satisfies Record<NonNullable<Incident['RestoreSource']>, string>"
 
 
 def _type(model: Json, name: str) -> str:

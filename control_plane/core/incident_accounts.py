@@ -8,11 +8,13 @@ Invariant: pure. A sentence states only stored facts. An unknown fact is omitted
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from control_plane.core.incidents import phase_moments
+from control_plane.core.held_nodes import advice
+from control_plane.core.incidents import ABSENCE, phase_moments
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import JobState
@@ -22,6 +24,51 @@ _SAME_PASS_SECONDS = 1.0
 """Two stored times that differ by at most this come from the same decision of the job loop."""
 _NAMED_NODES = 3
 """Maximum number of instance ids in a verdict."""
+_SCRIPT_ERROR = re.compile(
+    r"(?:\[rank\d+\]: )?(?P<error>(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Iteration)(?:: .*)?)"
+)
+"""The last line of a Python traceback, with which torch may print the rank."""
+_OCCURRENCES: Mapping[Cause, str] = {
+    Cause.NOTICE: "AWS announced the end of {node}",
+    Cause.REQUESTED: "a person requested {node}",
+    Cause.GROWN: "the job stopped to continue on more nodes",
+    Cause.RETURNED: "the job stopped to return nodes to its fleet",
+    Cause.PAUSE_FAILED: "the job could not be paused",
+    Cause.DRILL: "a drill caused a fault{on}",
+    Cause.LOAD_FAILED: "a shard could not be loaded{on}",
+    Cause.RANK_EXIT: "a training process failed{on}",
+    Cause.HANG: "the ranks hung",
+    Cause.AGENT_LOST: "an agent lost its state of the job{on}",
+    Cause.NODE_UNREACHABLE: "{node} became unreachable",
+    Cause.NODE_FAULT: "{node} reported a fault",
+    Cause.INSTANCE_TERMINATED: "{instance} {was} terminated",
+    Cause.SHRUNK: "lost nodes were not replaced",
+    Cause.GROUP_LOST: "all nodes that held a shard were lost",
+}
+"""What happened, by cause. `{node}` and `{instance}` become the ids of the nodes, and `{on}` becomes ` on` with ids."""
+SOURCES: Mapping[str, str] = {
+    "local": "the memory of its own nodes",
+    "peer": "the memory of other nodes",
+    "parity": "parity in the memory of other nodes",
+    "s3": "a checkpoint in S3",
+}
+"""Names of the sources from which ranks restore their state."""
+
+
+def occurrence(cause: Cause, nodes: Sequence[str] = ()) -> str:
+    """Return what happened as a sentence without its full stop. Without `nodes`, it contains no instance id.
+
+    The post-mortem, the API's verdict and the dashboard's titles (`web/src/contract.ts`) use these words.
+    """
+    ids = _listed(nodes)
+    return _capital(
+        _OCCURRENCES[cause].format(
+            node=ids or "a node",
+            instance=ids or "an instance",
+            on=f" on {ids}" if ids else "",
+            was="were" if len(nodes) > 1 else "was",
+        )
+    )
 
 
 class Outcome(StrEnum):
@@ -76,6 +123,8 @@ class HeldNode:
 
     node_id: str
     hold: Hold
+    reason: str
+    """The stored reason for the hold, for example a fault that the node reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +141,10 @@ class Account:
     decision: str
     reason: str
     job_reason: str
-    """Reason of the job's present state, for example `waits for 1 node: …`."""
+    """Reason of the job's present state, for example `waits for 1 node: …`.
+
+    For a failed job, this is the reason of the failure. It ends with the traceback of the script if a script failed.
+    """
     taken_over_by: str = ""
     """The person who controls the job. Empty while Everstep controls it."""
     reached_step: Step | None = None
@@ -138,8 +190,11 @@ class Account:
 
 
 def verdict(account: Account, now: float) -> str:
-    """Return what failed, how it ended, and what it cost: one short sentence for each."""
-    sentences = (_failure(account), _ending(account, now), _loss(account))
+    """Return what failed, how it ended, and what it cost: one short sentence for each.
+
+    A sentence about an absence of the control plane follows the failure.
+    """
+    sentences = (_failure(account), _absence(account), _ending(account, now), _loss(account))
     return " ".join(each for each in sentences if each)
 
 
@@ -165,20 +220,26 @@ class Action:
     """What to do: one or two sentences in the imperative."""
     command: str
     """The command for the first step of the action."""
+    further_commands: tuple[str, ...] = ()
+    """Commands for the next step. The person chooses one of them."""
+    node_id: str | None = None
+    """The held node that the action is about. None for an action about the job."""
 
 
 def actions(account: Account) -> tuple[Action, ...]:
     """Return what a person can do about an incident now, the most urgent first."""
-    of_nodes = (_of_a_node(node) for node in account.held if node.hold is not Hold.UNREACHABLE)
-    every = (*_of_the_job(account), *of_nodes)
+    of_nodes = (action for node in account.held for action in _of_a_node(node))
+    every = (*_of_the_job(account), *of_nodes, *_of_the_control_plane(account))
     return tuple(sorted(every, key=lambda each: tuple(Urgency).index(each.urgency)))
 
 
 def duty(account: Account) -> str:
     """Return whether a person must act, and what is most urgent, in one or two sentences."""
     first = next(iter(actions(account)), None)
-    if first is None or first.urgency is Urgency.OPTIONAL:
+    if first is None:
         return "Nothing to do."
+    if first.urgency is Urgency.OPTIONAL:
+        return "Nobody must act; optional steps are at the end."
     return f"{'Act now' if first.urgency is Urgency.NOW else 'Not urgent'}: {first.words[0].lower()}{first.words[1:]}"
 
 
@@ -202,47 +263,40 @@ def _of_the_job(account: Account) -> tuple[Action, ...]:
     return ()
 
 
-def _of_a_node(node: HeldNode) -> Action:
-    words = f"Inspect the held node {node.node_id}. Then terminate it, or release it if it is healthy."
-    return Action(Urgency.LATER, words, f"everstep nodes describe {node.node_id}")
+def _of_a_node(node: HeldNode) -> Iterable[Action]:
+    found = advice(node.node_id, node.hold, node.reason)
+    if found is not None:
+        yield Action(Urgency.LATER, found.words, found.command, found.further_commands, node.node_id)
+
+
+def _of_the_control_plane(account: Account) -> Iterable[Action]:
+    if _absence(account):
+        words = "Find out why no control plane was running, in the log of the machine on which it runs."
+        yield Action(Urgency.OPTIONAL, words, f"everstep events list --job {account.job_name}")
 
 
 def _failure(account: Account) -> str:
     where = account.faulted_instance_ids or account.instance_ids
-    on = f" on {_listed(where)}" if where else ""
-    nodes, are = _listed(where) or "a node", "were" if len(where) > 1 else "was"
-    match account.cause:
-        case Cause.NOTICE:
-            words = f"AWS announced the end of {nodes}"
-        case Cause.REQUESTED:
-            words = f"A person requested {nodes}"
-        case Cause.GROWN:
-            words = "The job stopped to continue on more nodes"
-        case Cause.RETURNED:
-            words = "The job stopped to return nodes to its fleet"
-        case Cause.PAUSE_FAILED:
-            words = "The job could not be paused"
-        case Cause.DRILL:
-            words = f"A drill caused a fault{on}"
-        case Cause.LOAD_FAILED:
-            words = f"A shard could not be loaded{on}"
-        case Cause.RANK_EXIT:
-            words = f"A training process failed{on}"
-        case Cause.HANG:
-            words = "The ranks made no progress and hung"
-        case Cause.AGENT_LOST:
-            words = f"An agent lost its state of the job{on}"
-        case Cause.NODE_UNREACHABLE:
-            words = f"{_capital(nodes)} became unreachable"
-        case Cause.NODE_FAULT:
-            words = f"{_capital(nodes)} reported a fault"
-        case Cause.INSTANCE_TERMINATED:
-            words = f"{_capital(nodes)} {are} terminated"
-        case Cause.SHRUNK:
-            words = "No other node replaced the lost nodes, so the job continues on fewer nodes"
-        case Cause.GROUP_LOST:
-            words = "All nodes that held a shard were lost"
-    return f"{words}."
+    error = _script_error(account)
+    if error is not None:
+        on = f" on {_listed(where)}" if where else ""
+        return f"The training script failed{on}: {error.rstrip('.')}."
+    return f"{occurrence(account.cause, where)}."
+
+
+def _script_error(account: Account) -> str | None:
+    """Return the exception with which the script ended the job, or None."""
+    if account.outcome is not Outcome.JOB_FAILED or account.cause is not Cause.RANK_EXIT:
+        return None
+    _, *traceback = account.job_reason.strip().split("\n")
+    found = _SCRIPT_ERROR.fullmatch(traceback[-1].strip()) if traceback else None
+    return None if found is None else found["error"]
+
+
+def _absence(account: Account) -> str:
+    """Return how long no control plane was running after the failure, or an empty text."""
+    words = next((each for each in account.evidence if each.startswith(ABSENCE)), "")
+    return f"{_capital(words)}." if words else ""
 
 
 def _ending(account: Account, now: float) -> str:
@@ -253,7 +307,8 @@ def _ending(account: Account, now: float) -> str:
         case Outcome.OPEN:
             return f"Everstep is recovering the job{_waiting(account)}."
         case Outcome.RECOVERED:
-            return f"Everstep recovered the job in {took}."
+            fewer = ", on fewer nodes" if account.cause is Cause.SHRUNK else ""
+            return f"Everstep recovered the job in {took}{fewer}."
         case Outcome.JOB_PAUSED:
             return f"The job was paused after {took}."
         case Outcome.JOB_COMPLETED:
@@ -283,7 +338,7 @@ def _loss(account: Account) -> str:
     if not lost:
         return "No step was lost."
     verb = "recomputes" if account.outcome is Outcome.OPEN else "recomputed"
-    return f"Training {verb} {_counted(lost)}."
+    return f"No step was lost; training {verb} {_counted(lost)}."
 
 
 def _counted(steps: int) -> str:

@@ -20,7 +20,8 @@ from control_plane.core.states import INCIDENT_TRANSITIONS, IncidentEvent, Incid
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
 
 _GRAVITY = tuple(Cause)
-_ABSENCE = "no control plane was running"
+ABSENCE = "no control plane was running"
+"""Beginning of the evidence about a period without a control plane."""
 PHASES = ("detect", "replace", "restore", "rework")
 
 
@@ -126,8 +127,8 @@ def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None
     away = min(until, incident.opened_at) - max(since, incident.failed_at)
     if away < 1:
         return incident
-    words = f"{_ABSENCE} for {away:.0f} s, until {datetime.fromtimestamp(until, UTC):%H:%M:%S} UTC"
-    return replace(incident, evidence=(*(each for each in incident.evidence if not each.startswith(_ABSENCE)), words))
+    words = f"{ABSENCE} for {away:.0f} s, until {datetime.fromtimestamp(until, UTC):%H:%M:%S} UTC"
+    return replace(incident, evidence=(*(each for each in incident.evidence if not each.startswith(ABSENCE)), words))
 
 
 def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> IncidentRecord:

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from control_plane.core.incident_accounts import Account, Outcome, actions, duty, verdict
+from control_plane.core.incident_accounts import SOURCES, Account, Action, Outcome, actions, duty, verdict
 from control_plane.core.incidents import PHASES, phase_moments
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
@@ -33,12 +33,6 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 """Characters with a meaning inside a line of Markdown."""
 _FIRST = re.compile(r"^(?:(\d+)([.)])|([-+=]))")
 """A beginning of a line that Markdown reads as a list, a rule or an underline."""
-_SOURCES = {
-    "local": "the memory of the own nodes",
-    "peer": "the memory of other nodes",
-    "parity": "parity in the memory of other nodes",
-    "s3": "a checkpoint in S3",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +153,7 @@ def _figures(account: Account) -> Iterator[tuple[str, str]]:
         yield "Newest checkpoint", "none" if account.kept_step is None else f"step {account.kept_step:,}"
     elif account.from_step is not None:
         source = account.restore_source
-        yield "Resumed from", f"step {account.from_step:,}" + (f", from {_SOURCES[source]}" if source else "")
+        yield "Resumed from", f"step {account.from_step:,}" + (f", from {SOURCES[source]}" if source else "")
     yield (
         "Cost of idle nodes",
         "unknown, the fleet has no price" if account.cost_usd is None else f"${account.cost_usd:,.2f}",
@@ -227,10 +221,15 @@ def _similar(incident: SimilarIncident) -> str:
 
 
 def _to_do(account: Account) -> str:
-    steps = [f"{number}. {_inline(each.words)} `{each.command}`" for number, each in enumerate(actions(account), 1)]
+    steps = [f"{number}. {_step(each)}" for number, each in enumerate(actions(account), 1)]
     nothing = [] if steps else ["Nothing."]
     advice = f"The runbook explains this cause: `/runbook.html#{account.cause.value}` on the control plane."
     return "\n".join((*steps, *nothing, "", advice))
+
+
+def _step(action: Action) -> str:
+    commands = ", ".join(f"`{command}`" for command in (action.command, *action.further_commands))
+    return f"{_inline(action.words)} {commands}"
 
 
 def _fenced(lines: Iterable[str]) -> str:

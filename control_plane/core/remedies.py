@@ -105,6 +105,7 @@ respond, processes that access it hang in the kernel until a reboot. If the node
 fleet replaces the node. Throttling, network errors, a full disk and low memory are temporary or caused by the job. If
 such a fault ends ranks, the ranks only restart. `core.breakers` limits the number of restarts.
 """
+_OF_HARDWARE = (Remedy.REBOOT, Remedy.REPLACE)
 _XID_IN_WORDS = re.compile(r"\bxid\s*(?:\(PCI:[^)]*\))?\D{0,3}(\d{1,3})\b", re.IGNORECASE)
 
 
@@ -134,6 +135,18 @@ def name_of(fault: NodeFault) -> str:
     """Return the fault code, with its number for an Xid: `gpu_xid 79`."""
     number = xid_of(fault) if fault.code == FaultCode.GPU_XID else None
     return fault.code if number is None else f"{fault.code} {number}"
+
+
+def hardware_fault(words: str) -> str | None:
+    """Return the fault of the hardware that a text names, such as `Xid 79` or `gpu_lost`, or None.
+
+    These are the faults whose remedy is a reboot or other hardware. `words` is the stored reason of a held node.
+    """
+    found = _XID_IN_WORDS.search(words)
+    if found is not None and XID.get(int(found.group(1))) in _OF_HARDWARE:
+        return f"Xid {found.group(1)}"
+    codes = (code for code, remedy in FAULTS.items() if remedy in _OF_HARDWARE)
+    return next((str(code) for code in codes if re.search(rf"\b{code}\b", words)), None)
 
 
 def recent(history: Iterable[Implication], now: float) -> tuple[Implication, ...]:

@@ -118,6 +118,11 @@ def export(
     return Shown(answer, answer["Content"].rstrip("\n"))
 
 
+def _to_do(action: Json) -> str:
+    commands = [action["Command"], *action.get("FurtherCommands", [])]
+    return "\n".join((action["Description"], *(f"    {command}" for command in commands)))
+
+
 def _seen(incident: Json) -> str | None:
     if "AcknowledgementTime" not in incident:
         return None
@@ -157,7 +162,7 @@ def _facts(incident: Json) -> list[tuple[str, object]]:
     return [
         ("incident", incident["IncidentId"]),
         ("verdict", incident.get("Verdict")),
-        ("do", "\n".join(f"{each['Description']}  {each['Command']}" for each in incident.get("Actions", [])) or None),
+        ("do", "\n".join(_to_do(each) for each in incident.get("Actions", [])) or None),
         ("job", incident["TrainingJobName"]),
         ("cause", incident["Cause"]),
         ("phase", incident["Phase"]),

@@ -794,6 +794,17 @@ export interface HeldShard {
   LayoutHash: string
 }
 
+/** The recommended decision about a held node. */
+export interface HoldAdvice {
+  Decision: 'Terminate' | 'Release' | 'Inspect'
+  /** What to do and why: one or two sentences in the imperative. */
+  Description: string
+  /** The command for the first step. */
+  Command: string
+  /** Commands of which the person runs one after the inspection. Empty unless Decision is Inspect. */
+  FurtherCommands: string[]
+}
+
 /** Request to keep an idle node out of use. */
 export interface HoldNodeRequest {
   NodeId: string
@@ -912,6 +923,10 @@ export interface IncidentAction {
   Description: string
   /** The command for the first step. */
   Command: string
+  /** Commands for the next step. The person chooses one of them. Empty if Command is all that is to do. */
+  FurtherCommands: string[]
+  /** The held node that the action is about. Absent for an action about the job. */
+  InstanceId?: string
 }
 
 /** A complete checkpoint of another job. Exactly one of TrainingJobName and RunId must be set in a request. */
@@ -1246,6 +1261,8 @@ export interface Node {
   NodeStatus: 'joining' | 'spare' | 'assigned' | 'held' | 'rebooting' | 'draining' | 'gone'
   /** Reason why the node is held. A held node waits for ReleaseNode, unless the reason is that the node is unreachable. */
   Hold?: 'unreachable' | 'distrusted' | 'inspection' | 'person'
+  /** What a person should do with the held node. Absent if the node is not held, or if no person must decide. */
+  HoldAdvice?: HoldAdvice
   /** A user's request that is not completed yet. ReleaseNode cancels it. */
   Request?: 'drain' | 'replace' | 'reboot' | 'hold'
   /** The person who made the request, and the reason that the person entered. */
@@ -2144,3 +2161,30 @@ export const operations = {
 
 /** Fields of a job that are also fields of the request for one. */
 export const jobSettings = ['TrainingJobName', 'FleetName', 'AlternativeFleetNames', 'Source', 'EntryPoint', 'Requirements', 'HyperParameters', 'Environment', 'Secrets', 'RoleArn', 'NodeCount', 'RanksPerNode', 'Protection', 'CheckpointConfig', 'InitialCheckpoint', 'InputDataConfig', 'OutputDataConfig', 'StoppingCondition', 'RetryStrategy', 'ElasticConfig', 'Priority', 'Preemptible', 'Project', 'Tags'] as const satisfies readonly (keyof TrainingJob)[]
+
+/** What happened, by the cause of an incident. A sentence without its full stop. */
+export const causeTitles = {
+  notice: 'AWS announced the end of a node',
+  requested: 'A person requested a node',
+  grown: 'The job stopped to continue on more nodes',
+  returned: 'The job stopped to return nodes to its fleet',
+  pause_failed: 'The job could not be paused',
+  drill: 'A drill caused a fault',
+  load_failed: 'A shard could not be loaded',
+  rank_exit: 'A training process failed',
+  hang: 'The ranks hung',
+  agent_lost: 'An agent lost its state of the job',
+  node_unreachable: 'A node became unreachable',
+  node_fault: 'A node reported a fault',
+  instance_terminated: 'An instance was terminated',
+  shrunk: 'Lost nodes were not replaced',
+  group_lost: 'All nodes that held a shard were lost',
+} as const satisfies Record<Incident['Cause'], string>
+
+/** Sources from which ranks restore their state. */
+export const restoreSources = {
+  local: 'the memory of its own nodes',
+  peer: 'the memory of other nodes',
+  parity: 'parity in the memory of other nodes',
+  s3: 'a checkpoint in S3',
+} as const satisfies Record<NonNullable<Incident['RestoreSource']>, string>

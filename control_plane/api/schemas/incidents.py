@@ -30,6 +30,10 @@ class IncidentAction(Shape):
     """One or two sentences in the imperative."""
     command: str
     """The command for the first step."""
+    further_commands: list[str]
+    """Commands for the next step. The person chooses one of them. Empty if Command is all that is to do."""
+    instance_id: str | None
+    """The held node that the action is about. Absent for an action about the job."""
 
 
 class Incident(Shape):

@@ -7,6 +7,7 @@ from datetime import datetime
 from control_plane.api.schemas.common import Request, Shape, ShortText
 from control_plane.api.schemas.fleets import RankMemory
 from control_plane.api.schemas.jobs import Condition
+from control_plane.core.held_nodes import HoldDecision
 from control_plane.core.observed.fleets import Hold, NodeRequest
 from control_plane.core.observed.nodes import Remedy
 from control_plane.core.states import NodeState
@@ -22,6 +23,18 @@ class NodeIncident(Shape):
     """Cause of the incident: `node_unreachable`, `agent_lost` …, or a fault code with its number: `gpu_xid 79`."""
     evidence: str
     remedy: Remedy
+
+
+class HoldAdvice(Shape):
+    """The recommended decision about a held node."""
+
+    decision: HoldDecision
+    description: str
+    """What to do and why: one or two sentences in the imperative."""
+    command: str
+    """The command for the first step."""
+    further_commands: list[str]
+    """Commands of which the person runs one after the inspection. Empty unless Decision is Inspect."""
 
 
 class ReleaseNodeRequest(Request):
@@ -87,6 +100,8 @@ class Node(Shape):
 
     A held node waits for ReleaseNode, unless the reason is that the node is unreachable.
     """
+    hold_advice: HoldAdvice | None
+    """What a person should do with the held node. Absent if the node is not held, or if no person must decide."""
     request: NodeRequest | None
     """A user's request that is not completed yet. ReleaseNode cancels it."""
     request_reason: str | None

@@ -15,6 +15,7 @@ from control_plane.core.incident_accounts import (
     actions,
     duration,
     duty,
+    occurrence,
     outcome_of,
     verdict,
 )
@@ -72,7 +73,7 @@ def test_the_course_of_the_job_determines_how_an_incident_ended(
 
 def test_a_verdict_says_what_failed_how_it_ended_and_what_it_cost() -> None:
     assert verdict(RECOVERED, 500.0) == (
-        "i-1 was terminated. Everstep recovered the job in 12 s. Training recomputed 2 steps."
+        "i-1 was terminated. Everstep recovered the job in 12 s. No step was lost; training recomputed 2 steps."
     )
     assert verdict(OPEN, 500.0) == "i-1 was terminated. Everstep is recovering the job."
     waiting = replace(OPEN, job_reason="waits for 1 node: AWS has none; Everstep retries at 05:34:53 UTC")
@@ -81,6 +82,8 @@ def test_a_verdict_says_what_failed_how_it_ended_and_what_it_cost() -> None:
     assert verdict(FAILED, 500.0) == (
         "A training process failed on i-1. The job failed after 12 s. 28 steps are lost; step 5 is in S3."
     )
+    shrunk = verdict(replace(RECOVERED, cause=Cause.SHRUNK), 500.0)
+    assert shrunk.startswith("Lost nodes were not replaced. Everstep recovered the job in 12 s, on fewer nodes.")
     assert "33 steps are lost; no checkpoint is left." in verdict(replace(FAILED, kept_step=None), 500.0)
 
 
@@ -95,7 +98,8 @@ def test_every_cause_has_a_sentence(cause: Cause, nodes: tuple[str, ...]) -> Non
 
 
 def test_the_duty_is_the_most_urgent_action_unless_it_is_optional() -> None:
-    assert duty(RECOVERED) == duty(OPEN) == "Nothing to do."
+    assert duty(RECOVERED) == "Nothing to do."
+    assert duty(OPEN) == "Nobody must act; optional steps are at the end."
     assert duty(FAILED) == (
         "Act now: read the last lines of the failed rank and correct the cause. Then submit the job under another "
         "name; it can start from the checkpoint of step 5."
@@ -111,14 +115,51 @@ def test_a_job_that_a_person_controls_waits_for_that_person() -> None:
 
 
 def test_a_held_node_waits_for_a_person_unless_it_is_only_unreachable() -> None:
-    held = replace(OPEN, held=(HeldNode(node_id="i-1", hold=Hold.INSPECTION),))
-    assert [(each.urgency, each.command) for each in actions(held)] == [
-        (Urgency.LATER, "everstep nodes describe i-1"),
-        (Urgency.OPTIONAL, "everstep jobs describe gpt"),
+    held = replace(OPEN, held=(HeldNode(node_id="i-1", hold=Hold.INSPECTION, reason="GPU 3: Xid 79"),))
+    assert [(each.urgency, each.node_id, each.command) for each in actions(held)] == [
+        (Urgency.LATER, "i-1", "everstep nodes release i-1 --terminate"),
+        (Urgency.OPTIONAL, None, "everstep jobs describe gpt"),
     ]
-    assert duty(held) == "Not urgent: inspect the held node i-1. Then terminate it, or release it if it is healthy."
-    silent = replace(RECOVERED, held=(HeldNode(node_id="i-1", hold=Hold.UNREACHABLE),))
+    assert duty(held).startswith("Not urgent: terminate node i-1, which Everstep keeps out of use: it reported Xid 79")
+    (inspect,) = actions(replace(RECOVERED, held=(HeldNode(node_id="i-1", hold=Hold.INSPECTION, reason="rank 0"),)))
+    assert inspect.further_commands == ("everstep nodes release i-1 --terminate", "everstep nodes release i-1")
+    silent = replace(RECOVERED, held=(HeldNode(node_id="i-1", hold=Hold.UNREACHABLE, reason=""),))
     assert actions(silent) == ()
+
+
+def test_an_absence_of_the_control_plane_is_part_of_the_verdict_and_of_the_optional_steps() -> None:
+    absent = replace(RECOVERED, evidence=("EC2 says so", "no control plane was running for 88 s, until 09:19:54 UTC"))
+    assert verdict(absent, 500.0).startswith(
+        "i-1 was terminated. No control plane was running for 88 s, until 09:19:54 UTC. Everstep recovered the job"
+    )
+    (step,) = actions(absent)
+    assert (step.urgency, "why no control plane was running" in step.words) == (Urgency.OPTIONAL, True)
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause", "outcome", "is_named"),
+    [
+        ("error (1)\nTraceback\n[rank0]: KeyError: 'labels'", Cause.RANK_EXIT, Outcome.JOB_FAILED, True),
+        ("error (1)\nTraceback\nKeyError: 'labels'\n", Cause.RANK_EXIT, Outcome.JOB_FAILED, True),
+        ("error (1)\nthe last line of a log", Cause.RANK_EXIT, Outcome.JOB_FAILED, False),
+        ("KeyError: 'labels'", Cause.RANK_EXIT, Outcome.JOB_FAILED, False),
+        ("error (1)\nKeyError: 'labels'", Cause.HANG, Outcome.JOB_FAILED, False),
+        ("error (1)\nKeyError: 'labels'", Cause.RANK_EXIT, Outcome.RECOVERED, False),
+    ],
+)
+def test_the_verdict_names_the_exception_with_which_a_script_ended_the_job(
+    reason: str, cause: Cause, outcome: Outcome, is_named: bool
+) -> None:
+    said = verdict(replace(FAILED, job_reason=reason, cause=cause, outcome=outcome), 500.0)
+    assert said.startswith("The training script failed on i-1: KeyError: 'labels'. ") is is_named
+    assert "KeyError" in said or not is_named
+
+
+def test_a_title_contains_no_instance() -> None:
+    assert occurrence(Cause.INSTANCE_TERMINATED) == "An instance was terminated"
+    assert occurrence(Cause.INSTANCE_TERMINATED, ("i-1", "i-2")) == "i-1 and i-2 were terminated"
+    assert occurrence(Cause.RANK_EXIT, ("i-1",)) == "A training process failed on i-1"
+    assert all("{" not in occurrence(cause) and "  " not in occurrence(cause) for cause in Cause)
 
 
 def test_lost_steps_are_those_after_the_checkpoint_only_if_the_job_ended() -> None:

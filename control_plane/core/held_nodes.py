@@ -1,0 +1,70 @@
+"""The advice for a held node: whether a person should terminate, release or first inspect it, and why.
+
+The API shows the advice with the node and in the actions of an incident, so that all pages and commands agree.
+
+Invariant: pure. Everstep releases an unreachable node by itself, so such a node has no advice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from control_plane.core.observed.fleets import Hold
+from control_plane.core.remedies import hardware_fault
+
+
+class HoldDecision(StrEnum):
+    """The recommended decision about a held node.
+
+    - TERMINATE: the hardware of the node is faulty.
+    - RELEASE: a person asked for the hold, and nothing speaks against the node.
+    - INSPECT: the stored facts do not decide. A person inspects the node, and then terminates or releases it.
+    """
+
+    TERMINATE = "Terminate"
+    RELEASE = "Release"
+    INSPECT = "Inspect"
+
+
+@dataclass(frozen=True, slots=True)
+class HoldAdvice:
+    """The advice for one held node."""
+
+    decision: HoldDecision
+    words: str
+    """What to do and why: one or two sentences in the imperative, with the node's id."""
+    command: str
+    """The command for the first step."""
+    further_commands: tuple[str, ...] = ()
+    """Commands of which the person runs one after the inspection. Empty unless the decision is INSPECT."""
+
+
+def advice(node_id: str, hold: Hold, reason: str) -> HoldAdvice | None:
+    """Return the advice for a held node, or None if Everstep releases the node by itself.
+
+    Args:
+        node_id: id of the node's instance.
+        hold: kind of the hold.
+        reason: reason that is stored with the node. It contains the code of a reported fault.
+    """
+    release = f"everstep nodes release {node_id}"
+    terminate = f"{release} --terminate"
+    fault = hardware_fault(reason)
+    if hold is Hold.UNREACHABLE:
+        return None
+    if fault is not None:
+        words = (
+            f"Terminate node {node_id}, which Everstep keeps out of use: it reported {fault}, a hardware fault. "
+            "A new instance replaces it."
+        )
+        return HoldAdvice(HoldDecision.TERMINATE, words, terminate)
+    if hold is Hold.PERSON:
+        words = f"Release node {node_id} when its inspection is over. A person keeps it out of use."
+        return HoldAdvice(HoldDecision.RELEASE, words, release)
+    why = "its reports are suspicious" if hold is Hold.DISTRUSTED else "it failed"
+    words = (
+        f"Inspect node {node_id}, which Everstep keeps out of use because {why}. "
+        "Terminate it if its hardware is faulty; otherwise release it."
+    )
+    return HoldAdvice(HoldDecision.INSPECT, words, f"everstep nodes describe {node_id}", (terminate, release))
