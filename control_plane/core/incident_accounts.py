@@ -192,9 +192,9 @@ class Account:
 def verdict(account: Account, now: float) -> str:
     """Return what failed, how it ended, and what it cost: one short sentence for each.
 
-    A sentence about an absence of the control plane follows the failure.
+    Further sentences name an absence of the control plane, and nodes that Everstep keeps out of use by itself.
     """
-    sentences = (_failure(account), _absence(account), _ending(account, now), _loss(account))
+    sentences = (_failure(account), _absence(account), _ending(account, now), _loss(account), _silent_nodes(account))
     return " ".join(each for each in sentences if each)
 
 
@@ -239,7 +239,7 @@ def duty(account: Account) -> str:
     if first is None:
         return "Nothing to do."
     if first.urgency is Urgency.OPTIONAL:
-        return "Nobody must act; optional steps are at the end."
+        return f"Nobody must act. Optional: {first.words[0].lower()}{first.words[1:]}"
     return f"{'Act now' if first.urgency is Urgency.NOW else 'Not urgent'}: {first.words[0].lower()}{first.words[1:]}"
 
 
@@ -250,7 +250,7 @@ def _of_the_job(account: Account) -> tuple[Action, ...]:
             return (
                 Action(Urgency.NOW, "Hand the job back, and Everstep recovers it.", f"everstep jobs hand-back {name}"),
             )
-        return (Action(Urgency.OPTIONAL, "See what the recovery waits for.", f"everstep jobs describe {name}"),)
+        return ()
     if account.outcome is Outcome.JOB_FAILED:
         start = "the beginning" if account.kept_step is None else f"the checkpoint of step {account.kept_step:,}"
         words = (
@@ -271,8 +271,8 @@ def _of_a_node(node: HeldNode) -> Iterable[Action]:
 
 def _of_the_control_plane(account: Account) -> Iterable[Action]:
     if _absence(account):
-        words = "Find out why no control plane was running, in the log of the machine on which it runs."
-        yield Action(Urgency.OPTIONAL, words, f"everstep events list --job {account.job_name}")
+        words = "Find out why no control plane was running: read its log on its machine, and check the service."
+        yield Action(Urgency.OPTIONAL, words, "everstep doctor")
 
 
 def _failure(account: Account) -> str:
@@ -297,6 +297,14 @@ def _absence(account: Account) -> str:
     """Return how long no control plane was running after the failure, or an empty text."""
     words = next((each for each in account.evidence if each.startswith(ABSENCE)), "")
     return f"{_capital(words)}." if words else ""
+
+
+def _silent_nodes(account: Account) -> str:
+    silent = [node.node_id for node in account.held if node.hold is Hold.UNREACHABLE]
+    if not silent:
+        return ""
+    stay, answer = ("stays", "it answers") if len(silent) == 1 else ("stay", "they answer")
+    return f"{_listed(silent)} {stay} out of use until {answer}."
 
 
 def _ending(account: Account, now: float) -> str:

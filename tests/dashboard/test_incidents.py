@@ -44,35 +44,40 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
     open_job(desk, name)
     job = api.get(f"/training-jobs/{name}").json()
     incident = api.get("/incidents", params={"TrainingJobName": name}).json()["Incidents"][-1]
-    card = desk.locator("section", has_text="What failed, when and why").last
+    card = desk.get_by_role("region", name=re.compile("^(Open|Latest) incident$"))
     expect(card).to_be_visible()
-    act = desk.locator("section.act")
+    act = desk.get_by_role("region", name="What to do")
     expect(card).to_contain_text(datetime.fromtimestamp(incident["FailedAt"], UTC).strftime("%H:%M:%S UTC"))
     for evidence in incident["Evidence"][:3]:
         expect(card).to_contain_text(sentence(evidence))
     expect(card).to_contain_text(sentence(incident["Decision"]))
     is_open = "ClosedAt" not in incident
-    lost = incident.get("LostSteps")
-    # the page of a failed job compares its lost steps with the last checkpoint instead
+    described = api.get(f"/incidents/{incident['IncidentId']}").json()
     if job["TrainingJobStatus"] == "Failed":
+        # the page of a failed job compares its steps with the last checkpoint
         kept = api.get(f"/training-jobs/{name}/protection").json()["LastCheckpoint"]["Step"]
         lost = job["MaxBoundary"] - kept
-        expect(card).to_contain_text(
-            f"Training had reached step {job['MaxBoundary']:,}; the newest checkpoint is step {kept:,}"
-        )
+        expect(card.locator("[data-figure=unsaved-steps]")).to_have_text(f"{lost:,}")
+        expect(desk.locator("dl.facts [data-figure=unsaved-steps]")).to_have_text(f"{lost:,}")
         expect(verdict(desk)).to_contain_text(f"{lost} steps after the checkpoint of step {kept:,} are lost")
-    unknown = "Not known yet" if is_open else "The steps after the last checkpoint"
-    expect(card).to_contain_text({None: unknown, 0: "No step"}.get(lost, f"{lost} step"))
-    expect(card).to_contain_text("Open: " if is_open else "Closed")
-    if job["TrainingJobStatus"] == "Failed":
-        expect(act).to_contain_text("Act now")
+        expect(card).to_contain_text("It does not start again by itself.")
         expect(verdict(desk)).to_contain_text("Act now: ")
         expect(verdict(desk)).to_contain_text(sentence(job["FailureReason"]))
         # The page shows the last line of the reason: the script's exception.
         expect(card).to_contain_text(job["FailureReason"].splitlines()[-1])
+        expect(act.get_by_role("link", name=f"Submit again from step {kept:,}")).to_be_visible()
     else:
-        expect(verdict(desk)).to_contain_text(re.compile("Nothing to do|Can wait: "))
+        if "LostSteps" in incident:
+            expect(card.locator("[data-figure=recomputed-steps]")).to_have_text(f"{incident['LostSteps']:,}")
+        else:
+            expect(card).to_contain_text("The number of lost steps is not known yet.")
+        expect(card).to_contain_text("No." if is_open else "Yes: training has passed the step before the failure.")
+        expect(verdict(desk)).to_contain_text(re.compile("Nothing to do|Not urgent: |You need not act"))
         expect(verdict(desk)).not_to_contain_text("Act now")
+    # The page of the job advises the same as the page of the incident.
+    for action in described["Actions"]:
+        for text in (action["Description"], action["Command"], *action["FurtherCommands"]):
+            expect(act).to_contain_text(text)
     lanes = desk.locator("svg.timeline > g")
     assert incident["FaultedInstanceIds"]
     for node in incident["FaultedInstanceIds"]:
@@ -86,13 +91,14 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
         need = waits_for.removeprefix("waits for ").partition(" ")[0]
         expect(verdict(desk)).to_contain_text(f"Recovering: waiting for {need} ")
         expect(verdict(desk)).to_contain_text("AWS is out of capacity; next attempt in ")
-        expect(verdict(desk)).to_contain_text(f"Nothing to do until {again[:5]} UTC")
-        for part in (f"AWS reports: “{said}", "next attempt in ", f"({again})"):
-            expect(act).to_contain_text(part)
-    box = card.bounding_box()
-    assert box is not None
-    # Check the size last, because the card of the incident grows until all its content is loaded.
-    assert box["y"] + box["height"] <= DESKTOP[1], "not on the first screen"
+        expect(verdict(desk)).to_contain_text(f"You need not act: Everstep tries again at {again[:5]} UTC")
+        for shown in (f"AWS reports: “{said}", "next attempt in ", f"({again})"):
+            expect(act).to_contain_text(shown)
+    # Check the size last, because the cards grow until all their content is loaded.
+    for part in (card, act):
+        box = part.bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= DESKTOP[1], "not on the first screen"
 
 
 @pytest.mark.parametrize("story", STORIES)
@@ -105,8 +111,10 @@ def test_the_page_of_an_incident_answers_on_its_first_screen(
     desk.goto(f"/incidents/{incident['IncidentId']}")
     verdict = desk.locator("p.verdict")
     expect(verdict).to_contain_text(incident["Verdict"])
-    urgency = next((each["Urgency"] for each in incident["Actions"]), "Optional")
-    lead = {"Now": "Act now.", "Later": "Nothing is urgent", "Optional": "Nothing to do."}[urgency]
+    urgency = next((each["Urgency"] for each in incident["Actions"]), "None")
+    lead = {"Now": "Act now.", "Later": "Not urgent: ", "Optional": "You need not act", "None": "Nothing to do."}[
+        urgency
+    ]
     expect(verdict.locator("strong")).to_contain_text(lead)
     card = desk.locator("section.card", has=desk.get_by_role("heading", name="What happened"))
     for evidence in incident["Evidence"][:3]:
@@ -118,7 +126,8 @@ def test_the_page_of_an_incident_answers_on_its_first_screen(
     todo = desk.get_by_role("region", name="What to do")
     for action in incident["Actions"]:
         expect(todo).to_contain_text(action["Description"])
-        expect(todo).to_contain_text(action["Command"])
+        for command in (action["Command"], *action["FurtherCommands"]):
+            expect(todo).to_contain_text(command)
     for part in (verdict, card, todo):
         box = part.bounding_box()
         assert box is not None

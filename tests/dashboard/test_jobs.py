@@ -25,9 +25,10 @@ def test_jobs_in_trouble_come_first_and_running_jobs_show_their_loss(
     jobs = api.get("/training-jobs").json()["TrainingJobSummaries"]
     expect(desk.locator("tbody tr")).to_have_count(len(jobs))
     shown = statuses(desk)
-    assert sorted(shown) == sorted(job["SecondaryStatus"] for job in jobs)
+    words = {"Restarting": "Recovering", "Pending": "Queued"}
+    assert sorted(shown) == sorted(words.get(job["SecondaryStatus"], job["SecondaryStatus"]) for job in jobs)
     assert shown[0] == "Failed"
-    assert shown.index("Restarting") < shown.index("Pending") < shown.index("Training") < shown.index("Completed")
+    assert shown.index("Recovering") < shown.index("Queued") < shown.index("Training") < shown.index("Completed")
     expect(desk.locator("thead th")).to_have_count(1 + 8)
     row = desk.locator("tbody tr", has=desk.get_by_role("link", name=seeded.story.gpu, exact=True))
     expect(row.get_by_role("img", name=re.compile(r"^Loss from \d"))).to_be_visible()

@@ -14,24 +14,24 @@ import { createBrowserRouter, useRouteError } from 'react-router'
 import { RouterProvider } from 'react-router/dom'
 
 import { ApiError } from './api/client'
-import { loadAhead, part } from './api/pages'
+import { loadAhead, lazyPart } from './api/pages'
 import { Empty, Loading, Problem } from './parts/Basics'
 import { Shell } from './parts/Shell'
 import { SHELL } from './words/shell'
 
-const OverviewPage = part(() => import('./pages/Overview'))
-const JobsPage = part(() => import('./pages/Jobs'))
-const JobPage = part(() => import('./pages/Job'))
-const IncidentsPage = part(() => import('./pages/Incidents'))
-const IncidentPage = part(() => import('./pages/Incident'))
-const QueuePage = part(() => import('./pages/Queue'))
-const FleetsPage = part(() => import('./pages/Fleets'))
-const FleetPage = part(() => import('./pages/Fleet'))
-const ReportsPage = part(() => import('./pages/Reports'))
-const DrillsPage = part(() => import('./pages/Drills'))
-const SubmitPage = part(() => import('./pages/Submit'))
-const SettingsPage = part(() => import('./pages/Settings'))
-const SignInPage = part(() => import('./pages/SignIn'))
+const OverviewPage = lazyPart(() => import('./pages/Overview'))
+const JobsPage = lazyPart(() => import('./pages/Jobs'))
+const JobPage = lazyPart(() => import('./pages/Job'))
+const IncidentsPage = lazyPart(() => import('./pages/Incidents'))
+const IncidentPage = lazyPart(() => import('./pages/Incident'))
+const QueuePage = lazyPart(() => import('./pages/Queue'))
+const FleetsPage = lazyPart(() => import('./pages/Fleets'))
+const FleetPage = lazyPart(() => import('./pages/Fleet'))
+const ReportsPage = lazyPart(() => import('./pages/Reports'))
+const DrillsPage = lazyPart(() => import('./pages/Drills'))
+const SubmitPage = lazyPart(() => import('./pages/Submit'))
+const SettingsPage = lazyPart(() => import('./pages/Settings'))
+const SignInPage = lazyPart(() => import('./pages/SignIn'))
 
 /** A refused session renews the query of the session at once, and the frame then opens the sign-in page. */
 const queryCache = new QueryCache({

@@ -2,7 +2,7 @@
 import { describe, expect, test } from 'vitest'
 
 import { outline } from '../src/charts/Sparkline'
-import type { Fleet, Node, TrainingJobSummary } from '../src/contract'
+import type { Fleet, HoldAdvice, Node, TrainingJobSummary } from '../src/contract'
 import { attention, capacityOf, jobsByStatus } from '../src/model/attention'
 import { FAILED_SECONDS } from '../src/model/jobs'
 
@@ -28,7 +28,7 @@ describe('what needs a person', () => {
     expect(attention([job({ ProtectionState: 'Unprotected', Boundary: 3 })], [], [], NOW)).toEqual([])
   })
   test('is a frozen fleet and a node that a person must release, but not a node that is only silent', () => {
-    const nodes = [node('i-2', { NodeStatus: 'held', Hold: 'inspection' }), node('i-3', { NodeStatus: 'held', Hold: 'unreachable' })]
+    const nodes = [node('i-2', { NodeStatus: 'held', Hold: 'inspection', HoldAdvice: { Description: 'Inspect node i-2.' } as HoldAdvice }), node('i-3', { NodeStatus: 'held', Hold: 'unreachable' })]
     expect(attention([], [fleet({ FleetStatus: 'frozen' })], nodes, NOW).map((item) => item.title)).toEqual(['main', 'i-2'])
   })
   test('begins with failures, the newest first', () => {
@@ -39,8 +39,10 @@ describe('what needs a person', () => {
 })
 
 test('jobs are counted by status, the most urgent status first', () => {
-  const jobs = [job({}), job({}), job({ SecondaryStatus: 'Failed' })]
-  expect(jobsByStatus(jobs).map(({ status, count }) => [status, count])).toEqual([['Failed', 1], ['Training', 2]])
+  const jobs = [job({}), job({}), job({ SecondaryStatus: 'Failed' }), job({ SecondaryStatus: 'Restarting' })]
+  expect(jobsByStatus(jobs).map(({ status, word, count }) => [status, word, count])).toEqual([
+    ['Failed', 'Failed', 1], ['Restarting', 'Recovering', 1], ['Training', 'Training', 2],
+  ])
 })
 
 test('every node of a fleet is counted once, and nodes of other fleets are not', () => {

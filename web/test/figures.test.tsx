@@ -8,7 +8,7 @@ import { describe, expect, test, vi } from 'vitest'
 
 import { loaded } from '../src/api/pages'
 import type { Fleet, Incident, Node, TrainingJob } from '../src/contract'
-import { adviceOn } from '../src/model/nodes'
+import type { Act } from '../src/model/act'
 import { inLineOrder } from '../src/model/printed'
 import { buckets } from '../src/model/time'
 import { fleetFigures, phaseLengths } from '../src/model/figures'
@@ -33,39 +33,46 @@ const recovering = (changes: Partial<Facts> = {}): Facts => ({
   incidents: [closed('rank_exit', 0.1, 'a'), closed('rank_exit', 0.2, 'b'), incident()], fleet: { FleetName: 'main', FleetStatus: 'active', SpareCount: 1, InstanceType: 'p5.48xlarge', AvailabilityZone: 'us-east-2a', Reason: '' }, now: NOW, ...changes,
 })
 
+const commands = (act: Act) => act.steps.flatMap((step) => step.commands)
+
 describe('a recovery', () => {
   test('that waits for capacity needs no person, and says when the next attempt is and what can be done', () => {
     for (const age of [56, 400, 86_400]) {
       const { act } = verdict(recovering({ incidents: [closed('instance_terminated', 4, 'a'), incident({ FailedAt: NOW - age - 2, OpenedAt: NOW - age })] }))
-      expect(act.needed).toBe(false)
+      expect([act.urgency, act.title]).toEqual(['Optional', 'You need not act'])
+      expect(act.brief).toMatch(/^You need not act: Everstep tries again at \d\d:\d\d UTC\.$/)
       expect(act.text).toMatch(/^AWS has no p5\.48xlarge capacity in us-east-2a\. Everstep makes the next attempt in .* UTC\)\./)
-      expect(act.steps.join(' ')).toContain('everstep fleets update main --spare-count 2')
+      expect(commands(act)).toEqual(['everstep fleets update main --spare-count 2'])
     }
   })
   test('is compared with incidents of its own kind', () => {
     const { recovery, act } = verdict(recovering({ job: { ...recovering().job, Reason: 'waits for i-b to prepare' } }))
     expect(recovery).toMatchObject({ usualSeconds: undefined, lateAfterSeconds: 300, isLate: false })
-    expect(act.needed).toBe(false)
+    expect(act.urgency).toBe('None')
+  })
+  test('names the job whose pause would free nodes', () => {
+    expect(commands(verdict(recovering({ pausable: 'small' })).act)[0]).toBe('everstep jobs pause small')
   })
   test('that is late shows the limit that it has passed, and commands', () => {
     const late = incident({ FailedAt: NOW - 60, OpenedAt: NOW - 58 })
     const { act } = verdict(recovering({ job: { ...recovering().job, Reason: 'waits for i-b to prepare' }, incidents: [closed('instance_terminated', 4, 'a'), late] }))
     expect(act.text).toBe('This phase has taken longer than 30 s: it usually takes 4.0 s after this kind of failure.')
-    expect(act.steps[0]).toContain('everstep fleets describe main')
+    expect(commands(act)).toEqual(['everstep fleets describe main', 'everstep events list --job gpt'])
   })
 })
 
 describe('a node whose GPU fell off the bus', () => {
-  const node = { NodeId: 'i-0123456789abcdef0', FleetName: 'main', NodeStatus: 'held', Hold: 'inspection', Reason: 'reports Xid 79 on gpu 3' } as Node
-  test('is ended, by the job page and by its dialog', () => {
+  const node = { NodeId: 'i-0123456789abcdef0', FleetName: 'main', NodeStatus: 'held', Hold: 'inspection', HoldAdvice: {
+    Decision: 'Terminate', Description: 'Terminate node i-0123456789abcdef0.', Command: 'terminate it', FurtherCommands: [],
+  } } as unknown as Node
+  test('is terminated, by the job page and by its dialog', () => {
     const { act } = verdict(recovering({ job: { ...recovering().job, SecondaryStatus: 'Training', Reason: '', Boundary: 90 }, incidents: [], heldNodes: [node] }))
-    expect(act.steps[0]).toMatch(/end the instance/)
+    expect(act.steps[0]).toMatchObject({ text: node.HoldAdvice!.Description, urgency: 'Later', commands: ['terminate it'] })
     drawn(<NodeDialog node={node} onClose={() => undefined} />)
-    expect(screen.getByRole<HTMLInputElement>('radio', { name: /^End instance/ }).checked).toBe(true)
+    expect(screen.getByRole<HTMLInputElement>('radio', { name: /^Terminate/ }).checked).toBe(true)
   })
   test('and where the facts do not decide, nothing is chosen for a person', () => {
-    const unclear = { ...node, Reason: 'kept for inspection' }
-    expect(adviceOn(unclear).verb).toBeUndefined()
+    const unclear = { ...node, HoldAdvice: { ...node.HoldAdvice!, Decision: 'Inspect' as const } }
     drawn(<NodeDialog node={unclear} onClose={() => undefined} />)
     expect(screen.getAllByRole<HTMLInputElement>('radio').some((each) => each.checked)).toBe(false)
     expect(screen.getByRole<HTMLButtonElement>('button', { name: 'Choose an action' }).disabled).toBe(true)
@@ -160,10 +167,11 @@ test.each([...stories(30)])('all figures of the page agree, story $number', asyn
   const fact = (name: string) => [...container.querySelectorAll('dt')].find((each) => each.textContent === name)!.nextElementSibling!.textContent
   const isReleased = end !== undefined || paused
   expect(fact('Committed in memory')).toBe(isReleased ? '–' : `step ${reached}`)
-  const told = [...container.querySelectorAll('.story > div')].find((each) => each.textContent!.startsWith('What was lost'))!.querySelector('.b')!.textContent!.trim()
   const cell = fact('Recomputed steps')
+  expect(cell).toBe(String(incidents[0]!.LostSteps!)) // steps that training repeated; what a failed job lost is another figure
   const isFinal = end === 'Failed' || end === 'Stopped'
   const lost = isFinal ? Math.max(0, reached - (kept ?? 0)) : incidents[0]!.LostSteps!
-  expect(cell).toBe(String(incidents[0]!.LostSteps!)) // steps that training repeated; what a failed job lost is another figure
-  expect(/\d+/.exec(told)?.[0] ?? (/one step/.test(told) ? '1' : '0')).toBe(String(lost))
+  const shown = container.querySelector(`.answers [data-figure=${isFinal ? 'unsaved' : 'recomputed'}-steps]`)
+  expect(shown!.textContent).toBe(String(lost))
+  expect(isFinal ? fact('Lost steps') : '').toBe(isFinal ? String(lost) : '')
 })

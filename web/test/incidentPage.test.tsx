@@ -4,8 +4,9 @@ import { fireEvent, screen, waitFor, within } from '@testing-library/react'
 import { Route, Routes } from 'react-router'
 import { expect, test, vi } from 'vitest'
 
-import type { Event, Incident, LogEvent, SimilarIncident } from '../src/contract'
+import type { Event, Incident, IncidentAction, LogEvent, Node, SimilarIncident } from '../src/contract'
 import IncidentPage from '../src/pages/Incident'
+import { contact } from '../src/api/client'
 import { drawn, served } from './drawn'
 
 const NOW = Math.floor(Date.now() / 1000)
@@ -17,6 +18,9 @@ const incident: Incident = {
   FromStep: 10, ReachedStep: 12, LostSteps: 2, RestoreSource: 'peer', Outcome: 'Recovered',
   Verdict: 'The ranks made no progress and hung. Everstep recovered the job in 80 s.', Actions: [], Notes: [],
 }
+const action = (changes: Partial<IncidentAction>): IncidentAction => ({
+  Urgency: 'Optional', Description: '', Command: '', FurtherCommands: [], ...changes,
+})
 const look = (EventId: number, Time: number, Type: string, text: string): Event => ({
   EventId, Time, Type, Message: `${Type} told`, Detail: { stacks: [{ ranks: [0, 1], text }] },
 })
@@ -63,14 +67,14 @@ test('the head says what happened and whether to act', () => {
   expect(screen.getByRole('link', { name: 'Runbook' }).getAttribute('href')).toBe('/runbook.html#hang')
   screen.getByText('Recovered')
   screen.getByText('1 more')
-  screen.getByText('Training resumed from step 10, from memory of other nodes.')
+  screen.getByText('Training resumed from step 10, from the memory of other nodes.')
   card('What to do').getByText(/^Nothing\./)
 })
 
 test('an urgent action leads the verdict and shows its command', () => {
   page({
     Outcome: 'JobFailed',
-    Actions: [{ Urgency: 'Now', Description: 'Read the last lines.', Command: 'everstep jobs logs gpt' }],
+    Actions: [action({ Urgency: 'Now', Description: 'Read the last lines.', Command: 'everstep jobs logs gpt' })],
   })
   expect(screen.getByRole('status').textContent).toMatch(/^Act now\. /)
   expect(screen.getByRole('status').getAttribute('data-tone')).toBe('bad')
@@ -78,10 +82,10 @@ test('an urgent action leads the verdict and shows its command', () => {
   card('What to do').getByText('everstep jobs logs gpt')
 })
 
-test('the failure of the job is the first reason, and nothing was resumed', () => {
+test('the failure of the job is named, and nothing was resumed', () => {
   const FailureReason = 'the same failure 4 times: error (1)\nTraceback\nKeyError: labels'
   page({ Outcome: 'JobFailed' }, { job: { TrainingJobStatus: 'Failed', FailureReason } })
-  const why = screen.getByText('Why').nextElementSibling!
+  const why = screen.getByText('What failed').nextElementSibling!
   expect(why.querySelector('p')!.textContent).toMatch(/^The same failure 4 times.*KeyError: labels/)
   expect(screen.queryByText(/Training resumed/)).toBeNull()
 })
@@ -89,13 +93,51 @@ test('the failure of the job is the first reason, and nothing was resumed', () =
 test('an open incident shows its phase, and an optional action demands nothing', () => {
   page({
     ClosedAt: undefined, Phase: 'replace', Outcome: 'Open', LostSteps: undefined, FromStep: undefined,
-    Actions: [{ Urgency: 'Optional', Description: 'See it.', Command: 'everstep jobs describe gpt' }],
+    Actions: [action({ Description: 'See it.', Command: 'everstep jobs describe gpt' })],
   })
-  expect(screen.getByRole('status').textContent).toMatch(/^Nothing to do\. /)
+  expect(screen.getByRole('status').textContent).toMatch(/^You need not act\. Optional: see it\. /)
   screen.getByText('Recovering')
-  screen.getByText('replace', { selector: '.status' })
+  screen.getByText('replacing nodes', { selector: '.status' })
   screen.getByText('What Everstep does')
   screen.getByText('The number of lost steps is not known yet.')
+})
+
+test('a held node is decided about on the page', async () => {
+  const node = { NodeId: 'i-a', FleetName: 'main', NodeStatus: 'held', Hold: 'inspection' } as Node
+  const { client } = page({
+    Actions: [
+      action({
+        Urgency: 'Later', Description: 'Inspect node i-a.', InstanceId: 'i-a', Command: 'everstep nodes describe i-a',
+        FurtherCommands: ['everstep nodes release i-a --terminate', 'everstep nodes release i-a'],
+      }),
+    ],
+  })
+  expect(screen.getByRole('status').textContent).toMatch(/^Not urgent: decide about node i-a, which is out of use\. /)
+  for (const command of ['describe i-a', 'release i-a --terminate', 'release i-a']) {
+    card('What to do').getByText(`everstep nodes ${command}`)
+  }
+  card('What to do').getByRole('link', { name: 'Show the node' })
+  client.setQueryData(['nodes', 'main', false], [node])
+  fireEvent.click(await card('What to do').findByRole('button', { name: 'Terminate or release node…' }))
+  await screen.findByRole('dialog', { name: 'Act on i-a' })
+})
+
+test('while the control plane does not answer, the page does not say that nothing is to do', () => {
+  contact.at = Date.now() - 60_000
+  page()
+  const { textContent: text } = screen.getByRole('status')
+  expect(text).toMatch(/^The control plane does not answer\. Act now: check the control plane\./)
+  contact.at = Date.now()
+})
+
+test('a failed job is submitted again from its checkpoint', async () => {
+  const job = { TrainingJobStatus: 'Failed', SecondaryStatus: 'Failed', MaxBoundary: 12, TrainingEndTime: NOW - 20 }
+  const urgent = action({ Urgency: 'Now', Description: 'Read the last lines.', Command: 'everstep jobs logs gpt' })
+  const { client } = page({ Outcome: 'JobFailed', Actions: [urgent] }, { job })
+  client.setQueryData(['protection', 'gpt'], { LastCheckpoint: { Step: 10 } })
+  const link = await card('What to do').findByRole('link', { name: 'Submit again from step 10' })
+  expect(link.getAttribute('href')).toBe('/submit?from=run&checkpoint=10')
+  expect(document.querySelector('[data-figure="unsaved-steps"]')!.textContent).toBe('2')
 })
 
 test('the timeline has milestones, events, log lines, stacks and notes in the order of time', () => {

@@ -5,7 +5,7 @@ import { act, cleanup, renderHook } from '@testing-library/react'
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest'
 
 import { Renewals, renewed, stream, useLive } from '../src/api/live'
-import { whileSeen } from '../src/api/seen'
+import { whileVisible } from '../src/api/seen'
 
 const keys = (event: object) => renewed(event).map((key) => key.join('/'))
 
@@ -149,7 +149,7 @@ describe('events that come faster than answers', () => {
 test('what is held while a tab is seen is begun and ended in turn, and not begun in one that is hidden', () => {
   const told: string[] = []
   show('hidden')
-  const stop = whileSeen(() => told.push('begin'), () => told.push('end'))
+  const stop = whileVisible(() => told.push('begin'), () => told.push('end'))
   expect(told).toEqual([])
   for (const state of ['visible', 'visible', 'hidden', 'hidden', 'visible'] as const) show(state)
   stop()

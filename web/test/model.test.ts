@@ -1,6 +1,3 @@
-import { readFileSync } from 'node:fs'
-import { join } from 'node:path'
-
 import { describe, expect, test } from 'vitest'
 
 import { address, all, ApiError } from '../src/api/client'
@@ -8,7 +5,7 @@ import type { Incident, TrainingJob } from '../src/contract'
 import { plain } from '../src/model/ansi'
 import { changesOf, formOf, spares } from '../src/model/fleets'
 import { ago, bytes, duration, headline, local, moment, percent, sentence, soon } from '../src/model/format'
-import { NO_CONTROL_PLANE, story } from '../src/model/incident'
+import { overWords } from '../src/model/incident'
 import { progressOf, sampled } from '../src/model/progress'
 import { asCurl, asPython, asYaml, fromYaml, NotASpec, requestOf } from '../src/model/spec'
 import { problems, withParity } from '../src/model/submit'
@@ -98,101 +95,20 @@ describe('the timeline', () => {
   })
 })
 
-describe('the story of an incident', () => {
-  const told = (changes: Partial<Incident>, job: Partial<TrainingJob> = {}) => story(incident(changes), job, NOW).map((each) => `${each.title}: ${each.text}`)
-  test('closed', () => {
-    expect(told({})).toEqual([
-      expect.stringMatching(/^An instance was terminated: 1 min ago, at \d\d:\d\d:\d\d UTC\. EC2 says so\.$/),
-      'Replace i-a: Replaced by i-c.',
-      '2 steps: 10 s of training time; resumed from step 10. Restored from the memory of other nodes.',
-      'Closed: Recovered 50 s ago. Training has passed the step it was at before the failure.',
-    ])
-  })
-  test('open', () => expect(told({ ClosedAt: undefined, Phase: 'restore', LostSteps: undefined }, { Reason: 'waits for a node' })[3]).toMatch(/^Open: restoring state: This phase has taken 57 s\. Waits for a node\. The job page says whether you must act\.$/))
-  test('detected late, as after a stop of the control plane', () => expect(told({ OpenedAt: NOW, FailedAt: NOW - 300 })[0]).toMatch(/Everstep detected it 5 min 00 s later\.$/))
-  test('the first three facts are listed, and the number of the others', () => expect(told({ Evidence: ['a', 'b', 'c', 'd', 'e'] })[0]).toMatch(/A\. B\. C\. 2 more facts are on the incident page\./))
-  test('detected late because no control plane was running', () => {
-    const absence = `${NO_CONTROL_PLANE} for 88 s, until 09:19:54 UTC`
-    expect(told({ Evidence: ['EC2 says so', absence] })[0]).toMatch(/ No control plane was running for 88 s, until 09:19:54 UTC\.$/)
-    expect(told({ Evidence: ['EC2 says so', absence] })[3]).toMatch(/^Closed: Recovered 50 s ago\. It took longer because no control plane was running\. Training has passed/)
-    expect(readFileSync(join(import.meta.dirname, '../../control_plane/core/incidents.py'), 'utf8')).toContain(`"${NO_CONTROL_PLANE}"`)
-  })
-  test('the fact that ended the job comes last, with the error of the script', () => {
-    const reason = "9 failures without a step beyond 198, the last: error (1)\n[rank0]: Traceback\n[rank0]: KeyError: 'labels'"
-    const crash = 'rank 0 on i-a ended: crashed, signal 11'
-    const raised = 'rank 0 on i-a ended: error, code 1'
-    const loop = { Cause: 'rank_exit', Evidence: [raised, crash], Decision: 'restart all ranks on the same nodes; then give the job up', Reason: 'restores step 198 from local' } as const
-    const [what, done] = told({ ...loop, Evidence: [...loop.Evidence] }, { ...failed, FailureReason: reason })
-    expect(what).toMatch(/^Your script ended with KeyError: 'labels': .* UTC\. Before: Rank 0 on i-a ended: crashed, signal 11\. Last: Rank 0 on i-a ended: error, code 1\.$/)
-    expect(done).not.toMatch(/restores step/i)
-    expect(told({ ...loop, Evidence: [...loop.Evidence] }, { ...failed, FailureReason: 'out of budget' })[0]).toMatch(/^A training process failed: .*Rank 0 on i-a ended: error, code 1\. Rank 0/)
-    expect(told({ ...loop, Evidence: [...loop.Evidence] })[0]).toMatch(/^A training process failed/)
+describe('whether an incident is over', () => {
+  test('an open one names its phase and how long the phase has taken', () => {
+    const open = incident({ ClosedAt: undefined, Phase: 'restore' })
+    const text = 'Everstep is restoring state, for 57 s so far.'
+    expect(overWords(open, NOW)).toEqual({ tone: 'busy', title: 'No.', text })
   })
   test.each([
-    [[], 'i-a has ended.'],
-    [[{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'unreachable' }], 'i-a is held and unreachable. Everstep uses it again when it answers.'],
-    [[{ NodeId: 'i-a', NodeStatus: 'spare' }], 'i-a is in use again.'],
-    [[{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection' }], 'Replaced by i-c.'],
-  ] as const)('the fate of a lost node: %o', (nodes, text) => expect(story(incident(), {}, NOW, { nodes })[1]!.text).toMatch(new RegExp(`${text}$`)))
-  test('the unknown fate of a node is left out', () => expect(story(incident(), {}, NOW)[1]!.text).toBe('Replaced by i-c.'))
-  test('beside the verdict of the job, the story says whether to act', () => {
-    const open = { ClosedAt: undefined, Phase: 'replace' } as const
-    expect(told(open)[3]).toMatch(/The job page says whether you must act\.$/)
-    for (const [needed, text] of [[true, 'You must act.'], [false, 'You do not need to act.']] as const) expect(story(incident(open), {}, NOW, { act: { needed } })[3]!.text.endsWith(text)).toBe(true)
-  })
-  const failed = { RunId: 'run', TrainingJobStatus: 'Failed' as const, FailureReason: 'a loop of crashes', TrainingEndTime: NOW - 50 }
-  test('the job failed with it', () => expect(told({}, failed)[3]).toBe('Closed: the job failed: A loop of crashes.'))
-  test.each([['it failed later, of something else', { TrainingEndTime: NOW - 20 }], ['another run of the name did', { RunId: 'later' }]])('over, although %s', (_, changes) => {
-    expect(told({}, { ...failed, ...changes })[3]).toBe('Closed: Recovered 50 s ago. Training has passed the step it was at before the failure.')
-  })
-  test.each([['Stopped', 'The job was stopped during this incident.'], ['Completed', 'The job completed during this incident.']] as const)('the job was %s before it had caught up', (TrainingJobStatus, text) => {
-    expect(told({}, { ...failed, TrainingJobStatus })[3]).toBe(`Closed: Ended 50 s ago. ${text}`)
-  })
-  test('the job was paused before it had caught up', () => {
-    const queued = { Status: 'Paused', State: 'queued', StartTime: NOW - 50, StatusMessage: '' } as const
-    expect(told({}, { SecondaryStatusTransitions: [queued] })[3]).toMatch(/The job was paused during this incident\. It recomputes the remaining steps when it is resumed\.$/)
-  })
-  test('no launch followed: the steps after the checkpoint are lost', () => {
-    const last = { GenerationAfter: undefined, FromStep: undefined, LostSteps: undefined, RestoreSource: undefined, ReachedStep: 12 }
-    expect(told(last, failed)[2]).toBe('The steps after the last checkpoint: 10 s of training time; training had reached step 12, and no launch followed.')
-    expect(told({ LostSteps: undefined })[2]).toMatch(/^Not known: /)
-  })
-  test.each([
-    ['an older checkpoint', { MaxBoundary: 198 }, { LastCheckpoint: { Step: 120 } }, '78 steps: Training had reached step 198; the newest checkpoint is step 120. 10 s of training time.', 'bad'],
-    ['none', { MaxBoundary: 198 }, {}, 'All 198 steps: Training had reached step 198, and no checkpoint is in S3. 10 s of training time.', 'bad'],
-    ['of all', { MaxBoundary: 198 }, { LastCheckpoint: { Step: 198 } }, 'No step: Training had reached step 198, which is in S3. 10 s of training time.', 'good'],
-    ['of nothing', { MaxBoundary: 0 }, {}, 'No step: The job had made no step. 10 s of training time.', 'good'],
-    ['not heard of yet', { MaxBoundary: 198 }, undefined, '2 steps: 10 s of training time; resumed from step 10. Restored from the memory of other nodes.', 'warn'],
-  ] as const)('the job ended with it: the loss is counted from the checkpoint, %s', (_, reached, protection, text, tone) => {
-    for (const TrainingJobStatus of ['Failed', 'Stopped'] as const) {
-      const lost = story(incident(), { ...failed, ...reached, TrainingJobStatus }, NOW, { protection: protection as never })[2]!
-      expect([`${lost.title}: ${lost.text}`, lost.tone]).toEqual([text, tone])
-    }
-    expect(story(incident(), { ...failed, ...reached, TrainingJobStatus: 'Completed' }, NOW, { protection: protection as never })[2]!.title).toBe('2 steps')
-  })
-  test('the decision is no success if the job failed', () => {
-    const done = (job: Partial<TrainingJob>) => story(incident(), job, NOW)[1]!.tone
-    expect([done(failed), done({}), done({ ...failed, TrainingJobStatus: 'Stopped' })]).toEqual(['bad', 'good', 'good'])
-  })
-  test('the cost, and the cost so far', () => {
-    expect(told({ CostUsd: 1.5 })[2]).toMatch(/ It cost \$1\.50\.$/)
-    expect(told({ CostUsd: 1.5, ClosedAt: undefined })[2]).toMatch(/ It has cost \$1\.50 so far\.$/)
-    expect(told({ CostUsd: undefined, ClosedAt: undefined })[2]).not.toMatch(/cost/)
-  })
-  test('the job ended first', () => expect(told({ GenerationAfter: undefined })[3]).toMatch(/ended before another launch/))
-  test('a node that is held for a person is named', () => {
-    const held = (Hold: 'inspection' | 'unreachable', NodeId = 'i-a') => story(incident(), {}, NOW, { nodes: [{ NodeId, NodeStatus: 'held', Hold }] })[3]!
-    expect(held('inspection')).toMatchObject({ tone: 'warn', title: 'Closed, except for a held node', text: 'Recovered 50 s ago. Training has passed the step it was at before the failure. i-a is held until a person releases or ends it.' })
-    expect(held('unreachable').title).toBe('Closed')
-    expect(held('inspection', 'i-other').title).toBe('Closed')
-  })
-  test('nodes that were only tried are no replacements', () => expect(told({ InstanceIds: [], Decision: 'restart all ranks on the same nodes' })[1]).toBe('Restart all ranks on the same nodes: Other nodes tried: i-c.'))
-  test('Everstep does nothing for a job that was taken over', () => {
-    const taken = { TakenOverTime: NOW, TakenOverBy: 'ada', SecondaryStatus: 'Restarting' } as const
-    const open = { ClosedAt: undefined, Phase: 'replace' } as const
-    expect(told(open, taken)[1]).toBe('Nothing: automation is off: Ada has taken over the job. Decided before: Replace i-a. Replaced by i-c.')
-    expect(told(open, { ...taken, SecondaryStatus: 'Training' })[1]).toMatch(/^Replace i-a/)
-    expect(told({}, taken)[1]).toMatch(/^Replace i-a/)
+    ['Recovered', 'good', /training has passed the step before the failure/],
+    ['JobFailed', 'bad', /the job failed\. It does not start again by itself\.$/],
+    ['JobPaused', 'idle', /the job was paused/],
+    [undefined, 'good', /training has passed/],
+  ] as const)('a closed one with the outcome %s', (Outcome, tone, title) => {
+    const over = overWords(incident({ Outcome }), NOW)
+    expect(over).toEqual({ tone, title: expect.stringMatching(title), text: 'This was 50 s ago.' })
   })
 })
 

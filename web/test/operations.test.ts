@@ -50,14 +50,14 @@ describe('nodes', () => {
   test.each([
     [{ NodeStatus: 'assigned' }, ['Drain', 'Replace', 'Reboot']],
     [{ NodeStatus: 'spare' }, ['Hold', 'Replace', 'Reboot']],
-    [{ NodeStatus: 'held', Hold: 'inspection' }, ['Release', 'End instance']],
+    [{ NodeStatus: 'held', Hold: 'inspection' }, ['Release', 'Terminate']],
     [{ NodeStatus: 'held', Hold: 'unreachable' }, ['Replace']],
     [{ NodeStatus: 'assigned', Request: 'drain' }, ['Cancel request']],
     [{ NodeStatus: 'gone' }, []],
     [{ NodeStatus: 'joining' }, []],
     [{ NodeStatus: 'what a newer server says' }, []],
   ])('%o can be: %j', (node, expected) => expect(verbs(node)).toEqual(expected))
-  test('only ending an instance ends one', () => expect(actionsOf({ NodeStatus: 'held', Hold: 'person' }).filter((action) => action.terminate).map((action) => action.verb)).toEqual(['End instance']))
+  test('only ending an instance ends one', () => expect(actionsOf({ NodeStatus: 'held', Hold: 'person' }).filter((action) => action.terminate).map((action) => action.verb)).toEqual(['Terminate']))
   test('are in the order of a table: the one that was asked for, those that are, the newest first, those that were', () => {
     const node = (NodeId: string, CreationTime: number, NodeStatus = 'spare') => ({ NodeId, CreationTime, NodeStatus }) as Node
     const [old, fresh, gone, lately] = [node('i-1', 1), node('i-2', 9), node('i-3', 2, 'gone'), node('i-4', 8, 'gone')]
@@ -121,8 +121,8 @@ test.each([
   [{ NodeStatus: 'spare' }, 'Hold'],
   [{ NodeStatus: 'assigned', Request: 'drain' }, 'Cancel request'],
   [{ NodeStatus: 'held', Hold: 'unreachable' }, 'Replace'],
-  [{ NodeStatus: 'held', Hold: 'person' }, 'Release'],
-  [{ NodeStatus: 'held', Hold: 'inspection', Reason: 'GPU 3: Xid 79' }, 'End instance'],
-  [{ NodeStatus: 'held', Hold: 'inspection', Reason: 'rank 3 exited' }, undefined],
+  [{ NodeStatus: 'held', Hold: 'person', HoldAdvice: { Decision: 'Release' } }, 'Release'],
+  [{ NodeStatus: 'held', Hold: 'inspection', HoldAdvice: { Decision: 'Terminate' } }, 'Terminate'],
+  [{ NodeStatus: 'held', Hold: 'inspection', HoldAdvice: { Decision: 'Inspect' } }, undefined],
   [{ NodeStatus: 'gone' }, undefined],
 ])('the dialog of %o begins with %s', (node, verb) => expect(preselectedVerb(node as Node)).toBe(verb))

@@ -5,8 +5,8 @@ import { Route, Routes } from 'react-router'
 import { describe, expect, test, vi } from 'vitest'
 
 import { ApiError, call, contact } from '../src/api/client'
-import type { Checkpoint, Fleet, Incident, Node, TrainingJob, TrainingJobSummary } from '../src/contract'
-import { story } from '../src/model/incident'
+import type { Checkpoint, Fleet, HoldAdvice, Incident, Node, TrainingJob, TrainingJobSummary } from '../src/contract'
+import { incidentFigures } from '../src/model/figures'
 import { verdict, type Facts, type Verdict } from '../src/model/verdict'
 import FleetPage from '../src/pages/Fleet'
 import { CheckpointsTab } from '../src/pages/JobTabs'
@@ -36,19 +36,25 @@ const incident: Incident = {
   RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 12, OpenedAt: NOW - 10, DetectSeconds: 2,
 }
 const of = (changes: Partial<Facts> = {}): Verdict => verdict({ job, protection, incidents: [], now: NOW, ...changes })
+const HOLD: HoldAdvice = {
+  Decision: 'Terminate', Description: 'Terminate node i-a.', Command: 'everstep nodes release i-a --terminate',
+  FurtherCommands: [],
+}
 const card = (name: string) => within(screen.getByRole('region', { name }))
 
 describe('the card about what to do', () => {
   const drawCard = (changes: Partial<Facts> = {}) => {
     const { act, figures } = of(changes)
-    drawn(<ActCard act={act} figures={figures} />)
+    drawn(<ActCard act={act} figures={figures} fleet="main" />)
     return card('What to do')
   }
   test('has the steps in order, and the section of the runbook', () => {
     const act = drawCard({ job: { ...job, TrainingJobStatus: 'Failed', SecondaryStatus: 'Failed', FailureReason: 'the same failure 3 times' } })
     act.getByRole('heading', { name: 'Act now' })
     act.getByText('The job does not start again by itself.')
-    expect(act.getAllByRole('listitem').map((item) => item.textContent)).toEqual([expect.stringMatching(/^Read the last lines/), expect.stringMatching(/^Fix the cause\./)])
+    expect(act.getAllByRole('listitem').map((item) => item.textContent)).toEqual([
+      expect.stringMatching(/^Read the last lines .*everstep jobs logs gpt/),
+    ])
     expect(act.getByRole('link').getAttribute('href')).toBe('/runbook.html#failed')
   })
   test('of a recovery names the cause in the runbook', () => {
@@ -62,23 +68,28 @@ describe('the card about what to do', () => {
     expect([act.queryByRole('list'), act.queryByRole('link')]).toEqual([null, null])
   })
   test('links a held node', () => {
-    const act = drawCard({ heldNodes: [{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection', Reason: 'Xid 79' }] })
-    act.getByRole('heading', { name: 'Can wait' })
-    expect(act.getByRole('link', { name: 'i-a' }).getAttribute('href')).toBe('/fleets/main#i-a')
+    const act = drawCard({ heldNodes: [{ NodeId: 'i-a', HoldAdvice: HOLD }] })
+    act.getByRole('heading', { name: 'Not urgent' })
+    act.getByText('everstep nodes release i-a --terminate')
+    expect(act.getByRole('link', { name: 'Show the node' }).getAttribute('href')).toBe('/fleets/main#i-a')
   })
 })
 
 describe('the latest incident', () => {
   const drawIncident = (changes: Partial<Incident> = {}, role?: string) => {
     const shown = { ...incident, ...changes }
-    return drawn(<LatestIncident incident={shown} answers={story(shown, { ...job, SecondaryStatus: 'Restarting' }, NOW)} />, { role })
+    const figures = incidentFigures(shown, NOW)
+    return drawn(<LatestIncident incident={shown} figures={figures} job={{ FleetName: 'main' }} />, { role })
   }
-  test('has four answers, the lengths of its phases, and links', () => {
+  test('has five answers, the lengths of its phases, and links', () => {
     drawIncident()
     const now = card('Open incident')
-    for (const text of ['What failed, when and why', 'What Everstep does', 'What was lost', 'Status', 'A node reported a fault', 'Replace i-a', 'Not known yet', 'Open: replacing nodes']) now.getByText(text)
+    for (const text of [
+      'What failed', 'Is it over?', 'Is anything lost?', 'Why', 'What Everstep does', 'A node reported a fault', 'Replace i-a.',
+      'The number of lost steps is not known yet.', 'No.',
+    ]) now.getByText(text)
     now.getByText(/Xid 79 on i-a\.$/)
-    expect(now.getByRole('list', { name: 'Phases' }).textContent).toMatch(/^ detect 2\.0 s replace 1\d s so far$/)
+    expect(now.getByRole('list', { name: 'Phases' }).textContent).toMatch(/^ detecting the failure 2\.0 s replacing nodes 1\d s so far$/)
     expect(now.getByRole('link', { name: 'Incident details' }).getAttribute('href')).toBe('/incidents/inc-1')
   })
   test('is acknowledged with one click, and then names the person', async () => {
@@ -121,7 +132,7 @@ describe('the queue', () => {
       [described(pending, { QueuePosition: 2, QueuedBehind: ['interrupted'], Reason: 'needs 4 nodes, 0 of 8 are free' }), described(interrupted, { QueuePosition: 1, Reason: 'gave way' }), described(leaving, {})],
     )
     const rows = screen.getAllByRole('row').slice(1).map((row) => [...row.querySelectorAll('td')].map((cell) => cell.textContent))
-    expect(rows.map((cells) => cells.slice(0, 3))).toEqual([['1', 'interrupted', 'Interrupted'], ['2', 'pending', 'Pending']])
+    expect(rows.map((cells) => cells.slice(0, 3))).toEqual([['1', 'interrupted', 'Interrupted'], ['2', 'pending', 'Queued']])
     expect(rows[1]![5]).toBe('Needs 4 nodes, 0 of 8 are free.')
     expect(rows[1]![6]).toBe('interrupted')
     expect(rows[1]![7]).toMatch(/^The start of interrupted\.The end of runs \(4 nodes\), or of other jobs with as many nodes\./)
@@ -227,10 +238,10 @@ describe('dialogs', () => {
     const node = (changes: object) => ({ NodeId: 'i-a', FleetName: 'main', NodeStatus: 'held', Hold: 'inspection', Reason: '', ...changes }) as never
     const { unmount } = drawn(<NodeDialog node={node({})} onClose={() => {}} />)
     expect(screen.getAllByRole('radio').map((radio) => radio.getAttribute('value') ?? '')).toHaveLength(2)
-    screen.getByLabelText(/^End instance/)
+    screen.getByLabelText(/^Terminate/)
     unmount()
     drawn(<NodeDialog node={node({ NodeStatus: 'assigned', Hold: undefined })} onClose={() => {}} />)
-    expect(screen.queryByLabelText(/^End instance/)).toBeNull()
+    expect(screen.queryByLabelText(/^Terminate/)).toBeNull()
     screen.getByLabelText(/^Drain/)
   })
 })

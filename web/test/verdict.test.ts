@@ -33,6 +33,12 @@ const incident = (changes: Partial<Incident> = {}): Incident => ({
 })
 const closed = (seconds: number, id: string): Incident =>
   incident({ IncidentId: id, Phase: 'closed', FailedAt: NOW - 1000, OpenedAt: NOW - 999, ClosedAt: NOW - 900, DetectSeconds: 1, ReplaceSeconds: seconds, RestoreSeconds: 3, ReworkSeconds: 1 })
+const HELD: HeldNode = {
+  NodeId: 'i-a',
+  HoldAdvice: {
+    Decision: 'Inspect', Description: 'Inspect node i-a.', Command: 'look', FurtherCommands: ['terminate', 'release'],
+  },
+}
 const facts = (changes: Partial<Facts> = {}): Facts => ({ job: job(), protection: protection(), incidents: [], fleet: { FleetName: 'main', FleetStatus: 'active', Reason: 'keeps 4 nodes', Drift: [] }, progress: progress(), now: NOW, ...changes })
 const all = (changes: Partial<Facts>) => verdict(facts(changes))
 
@@ -87,12 +93,13 @@ describe('the state of a job', () => {
 
 describe('the protection of a job', () => {
   const cases: [string, Partial<Facts>, string, string, string][] = [
-    ['protected', {}, 'good', 'Protected', 'Protected on 2 nodes.'],
+    ['protected', {}, 'good', 'Protected', 'Any 1 node can fail without the loss of a step.'],
     ['degraded', { protection: protection({ ProtectionState: 'Degraded', Reason: 'Rank 3 has 1 copy', Shards: [shard(), shard(1)] }) }, 'warn', 'Degraded', 'Degraded: rank 3 has 1 copy.'],
     ['degraded without a reason', { protection: protection({ ProtectionState: 'Degraded' }) }, 'warn', 'Degraded', 'Degraded: some shards have too few copies.'],
-    ['one copy', { protection: protection({ RecoveryOdds: [{ LostNodes: 1, Probability: 0 }], Shards: [shard(1)] }) }, 'warn', 'Protected', 'The loss of 1 node loses the steps in memory.'],
-    ['parity', { protection: protection({ Copies: 1, ParityGroupSize: 4 }) }, 'good', 'Protected', 'Protected by parity in groups of 4 nodes.'],
-    ['no shards reported', { protection: protection({ Shards: [] }) }, 'good', 'Protected', 'Protected.'],
+    ['one copy', { protection: protection({ RecoveryOdds: [{ LostNodes: 1, Probability: 0 }], Shards: [shard(1)] }) }, 'warn', 'Protected', 'The loss of 1 node loses the steps since the newest checkpoint in S3.'],
+    ['parity', { protection: protection({ Copies: 1, ParityGroupSize: 4 }) }, 'good', 'Protected', 'Any 1 node can fail without the loss of a step.'],
+    ['no odds reported', { protection: protection({ RecoveryOdds: [] }) }, 'good', 'Protected', 'Protected.'],
+    ['two losses survived', { protection: protection({ RecoveryOdds: [{ LostNodes: 1, Probability: 1 }, { LostNodes: 2, Probability: 1 }] }) }, 'good', 'Protected', 'Any 2 nodes can fail without the loss of a step.'],
     ['no commit', { job: job({ CommittedStep: -1 }), protection: protection({ CommittedStep: -1, RecoveryOdds: [], LastCheckpoint: undefined, ProtectionState: 'Unprotected' }) }, 'bad', 'Unprotected', 'Unprotected: memory holds no committed step. No checkpoint is in S3.'],
     ['no commit, but a checkpoint', { job: job({ CommittedStep: -1 }), protection: protection({ CommittedStep: -1, RecoveryOdds: [], ProtectionState: 'Unprotected' }) }, 'bad', 'Unprotected', 'Unprotected: memory holds no committed step. The checkpoint of step 1,200 is in S3.'],
     ['no commit at the first step', { job: job({ Boundary: 1, MaxBoundary: 1, CommittedStep: -1 }), protection: protection({ CommittedStep: -1, RecoveryOdds: [], ProtectionState: 'Unprotected' }) }, 'idle', 'Not yet protected', 'Not yet protected: memory holds no committed step.'],
@@ -107,7 +114,7 @@ describe('the protection of a job', () => {
     ['failed at its checkpoint', { job: job({ TrainingJobStatus: 'Failed', Boundary: 1200, MaxBoundary: 1200 }) }, 'idle', 'Released', 'No step was lost: step 1,200 is in S3.'],
     ['failed before a step', { job: job({ TrainingJobStatus: 'Failed', Boundary: 0, MaxBoundary: 0 }) }, 'idle', 'Released', 'No step was lost: the job had made none.'],
     ['a silent holder', { job: job({ HealthyNodeCount: 3 }) }, 'warn', 'Unconfirmed', 'Protection is unconfirmed: 3 of 4 nodes are healthy.'],
-    ['an old answer', { staleSeconds: 60 }, 'idle', 'Unknown', 'Last known: Protected on 2 nodes.'],
+    ['an old answer', { staleSeconds: 60 }, 'idle', 'Unknown', 'Last known: Any 1 node can fail without the loss of a step.'],
     ['a committed step without holders', { protection: protection({ ProtectionState: 'Unprotected', Reason: 'Step 1203 was committed, but no rank has reported its holders.' }) }, 'bad', 'Unprotected', 'Unprotected: step 1203 was committed, but no rank has reported its holders.'],
   ]
   test.each(cases)('%s', (_, changes, tone, title, text) => expect(all(changes).protection).toEqual({ tone, title, text }))
@@ -119,18 +126,18 @@ describe('the verdict in one line', () => {
   const fleet: Partial<Fleet> = { FleetName: 'main', FleetStatus: 'active', InstanceType: 'c7i.2xlarge', AvailabilityZone: 'us-east-1a' }
   const waits = `waits for 1 node: ${short}; Everstep retries at ${retry} UTC`
   const cases: [string, Partial<Facts>, string, string][] = [
-    ['training', {}, 'good', 'Training at step 1,204. | Protected on 2 nodes. Nothing to do.'],
-    ['a shortage during a recovery', { job: job({ SecondaryStatus: 'Restarting', Reason: waits }), incidents: [incident()], fleet }, 'busy', `Recovering: waiting for 1 c7i.2xlarge in us-east-1a. | AWS is out of capacity; next attempt in 2 min. Nothing to do until ${retry.slice(0, 5)} UTC.`],
-    ['a shortage before the first launch', { job: job({ SecondaryStatus: 'Starting', Reason: waits, Boundary: -1, MaxBoundary: -1, CommittedStep: -1 }), protection: protection({ CommittedStep: -1, ProtectionState: 'Unprotected', LastCheckpoint: undefined }), fleet }, 'busy', `Starting: waiting for 1 c7i.2xlarge in us-east-1a. | AWS is out of capacity; next attempt in 2 min. Nothing to do until ${retry.slice(0, 5)} UTC.`],
+    ['training', {}, 'good', 'Training at step 1,204. | Any 1 node can fail without the loss of a step. Nothing to do.'],
+    ['a shortage during a recovery', { job: job({ SecondaryStatus: 'Restarting', Reason: waits }), incidents: [incident()], fleet }, 'busy', `Recovering: waiting for 1 c7i.2xlarge in us-east-1a. | AWS is out of capacity; next attempt in 2 min. You need not act: Everstep tries again at ${retry.slice(0, 5)} UTC.`],
+    ['a shortage before the first launch', { job: job({ SecondaryStatus: 'Starting', Reason: waits, Boundary: -1, MaxBoundary: -1, CommittedStep: -1 }), protection: protection({ CommittedStep: -1, ProtectionState: 'Unprotected', LastCheckpoint: undefined }), fleet }, 'busy', `Starting: waiting for 1 c7i.2xlarge in us-east-1a. | AWS is out of capacity; next attempt in 2 min. You need not act: Everstep tries again at ${retry.slice(0, 5)} UTC.`],
     ['a recovery', { job: job({ SecondaryStatus: 'Restarting', Reason: '' }), incidents: [incident()] }, 'busy', 'Recovering: replacing nodes for 10 s. | Nothing to do.'],
     ['a recovery without protection', { job: job({ SecondaryStatus: 'Restarting', Reason: '' }), incidents: [incident()], protection: protection({ ProtectionState: 'Unprotected', Reason: 'no rank has reported its holders' }) }, 'busy', 'Recovering: replacing nodes for 10 s. | Unprotected: no rank has reported its holders. Nothing to do.'],
-    ['a frozen fleet', { fleet: { FleetName: 'main', FleetStatus: 'frozen', Reason: '', Drift: [] } }, 'warn', 'Training at step 1,204. | Protected on 2 nodes. Act now: unfreeze the fleet.'],
-    ['failed', { job: job({ TrainingJobStatus: 'Failed', FailureReason: 'rank 2 exits with 1' }) }, 'bad', 'Failed at step 1,204. | Rank 2 exits with 1. 4 steps after the checkpoint of step 1,200 are lost. Act now: fix the cause, and submit the job again.'],
+    ['a frozen fleet', { fleet: { FleetName: 'main', FleetStatus: 'frozen', Reason: '', Drift: [] } }, 'warn', 'Training at step 1,204. | Any 1 node can fail without the loss of a step. Act now: unfreeze the fleet.'],
+    ['failed', { job: job({ TrainingJobStatus: 'Failed', FailureReason: 'rank 2 exits with 1' }) }, 'bad', 'Failed at step 1,204. | Rank 2 exits with 1. 4 steps after the checkpoint of step 1,200 are lost. Act now: correct the cause, and submit the job again.'],
     ['paused', { job: job({ SecondaryStatus: 'Paused', Reason: '' }) }, 'idle', 'Paused at step 1,204. | The checkpoint of step 1,200 is in S3. Resume the job to continue.'],
     ['queued', { job: job({ SecondaryStatus: 'Pending', Reason: 'place 2 of 2 in the queue' }) }, 'idle', 'Queued. | Place 2 of 2 in the queue. Nothing to do.'],
     ['completed', { job: job({ TrainingJobStatus: 'Completed' }) }, 'good', 'Completed after 1,204 steps. | The checkpoint of step 1,200 is in S3. Nothing to do.'],
-    ['taken over', { job: job({ TakenOverTime: NOW, TakenOverBy: 'ada' }) }, 'good', 'Training at step 1,204. | Protected on 2 nodes. Automation is off: a failure waits for ada.'],
-    ['a held node', { heldNodes: [{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection' }] }, 'good', 'Training at step 1,204. | Protected on 2 nodes. Can wait: 1 held node to release or end.'],
+    ['taken over', { job: job({ TakenOverTime: NOW, TakenOverBy: 'ada' }) }, 'good', 'Training at step 1,204. | Any 1 node can fail without the loss of a step. Automation is off: a failure waits for ada.'],
+    ['a held node', { heldNodes: [HELD] }, 'good', 'Training at step 1,204. | Any 1 node can fail without the loss of a step. Not urgent: decide about node i-a, which is out of use.'],
     ['an old answer', { staleSeconds: 40 }, 'warn', 'The control plane has not answered for 40 s. | Last known: Training at step 1,204. Act now: check the control plane.'],
   ]
   test.each(cases)('%s', (_, changes, tone, text) => {
@@ -205,7 +212,7 @@ describe('what to do', () => {
     ['no news', { staleSeconds: 40 }, true, /a recovery waits for it/],
     ['news of a failing server', { staleSeconds: 40, refusal: 'the database is locked' }, true, /a recovery waits for it/],
     ['no news of a job that was done when there was some', { job: job({ TrainingJobStatus: 'Completed' }), staleSeconds: 40 }, true, /a recovery waits for it/],
-    ['paused', { job: job({ SecondaryStatus: 'Paused' }) }, true, /^A person paused the job\. It does not continue by itself\.$/],
+    ['paused', { job: job({ SecondaryStatus: 'Paused' }) }, true, /^A person paused the job\. It does not continue by itself\. /],
     ['pausing', { job: job({ SecondaryStatus: 'Pausing' }) }, false, /waits for a person to resume it/],
     ['interrupted, and it queues', { job: interrupted('queued') }, false, /^The job continues from S3 by itself/],
     ['interrupted, and it still has its nodes', { job: interrupted('pausing') }, false, /^The job returns its nodes to another job\./],
@@ -213,31 +220,55 @@ describe('what to do', () => {
   ]
   test.each(cases)('%s', (name, changes, needed, text) => {
     const { act } = all(changes)
-    expect(act.needed).toBe(needed)
-    expect(act.title).toBe(name === 'paused' ? 'Paused by a person' : needed ? 'Act now' : 'Nothing to do')
-    expect(act.brief).toMatch(name === 'paused' ? /^Resume the job to continue\.$/ : needed ? /^Act now: .*\.$/ : /^Nothing to do\.$/)
+    const isPaused = name === 'paused'
+    expect(act.urgency).toBe(isPaused ? 'Later' : needed ? 'Now' : 'None')
+    expect(act.title).toBe(isPaused ? 'Paused by a person' : needed ? 'Act now' : 'Nothing to do')
+    const brief = isPaused ? /^Resume the job to continue\.$/ : needed ? /^Act now: .*\.$/ : /^Nothing to do\.$/
+    expect(act.brief).toMatch(brief)
     expect(act.text).toMatch(text)
     expect(act.steps.length > 0).toBe(needed)
     expect(act.section === undefined || SECTIONS.has(act.section)).toBe(true)
     expect(act.section !== undefined || !needed).toBe(true)
   })
-  test('lost nodes that are held can wait, and the job continues', () => {
-    const held: HeldNode[] = [{ NodeId: 'i-a', NodeStatus: 'held', Hold: 'inspection' }, { NodeId: 'i-b', NodeStatus: 'held', Hold: 'unreachable' }, { NodeId: 'i-c', NodeStatus: 'spare' }]
-    const { act } = all({ heldNodes: held })
-    expect(act).toMatchObject({ needed: false, title: 'Can wait', section: 'held-node', brief: 'Can wait: 1 held node to release or end.', steps: ['i-a: end the instance if its hardware has failed. Otherwise release it.'], nodes: { ids: ['i-a'] } })
-    const because = (Reason: string) => all({ heldNodes: [{ ...held[0]!, Reason }] }).act.steps
-    expect(because('the agent of i-a reports gpu_xid: gpu 5 (H100): Xid 79')).toEqual([expect.stringMatching(/^i-a: end the instance\. Xid 79 means that its GPU has fallen off the bus/)])
-    expect(because('gpu 5: Xid 94')).toEqual([expect.stringMatching(/hardware has failed, which Xid 94 suggests\. Otherwise release it\.$/)])
-    expect(act.text).toMatch(/by itself after a failure\. It lost 1 node, which a person must release or end\.$/)
-    expect(all({ heldNodes: held.slice(1) }).act.steps).toEqual([])
-    const failed = all({ job: job({ TrainingJobStatus: 'Failed' }), heldNodes: held }).act
-    expect(failed).toMatchObject({ needed: true, section: 'failed' })
-    expect(failed.steps.at(-1)).toMatch(/^i-a: end the instance/)
+  test('lost nodes that are held are no urgent matter, and the job continues', () => {
+    const { act } = all({ heldNodes: [HELD, { NodeId: 'i-b' }] })
+    expect(act).toMatchObject({
+      urgency: 'Later', title: 'Not urgent', tone: 'warn', section: 'held-node',
+      brief: 'Not urgent: decide about node i-a, which is out of use.',
+      steps: [{ urgency: 'Later', text: 'Inspect node i-a.', nodeId: 'i-a', commands: ['look', 'terminate', 'release'] }],
+    })
+    expect(act.text).toBe('Everstep recovers the job by itself after a failure.')
+    expect(all({ heldNodes: [HELD, { ...HELD, NodeId: 'i-b' }] }).act.brief).toMatch(/decide about 2 nodes/)
+    const silent = all({ heldNodes: [{ NodeId: 'i-b', Hold: 'unreachable' }] }).act
+    expect(silent).toMatchObject({ urgency: 'None', text: expect.stringMatching(/Everstep uses i-b again when it answers\.$/) })
+    const failed = all({ job: job({ TrainingJobStatus: 'Failed' }), heldNodes: [HELD] }).act
+    expect(failed).toMatchObject({ urgency: 'Now', section: 'failed' })
+    expect(failed.steps.at(-1)).toMatchObject({ nodeId: 'i-a' })
+  })
+  test('a failed job has the steps that the API names for its incident, and a link that submits it again', () => {
+    const actions = [{ Urgency: 'Now', Description: 'Read.', Command: 'everstep jobs logs gpt', FurtherCommands: [] }] as const
+    const [first, ...rest] = all({ job: job({ TrainingJobStatus: 'Failed' }), actions: actions as never }).act.steps
+    expect(first).toMatchObject({ text: 'Read.', commands: ['everstep jobs logs gpt'] })
+    expect(first!.link).toEqual({ to: '/submit?from=run&checkpoint=1200', label: 'Submit again from step 1,200' })
+    expect(rest).toEqual([])
+  })
+  test('a recovery without a control plane leaves an optional step, which the verdict names', () => {
+    const step = { Urgency: 'Optional', Description: 'Find out why.', Command: 'everstep doctor', FurtherCommands: [] } as const
+    const { act, line } = all({ actions: [step] as never })
+    expect(act).toMatchObject({ urgency: 'Optional', title: 'You need not act', steps: [{ text: 'Find out why.' }] })
+    expect(line.text).toMatch(/ You need not act\. Optional: find out why\.$/)
+  })
+  test('no step contains a placeholder', () => {
+    const shown = cases.flatMap(([, changes]) => all(changes).act.steps.flatMap((step) => [step.text, ...step.commands]))
+    expect(shown.length).toBeGreaterThan(10)
+    expect(shown.filter((text) => /\b[A-Z]{2,}\b/.test(text.replace(/\b(?:AWS|S3)\b/g, '')) || /…| $/.test(text))).toEqual([])
   })
   test('the steps name the command, or what differs in AWS', () => {
-    expect(all({ fleet: suspended }).act.steps[0]).toContain('aws autoscaling resume-processes --auto-scaling-group-name asg-1 ')
+    expect(all({ fleet: suspended }).act.steps[0]!.commands[0]).toContain('aws autoscaling resume-processes --auto-scaling-group-name asg-1 ')
     expect(readFileSync(join(import.meta.dirname, '../../control_plane/core/capacity.py'), 'utf8')).toContain(RESUMED_BY_A_PERSON)
-    expect(all({ fleet: frozen }).act.steps).toEqual(['Correct this in AWS: ReplaceUnhealthy is not suspended.'])
+    expect(all({ fleet: frozen }).act.steps.map((step) => step.text)).toEqual([
+      'Correct this in AWS: ReplaceUnhealthy is not suspended.',
+    ])
   })
 })
 
@@ -245,21 +276,21 @@ describe('a job that a person has taken over', () => {
   const taken = (changes: Partial<TrainingJob> = {}) => job({ TakenOverTime: NOW - 60, TakenOverBy: 'ada', Reason: 'taken over by ada: Everstep observes and decides nothing', ...changes })
   test('with an open incident: nobody recovers it', () => {
     const told = all({ job: taken({ SecondaryStatus: 'Restarting' }), incidents: [incident()] })
-    expect(told.act).toMatchObject({ needed: true, tone: 'bad', section: 'taken-over' })
+    expect(told.act).toMatchObject({ urgency: 'Now', tone: 'bad', section: 'taken-over' })
     expect(told.act.text).toMatch(/^Nothing recovers this job: ada has taken it over, and its ranks do not train\.$/)
-    expect(told.act.steps.at(-1)).toMatch(/everstep jobs hand-back gpt$/)
+    expect(told.act.steps.at(-1)!.commands).toEqual(['everstep jobs hand-back gpt'])
     expect(told.state).toEqual({ tone: 'bad', title: 'Not recovering', text: 'Not recovering: ada has taken over the job.', detail: 'Training had reached step 1,204.' })
   })
   test('with a failure, for which Everstep opens no incident', () => {
     const { act } = all({ job: taken({ Reason: `taken over by ada: Everstep decides nothing${OBSERVED}i-a has ended` }) })
-    expect(act).toMatchObject({ needed: true, tone: 'bad' })
+    expect(act).toMatchObject({ urgency: 'Now', tone: 'bad' })
     expect(act.text).toMatch(/and i-a has ended\.$/)
   })
   test.each([[{ TrainingJobStatus: 'Stopping', SecondaryStatus: 'Stopping' }, /asked to stop/], [{ SecondaryStatus: 'Pausing' }, /asked to pause/]] as const)('a request waits: %o', (changes, text) => {
-    expect(all({ job: taken(changes) }).act).toMatchObject({ needed: true, text: expect.stringMatching(text) })
+    expect(all({ job: taken(changes) }).act).toMatchObject({ urgency: 'Now', text: expect.stringMatching(text) })
   })
   test('that trains: a failure would wait', () => {
-    expect(all({ job: taken() }).act).toMatchObject({ needed: false, tone: 'warn', text: expect.stringMatching(/^Automation is off: a failure waits for ada\.$/) })
+    expect(all({ job: taken() }).act).toMatchObject({ urgency: 'Optional', tone: 'warn', text: expect.stringMatching(/^Automation is off: a failure waits for ada\.$/) })
   })
   test('that recomputes steps by itself', () => expect(all({ job: taken(), incidents: [incident({ Phase: 'rework' })] }).state.title).toBe('Recomputing steps'))
   test('that has ended', () => expect(all({ job: taken({ TrainingJobStatus: 'Completed' }) }).act.text).toBe('The job is complete.'))

@@ -8,7 +8,7 @@ import type { QueryClient } from '@tanstack/react-query'
 import { useEffect, useState } from 'react'
 
 import type { Event, TrainingJobSummary } from '../contract'
-import { whileSeen } from './seen'
+import { whileVisible } from './seen'
 
 const GATHER_MS = 40 // what one decision stores comes as several events: one renewal for all
 const AGAIN_MS = 5_000
@@ -95,7 +95,7 @@ export function useLive(client: QueryClient, isSignedIn: boolean): Liveness {
       }
       source.addEventListener('end', () => void client.invalidateQueries({ queryKey: ['session'] }))
     }
-    return whileSeen(connect, () => {
+    return whileVisible(connect, () => {
       renewals.clear()
       source.close()
       set('connecting')

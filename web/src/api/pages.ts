@@ -58,7 +58,7 @@ const here: Browser = {
 const ahead: Load<unknown>[] = []
 
 /** Return a component that loads on demand, as React's `lazy` does. `loadAhead` loads it earlier. */
-export function part<P>(load: Load<{ default: ComponentType<P> }>): LazyExoticComponent<ComponentType<P>> {
+export function lazyPart<P>(load: Load<{ default: ComponentType<P> }>): LazyExoticComponent<ComponentType<P>> {
   ahead.push(load)
   return lazy(() => loaded(load))
 }

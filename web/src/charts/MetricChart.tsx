@@ -4,7 +4,7 @@ import { Link } from 'react-router'
 
 import { figure, marks, nearestPlace, positionWords, tablePlaces, type Range, type Unit } from '../model/chart'
 import type { Fault } from '../model/metrics'
-import { causeWords } from '../model/verdict'
+import { causeWords } from '../model/causes'
 import { METRICS } from '../words/metrics'
 import { MARGIN, Plot, type Layout, type PlotLine, type View } from './Plot'
 

@@ -1,26 +1,24 @@
-/** What a person must do for a job, or can do later. Pure. The first rule that applies decides. */
-import type { Node } from '../contract'
+/** What a person must do for a job, or can do. Pure. The first rule that applies decides; `duty.ts` says how urgent. */
+import type { IncidentAction } from '../contract'
 import { ACT, STATE } from '../words/job'
+import { DUTIES, DUTY } from '../words/duty'
 import { capacityWords, type CapacityWait } from './capacity'
+import { dutySentence, nodeSteps, stepsOf, urgencyOf, withResubmission, type Step, type Urgency } from './duty'
 import { STALE_SECONDS } from './figures'
-import { ago, count, duration, minute, plural, sentence } from './format'
-import type { Facts, HeldNode, JobState, PhaseNow, Statement } from './facts'
-import { adviceOn, waitsForAPerson } from './nodes'
+import { ago, duration, minute, sentence } from './format'
+import type { Facts, JobState, PhaseNow, Statement } from './facts'
 import { isOver, hasReleasedNodes, unrecoveredReason, type Tone } from './standing'
 
 export interface Act extends Statement {
-  /** The job does not continue, or is at risk, until a person acts. */
-  needed: boolean
+  urgency: Urgency
   /** The last sentence of the verdict: "Nothing to do." or "Act now: …". */
   brief: string
-  /** What to do, in order. May be present if nothing is urgent. */
-  steps: string[]
+  /** What to do, the most urgent first. */
+  steps: Step[]
   /** The section of docs/runbook.md. */
   section?: string
   /** The subject, if a banner could repeat it. */
   about?: 'takenOver' | 'frozen' | 'suspended'
-  /** Held nodes that `steps` name. */
-  nodes?: { fleet?: string; ids: string[] }
 }
 
 /** A phase is late after this many times its usual length. */
@@ -38,128 +36,184 @@ export interface Derived {
   isBeforeFirstStep: boolean
   /** Present while AWS launches no instance for the job. */
   wait?: CapacityWait
+  /** Step of the newest checkpoint. */
+  checkpointStep?: number
 }
 
-type More = Partial<Pick<Act, 'title' | 'brief' | 'steps' | 'section' | 'about'>>
+/** What a rule decides. Without `title` and `brief`, these follow from the urgency of the steps. */
+type Rule = Pick<Act, 'tone' | 'text'> & Partial<Pick<Act, 'title' | 'brief' | 'steps' | 'section' | 'about'>>
 
-const must = (section: string, tone: Tone, brief: string, text: string, steps: string[], more: More = {}): Act => ({
-  needed: true, tone, title: ACT.titles.now, brief: ACT.now(brief), text, steps, section, ...more,
-})
-const none = (text: string, tone: Tone = 'good', more: More = {}): Act => ({
-  needed: false, tone, title: ACT.titles.none, brief: ACT.nothing, text, steps: [], ...more,
-})
+type Urged = IncidentAction['Urgency']
+const step = (urgency: Urged, text: string, ...commands: string[]): Step => ({ urgency, text, commands })
+
+interface Must {
+  section: string
+  tone: Tone
+  /** What to do, as a clause in the imperative. */
+  brief: string
+  text: string
+  steps: Step[]
+  about?: Act['about']
+}
+const must = ({ brief, ...rule }: Must): Rule => ({ ...rule, brief: DUTY.now(brief) })
+const none = (text: string, tone: Tone = 'good', more: Partial<Rule> = {}): Rule => ({ text, tone, ...more })
 
 export function actOf(facts: Facts, derived: Derived): Act {
+  const rule = ofStalePage(facts) ?? withHeldNodes(withOptionalSteps(ruleOf(facts, derived), facts), facts)
+  const steps = rule.steps ?? []
+  const urgency = urgencyOf(steps)
+  const tone = urgency === 'Later' && rule.tone === 'good' ? DUTIES.Later.tone : rule.tone
+  return { title: DUTIES[urgency].title, brief: dutySentence(steps), ...rule, tone, urgency, steps }
+}
+
+function ruleOf(facts: Facts, derived: Derived): Rule {
   const { job, fleet } = facts
   const { recovery, wait } = derived
-  const act = ofStalePage(facts) ?? ofEndedJob(facts) ?? ofPersonsJob(job)
-  if (act) return act
+  const rule = ofEndedJob(facts, derived) ?? ofPersonsJob(job)
+  if (rule) return rule
   if (fleet?.FleetStatus === 'frozen') return ofFrozenFleet(facts, recovery !== undefined)
   if (recovery) {
     if (isLaunchSuspended(fleet)) return ofSuspendedLaunches(facts, true)
-    return withHeldNodes(wait ? ofShortage(facts, wait) : ofRecovery(facts, recovery), facts)
+    return wait ? ofShortage(facts, wait) : ofRecovery(facts, recovery)
   }
   const present = wait ? ofShortage(facts, wait) : ofTraining(facts, derived)
-  return isLaunchSuspended(fleet) && !present.needed ? ofSuspendedLaunches(facts, false) : withHeldNodes(present, facts)
+  const isUrgent = urgencyOf(present.steps ?? []) === 'Now'
+  return isLaunchSuspended(fleet) && !isUrgent ? ofSuspendedLaunches(facts, false) : present
 }
 
-function ofFrozenFleet({ fleet }: Facts, isRecovering: boolean): Act {
+function ofFrozenFleet({ job, fleet }: Facts, isRecovering: boolean): Rule {
   const words = ACT.frozen
-  const steps = (fleet?.Drift ?? []).map((drift) => words.drift(sentence(drift)))
-  const text = `${isRecovering ? words.recovering : words.training} ${sentence(fleet?.Reason ?? '')}`.trim()
-  return must('frozen-fleet', isRecovering ? 'bad' : 'warn', words.brief, text, steps.length ? steps : [words.see], { about: 'frozen' })
+  const drift = (fleet?.Drift ?? []).map((each) => step('Now', words.drift(sentence(each))))
+  const name = job.FleetName ?? fleet?.FleetName ?? ''
+  return must({
+    section: 'frozen-fleet',
+    tone: isRecovering ? 'bad' : 'warn',
+    brief: words.brief,
+    text: `${isRecovering ? words.recovering : words.training} ${sentence(fleet?.Reason ?? '')}`.trim(),
+    steps: drift.length ? drift : [step('Now', words.see, `everstep fleets describe ${name}`)],
+    about: 'frozen',
+  })
 }
 
-function ofSuspendedLaunches({ job, fleet }: Facts, isRecovering: boolean): Act {
+function ofSuspendedLaunches({ job, fleet }: Facts, isRecovering: boolean): Rule {
   const words = ACT.suspended
-  const steps = [words.resume(fleet?.AutoScalingGroupName ?? '…')]
-  const act = (section: string, tone: Tone, text: string) => must(section, tone, words.brief, text, steps, { about: 'suspended' })
-  if (isRecovering) return act('late-recovery', 'bad', words.recovering)
-  if (job.SecondaryStatus === 'Pending' || job.SecondaryStatus === 'Interrupted') return act('pending', 'warn', words.waiting)
-  return act('late-recovery', 'warn', words.training)
+  const group = fleet?.AutoScalingGroupName
+  const isWaiting = job.SecondaryStatus === 'Pending' || job.SecondaryStatus === 'Interrupted'
+  return must({
+    section: isWaiting && !isRecovering ? 'pending' : 'late-recovery',
+    tone: isRecovering ? 'bad' : 'warn',
+    brief: words.brief,
+    text: isRecovering ? words.recovering : isWaiting ? words.waiting : words.training,
+    steps: [step('Now', words.resume, ...(group === undefined ? [] : [words.command(group)]))],
+    about: 'suspended',
+  })
 }
 
 /** Whether a person has suspended the group's launches while it lacks instances. Everstep lifts a suspension by AWS. */
-export const isLaunchSuspended = (fleet: Facts['fleet']): boolean => (fleet?.Reason ?? '').includes(RESUMED_BY_A_PERSON)
+export const isLaunchSuspended = (fleet: Facts['fleet']): boolean =>
+  (fleet?.Reason ?? '').includes(RESUMED_BY_A_PERSON)
 
 /** Words of `waiting_words` (control_plane/core/capacity.py). */
 export const RESUMED_BY_A_PERSON = 'resume the process to launch instances'
 
-function ofStalePage({ staleSeconds = 0, refusal }: Facts): Act | undefined {
+function ofStalePage({ staleSeconds = 0, refusal }: Facts): Rule | undefined {
   if (staleSeconds <= STALE_SECONDS) return undefined
   const words = ACT.noNews
-  return must('no-news', 'warn', words.brief, words.text, [refusal ? words.log : words.check])
+  return must({
+    section: 'no-news', tone: 'warn', brief: words.brief, text: words.text,
+    steps: [step('Now', refusal ? words.log : words.check)],
+  })
 }
 
-function ofEndedJob(facts: Facts): Act | undefined {
-  const { job, protection } = facts
+function ofEndedJob({ job, actions }: Facts, { checkpointStep }: Derived): Rule | undefined {
   if (!isOver(job)) return undefined
-  if (job.TrainingJobStatus === 'Completed') return withHeldNodes(none(ACT.ended.completed), facts)
-  if (job.TrainingJobStatus === 'Stopped') return withHeldNodes(none(ACT.ended.stopped, 'idle'), facts)
+  if (job.TrainingJobStatus === 'Completed') return none(ACT.ended.completed)
+  if (job.TrainingJobStatus === 'Stopped') return none(ACT.ended.stopped, 'idle')
   const words = ACT.failed
-  const kept = protection?.LastCheckpoint
-  const steps = [words.read, `${words.submit} ${kept ? words.resume(count(kept.Step)) : words.noCheckpoint}`]
-  return withHeldNodes(must('failed', 'bad', words.brief, words.text, steps), facts)
+  const named = stepsOf(actions).filter((each) => each.urgency === 'Now')
+  const own = [step('Now', words.read, `everstep jobs logs ${job.TrainingJobName}`)]
+  return must({
+    section: 'failed', tone: 'bad', brief: words.brief, text: words.text,
+    steps: withResubmission(named.length ? named : own, job, checkpointStep),
+  })
 }
 
 /** A person has taken over or paused the job, so nothing happens by itself. */
-function ofPersonsJob(job: Facts['job']): Act | undefined {
+function ofPersonsJob(job: Facts['job']): Rule | undefined {
   const name = job.TrainingJobName
   if (job.TakenOverTime !== undefined) {
     const words = ACT.takenOver
     const person = job.TakenOverBy ?? 'a person'
     const undone = unrecoveredReason(job)
-    const handBack = words.handBack(name)
+    const command = `everstep jobs hand-back ${name}`
     if (undone) {
-      const text = words.undone(person, undone.replace(/\.$/, ''))
-      return must('taken-over', 'bad', words.brief, text, [words.ask(person), handBack], { about: 'takenOver' })
+      return must({
+        section: 'taken-over', tone: 'bad', brief: words.brief,
+        text: words.undone(person, undone.replace(/\.$/, '')),
+        steps: [step('Now', words.ask(person), command)], about: 'takenOver',
+      })
     }
     const waits = words.waits(person)
-    return none(waits, 'warn', { brief: waits, steps: [handBack], section: 'taken-over', about: 'takenOver' })
+    const steps = [step('Optional', words.handBack, command)]
+    return none(waits, 'warn', { brief: waits, steps, section: 'taken-over', about: 'takenOver' })
   }
   if (job.SecondaryStatus === 'Paused') {
     const words = ACT.paused
-    const steps = [words.resume(name), hasReleasedNodes(job) ? words.keep : words.notStarted]
-    return must('paused', 'idle', '', words.text, steps, { title: ACT.titles.person, brief: words.brief })
+    const more = hasReleasedNodes(job) ? words.keep : words.notStarted
+    const steps = [step('Later', words.resume, `everstep jobs resume ${name}`)]
+    return none(`${words.text} ${more}`, 'idle', { title: words.title, brief: words.brief, steps, section: 'paused' })
   }
   return job.TrainingJobStatus === 'Stopping' ? none(ACT.stopping, 'busy') : undefined
 }
 
 /** AWS launches no instance. A person can wait, or free a node of another job. */
-function ofShortage({ job, fleet }: Facts, wait: CapacityWait): Act {
+function ofShortage({ job, fleet, pausable }: Facts, wait: CapacityWait): Rule {
   const words = ACT.shortage
-  const name = job.FleetName ?? fleet?.FleetName ?? 'FLEET'
+  const name = job.FleetName ?? fleet?.FleetName ?? ''
   const command = fleet?.SparePolicy === undefined
     ? `everstep fleets update ${name} --spare-count ${(fleet?.SpareCount ?? 0) + 1}`
     : `everstep fleets describe ${name}`
+  const free = pausable === undefined ? [] : [step('Optional', words.free(pausable), `everstep jobs pause ${pausable}`)]
   return none(capacityWords(wait, fleet), 'busy', {
-    brief: ACT.nothingUntil(`${minute(wait.retryAt)} UTC`), steps: [words.free, words.spare(command)], section: 'late-recovery',
+    brief: words.brief(`${minute(wait.retryAt)} UTC`),
+    steps: [...free, step('Optional', words.spare, command)],
+    section: 'late-recovery',
   })
 }
 
-function ofRecovery({ job, fleet }: Facts, recovery: PhaseNow): Act {
+function ofRecovery({ job, fleet }: Facts, recovery: PhaseNow): Rule {
   if (!recovery.isLate) return none(ACT.recovering, 'busy', { section: recovery.cause })
   const words = ACT.late
   const why = recovery.usualSeconds === undefined ? words.noUsual : words.usual(duration(recovery.usualSeconds))
-  return must('late-recovery', 'warn', words.brief, words.text(duration(recovery.lateAfterSeconds), why), [
-    recovery.phase === 'replace'
-      ? words.fleet(job.FleetName ?? fleet?.FleetName ?? 'FLEET')
-      : words.logs(job.TrainingJobName),
-    words.events(job.TrainingJobName),
-  ])
+  const name = job.TrainingJobName
+  const first = recovery.phase === 'replace'
+    ? step('Now', words.fleet, `everstep fleets describe ${job.FleetName ?? fleet?.FleetName ?? ''}`)
+    : step('Now', words.logs, `everstep jobs logs ${name}`)
+  return must({
+    section: 'late-recovery', tone: 'warn', brief: words.brief,
+    text: words.text(duration(recovery.lateAfterSeconds), why),
+    steps: [first, step('Now', words.events, `everstep events list --job ${name}`)],
+  })
 }
 
 /** The steps of a launch before an unprotected job is a problem: the first commit takes a moment. */
 const FIRST_STEPS = 3
 
-function ofTraining({ job, progress, now }: Facts, { state, protection, isBeforeFirstStep }: Derived): Act {
+function ofTraining({ job, progress, now }: Facts, { state, protection, isBeforeFirstStep }: Derived): Rule {
   const isTraining = job.SecondaryStatus === 'Training'
+  const name = job.TrainingJobName
   if (state.title === STATE.titles.stalled) {
     const words = ACT.stalled
-    return must('standing-still', 'warn', words.brief, words.text, [words.logs, words.stop(job.TrainingJobName)])
+    return must({
+      section: 'standing-still', tone: 'warn', brief: words.brief, text: words.text,
+      steps: [
+        step('Now', words.logs, `everstep jobs logs ${name}`), step('Optional', words.stop, `everstep jobs stop ${name}`),
+      ],
+    })
   }
   if (progress?.rate && progress.usualRate && progress.rate < 0.5 * progress.usualRate && isTraining) {
-    return must('slow', 'warn', ACT.slow.brief, ACT.slow.text, [ACT.slow.compare])
+    const { brief, text, compare } = ACT.slow
+    return must({ section: 'slow', tone: 'warn', brief, text, steps: [step('Now', compare)] })
   }
   if (job.SecondaryStatus === 'Pending') {
     const most = job.StoppingCondition?.MaxPendingTimeInSeconds
@@ -171,10 +225,12 @@ function ofTraining({ job, progress, now }: Facts, { state, protection, isBefore
   }
   if (job.SecondaryStatus === 'Pausing') return none(ACT.pausing, 'busy', { section: 'paused' })
   if (protection.tone === 'bad' && isTraining && (job.Boundary ?? -1) > FIRST_STEPS) {
-    const words = ACT.unprotected
-    return must('unprotected', 'warn', words.brief, words.text, [words.see])
+    const { brief, text, see } = ACT.unprotected
+    return must({ section: 'unprotected', tone: 'warn', brief, text, steps: [step('Now', see)] })
   }
-  if (protection.tone === 'warn' && isTraining) return none(weakWords(protection.title), 'warn', { section: 'unprotected' })
+  if (protection.tone === 'warn' && isTraining) {
+    return none(weakWords(protection.title), 'warn', { section: 'unprotected' })
+  }
   if (isBeforeFirstStep) return none(ACT.firstStep, 'busy')
   if (!isTraining) return none(ACT.starting, 'busy')
   return protection.tone === 'idle' ? none(ACT.beforeCommit, 'idle') : none(ACT.training)
@@ -186,28 +242,29 @@ function weakWords(word: string): string {
   return word === 'Degraded' ? ACT.weak.degraded : ACT.weak.oneCopy
 }
 
-/** Nodes that the job's incidents lost, and that only a person can release or end. */
-function withHeldNodes(act: Act, { job, heldNodes = [] }: Facts): Act {
-  const held = heldNodes.filter(waitsForAPerson)
-  if (!held.length) return act
-  const words = ACT.held
-  const nodes = { fleet: job.FleetName, ids: held.map((node) => node.NodeId) }
-  const steps = [...act.steps, ...held.map(stepOf)]
-  if (act.needed) return { ...act, steps, nodes }
-  const lost = held.length === 1 ? words.one : words.many(plural(held.length, 'node'))
-  const brief = `${act.brief === ACT.nothing ? '' : `${act.brief} `}${ACT.canWait(plural(held.length, 'held node'))}`
-  return { ...act, tone: act.tone === 'good' ? 'idle' : act.tone, title: ACT.titles.canWait, brief, text: `${act.text} ${lost}`, steps, section: 'held-node', nodes }
+/** Add what the API names as optional for the latest incident. */
+function withOptionalSteps(rule: Rule, { actions }: Facts): Rule {
+  const optional = stepsOf(actions).filter((each) => each.urgency === 'Optional')
+  return optional.length ? { ...rule, steps: [...(rule.steps ?? []), ...optional] } : rule
 }
 
-/** Whether to end or to release a held node. `adviceOn` names the action. */
-function stepOf(node: HeldNode): string {
-  const { verb, xid } = adviceOn(node)
-  if (xid === '79') return ACT.held.xid79(node.NodeId)
-  return verb === 'End instance' ? ACT.held.broken(node.NodeId) : ACT.held.unclear(node.NodeId, xid)
+/** Add the nodes that the job's incidents lost, and that only a person can release or terminate. */
+function withHeldNodes(rule: Rule, { heldNodes = [] }: Pick<Facts, 'heldNodes'>): Rule {
+  const silent = heldNodes.filter((node) => node.Hold === 'unreachable').map((node) => node.NodeId)
+  const text = silent.length ? `${rule.text} ${ACT.silent(silent.join(', '))}` : rule.text
+  const held = nodeSteps(heldNodes)
+  if (!held.length) return { ...rule, text }
+  const before = rule.steps ?? []
+  const steps = [...before, ...held]
+  if (urgencyOf(before) === 'Now') return { ...rule, text, steps }
+  const brief = [rule.brief, dutySentence(held)].filter(Boolean).join(' ')
+  return { ...rule, text, steps, brief, section: 'held-node' }
 }
 
 /** Return the nodes that the incidents lost. */
-export const lostBy = <T extends Pick<Node, 'NodeId'>>(incidents: readonly { InstanceIds?: string[] }[], nodes: readonly T[]): T[] => {
+export function lostBy<T extends { NodeId: string }>(
+  incidents: readonly { InstanceIds?: string[] }[], nodes: readonly T[],
+): T[] {
   const lost = new Set(incidents.flatMap((each) => each.InstanceIds ?? []))
   return nodes.filter((node) => lost.has(node.NodeId))
 }

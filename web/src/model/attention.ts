@@ -4,8 +4,8 @@ import { OVERVIEW } from '../words/overview'
 import { isLaunchSuspended } from './act'
 import { headline, sentence } from './format'
 import { addressesOf, troubleOf } from './jobs'
-import { waitsForAPerson } from './nodes'
-import { STATUSES, type Tone } from './standing'
+import { nodeSteps } from './duty'
+import { STATUSES, statusWord, type Tone } from './standing'
 
 /** One thing that needs a person. `at`: when it began, in Unix seconds, if the lists contain the time. */
 export interface AttentionItem {
@@ -39,24 +39,34 @@ export function attention(
     if (!isLaunchSuspended(fleet)) return []
     return [{ ...place, tone: 'warn', text: WORDS.launchSuspended(sentence(fleet.Reason)) }]
   })
-  const ofNodes = nodes.filter(waitsForAPerson).map((node): AttentionItem => ({
-    tone: 'warn',
-    title: node.NodeId,
-    text: WORDS.held(sentence(node.Reason)),
-    to: `/fleets/${encodeURIComponent(node.FleetName)}#${node.NodeId}`,
-  }))
+  const ofNodes = nodes.flatMap((node) =>
+    nodeSteps([node]).map(({ text }): AttentionItem => ({
+      tone: 'warn',
+      title: node.NodeId,
+      text,
+      to: `/fleets/${encodeURIComponent(node.FleetName)}#${node.NodeId}`,
+    })))
   const severity = ({ tone }: AttentionItem) => SEVERITY.indexOf(tone)
   return [...ofJobs, ...ofFleets, ...ofNodes].toSorted(
     (a, b) => severity(a) - severity(b) || (b.at ?? 0) - (a.at ?? 0),
   )
 }
 
-/** Return the number of jobs of each status, in the order of urgency, without statuses that no job has. */
-export function jobsByStatus(jobs: readonly TrainingJobSummary[]): { status: string; tone: Tone; count: number }[] {
-  return Object.entries(STATUSES)
-    .map(([status, tone]) => ({ status, tone, count: jobs.filter((job) => job.SecondaryStatus === status).length }))
-    .filter(({ count }) => count > 0)
+/** How many jobs have a status. `word`: what the pages call the status. */
+export interface StatusCount {
+  status: string
+  word: string
+  tone: Tone
+  count: number
 }
+
+/** Return the number of jobs of each status, in the order of urgency, without statuses that no job has. */
+export const jobsByStatus = (jobs: readonly TrainingJobSummary[]): StatusCount[] =>
+  Object.entries(STATUSES)
+    .map(([status, tone]) => ({
+      status, word: statusWord(status), tone, count: jobs.filter((job) => job.SecondaryStatus === status).length,
+    }))
+    .filter(({ count }) => count > 0)
 
 /** How many nodes of a fleet work for jobs, are spare and are held. Every node of the fleet is counted once. */
 export interface Capacity {

@@ -1,9 +1,9 @@
 /** The inputs of a job's verdict: answers of the API, observations of this page, and the time. */
-import type { DescribeProtectionResponse, Fleet, Incident, Node, TrainingJob } from '../contract'
+import type { DescribeProtectionResponse, Fleet, Incident, IncidentAction, Node, TrainingJob } from '../contract'
 import type { Tone } from './standing'
 
-/** A node that an incident of the job lost and that still exists, with the reason for its state. */
-export type HeldNode = Pick<Node, 'NodeId' | 'NodeStatus' | 'Hold'> & Partial<Pick<Node, 'Reason'>>
+/** A node that an incident of the job lost and that still exists. */
+export type HeldNode = Pick<Node, 'NodeId' | 'Hold' | 'HoldAdvice'>
 
 export interface Statement {
   tone: Tone
@@ -54,6 +54,10 @@ export interface Facts {
   /** Names of other jobs that the same fault hit, from `hitAlike`. */
   othersHit?: string[]
   heldNodes?: readonly HeldNode[]
+  /** Actions of the job's latest incident that still apply, from DescribeIncident. */
+  actions?: readonly IncidentAction[]
+  /** Another job of the fleet whose pause would free nodes, the least important one. */
+  pausable?: string
   /** Seconds since the server last described the job. */
   staleSeconds?: number
   /** The server's error, if it answers with errors only. */

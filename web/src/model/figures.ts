@@ -13,9 +13,12 @@
  * by these attributes, so words and layout may change. Each value must occur in the element's text as `shown` formats
  * it, and equal hooks must have equal values on one page and across pages.
  */
-import type { DescribeProtectionResponse, Fleet, Incident, Node, TrainingJob, TrainingJobSummary } from '../contract'
+import type {
+  DescribeProtectionResponse, Fleet, Incident, Node, SimilarIncident, TrainingJob, TrainingJobSummary,
+} from '../contract'
+import { phaseWords } from './causes'
 import { count, dollars, duration, percent, plural } from './format'
-import { cutShortBy, hasReleasedNodes, isOver, reachedStep, STATUSES, type Tone } from './standing'
+import { cutShortBy, hasReleasedNodes, isOver, reachedStep, STATUSES, statusWord, type Tone } from './standing'
 
 /** Age in seconds from which an answer is stale. A page shows no green state from a stale answer. */
 export const STALE_SECONDS = 15
@@ -52,6 +55,8 @@ export interface JobFigures {
   openIncidents?: number
   /** Steps that training repeated after failures, over all incidents. Absent in lists. */
   recomputedSteps?: number
+  /** Steps that no checkpoint has. Only for a job that failed or was stopped, and with an answer of DescribeProtection. */
+  unsavedSteps?: number
   ettrRatio?: number
   costUsd?: number
 }
@@ -93,7 +98,7 @@ export function jobFigures(job: AnyJob, { protection: any, staleSeconds = 0 }: C
     of: `job/${job.RunId ?? job.TrainingJobName ?? ''}`,
     isStale,
     isOver: isOver(job),
-    status: job.SecondaryStatus ?? 'Unknown',
+    status: statusWord(job.SecondaryStatus),
     statusTone: live(STATUSES[job.SecondaryStatus ?? ''] ?? 'idle'),
     step: known(job.Boundary),
     reachedStep: reached,
@@ -109,9 +114,17 @@ export function jobFigures(job: AnyJob, { protection: any, staleSeconds = 0 }: C
     incidents: job.IncidentCount,
     openIncidents: job.OpenIncidentCount,
     recomputedSteps: job.Reliability?.LostSteps,
+    unsavedSteps: unsavedSteps(job, protection),
     ettrRatio: job.EttrRatio ?? job.Reliability?.EttrRatio,
     costUsd: job.CostUsd,
   }
+}
+
+/** Return the steps after the newest checkpoint of a job that failed or was stopped. */
+function unsavedSteps(job: AnyJob, protection?: Protection): number | undefined {
+  const hasLost = job.TrainingJobStatus === 'Failed' || job.TrainingJobStatus === 'Stopped'
+  if (!hasLost || protection === undefined) return undefined
+  return Math.max(0, reachedStep(job) - (protection.LastCheckpoint?.Step ?? 0))
 }
 
 /** An answer that was given before the newest launch says nothing about it. */
@@ -203,25 +216,34 @@ export function incidentFigures(
   const isOpen = incident.ClosedAt === undefined
   const phases = phaseLengths(incident, now)
   const end = cutShortBy(incident, job)
-  const isLast = (end === 'Failed' || end === 'Stopped') && protection !== undefined
+  const isLast = end === 'Failed' || end === 'Stopped'
   return {
     of: `incident/${incident.IncidentId}`,
     isOpen,
-    phase: incident.Phase,
+    phase: phaseWords(incident.Phase),
     phaseTone: isOpen ? 'busy' : 'idle',
     phases,
     totalSeconds: phases.reduce((total, each) => total + each.seconds, 0),
     reachedStep: incident.ReachedStep,
     resumedStep: incident.FromStep,
     recomputedSteps: incident.LostSteps,
-    unsavedSteps: isLast ? Math.max(0, reachedStep(job!) - (protection.LastCheckpoint?.Step ?? 0)) : undefined,
+    unsavedSteps: isLast ? unsavedSteps(job!, protection) : undefined,
     costUsd: incident.CostUsd,
   }
 }
 
+/** Return the figures of an incident that ListSimilarIncidents lists. */
+export const similarFigures = (incident: SimilarIncident): { of: string; recomputedSteps?: number } => ({
+  of: `incident/${incident.IncidentId}`, recomputedSteps: incident.LostSteps,
+})
+
 const PHASES: readonly Phase[] = ['detect', 'replace', 'restore', 'rework']
 
-/** Return the length of each phase of an incident until `now`, in seconds. A phase that has not begun is absent. */
+/**
+ * Return the length of each phase of an incident until `now`, in seconds.
+ *
+ * A phase that has not begun is absent, and so is a phase of a closed incident that took no time.
+ */
 export function phaseLengths(incident: Incident, now: number): PhaseLength[] {
   const open = incident.ClosedAt === undefined ? Math.max(0, PHASES.indexOf(incident.Phase as Phase)) : undefined
   const detect = incident.DetectSeconds ?? Math.max(0, incident.OpenedAt - incident.FailedAt)
@@ -232,7 +254,7 @@ export function phaseLengths(incident: Incident, now: number): PhaseLength[] {
     if (open !== undefined && index > open) break
     const isOpen = index === open
     const length = isOpen ? Math.max(0, now - incident.FailedAt - spent) : (seconds[index] ?? 0)
-    lengths.push({ phase, seconds: length, isOpen })
+    if (isOpen || length > 0 || open !== undefined) lengths.push({ phase, seconds: length, isOpen })
     spent += length
   }
   return lengths
@@ -314,7 +336,8 @@ export const statementHook = (figures: JobFigures, name: string, { tone, title }
   'data-figure': name, 'data-of': figures.of, 'data-value': title, 'data-tone': tone,
 })
 
-type AnyFigures = JobFigures | IncidentFigures | FleetFigures | NodeFigures
+type AnyFigures =
+  JobFigures | IncidentFigures | FleetFigures | NodeFigures | ReturnType<typeof similarFigures>
 /** Fields of figures that pages show: those with one number or word. */
 export type Field<F extends AnyFigures> = {
   [K in keyof F & string]:

@@ -3,7 +3,8 @@ import type { Fleet, Node, UpdateFleetRequest } from '../contract'
 import { FLEET, FLEETS } from '../words/fleets'
 import { fleetFigures } from './figures'
 import { count, percent } from './format'
-import { nodeNotices, waitsForAPerson } from './nodes'
+import { nodeSteps } from './duty'
+import { nodeNotices } from './nodes'
 import type { Tone } from './standing'
 
 interface Line {
@@ -33,7 +34,7 @@ export function fleetVerdict(fleet: Fleet, nodes: readonly Node[]): Line {
   if (fleet.FleetStatus === 'deleting') return { tone: 'busy', lead: words.deleting, text: words.nothing }
   const missing = fleetFigures(fleet).missingNodes
   const waits = missing ? words.waiting(missing) : ''
-  const decisions = nodes.filter(waitsForAPerson).length
+  const decisions = nodeSteps(nodes).length
   if (decisions) return { tone: 'warn', lead: words.held(decisions), text: waits }
   if (missing) return { tone: 'busy', lead: waits, text: words.nothing }
   return { tone: 'good', lead: words.good, text: nodeNotices(nodes).length ? undefined : words.nothing }

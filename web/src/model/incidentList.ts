@@ -1,6 +1,6 @@
 /** The list of incidents: its filters and its order. Pure. */
 import type { Incident } from '../contract'
-import { causeWords } from './verdict'
+import { causeWords } from './causes'
 
 /** An empty field is no condition. */
 export interface IncidentFilter {

@@ -1,5 +1,6 @@
 /** The list of jobs: addresses, filters, orders, columns and the order of trouble. Pure. */
 import type { TrainingJobSummary } from '../contract'
+import { jobFigures } from './figures'
 import { isOver } from './standing'
 
 export type Named = Pick<TrainingJobSummary, 'TrainingJobName'> & Partial<Pick<TrainingJobSummary, 'RunId'>>
@@ -29,14 +30,28 @@ export function troubleOf(job: TrainingJobSummary, now: number): Trouble {
     const isRecent = now - (job.TrainingEndTime ?? 0) < FAILED_SECONDS
     return job.SecondaryStatus === 'Failed' && isRecent ? 'failed' : 'finished'
   }
-  if (job.SecondaryStatus === 'Training' && job.ProtectionState === 'Unprotected' && job.Boundary > FIRST_STEPS) {
+  const { protection } = jobFigures(job)
+  if (job.SecondaryStatus === 'Training' && protection === 'Unprotected' && job.Boundary > FIRST_STEPS) {
     return 'unprotected'
   }
   if (job.SecondaryStatus === 'Restarting' || (job.OpenIncidentCount ?? 0) > 0) return 'recovering'
   if (job.SecondaryStatus === 'Interrupted' || job.SecondaryStatus === 'Pending') return 'queued'
   if (job.SecondaryStatus === 'Paused' || job.SecondaryStatus === 'Pausing') return 'paused'
   if (job.SecondaryStatus !== 'Training') return 'starting'
-  return job.ProtectionState === 'Degraded' ? 'degraded' : 'training'
+  return protection === 'Degraded' ? 'degraded' : 'training'
+}
+
+/**
+ * Return the job of the same fleet whose pause costs least, or undefined without another job that has nodes.
+ *
+ * The job has the lowest priority, and is the newest among equals.
+ */
+export function pausableJob(
+  jobs: readonly TrainingJobSummary[], { RunId, FleetName }: Pick<TrainingJobSummary, 'RunId' | 'FleetName'>,
+): TrainingJobSummary | undefined {
+  return jobs
+    .filter((job) => job.FleetName === FleetName && job.RunId !== RunId && job.SecondaryStatus === 'Training')
+    .toSorted((a, b) => a.Priority - b.Priority || b.CreationTime - a.CreationTime)[0]
 }
 
 export const ORDERS = [

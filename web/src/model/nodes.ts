@@ -39,34 +39,18 @@ export function actionsOf(node: Pick<Node, 'NodeStatus' | 'Hold' | 'Request'>): 
   }
 }
 
-type Held = Pick<Node, 'NodeStatus' | 'Hold'> & Partial<Pick<Node, 'Reason'>>
-
-/** Codes of faults that a restart does not repair. */
-const BROKEN = /\b(?:gpu_lost|gpu_ecc|disk_read_only)\b|fallen off the bus|\bXid (?:79|95)\b/i
-
-/**
- * Return the recommended action for a held node. The job page and the node's dialog use it.
- *
- * `verb`: of an action; undefined if the facts do not decide. `xid`: NVIDIA's number of a reported GPU error.
- * Source: NVIDIA, Xid Catalog.
- */
-export function adviceOn(node: Held): { verb?: string; xid?: string } {
-  const xid = /\bXid (\d+)/.exec(node.Reason ?? '')?.[1]
-  if (!waitsForAPerson(node)) return { xid }
-  if (BROKEN.test(node.Reason ?? '')) return { verb: END.verb, xid }
-  return { verb: node.Hold === 'person' ? RELEASE.verb : undefined, xid }
+/** Return the verb of the action that the API recommends for a held node. undefined: the facts do not decide. */
+export function recommendedVerb({ HoldAdvice: advice }: Pick<Node, 'HoldAdvice'>): string | undefined {
+  if (advice?.Decision === 'Terminate') return END.verb
+  return advice?.Decision === 'Release' ? RELEASE.verb : undefined
 }
 
 /** Return the verb that a node's dialog preselects: the recommended one, or else the safest. None if neither exists. */
-export function preselectedVerb(node: Held & Pick<Node, 'Request'>): string | undefined {
+export function preselectedVerb(node: Pick<Node, 'NodeStatus' | 'Hold' | 'HoldAdvice' | 'Request'>): string | undefined {
   const actions = actionsOf(node)
   const isHeld = node.NodeStatus === 'held'
-  return adviceOn(node).verb ?? (isHeld && actions.length > 1 ? undefined : actions[0]?.verb)
+  return recommendedVerb(node) ?? (isHeld && actions.length > 1 ? undefined : actions[0]?.verb)
 }
-
-/** Only a person ends such a hold. Everstep itself releases a node that was only silent. */
-export const waitsForAPerson = (node: Pick<Node, 'NodeStatus' | 'Hold'>): boolean =>
-  node.NodeStatus === 'held' && node.Hold !== undefined && node.Hold !== 'unreachable'
 
 /** Return nodes in the order of a table: the target of a link, living nodes from the newest, then ended nodes. */
 export function arrangedNodes(living: readonly Node[], ended: readonly Node[], target?: Node): Node[] {

@@ -4,8 +4,8 @@ import { PALETTE } from '../words/palette'
 import { SHELL } from '../words/shell'
 import { addressesOf } from './jobs'
 import { actionsOf } from './nodes'
-import { isOver } from './standing'
-import { causeWords } from './verdict'
+import { causeWords } from './causes'
+import { isOver, statusWord } from './standing'
 
 export type Scheme = 'auto' | 'light' | 'dark'
 export type Action =
@@ -47,7 +47,7 @@ export function entriesOf({ jobs, fleets, incidents, nodes }: Lists, { mayRun, i
     ...(mayRun ? [page('/submit', SHELL.places.submit)] : []),
     page('/settings', SHELL.places.settings),
     ...jobs.map((job) =>
-      page(`/jobs/${encodeURIComponent(addressOf(job))}`, job.TrainingJobName, kinds.job(job.SecondaryStatus))),
+      page(`/jobs/${encodeURIComponent(addressOf(job))}`, job.TrainingJobName, kinds.job(statusWord(job.SecondaryStatus)))),
     ...fleets.map(({ FleetName }) => page(`/fleets/${encodeURIComponent(FleetName)}`, FleetName, kinds.fleet)),
     ...incidents.toReversed().map((incident) =>
       page(

@@ -1,5 +1,6 @@
 /** The statuses of a job: their tones, their order by urgency, and what follows from them. Pure. */
 import type { Incident, TrainingJob } from '../contract'
+import { STATUS_WORDS } from '../words/statuses'
 
 /** good: healthy. busy: in progress. warn: needs attention. bad: failed. idle: finished, or not started. */
 export type Tone = 'good' | 'busy' | 'warn' | 'bad' | 'idle'
@@ -21,6 +22,10 @@ export const STATUSES: Readonly<Record<string, Tone>> = {
 } satisfies Record<TrainingJob['SecondaryStatus'], Tone>
 const ORDER = Object.keys(STATUSES)
 
+/** Return the word for a SecondaryStatus. A status that a newer server adds keeps its own name. */
+export const statusWord = (status = 'Unknown'): string => WORDS[status] ?? status
+const WORDS: Readonly<Record<string, string>> = STATUS_WORDS
+
 /** Return the position of a status in that order. A status that a newer server adds comes last. */
 export const urgency = (status: string): number => (ORDER.indexOf(status) + ORDER.length + 1) % (ORDER.length + 1)
 
@@ -30,7 +35,11 @@ export const isOver = (job: { TrainingJobStatus?: string }): boolean => ENDED.ha
 type StatusFields = 'SecondaryStatus' | 'SecondaryStatusTransitions' | 'TrainingStartTime' | 'QueuePosition'
 type JobStatus = Pick<Partial<TrainingJob>, StatusFields>
 
-/** Return Everstep's own state of a job. It is finer than the status: an Interrupted job returns nodes, queues or collects nodes. */
+/**
+ * Return Everstep's own state of a job.
+ *
+ * The state is finer than the status: an Interrupted job returns nodes, queues or collects nodes.
+ */
 export const stateOf = (job: Pick<JobStatus, 'SecondaryStatusTransitions'>): string | undefined =>
   job.SecondaryStatusTransitions?.at(-1)?.State
 
@@ -64,13 +73,19 @@ export const OBSERVED = '; it observes: '
 export const reachedStep = (job: Pick<Partial<TrainingJob>, 'Boundary' | 'MaxBoundary'>): number =>
   Math.max(job.MaxBoundary ?? -1, job.Boundary ?? -1)
 
-/** Return the status with which the job ended an incident before training had caught up. undefined: training caught up. */
+/**
+ * Return the status with which the job ended an incident before training had caught up.
+ *
+ * undefined: training caught up.
+ */
 export function cutShortBy(incident: Incident, job: Partial<TrainingJob> | undefined): string | undefined {
   const closed = incident.ClosedAt
-  if (closed === undefined || job === undefined || (job.RunId !== undefined && job.RunId !== incident.RunId)) return undefined
+  if (closed === undefined || job === undefined) return undefined
+  if (job.RunId !== undefined && job.RunId !== incident.RunId) return undefined
   const isThen = (at?: number) => at !== undefined && Math.abs(at - closed) <= SAME_MOMENT_SECONDS
   if (isThen(job.TrainingEndTime)) return job.TrainingJobStatus
-  return job.SecondaryStatusTransitions?.some((each) => each.State === 'queued' && isThen(each.StartTime)) ? 'Paused' : undefined
+  const wasQueued = job.SecondaryStatusTransitions?.some((each) => each.State === 'queued' && isThen(each.StartTime))
+  return wasQueued ? 'Paused' : undefined
 }
 /** Rounding moves the times that one pass of the control plane stores apart by up to this. */
 const SAME_MOMENT_SECONDS = 1

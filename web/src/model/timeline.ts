@@ -2,6 +2,7 @@
 import type { Incident, TrainingJob, TrainingJobNode } from '../contract'
 import { TIMELINE } from '../words/jobTabs'
 import { causeWords } from './causes'
+import { statusWord } from './standing'
 import { phaseLengths } from './figures'
 import { sentence } from './format'
 
@@ -49,7 +50,8 @@ export const MOST_NODES = 64
  * A node's span ends where the node left the job, or where the incident that lost it failed.
  */
 export function timeline(
-  job: Partial<TrainingJob>, incidents: Incident[], nodeSpans: readonly TrainingJobNode[], now: number, maxNodes = MOST_NODES,
+  job: Partial<TrainingJob>, incidents: Incident[], nodeSpans: readonly TrainingJobNode[], now: number,
+  maxNodes = MOST_NODES,
 ): Timeline {
   const from = job.CreationTime ?? now - 60
   const to = Math.max(from + 1, job.TrainingEndTime ?? now)
@@ -58,8 +60,8 @@ export function timeline(
     from: within(each.StartTime),
     to: within(each.EndTime ?? to),
     kind: each.Status.toLowerCase(),
-    word: each.Status,
-    label: `${each.Status}: ${sentence(each.StatusMessage)}`,
+    word: statusWord(each.Status),
+    label: `${statusWord(each.Status)}: ${sentence(each.StatusMessage)}`,
   }))
   const recoveries = incidents.flatMap((incident) => recoverySpans(incident, now, within))
   const unplaced = incidents.filter((each) => !(each.FaultedInstanceIds ?? []).length)
@@ -108,14 +110,20 @@ function workSpan(span: TrainingJobNode, losses: readonly number[], end: number,
   const last = span.EndTime ?? end
   const failed = losses.filter((at) => at > span.StartTime && at < last)
   return {
-    from: within(span.StartTime), to: within(Math.min(last, ...failed)), kind: 'node', word: '', label: TIMELINE.works(span.NodeId),
+    from: within(span.StartTime), to: within(Math.min(last, ...failed)), kind: 'node', word: '',
+    label: TIMELINE.works(span.NodeId),
   }
 }
 
-/** Return where a fault is marked on a node's lane: at the failure, or where the node came if it came during the recovery. */
+/**
+ * Return where a fault is marked on a node's lane.
+ *
+ * The mark is at the failure, or at the node's arrival if the node came during the recovery.
+ */
 function faultAt({ FailedAt, ClosedAt }: Incident, spans: readonly TrainingJobNode[]): number {
   if (spans.some((span) => span.StartTime <= FailedAt && FailedAt <= (span.EndTime ?? Infinity))) return FailedAt
-  return spans.find((span) => span.StartTime > FailedAt && span.StartTime <= (ClosedAt ?? Infinity))?.StartTime ?? FailedAt
+  const later = spans.find((span) => span.StartTime > FailedAt && span.StartTime <= (ClosedAt ?? Infinity))
+  return later?.StartTime ?? FailedAt
 }
 
 /** Return a fault with its evidence. On a node's lane, evidence about that node replaces the rest. */
@@ -123,7 +131,8 @@ function faultOf(incident: Incident, node?: string): Fault {
   const evidence = incident.Evidence ?? []
   const own = node === undefined ? [] : evidence.filter((each) => each.includes(node))
   const facts = (own.length ? own : evidence).map(sentence).join(' ')
-  return { at: incident.FailedAt, label: `${causeWords(incident.Cause)}. ${facts}`.trim(), incidentId: incident.IncidentId }
+  const label = `${causeWords(incident.Cause)}. ${facts}`.trim()
+  return { at: incident.FailedAt, label, incidentId: incident.IncidentId }
 }
 
 const MINUTE = 60

@@ -13,7 +13,6 @@ import { jobFigures, phaseLengths, shown, STALE_SECONDS, type JobFigures } from 
 import { ago, count, duration, headline, percent, plural, sentence } from './format'
 import { isOver, reachedStep, hasReleasedNodes, stateOf, unrecoveredReason, type Tone } from './standing'
 
-export { causeWords, phaseWords } from './causes'
 export { isOver, STALE_SECONDS }
 export type { Act, Facts, JobState, PhaseNow, Progress, Statement, Tone }
 
@@ -25,7 +24,7 @@ export interface Verdict {
   act: Act
   banners: Statement[]
   /** The one line at the top of the page. `lead` is set in the color of `tone`. */
-  line: { tone: Tone; lead: string; text: string }
+  line: { tone: Tone; lead: string; text: string; namesOutage: boolean }
 }
 
 /** A running job without a step for this long is stalled, or for ten of its usual steps if these are longer. */
@@ -44,20 +43,28 @@ export function verdict(facts: Facts): Verdict {
   const { job, fleet, now } = facts
   const figures = jobFigures(job, facts)
   const recovery = recoveryOf(facts)
-  const wait = isOver(job) || job.SecondaryStatus === 'Training' ? undefined : capacityWait(job.Reason ?? '', now, fleet)
+  const hasNodes = isOver(job) || job.SecondaryStatus === 'Training'
+  const wait = hasNodes ? undefined : capacityWait(job.Reason ?? '', now, fleet)
   const fresh = stateOfJob(facts, figures, recovery, wait)
   const protection = protectionOf(facts, figures)
-  const act = actOf(facts, { state: fresh, protection, recovery, wait, isBeforeFirstStep: isBeforeFirstStep(job) })
+  const act = actOf(facts, {
+    state: fresh, protection, recovery, wait, checkpointStep: figures.checkpointStep,
+    isBeforeFirstStep: isBeforeFirstStep(job),
+  })
   const isOld = (facts.staleSeconds ?? 0) > STALE_SECONDS
   const isStale = isOld && !isOver(job)
-  const state = isStale ? staleState(fresh, facts) : isOld && fresh.tone === 'good' ? { ...fresh, tone: 'idle' as const } : fresh
+  const faded = isOld && fresh.tone === 'good' ? { ...fresh, tone: 'idle' as const } : fresh
+  const state = isStale ? staleState(fresh, facts) : faded
   const kept = isStale
     ? { tone: 'idle' as const, title: TITLES.unknown, text: STATE.lastKnown(protection.text) }
     : protection
   const line = {
-    tone: act.needed && act.tone !== 'idle' ? act.tone : state.tone,
+    tone: act.urgency === 'Now' ? act.tone : state.tone,
     lead: state.text,
-    text: [state.detail, isStale ? '' : protectionInLine(facts, protection, recovery), act.brief].filter(Boolean).join(' '),
+    text: [state.detail, isStale ? '' : protectionInLine(facts, protection, recovery), act.brief]
+      .filter(Boolean)
+      .join(' '),
+    namesOutage: isOld,
   }
   return { figures, state, protection: kept, recovery, act, banners: bannersOf(facts, act), line }
 }
@@ -85,8 +92,10 @@ function stateOfJob(facts: Facts, figures: JobFigures, recovery?: PhaseNow, wait
   switch (job.TrainingJobStatus) {
     case 'Completed':
       return stated('good', TITLES.completed, STATE.completed(reached && plural(highest, 'step')))
-    case 'Failed':
-      return stated('bad', TITLES.failed, STATE.atStep(TITLES.failed, highest > 0 ? reached : undefined), headline(job.FailureReason ?? job.Reason ?? ''))
+    case 'Failed': {
+      const text = STATE.atStep(TITLES.failed, highest > 0 ? reached : undefined)
+      return stated('bad', TITLES.failed, text, headline(job.FailureReason ?? job.Reason ?? ''))
+    }
     case 'Stopped':
       return stated('idle', TITLES.stopped, STATE.atStep(TITLES.stopped, reached), why)
     case 'Stopping':
@@ -99,31 +108,38 @@ function stateOfJob(facts: Facts, figures: JobFigures, recovery?: PhaseNow, wait
     case 'Paused':
       return stated('idle', TITLES.paused, STATE.atStep(TITLES.paused, reached), why)
     case 'Pending':
-      return wait ? stateOfWait('idle', TITLES.queued, wait) : stated('idle', TITLES.queued, STATE.atStep(TITLES.queued), why)
+      return wait
+        ? stateOfWait('idle', TITLES.queued, wait)
+        : stated('idle', TITLES.queued, STATE.atStep(TITLES.queued), why)
     case undefined:
       return stated('idle', TITLES.unknown, STATE.unknown)
   }
-  if (job.SecondaryStatus === 'Pausing' && !recovery) return stated('busy', TITLES.pausing, STATE.atStep(TITLES.pausing, step), why)
+  if (job.SecondaryStatus === 'Pausing' && !recovery) {
+    return stated('busy', TITLES.pausing, STATE.atStep(TITLES.pausing, step), why)
+  }
   if (job.SecondaryStatus === 'Interrupted' && !recovery) {
     const title = hasReleasedNodes(job) ? TITLES.interrupted : TITLES.returning
     return wait ? stateOfWait('warn', title, wait) : stated('warn', title, STATE.atStep(title, reached), why)
   }
   if (recovery || job.SecondaryStatus === 'Restarting') {
     if (unrecoveredReason(job)) {
-      return stated('bad', TITLES.notRecovering, STATE.notRecovering(job.TakenOverBy ?? STATE.person), reached ? STATE.reached(reached) : '')
+      const text = STATE.notRecovering(job.TakenOverBy ?? STATE.person)
+      return stated('bad', TITLES.notRecovering, text, reached ? STATE.reached(reached) : '')
     }
     if (wait) return stateOfWait('busy', TITLES.recovering, wait)
     if (!recovery) return stated('busy', TITLES.recovering, STATE.atStep(TITLES.recovering), why)
     const { phase, elapsedSeconds, usualSeconds } = recovery
     const usual = usualSeconds === undefined ? undefined : duration(usualSeconds)
-    return stated(recovery.isLate ? 'warn' : 'busy', TITLES.recovering, STATE.recovering(phaseWords(phase), duration(elapsedSeconds), usual), why)
+    const text = STATE.recovering(phaseWords(phase), duration(elapsedSeconds), usual)
+    return stated(recovery.isLate ? 'warn' : 'busy', TITLES.recovering, text, why)
   }
   if (wait) return stateOfWait('busy', TITLES.starting, wait)
   return stated('busy', TITLES.starting, STATE.atStep(TITLES.starting, step), why)
 }
 
 function stateOfWait(tone: Tone, title: string, { need, zone, isShort, when }: CapacityWait): JobState {
-  return stated(tone, title, need === undefined ? STATE.atStep(title) : STATE.waiting(title, need, zone), STATE.nextAttempt(isShort, when))
+  const text = need === undefined ? STATE.atStep(title) : STATE.waiting(title, need, zone)
+  return stated(tone, title, text, STATE.nextAttempt(isShort, when))
 }
 
 function stateBeforeFirstStep({ job, now }: Facts, isRecovering: boolean): JobState {
@@ -132,7 +148,9 @@ function stateBeforeFirstStep({ job, now }: Facts, isRecovering: boolean): JobSt
   const time = age === undefined ? STATE.unknownTime : duration(age)
   const highest = reachedStep(job)
   const detail = highest > (job.Boundary ?? -1) ? STATE.reached(count(highest)) : ''
-  if (age !== undefined && age > FIRST_STEP_SECONDS) return stated('warn', TITLES.stalled, STATE.stalledAtStart(time), detail)
+  if (age !== undefined && age > FIRST_STEP_SECONDS) {
+    return stated('warn', TITLES.stalled, STATE.stalledAtStart(time), detail)
+  }
   return isRecovering
     ? stated('busy', TITLES.recovering, STATE.firstStepAgain(time), detail)
     : stated('busy', TITLES.starting, STATE.firstStep(time), detail)
@@ -150,7 +168,9 @@ function stateInTraining({ job, progress, protection, now }: Facts, isRecovering
       : STATE.stalled(at, ago(Math.min(moved, now), now))
     return stated('warn', TITLES.stalled, text, sentence(job.Reason ?? ''))
   }
-  if (isRecovering && step !== undefined) return stated('busy', TITLES.recomputing, STATE.recomputing(step, count(reachedStep(job))))
+  if (isRecovering && step !== undefined) {
+    return stated('busy', TITLES.recomputing, STATE.recomputing(step, count(reachedStep(job))))
+  }
   const size = smallerSize(job)
   const text = STATE.training(step, size && STATE.onNodes(size), pace(progress))
   return stated(isRecovering ? 'busy' : size ? 'warn' : 'good', TITLES.training, text, size ? STATE.grows : '')
@@ -164,7 +184,8 @@ function smallerSize({ GenerationNodeCount: now, NodeCount: asked }: Partial<Tra
 /** Whether the ranks of the launch run and have made no step beyond the one from which they started. */
 function isBeforeFirstStep(job: Partial<TrainingJob>): boolean {
   const { SecondaryStatus: status = '' } = job
-  const doRanksRun = status === 'Training' || (['Starting', 'Restarting'].includes(status) && stateOf(job) === 'running')
+  const isStarting = status === 'Starting' || status === 'Restarting'
+  const doRanksRun = status === 'Training' || (isStarting && stateOf(job) === 'running')
   return doRanksRun && job.TrainingJobStatus === 'InProgress' && (job.Boundary ?? -1) <= (job.BaseStep ?? -1)
 }
 
@@ -195,16 +216,20 @@ function protectionOf({ job, protection }: Facts, figures: JobFigures): Statemen
   const title = figures.protection
   const said = (text: string, tone = figures.protectionTone): Statement => ({ tone, title, text })
   if (protection === undefined) return said(KEPT.unknown, 'idle')
-  const kept = protection.LastCheckpoint?.Step
+  const kept = figures.checkpointStep
   const inS3 = kept === undefined ? KEPT.noCheckpoint : KEPT.checkpoint(count(kept))
-  if (job.TrainingJobStatus === 'Failed') return lossOf(job, kept, title)
+  if (job.TrainingJobStatus === 'Failed') return lossOf(figures)
   if (isOver(job)) return said(inS3, 'idle')
   if (hasReleasedNodes(job)) return said(inS3, kept === undefined ? 'warn' : 'idle')
   switch (figures.protection) {
     case 'Not yet protected':
       return said(KEPT.notYet)
     case 'Unprotected':
-      return said(figures.committedStep === undefined ? `${KEPT.unprotected} ${inS3}` : KEPT.unprotectedStep(clause(protection.Reason)))
+      return said(
+        figures.committedStep === undefined
+          ? `${KEPT.unprotected} ${inS3}`
+          : KEPT.unprotectedStep(clause(protection.Reason)),
+      )
     case 'Unconfirmed':
       return said(KEPT.unconfirmed(shown(figures, 'healthyNodes'), shown(figures, 'wantedNodes')))
     case 'Degraded':
@@ -220,20 +245,19 @@ function protectionOf({ job, protection }: Facts, figures: JobFigures): Statemen
 const clause = (reason = ''): string =>
   reason ? sentence(reason).replace(/^./, (letter) => letter.toLowerCase()) : KEPT.tooFewCopies
 
-function protectedWords(protection: NonNullable<Facts['protection']>, figures: JobFigures): string {
+function protectedWords({ RecoveryOdds = [] }: NonNullable<Facts['protection']>, figures: JobFigures): string {
   if (figures.protectionTone === 'warn') return KEPT.noLoss
-  if (protection.ParityGroupSize !== undefined) return KEPT.byParity(protection.ParityGroupSize)
-  const copies = (protection.Shards ?? []).map((shard) => (shard.Holders ?? []).filter((holder) => holder.InView).length)
-  return copies.length ? KEPT.onNodes(plural(Math.min(...copies), 'node')) : sentence(figures.protection)
+  const survived = RecoveryOdds.filter((each) => each.Probability >= 1).map((each) => each.LostNodes)
+  return survived.length ? KEPT.survives(plural(Math.max(...survived), 'node')) : sentence(figures.protection)
 }
 
 /** What a failed job has lost, against its newest checkpoint. */
-function lossOf(job: Partial<TrainingJob>, kept: number | undefined, title: string): Statement {
-  const reached = reachedStep(job)
-  const lost = plural(Math.max(0, reached - (kept ?? 0)), 'step')
+function lossOf({ protection: title, reachedStep: reached = 0, checkpointStep: kept, ...figures }: JobFigures): Statement {
+  const unsaved = figures.unsavedSteps ?? 0
+  const lost = plural(unsaved, 'step')
   if (reached <= 0) return { tone: 'idle', title, text: KEPT.noStep }
   if (kept === undefined) return { tone: 'bad', title, text: KEPT.lostAll(lost) }
-  if (kept >= reached) return { tone: 'idle', title, text: KEPT.lostNothing(count(reached)) }
+  if (unsaved === 0) return { tone: 'idle', title, text: KEPT.lostNothing(count(reached)) }
   return { tone: 'warn', title, text: KEPT.lostSome(lost, count(kept)) }
 }
 
@@ -247,7 +271,8 @@ function recoveryOf({ incidents = [], now }: Facts): PhaseNow | undefined {
     .filter((seconds): seconds is number => seconds !== undefined)
     .sort((a, b) => a - b)
   const usualSeconds = earlier.length ? earlier[Math.floor((earlier.length - 1) / 2)] : undefined
-  const lateAfterSeconds = usualSeconds === undefined ? LATE_SECONDS : Math.max(LEAST_LATE_SECONDS, LATE_FACTOR * usualSeconds)
+  const lateAfterSeconds =
+    usualSeconds === undefined ? LATE_SECONDS : Math.max(LEAST_LATE_SECONDS, LATE_FACTOR * usualSeconds)
   return {
     incidentId: incident.IncidentId,
     phase: incident.Phase,
@@ -270,9 +295,14 @@ function bannersOf({ job, fleet, othersHit = [] }: Facts, act: Act): Statement[]
     const drift = (fleet.Drift ?? []).map(sentence).join(' ')
     add(BANNERS.frozen.title(fleet.FleetName ?? ''), `${BANNERS.frozen.text} ${sentence(fleet.Reason ?? '')} ${drift}`)
   }
-  if (isLaunchSuspended(fleet) && act.about !== 'suspended') add(BANNERS.suspended.title(fleet?.FleetName ?? ''), sentence(fleet?.Reason ?? ''))
+  if (isLaunchSuspended(fleet) && act.about !== 'suspended') {
+    add(BANNERS.suspended.title(fleet?.FleetName ?? ''), sentence(fleet?.Reason ?? ''))
+  }
   if (fleet?.FleetStatus === 'deleting') add(BANNERS.deleting.title, BANNERS.deleting.text)
-  if (othersHit.length) add(BANNERS.wider.title, BANNERS.wider.text(plural(othersHit.length, 'other job'), othersHit.slice(0, 5).join(', ')))
+  if (othersHit.length) {
+    const names = othersHit.slice(0, 5).join(', ')
+    add(BANNERS.wider.title, BANNERS.wider.text(plural(othersHit.length, 'other job'), names))
+  }
   return banners
 }
 
@@ -287,7 +317,8 @@ const ALIKE_SECONDS = 300
  * These jobs have an incident of the same cause that failed at about the same time as this job's open incident.
  */
 export function hitAlike(
-  job: Partial<TrainingJob>, open: Incident | undefined, incidents: readonly Incident[], runsOfFleet: ReadonlySet<string>,
+  job: Partial<TrainingJob>, open: Incident | undefined, incidents: readonly Incident[],
+  runsOfFleet: ReadonlySet<string>,
 ): string[] {
   if (open === undefined || OWN_CAUSES.has(open.Cause)) return []
   const alike = incidents.filter(

@@ -11,26 +11,32 @@ import {
 } from '../api/queries'
 import type { Incident, SimilarIncident } from '../contract'
 import { plain } from '../model/ansi'
-import { hook, incidentFigures, phaseHook, shown, type IncidentFigures } from '../model/figures'
-import { clock, count, duration, headline, sentence, utc } from '../model/format'
+import { causeTitle, phaseWords, sourceWords } from '../model/causes'
+import { incidentLine, isPressing, stepsOf, urgencyOf, withResubmission, type Step } from '../model/duty'
+import {
+  hook, incidentFigures, jobFigures, phaseHook, shown, similarFigures, type IncidentFigures,
+} from '../model/figures'
+import { clock, count, duration, utc } from '../model/format'
+import { outcomeOf } from '../model/incident'
 import { hasStacks, momentsOf, type Moment } from '../model/incidentTimeline'
 import { inLineOrder } from '../model/printed'
 import { isOver } from '../model/verdict'
-import { Ago, Command, JobLink, NodeLink, Shown, Status, ToneIcon, Unbroken, useNow } from '../parts/Basics'
+import { Ago, JobLink, Shown, Status, ToneIcon, Unbroken, useNow } from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
 import { CopyId } from '../parts/CopyId'
 import { ActionButton } from '../parts/ActionButton'
 import { download } from '../parts/download'
+import { Happened, NodeList } from '../parts/Happened'
 import { PhaseBar } from '../parts/IncidentTable'
 import { Notes } from '../parts/Notes'
 import { Owner } from '../parts/Owner'
-import { PageHead, type VerdictLine } from '../parts/PageHead'
+import { PageHead } from '../parts/PageHead'
 import { Stacks } from '../parts/Stacks'
-import { CAUSES, SOURCES } from '../words/causes'
-import { INCIDENT, NOTES, OUTCOMES, URGENCIES } from '../words/incident'
+import { Steps } from '../parts/Steps'
+import { DUTY } from '../words/duty'
+import { INCIDENT, NOTES, OUTCOMES } from '../words/incident'
 
 const AROUND_SECONDS = 30
-const SHOWN_EVIDENCE = 3
 
 export default function IncidentPage() {
   const { id = '' } = useParams()
@@ -39,8 +45,8 @@ export default function IncidentPage() {
   return <Shown query={query}>{(incident) => <Described incident={incident} />}</Shown>
 }
 
-/** What the parts of the page share. */
-interface Part {
+/** What the sections of the page share. */
+interface Shared {
   incident: Incident
   figures: IncidentFigures
   /** The fleet of the incident's job, for links to nodes. */
@@ -55,21 +61,25 @@ function Described({ incident }: { incident: Incident }) {
   const job = described?.RunId === incident.RunId ? described : undefined
   const protection = useQuery({ ...protectionQuery(address), enabled: job !== undefined && isOver(job) }).data
   const figures = incidentFigures(incident, now, job, { protection })
-  const part: Part = { incident, figures, fleet: job?.FleetName }
+  const shared: Shared = { incident, figures, fleet: job?.FleetName }
+  const { checkpointStep } = jobFigures(job ?? {}, { protection })
+  const steps = withResubmission(stepsOf(incident.Actions), job ?? {}, checkpointStep)
   return (
     <div className="stack">
-      <Head {...part} address={address} />
+      <Head {...shared} steps={steps} address={address} />
       <div className="incident">
         <div className="stack">
-          <Happened
-            {...part}
-            jobReason={figures.isOpen ? job?.Reason : undefined}
-            failure={incident.Outcome === 'JobFailed' ? job?.FailureReason : undefined}
-          />
-          <Phases {...part} />
+          <Card title={INCIDENT.happened.title}>
+            <Happened
+              {...shared}
+              jobReason={figures.isOpen ? job?.Reason : undefined}
+              failure={incident.Outcome === 'JobFailed' ? job?.FailureReason : undefined}
+            />
+          </Card>
+          <Phases {...shared} />
         </div>
         <div className="stack">
-          <ToDo incident={incident} />
+          <ToDo steps={steps} fleet={job?.FleetName} />
           <Card title={INCIDENT.people.title}>
             <Owner incident={incident} />
             <h3 className="below">{NOTES.title}</h3>
@@ -83,15 +93,15 @@ function Described({ incident }: { incident: Incident }) {
         </div>
       </div>
       <Timeline incident={incident} address={address} />
-      <Facts {...part} />
+      <Facts {...shared} />
       <Similar incident={incident} />
     </div>
   )
 }
 
-function Head({ incident, figures, address }: Part & { address: string }) {
+function Head({ incident, figures, steps, address }: Shared & { steps: readonly Step[]; address: string }) {
   const { mayRun } = useRole()
-  const outcome = OUTCOMES[incident.Outcome ?? (figures.isOpen ? 'Open' : 'Recovered')]
+  const outcome = OUTCOMES[outcomeOf(incident)]
   const save = async () => {
     const document = await call('ExportIncident', { IncidentId: incident.IncidentId, Format: 'markdown' })
     download(document.FileName, [document.Content], 'text/markdown')
@@ -104,7 +114,7 @@ function Head({ incident, figures, address }: Part & { address: string }) {
           <JobLink name={incident.TrainingJobName} address={address} />
         </>
       }
-      title={CAUSES[incident.Cause]}
+      title={causeTitle(incident.Cause)}
       status={
         <>
           <Status tone={outcome.tone} word={outcome.word} />
@@ -140,141 +150,23 @@ function Head({ incident, figures, address }: Part & { address: string }) {
           </Button>
         </>
       }
-      verdict={verdictOf(incident)}
+      verdict={incidentLine(incident, steps, causeTitle(incident.Cause))}
     />
   )
 }
 
-/** The lead says whether to act, and the text what happened. */
-function verdictOf(incident: Incident): VerdictLine {
-  const urgency = incident.Actions?.[0]?.Urgency
-  const text = incident.Verdict ?? `${CAUSES[incident.Cause]}.`
-  if (urgency === 'Now' || urgency === 'Later') {
-    return { tone: URGENCIES[urgency].tone, lead: INCIDENT.lead[urgency], text }
-  }
-  return { tone: incident.ClosedAt === undefined ? 'busy' : 'good', lead: INCIDENT.lead.none, text }
-}
-
-interface HappenedPart extends Part {
-  /** What an open recovery waits for. */
-  jobReason?: string
-  /** Why the job failed, if it failed with this incident. Its last line is the exception of the script. */
-  failure?: string
-}
-
-function Happened({ incident, figures, fleet, jobReason, failure }: HappenedPart) {
-  const words = INCIDENT.happened
-  const evidence = incident.Evidence ?? []
-  const faulted = incident.FaultedInstanceIds ?? []
-  const replacements = incident.ReplacementInstanceIds ?? []
-  const source = SOURCES[incident.RestoreSource ?? '']
+function ToDo({ steps, fleet }: { steps: readonly Step[]; fleet?: string }) {
   return (
-    <Card title={words.title}>
-      <dl className="answers">
-        <dt>{words.what}</dt>
-        <dd>
-          <strong>{CAUSES[incident.Cause]}</strong> <NodeList ids={faulted} fleet={fleet} />
-          <div className="dim">
-            {utc(incident.FailedAt)}, <Ago at={incident.FailedAt} />
-          </div>
-        </dd>
-        <dt>{words.why}</dt>
-        <dd>
-          {failure && <Sentences texts={[headline(failure)]} />}
-          {evidence.length === 0 && <p className="dim">{words.noEvidence}</p>}
-          <Sentences texts={evidence.slice(0, SHOWN_EVIDENCE)} />
-          {evidence.length > SHOWN_EVIDENCE && (
-            <details>
-              <summary>{words.more(evidence.length - SHOWN_EVIDENCE)}</summary>
-              <Sentences texts={evidence.slice(SHOWN_EVIDENCE)} />
-            </details>
-          )}
-        </dd>
-        <dt>{words.done(figures.isOpen)}</dt>
-        <dd>
-          <Sentences texts={[incident.Decision]} />
-          {jobReason && <Sentences texts={[words.now(jobReason)]} />}
-          {replacements.length > 0 && (
-            <p>
-              {words.replacedBy} <NodeList ids={replacements} fleet={fleet} />
-            </p>
-          )}
-          {figures.resumedStep !== undefined && source && !failure && (
-            <p>{words.resumed(count(figures.resumedStep), source)}</p>
-          )}
-        </dd>
-        <dt>{words.lost}</dt>
-        <dd>
-          <ul className="plain losses">
-            {figures.unsavedSteps !== undefined ? (
-              <Loss figures={figures} field="unsavedSteps" words={words.unsaved} />
-            ) : (
-              figures.recomputedSteps !== undefined && (
-                <Loss figures={figures} field="recomputedSteps" words={words.recomputed} />
-              )
-            )}
-            <Loss figures={figures} field="totalSeconds" words={words.interrupted(figures.isOpen)} />
-            {figures.costUsd !== undefined && <Loss figures={figures} field="costUsd" words={words.costs} />}
-          </ul>
-          {figures.unsavedSteps === undefined && figures.recomputedSteps === undefined && (
-            <p className="dim">{words.unknown}</p>
-          )}
-        </dd>
-      </dl>
-    </Card>
+    <div className={isPressing(urgencyOf(steps)) ? 'pressing' : undefined}>
+      <Card title={DUTY.title} label={DUTY.title}>
+        {steps.length === 0 && <p className="dim">{DUTY.none}</p>}
+        <Steps steps={steps} fleet={fleet} />
+      </Card>
+    </div>
   )
 }
 
-const Sentences = ({ texts }: { texts: readonly string[] }) => (
-  <>
-    {texts.filter(Boolean).map((text) => (
-      <p key={text}>
-        <Unbroken text={sentence(text)} />
-      </p>
-    ))}
-  </>
-)
-
-type LossField = 'unsavedSteps' | 'recomputedSteps' | 'totalSeconds' | 'costUsd'
-const Loss = ({ figures, field, words }: { figures: IncidentFigures; field: LossField; words: string }) => (
-  <li>
-    <strong {...hook(figures, field)}>{shown(figures, field)}</strong> <span className="dim">{words}</span>
-  </li>
-)
-
-const NodeList = ({ ids, fleet }: { ids: readonly string[]; fleet?: string }) => (
-  <>
-    {ids.map((id, index) => (
-      <span key={id} className="nowrap">
-        {index > 0 && ', '}
-        <NodeLink id={id} fleet={fleet} />
-      </span>
-    ))}
-  </>
-)
-
-function ToDo({ incident }: { incident: Incident }) {
-  const actions = incident.Actions ?? []
-  const { title, none } = INCIDENT.todo
-  return (
-    <Card title={title} label={title}>
-      {actions.length === 0 && <p className="dim">{none}</p>}
-      <ul className="plain actions">
-        {actions.map((each) => (
-          <li key={each.Description}>
-            <Status tone={URGENCIES[each.Urgency].tone} word={URGENCIES[each.Urgency].word} />
-            <p>
-              <Unbroken text={each.Description} />
-            </p>
-            <Command text={each.Command} />
-          </li>
-        ))}
-      </ul>
-    </Card>
-  )
-}
-
-function Phases({ incident, figures }: Part) {
+function Phases({ incident, figures }: Shared) {
   return (
     <Card title={INCIDENT.phases.title}>
       <PhaseBar incident={incident} height={24} width="100%" />
@@ -283,7 +175,7 @@ function Phases({ incident, figures }: Part) {
           <li key={phase} {...phaseHook(incident, phase, seconds)}>
             <span className="key" style={{ background: `var(--b-${phase})` }} />
             <span>
-              {phase} {isOpen && <span className="dim">{INCIDENT.phases.now}</span>}
+              {phaseWords(phase)} {isOpen && <span className="dim">{INCIDENT.phases.now}</span>}
             </span>
             <span>{duration(seconds)}</span>
           </li>
@@ -352,13 +244,13 @@ function Entry({ moment, failedAt }: { moment: Moment; failedAt: number }) {
   )
 }
 
-function Facts({ incident, figures, fleet }: Part) {
+function Facts({ incident, figures, fleet }: Shared) {
   const words = INCIDENT.facts
   const nodes = (ids: readonly string[] | undefined, none: string = words.none) =>
     ids?.length ? <NodeList ids={ids} fleet={fleet} /> : none
   const sources = (incident.RankSources ?? []).map(({ FirstRank, LastRank, Source }) => {
     const ranks = FirstRank === LastRank ? `rank ${FirstRank}` : `ranks ${FirstRank}–${LastRank}`
-    return <div key={FirstRank}>{`${ranks}: ${SOURCES[Source] ?? Source}`}</div>
+    return <div key={FirstRank}>{`${ranks}: ${sourceWords(Source)}`}</div>
   })
   const after = incident.GenerationAfter === undefined ? '…' : String(incident.GenerationAfter)
   const size = (nodeCount?: number) => (nodeCount === undefined ? '…' : count(nodeCount))
@@ -442,8 +334,8 @@ function SimilarTable({ similar }: { similar: readonly SimilarIncident[] }) {
               <td data-name={columns.outcome}>
                 <Status {...OUTCOMES[each.Outcome]} />
               </td>
-              <td className="n" data-name={columns.steps}>
-                {each.LostSteps === undefined ? '–' : count(each.LostSteps)}
+              <td className="n" data-name={columns.steps} {...hook(similarFigures(each), 'recomputedSteps')}>
+                {shown(similarFigures(each), 'recomputedSteps')}
               </td>
             </tr>
           ))}

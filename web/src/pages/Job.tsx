@@ -6,10 +6,11 @@ import { Suspense, useState } from 'react'
 import { Link, NavLink, useParams } from 'react-router'
 
 import { call } from '../api/client'
-import { part } from '../api/pages'
+import { lazyPart } from '../api/pages'
 import { jobQuery, useRole } from '../api/queries'
 import type { TrainingJob } from '../contract'
 import { statementHook } from '../model/figures'
+import { statusWord } from '../model/standing'
 import { isOver, rateWords } from '../model/verdict'
 import { ActionButton } from '../parts/ActionButton'
 import { Empty, Loading, Shown, Status } from '../parts/Basics'
@@ -20,21 +21,22 @@ import { StatusStrip } from '../parts/StatusStrip'
 import { JOB } from '../words/job'
 import { useVerdict, type JobVerdict } from './useVerdict'
 
-const JobOverview = part(() => import('./JobOverview'))
-const CheckpointsTab = part(async () => ({ default: (await import('./JobTabs')).CheckpointsTab }))
-const EventsTab = part(async () => ({ default: (await import('./JobTabs')).EventsTab }))
-const ProtectionTab = part(async () => ({ default: (await import('./JobTabs')).ProtectionTab }))
-const LogsTab = part(() => import('./JobLogs'))
-const SpecTab = part(() => import('./JobSpec'))
-const MetricsTab = part(() => import('./JobMetrics'))
-const OutputsTab = part(() => import('./JobOutputs'))
+const JobOverview = lazyPart(() => import('./JobOverview'))
+const CheckpointsTab = lazyPart(async () => ({ default: (await import('./JobTabs')).CheckpointsTab }))
+const EventsTab = lazyPart(async () => ({ default: (await import('./JobTabs')).EventsTab }))
+const ProtectionTab = lazyPart(async () => ({ default: (await import('./JobTabs')).ProtectionTab }))
+const LogsTab = lazyPart(() => import('./JobLogs'))
+const SpecTab = lazyPart(() => import('./JobSpec'))
+const MetricsTab = lazyPart(() => import('./JobMetrics'))
+const OutputsTab = lazyPart(() => import('./JobOutputs'))
 const TABS = ['overview', 'metrics', 'logs', 'protection', 'checkpoints', 'outputs', 'events', 'spec'] as const
 
 export default function JobPage() {
   const { name = '' } = useParams()
   const query = useQuery(jobQuery(name))
   const job = query.data
-  useDocumentTitle(job ? `${job.SecondaryStatus}: ${job.TrainingJobName}, Everstep` : `${name}, Everstep`)
+  const status = job && statusWord(job.SecondaryStatus)
+  useDocumentTitle(job ? `${status}: ${job.TrainingJobName}, Everstep` : `${name}, Everstep`)
   return (
     <Shown query={query} rows={8}>
       {(data) => <Sections job={data} dataUpdatedAt={query.dataUpdatedAt} error={query.error} />}
@@ -52,7 +54,11 @@ function Sections({ job, dataUpdatedAt, error }: { job: TrainingJob; dataUpdated
       {tab === 'overview' ? (
         <JobHead job={job} known={known} />
       ) : (
-        <StatusStrip name={job.TrainingJobName} verdict={known.verdict} rate={isTraining && rate ? rateWords(rate) : undefined} />
+        <StatusStrip
+          name={job.TrainingJobName}
+          verdict={known.verdict}
+          rate={isTraining && rate ? rateWords(rate) : undefined}
+        />
       )}
       <Tabs />
       <Suspense fallback={<Loading />}>
@@ -120,7 +126,8 @@ function JobHead({ job, known: { verdict } }: { job: TrainingJob; known: JobVerd
       {canAct && <JobActions job={job} />}
     </>
   )
-  return <PageHead crumbs={crumbs} title={job.TrainingJobName} status={status} actions={actions} verdict={verdict.line} />
+  const title = job.TrainingJobName
+  return <PageHead crumbs={crumbs} title={title} status={status} actions={actions} verdict={verdict.line} />
 }
 
 function JobActions({ job }: { job: TrainingJob }) {
@@ -135,7 +142,10 @@ function JobActions({ job }: { job: TrainingJob }) {
           {words.takeOver}
         </ActionButton>
       ) : (
-        <ActionButton action={() => call('HandBackTrainingJob', name)} title={words.handBackTitle(job.TakenOverBy ?? '')}>
+        <ActionButton
+          action={() => call('HandBackTrainingJob', name)}
+          title={words.handBackTitle(job.TakenOverBy ?? '')}
+        >
           {words.handBack}
         </ActionButton>
       )}

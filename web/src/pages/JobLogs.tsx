@@ -8,7 +8,7 @@ import { useSearchParams } from 'react-router'
 import { LogSource, type Filter as Wanted, type LogState } from '../api/logs'
 import { useJobAddress } from '../api/addresses'
 import { incidentsQuery } from '../api/queries'
-import { whileSeen } from '../api/seen'
+import { whileVisible } from '../api/seen'
 import type { Incident, TrainingJob } from '../contract'
 import { marked } from '../model/ansi'
 import { count, plural } from '../model/format'
@@ -43,7 +43,7 @@ function useLog(job: string, filter: Wanted, ms: number | undefined): [LogState,
     let stop: (() => void) | undefined
     let isClosed = false
     void created.start(ms === undefined ? { at: 'end' } : { at: 'time', ms }).then(() => {
-      if (ms === undefined && !isClosed) stop = whileSeen(() => created.follow(), () => created.pause())
+      if (ms === undefined && !isClosed) stop = whileVisible(() => created.follow(), () => created.pause())
     })
     return () => {
       isClosed = true

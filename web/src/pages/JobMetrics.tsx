@@ -25,7 +25,7 @@ import {
 } from '../model/metrics'
 import type { Axis, Fault, Window } from '../model/metrics'
 import { extremes, groups, isOwn, titleOf, unitOf } from '../model/ownMetrics'
-import { causeWords } from '../model/verdict'
+import { causeWords } from '../model/causes'
 import { useAddress } from '../parts/address'
 import { Empty, NodeLink, Shown, useNow } from '../parts/Basics'
 import { download } from '../parts/download'

@@ -5,7 +5,7 @@ import { Suspense, useState } from 'react'
 import { Link } from 'react-router'
 
 import { useJobAddress } from '../api/addresses'
-import { part } from '../api/pages'
+import { lazyPart } from '../api/pages'
 import { jobNodesQuery } from '../api/queries'
 import { TimelineChart } from '../charts/Timeline'
 import { WhereTime } from '../charts/WhereTime'
@@ -13,8 +13,7 @@ import type { TrainingJob } from '../contract'
 import { conditionLines } from '../model/conditions'
 import { hook, incidentFigures, shown } from '../model/figures'
 import { count, duration } from '../model/format'
-import { story } from '../model/incident'
-import { survivesOneLoss } from '../model/matrix'
+import { isRecent } from '../model/incident'
 import { remainingWords } from '../model/progress'
 import { openIncident, rateWords } from '../model/verdict'
 import { ActCard } from '../parts/ActCard'
@@ -28,20 +27,18 @@ import { JOB } from '../words/job'
 import { TIMELINE } from '../words/jobTabs'
 import type { JobVerdict } from './useVerdict'
 
-const JobPeople = part(() => import('../parts/JobPeople'))
-
-/** For this long after its end, an incident stands above the figures, as an open one does. */
-const RECENT_SECONDS = 900
+const JobPeople = lazyPart(() => import('../parts/JobPeople'))
 
 export default function JobOverview({ job, known }: { job: TrainingJob; known: JobVerdict }) {
   const now = useNow()
-  const { verdict, protection, incidents, incident, nodes } = known
+  const { verdict, protection, incidents, incident } = known
   const problems = conditionLines(job.Conditions)
   const { act, banners, figures } = verdict
-  const isRecent = now - (incident?.ClosedAt ?? now) < RECENT_SECONDS
+  const isFirst = incident !== undefined && isRecent(incident, now)
   const latest = incident && (
-    <LatestIncident incident={incident} answers={story(incident, job, now, { nodes, protection, act: verdict.act })} />
+    <LatestIncident incident={incident} figures={incidentFigures(incident, now, job, { protection })} job={job} />
   )
+  const toDo = <ActCard act={act} figures={figures} fleet={job.FleetName} />
   const traceback = job.FailureReason?.includes('\n') ? job.FailureReason : undefined
   return (
     <div className="stack">
@@ -53,8 +50,14 @@ export default function JobOverview({ job, known }: { job: TrainingJob; known: J
           </span>
         </div>
       ))}
-      {(act.needed || act.steps.length > 0) && <ActCard act={act} figures={figures} />}
-      {isRecent && latest}
+      {isFirst ? (
+        <div className="incident">
+          {latest}
+          {toDo}
+        </div>
+      ) : (
+        act.steps.length > 0 && toDo
+      )}
       <Card label={JOB.figures.title}>
         <FactList facts={factsOf(job, known, now)} />
       </Card>
@@ -63,7 +66,7 @@ export default function JobOverview({ job, known }: { job: TrainingJob; known: J
           <FactList facts={problems.map((line) => [line.title, line.text])} />
         </Card>
       )}
-      {!isRecent && latest}
+      {!isFirst && latest}
       {traceback && (
         <Card title={JOB.whyFailed}>
           <LastLines text={traceback} />
@@ -89,10 +92,10 @@ export default function JobOverview({ job, known }: { job: TrainingJob; known: J
   )
 }
 
-function factsOf(job: TrainingJob, { verdict: { figures }, progress, protection }: JobVerdict, now: number): Fact[] {
+function factsOf(job: TrainingJob, { verdict, progress }: JobVerdict, now: number): Fact[] {
+  const { figures } = verdict
   const words = JOB.figures
   const rate = job.SecondaryStatus === 'Training' ? (progress?.rate ?? progress?.usualRate) : undefined
-  const survives = protection && survivesOneLoss(protection, figures.protection)
   const end = job.TrainingEndTime ?? now
   const step = (field: 'committedStep' | 'checkpointStep', absent: string) =>
     figures[field] === undefined ? absent : words.step(shown(figures, field))
@@ -103,25 +106,29 @@ function factsOf(job: TrainingJob, { verdict: { figures }, progress, protection 
     [words.remaining, remainingWords(job, now)],
   ]
   const memory: Fact[] = [
-    [words.survives, survives === undefined ? '–' : survives ? words.yes : words.no],
     [words.nodes, figures.healthyNodes === undefined ? '–' : healthy, hook(figures, 'healthyNodes')],
   ]
+  const lost: Fact[] = figures.unsavedSteps === undefined
+    ? []
+    : [[words.unsaved, shown(figures, 'unsavedSteps'), hook(figures, 'unsavedSteps'), words.unsavedNote]]
+  const protection = <Status key="safe" tone={figures.protectionTone} word={figures.protection} />
   const ran = job.TrainingStartTime === undefined ? '–' : duration(end - job.TrainingStartTime)
   return [
     [words.progress, <Progress key="progress" figures={figures} />],
     ...(figures.isOver ? [] : pace),
     [words.runtime(figures.isOver), ran],
-    [words.ettr, <span key="ettr" title={words.ettrTitle}>{shown(figures, 'ettrRatio')}</span>, hook(figures, 'ettrRatio')],
+    [words.ettr, shown(figures, 'ettrRatio'), hook(figures, 'ettrRatio'), words.ettrNote],
     [words.cost, figures.costUsd === undefined ? words.noPrice : shown(figures, 'costUsd'), hook(figures, 'costUsd')],
-    [words.protection, <Status key="safe" tone={figures.protectionTone} word={figures.protection} />, hook(figures, 'protection')],
-    [words.memory, step('committedStep', '–'), hook(figures, 'committedStep')],
+    [words.protection, protection, hook(figures, 'protection'), verdict.protection.text],
+    [words.memory, step('committedStep', '–'), hook(figures, 'committedStep'), words.memoryNote],
     [words.checkpoint, step('checkpointStep', words.none), hook(figures, 'checkpointStep')],
     ...(figures.isOver ? [] : memory),
-    [words.recomputed, shown(figures, 'recomputedSteps'), hook(figures, 'recomputedSteps')],
-    [words.incidents, `${shown(figures, 'incidents')}${open}`, hook(figures, 'incidents')],
+    [words.recomputed, shown(figures, 'recomputedSteps'), hook(figures, 'recomputedSteps'), words.recomputedNote],
+    ...lost,
+    [words.incidents, `${shown(figures, 'incidents')}${open}`, hook(figures, 'incidents'), words.incidentsNote],
     [words.ranks, `${count(job.NodeCount)} × ${count(job.RanksPerNode)}`],
     [words.fleet, <Link key="fleet" to={`/fleets/${encodeURIComponent(job.FleetName)}`}>{job.FleetName}</Link>],
-    [words.launch, count(job.Generation)],
+    [words.launches, count(job.Generation)],
     [words.created, <Ago key="created" at={job.CreationTime} />],
   ]
 }

@@ -7,7 +7,7 @@ import { Link } from 'react-router'
 
 import { call } from '../api/client'
 import { useLossCurves } from '../api/lossCurves'
-import { part } from '../api/pages'
+import { lazyPart } from '../api/pages'
 import { jobsQuery, useRole } from '../api/queries'
 import type { TrainingJobSummary } from '../contract'
 import { jobsByStatus } from '../model/attention'
@@ -27,8 +27,8 @@ import { FIRST_COMMAND } from '../words/commands'
 import { JOBS } from '../words/jobs'
 import '../styles/jobs.css'
 
-const ColumnsMenu = part(() => import('../parts/ColumnsMenu'))
-const ViewsMenu = part(() => import('../parts/ViewsMenu'))
+const ColumnsMenu = lazyPart(() => import('../parts/ColumnsMenu'))
+const ViewsMenu = lazyPart(() => import('../parts/ViewsMenu'))
 
 /** Heights of a row in pixels; `jobs.css` sets the same. */
 const ROW_HEIGHT = 44
@@ -162,7 +162,7 @@ function StatusSummary({ jobs, status, onChange }: Summary) {
       <button type="button" className="chip" aria-pressed={status === ''} onClick={() => onChange('')}>
         {JOBS.all} <span className="number">{count(jobs.length)}</span>
       </button>
-      {jobsByStatus(jobs).map(({ status: name, tone, count: number }) => (
+      {jobsByStatus(jobs).map(({ status: name, word, tone, count: number }) => (
         <button
           key={name}
           type="button"
@@ -170,7 +170,7 @@ function StatusSummary({ jobs, status, onChange }: Summary) {
           aria-pressed={status === name}
           onClick={() => onChange(status === name ? '' : name)}
         >
-          <ToneIcon tone={tone} size={13} /> {name}{' '}
+          <ToneIcon tone={tone} size={13} /> {word}{' '}
           <span className="number" data-figure={`jobs-${name.toLowerCase()}`}>{count(number)}</span>
         </button>
       ))}

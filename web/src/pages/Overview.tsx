@@ -10,7 +10,7 @@ import { attention, capacityOf, jobsByStatus, type AttentionItem } from '../mode
 import { count, duration } from '../model/format'
 import { fleetFigures, hook, shown } from '../model/figures'
 import { hours, money, ratio, startOfDay } from '../model/reports'
-import { causeWords } from '../model/verdict'
+import { causeWords, phaseWords } from '../model/causes'
 import { Ago, Empty, Shown, Status, ToneIcon, Unbroken, useNow, useStaleSeconds } from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
 import { PageHead, type VerdictLine } from '../parts/PageHead'
@@ -24,8 +24,9 @@ export default function OverviewPage() {
   const nodes = useQuery(nodesQuery())
   const incidents = useQuery(openIncidentsQuery)
   const now = useNow()
-  if (jobs.data === undefined || fleets.data === undefined || nodes.data === undefined || incidents.data === undefined) {
-    const waiting = [jobs, fleets, nodes, incidents].find((query) => query.error) ?? jobs
+  const queries = [jobs, fleets, nodes, incidents]
+  if (!jobs.data || !fleets.data || !nodes.data || !incidents.data) {
+    const waiting = queries.find((query) => query.error) ?? jobs
     return (
       <div className="stack">
         <PageHead title={OVERVIEW.title} />
@@ -39,7 +40,11 @@ export default function OverviewPage() {
   return (
     <div className="stack">
       <PageHead title={OVERVIEW.title} verdict={verdictOf(items, jobs.data, incidents.data)} />
-      {jobs.data.length === 0 ? <Empty title={OVERVIEW.verdict.empty} command={FIRST_COMMAND} /> : <JobCounts jobs={jobs.data} />}
+      {jobs.data.length === 0 ? (
+        <Empty title={OVERVIEW.verdict.empty} command={FIRST_COMMAND} />
+      ) : (
+        <JobCounts jobs={jobs.data} />
+      )}
       <div className="split">
         <Attention items={items} />
         <OpenIncidents incidents={incidents.data} now={now} />
@@ -50,11 +55,15 @@ export default function OverviewPage() {
   )
 }
 
-function verdictOf(items: readonly AttentionItem[], jobs: readonly TrainingJobSummary[], incidents: readonly Incident[]): VerdictLine {
+function verdictOf(
+  items: readonly AttentionItem[], jobs: readonly TrainingJobSummary[], incidents: readonly Incident[],
+): VerdictLine {
   const words = OVERVIEW.verdict
   const training = jobs.filter((job) => job.SecondaryStatus === 'Training').length
   const recovering = new Set(incidents.map((each) => each.RunId)).size
-  const text = [training ? words.training(training) : '', recovering ? words.recovering(recovering) : ''].filter(Boolean).join(' ')
+  const text = [training ? words.training(training) : '', recovering ? words.recovering(recovering) : '']
+    .filter(Boolean)
+    .join(' ')
   if (items.length) return { tone: items[0]!.tone, lead: words.act(items.length), text }
   return { tone: recovering ? 'busy' : training ? 'good' : 'idle', lead: words.calm, text }
 }
@@ -64,8 +73,8 @@ function JobCounts({ jobs }: { jobs: TrainingJobSummary[] }) {
     <Card title={OVERVIEW.jobs}>
       <Figures
         isLarge
-        figures={jobsByStatus(jobs).map(({ status, tone, count: number }) => ({
-          label: status,
+        figures={jobsByStatus(jobs).map(({ status, word, tone, count: number }) => ({
+          label: word,
           name: `jobs-${status.toLowerCase()}`,
           value: (
             <Link to={`/jobs?status=${status}`} className={`tone-${tone}`}>
@@ -148,10 +157,11 @@ function OpenIncidents({ incidents, now }: { incidents: Incident[]; now: number 
             <li key={each.IncidentId} className="tone-busy">
               <ToneIcon tone="busy" />
               <span className="grow">
-                <Link to={`/incidents/${encodeURIComponent(each.IncidentId)}`}>{each.TrainingJobName}</Link> {causeWords(each.Cause)}
+                <Link to={`/incidents/${encodeURIComponent(each.IncidentId)}`}>{each.TrainingJobName}</Link>{' '}
+                {causeWords(each.Cause)}
               </span>
               <span className="when">
-                {each.Phase} {OVERVIEW.incidents.since(duration(Math.max(0, now - each.FailedAt)))}
+                {phaseWords(each.Phase)} {OVERVIEW.incidents.since(duration(Math.max(0, now - each.FailedAt)))}
               </span>
             </li>
           ))}
@@ -197,7 +207,11 @@ function CapacityTable({ fleets, nodes }: { fleets: Fleet[]; nodes: Node[] }) {
                     <td className="n" data-name={columns.use}>{count(inUse)}</td>
                     <td className="n" data-name={columns.spare}>{count(spare)}</td>
                     <td className="n" data-name={columns.held}>{count(held)}</td>
-                    <td className={`n${figures.missingNodes ? ' tone-warn' : ''}`} data-name={columns.missing} {...hook(figures, 'missingNodes')}>
+                    <td
+                      className={`n${figures.missingNodes ? ' tone-warn' : ''}`}
+                      data-name={columns.missing}
+                      {...hook(figures, 'missingNodes')}
+                    >
                       {shown(figures, 'missingNodes')}
                     </td>
                     <td className="n" data-name={columns.limit}>{count(fleet.MaxNodeCount)}</td>

@@ -8,6 +8,7 @@ import { fleetsQuery, jobQuery, jobsQuery } from '../api/queries'
 import type { Fleet, TrainingJob, TrainingJobSummary } from '../contract'
 import { count, sentence } from '../model/format'
 import { queueOf, waiting as waitingOf, waysOutOfQueue } from '../model/queue'
+import { statusWord } from '../model/standing'
 import { Ago, Empty, JobLink, Loading, Shown, Status, toneOf } from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { PageHead, type VerdictLine } from '../parts/PageHead'
@@ -107,7 +108,7 @@ function FleetQueue({ name, fleet, jobs, waiting, queued }: FleetQueueProps) {
                   <JobLink name={job.TrainingJobName} address={addressOf(job)} />
                 </td>
                 <td data-name={columns.status}>
-                  <Status tone={toneOf(job.SecondaryStatus)} word={job.SecondaryStatus} />
+                  <Status tone={toneOf(job.SecondaryStatus)} word={statusWord(job.SecondaryStatus)} />
                 </td>
                 <td className="n" data-name={columns.nodes}>{count(job.NodeCount)}</td>
                 <td className="n" data-name={columns.priority}>{job.Priority}</td>

@@ -82,13 +82,18 @@ function SubmitForm() {
     }
   }
 
-  /** Fill the form from a job. `address`: its name or RunId. Only the answer for the newest address counts. */
-  const load = (address: string) => {
+  /**
+   * Fill the form from a job. Only the answer for the newest address counts.
+   *
+   * `address`: the job's name or RunId. `checkpoint`: step of the job's checkpoint from which the new job begins.
+   */
+  const load = (address: string, checkpoint?: number) => {
     newest.current = address
     client.fetchQuery(jobQuery(address)).then(
       (job) => {
         if (newest.current !== address) return
-        const request = { ...requestOf(job), TrainingJobName: '' }
+        const start = checkpoint === undefined ? {} : { InitialCheckpoint: { RunId: job.RunId, Step: checkpoint } }
+        const request = { ...requestOf(job), ...start, TrainingJobName: '' }
         setCopied(job.TrainingJobName)
         replace({ ...EMPTY, ...request }, Object.keys(request))
       },
@@ -99,9 +104,10 @@ function SubmitForm() {
     if (jobs.some((job) => job.TrainingJobName === name)) load(name)
     else newest.current = name
   }
-  const origin = useSearchParams()[0].get('from')
-  // A link to this page may name the job to clone.
-  useEffect(() => void (origin && load(origin)), [origin])
+  // A link to this page may name the job to clone, and one of its checkpoints.
+  const [search] = useSearchParams()
+  const [origin, step] = [search.get('from'), search.get('checkpoint')]
+  useEffect(() => void (origin && load(origin, step === null ? undefined : Number(step))), [origin, step])
 
   const send = (isDry: boolean) => {
     setTried(true)

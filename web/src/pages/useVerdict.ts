@@ -4,11 +4,13 @@ import { useMemo } from 'react'
 
 import { useJobAddress } from '../api/addresses'
 import { ApiError, serverTime } from '../api/client'
-import { fleetsQuery, incidentsQuery, jobsQuery, nodesQuery, openIncidentsQuery, protectionQuery } from '../api/queries'
+import { fleetsQuery, incidentQuery, incidentsQuery, jobsQuery, nodesQuery, openIncidentsQuery, protectionQuery } from '../api/queries'
 import type { DescribeProtectionResponse, Incident, Node, TrainingJob } from '../contract'
 import { lostBy } from '../model/act'
 import type { Progress } from '../model/facts'
 import { progressOf, sampled, type Sample } from '../model/progress'
+import { isRecent } from '../model/incident'
+import { pausableJob } from '../model/jobs'
 import { hitAlike, openIncident, usualRate, verdict, type Verdict } from '../model/verdict'
 import { useNow, useStaleSeconds } from '../parts/Basics'
 
@@ -21,7 +23,7 @@ export interface JobVerdict {
   protection?: DescribeProtectionResponse
   /** Incidents of this run, oldest first. */
   incidents: Incident[]
-  /** The open incident, or the latest one. */
+  /** The open incident, or the latest one, with its outcome, verdict and actions once these have arrived. */
   incident?: Incident
   /** Nodes of the fleet, if an incident lost one. */
   nodes?: Node[]
@@ -47,14 +49,26 @@ export function useVerdict(job: TrainingJob, dataUpdatedAt: number, error: unkno
   const incidents = useMemo(() => (ofName ?? []).filter((each) => each.RunId === job.RunId), [ofName, job.RunId])
   const hasLostNodes = incidents.some((each) => each.InstanceIds?.length)
   const nodes = useQuery({ ...nodesQuery(job.FleetName), enabled: hasLostNodes }).data
-  const isNeighbour = (each: { FleetName: string; RunId: string }) => each.FleetName === job.FleetName && each.RunId !== job.RunId
+  const isNeighbour = (each: { FleetName: string; RunId: string }) =>
+    each.FleetName === job.FleetName && each.RunId !== job.RunId
   const neighbours = new Set((jobs ?? []).filter(isNeighbour).map((each) => each.RunId))
   const progress = progressOf(samples, usualRate(job))
+  const incident = useAccount(openIncident(incidents) ?? incidents.at(-1))
   const result = verdict({
     job, protection, incidents, fleet, progress, staleSeconds, refusal, now,
     othersHit: hitAlike(job, openIncident(incidents), open, neighbours),
     heldNodes: lostBy(incidents, nodes ?? []),
+    actions: incident && isRecent(incident, now) && incident.Outcome !== 'JobPaused' ? incident.Actions : undefined,
+    pausable: pausableJob(jobs ?? [], job)?.TrainingJobName,
   })
-  const incident = openIncident(incidents) ?? incidents.at(-1)
   return { verdict: result, progress, protection, incidents, incident, nodes }
+}
+
+/** Return an incident of a list with the API's account of it, if the account describes the same phase. */
+function useAccount(listed: Incident | undefined): Incident | undefined {
+  const described = useQuery({ ...incidentQuery(listed?.IncidentId ?? ''), enabled: listed !== undefined }).data
+  if (listed === undefined || described?.IncidentId !== listed.IncidentId) return listed
+  if (described.Phase !== listed.Phase) return listed
+  const { Outcome, Verdict, Actions } = described
+  return { ...listed, Outcome, Verdict, Actions }
 }

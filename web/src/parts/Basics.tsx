@@ -227,16 +227,21 @@ export function Filter({ label, placeholder, value, onChange }: { label: string;
   )
 }
 
-/** Name and value pairs. A third item contains the attributes of the value's element, such as those of `hook`. */
-export type Fact = [string, ReactNode, Record<`data-${string}`, string>?]
+/**
+ * A name, a value, the attributes of the value's element, such as those of `hook`, and a note.
+ *
+ * The note says in a few words what the value means.
+ */
+export type Fact = [string, ReactNode, Record<`data-${string}`, string>?, string?]
 
 export function FactList({ facts }: { facts: Fact[] }) {
   return (
     <dl className="facts">
-      {facts.map(([name, value, attributes]) => (
+      {facts.map(([name, value, attributes, note]) => (
         <div key={name}>
           <dt>{name}</dt>
           <dd {...attributes}>{value}</dd>
+          {note && <dd className="note">{note}</dd>}
         </div>
       ))}
     </dl>

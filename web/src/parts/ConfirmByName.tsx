@@ -1,8 +1,8 @@
 import { Suspense } from 'react'
-import { part } from '../api/pages'
+import { lazyPart } from '../api/pages'
 import type { Confirmation } from './confirmation'
 
-const Dialog = part(() => import('./ConfirmDialog'))
+const Dialog = lazyPart(() => import('./ConfirmDialog'))
 
 /** Asks a person to type the name of the object before an action that cannot be undone. */
 export function ConfirmByName({ opened, ...confirmation }: Confirmation & { opened: boolean }) {

@@ -5,7 +5,7 @@ import { useQuery } from '@tanstack/react-query'
 import { Suspense, useMemo, useState } from 'react'
 import { useLocation, useNavigate, useSearchParams } from 'react-router'
 
-import { part } from '../api/pages'
+import { lazyPart } from '../api/pages'
 import { nodeQuery, nodesQuery, useRole } from '../api/queries'
 import type { Fleet, Node } from '../contract'
 import { conditionLines } from '../model/conditions'
@@ -18,7 +18,7 @@ import { Ago, JobLink, Shown, Status, useStaleSeconds } from './Basics'
 import { Card } from './Card'
 import { CopyId } from './CopyId'
 
-const NodeDialog = part(() => import('./NodeDialog'))
+const NodeDialog = lazyPart(() => import('./NodeDialog'))
 
 const PAGE = 500
 const NODE_ID = /^i-[0-9a-f]+$/

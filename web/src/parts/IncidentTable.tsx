@@ -4,7 +4,7 @@ import { useJobAddresses } from '../api/addresses'
 import type { Incident } from '../contract'
 import { duration } from '../model/format'
 import { hook, incidentFigures, phaseHook, phaseLengths, shown, type IncidentFigures } from '../model/figures'
-import { CAUSES, SOURCES } from '../words/causes'
+import { causeTitle, phaseWords, sourceWords } from '../model/causes'
 import { Ago, JobLink, Status, useNow } from './Basics'
 
 interface Listed {
@@ -40,7 +40,7 @@ export function IncidentTable({ incidents, withJob = true, withOwner = false, fi
           {incidents.map((each) => ({ each, figures: of(each) })).map(({ each, figures }) => (
             <tr key={each.IncidentId}>
               <td data-name="Cause">
-                <Link to={`/incidents/${encodeURIComponent(each.IncidentId)}`}>{CAUSES[each.Cause]}</Link>
+                <Link to={`/incidents/${encodeURIComponent(each.IncidentId)}`}>{causeTitle(each.Cause)}</Link>
               </td>
               {withJob && (
                 <td data-name="Job">
@@ -62,7 +62,7 @@ export function IncidentTable({ incidents, withJob = true, withOwner = false, fi
               <td className="n" data-name="Recomputed steps" {...hook(figures, 'recomputedSteps')}>
                 {shown(figures, 'recomputedSteps')}
               </td>
-              <td data-name="Restored from">{each.RestoreSource ? (SOURCES[each.RestoreSource] ?? each.RestoreSource) : '–'}</td>
+              <td data-name="Restored from">{sourceWords(each.RestoreSource) || '–'}</td>
               {withOwner && <td data-name="Owner">{each.Owner ?? '–'}</td>}
             </tr>
           ))}
@@ -72,14 +72,14 @@ export function IncidentTable({ incidents, withJob = true, withOwner = false, fi
   )
 }
 
-/** What the colours of a phase bar mean, with how long each took. */
+/** What the colors of a phase bar mean, with how long each phase took. */
 export function PhaseLengths({ incident }: { incident: Incident }) {
   const now = useNow()
   return (
     <ul className="phases" aria-label="Phases">
       {phaseLengths(incident, now).map(({ phase, seconds, isOpen }) => (
         <li key={phase} {...phaseHook(incident, phase, seconds)}>
-          <span className="key" style={{ background: `var(--b-${phase})` }} /> {phase} {duration(seconds)}
+          <span className="key" style={{ background: `var(--b-${phase})` }} /> {phaseWords(phase)} {duration(seconds)}
           {isOpen && ' so far'}
         </li>
       ))}
@@ -87,14 +87,26 @@ export function PhaseLengths({ incident }: { incident: Incident }) {
   )
 }
 
-export function PhaseBar({ incident, height = 14, width = 140 }: { incident: Incident; height?: number; width?: number | string }) {
+interface Bar {
+  incident: Incident
+  /** Pixels. */
+  height?: number
+  /** Pixels, or a CSS length. */
+  width?: number | string
+}
+
+/** The phases of an incident as parts of a bar, in proportion to their lengths. */
+export function PhaseBar({ incident, height = 14, width = 140 }: Bar) {
   const now = useNow()
   const lengths = phaseLengths(incident, now)
-  const label = lengths.map(({ phase, seconds }) => `${phase} ${duration(seconds)}`).join(', ')
+  const label = lengths.map(({ phase, seconds }) => `${phaseWords(phase)} ${duration(seconds)}`).join(', ')
+  const style = (phase: string, seconds: number) => ({
+    flexGrow: Math.max(0.001, seconds), flexBasis: 0, background: `var(--b-${phase})`,
+  })
   return (
     <div className="bar" style={{ height, width, borderRadius: 3 }} role="img" aria-label={label} title={label}>
       {lengths.map(({ phase, seconds }) => (
-        <span key={phase} style={{ flexGrow: Math.max(0.001, seconds), flexBasis: 0, background: `var(--b-${phase})` }} />
+        <span key={phase} style={style(phase, seconds)} />
       ))}
     </div>
   )

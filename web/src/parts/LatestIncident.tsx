@@ -3,16 +3,24 @@ import { Link } from 'react-router'
 import { useJobAddress } from '../api/addresses'
 import { call } from '../api/client'
 import { useRole } from '../api/queries'
-import type { Incident } from '../contract'
-import type { Answer } from '../model/incident'
+import type { Incident, TrainingJob } from '../contract'
+import type { IncidentFigures } from '../model/figures'
+import { outcomeOf } from '../model/incident'
 import { JOB } from '../words/job'
 import { ActionButton } from './ActionButton'
-import { Ago, ToneIcon, Unbroken } from './Basics'
+import { Ago } from './Basics'
 import { Card } from './Card'
+import { Happened } from './Happened'
 import { PhaseBar, PhaseLengths } from './IncidentTable'
 
-/** The open incident of a job, or its latest one: its phases, four answers, and links to the details. */
-export function LatestIncident({ incident, answers }: { incident: Incident; answers: Answer[] }) {
+interface Props {
+  incident: Incident
+  figures: IncidentFigures
+  job: Pick<TrainingJob, 'FleetName' | 'FailureReason'>
+}
+
+/** The open incident of a job, or its latest one, in the layout of the incident's page. */
+export function LatestIncident({ incident, figures, job }: Props) {
   const { mayRun } = useRole()
   const address = useJobAddress(incident)
   const words = JOB.incident
@@ -37,20 +45,15 @@ export function LatestIncident({ incident, answers }: { incident: Incident; answ
   )
   return (
     <Card title={title} label={title} actions={actions}>
-      <PhaseBar incident={incident} width="100%" height={6} />
-      <PhaseLengths incident={incident} />
-      <div className="story">
-        {answers.map((each) => (
-          <div key={each.question} className={`tone-${each.tone}`}>
-            <div className="q">{each.question}</div>
-            <div className="b">
-              <ToneIcon tone={each.tone} /> <Unbroken text={each.title} />
-            </div>
-            <p>
-              <Unbroken text={each.text} />
-            </p>
-          </div>
-        ))}
+      <Happened
+        incident={incident}
+        figures={figures}
+        fleet={job.FleetName}
+        failure={outcomeOf(incident) === 'JobFailed' ? job.FailureReason : undefined}
+      />
+      <div className="below">
+        <PhaseBar incident={incident} width="100%" height={6} />
+        <PhaseLengths incident={incident} />
       </div>
     </Card>
   )

@@ -7,8 +7,7 @@ import { useState } from 'react'
 
 import { call } from '../api/client'
 import type { Node } from '../contract'
-import { sentence } from '../model/format'
-import { actionsOf, adviceOn, preselectedVerb, type NodeOperation } from '../model/nodes'
+import { actionsOf, preselectedVerb, recommendedVerb, type NodeOperation } from '../model/nodes'
 import { DIALOGS } from '../words/dialogs'
 import { NODES } from '../words/nodes'
 import { Problem } from './Basics'
@@ -25,7 +24,7 @@ interface Props {
 export default function NodeDialog({ node, operation, onClose }: Props) {
   const client = useQueryClient()
   const actions = actionsOf(node)
-  const recommended = adviceOn(node).verb
+  const recommended = recommendedVerb(node)
   const wanted = actions.find((action) => action.operation === operation)?.verb
   const [verb, setVerb] = useState(wanted ?? preselectedVerb(node))
   const [reason, setReason] = useState('')
@@ -66,7 +65,7 @@ export default function NodeDialog({ node, operation, onClose }: Props) {
               value={each.verb}
               label={each.verb}
               description={
-                each.verb === recommended ? `${each.effect} ${words.recommended(sentence(node.Reason))}` : each.effect
+                each.verb === recommended ? `${each.effect} ${words.recommended(node.HoldAdvice?.Description ?? '')}` : each.effect
               }
             />
           ))}

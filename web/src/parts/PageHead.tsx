@@ -2,14 +2,19 @@
 import type { ReactNode } from 'react'
 
 import type { Tone } from '../model/standing'
-import { ToneIcon, Unbroken } from './Basics'
+import { DUTY } from '../words/duty'
+import { ToneIcon, Unbroken, useIsStale } from './Basics'
 
-/** The one sentence of a page: `lead` is set in the colour of its tone, `text` follows. */
+/** The one sentence of a page: `lead` is set in the color of its tone, `text` follows. */
 export interface VerdictLine {
   tone: Tone
   lead: string
   text?: string
+  /** Whether the line itself says that the control plane does not answer. */
+  namesOutage?: boolean
 }
+
+const OUTAGE: VerdictLine = { tone: 'bad', ...DUTY.outage }
 
 interface Head {
   /** Links to the pages above, separated by slashes. */
@@ -21,7 +26,9 @@ interface Head {
   verdict?: VerdictLine
 }
 
+/** While the control plane does not answer, this outage replaces the sentence: the page does not know what is to do. */
 export function PageHead({ crumbs, title, status, actions, verdict }: Head) {
+  const isStale = useIsStale()
   return (
     <div className="head">
       {crumbs && <div className="crumbs">{crumbs}</div>}
@@ -32,7 +39,7 @@ export function PageHead({ crumbs, title, status, actions, verdict }: Head) {
         </div>
         {actions && <div className="row">{actions}</div>}
       </div>
-      {verdict && <Verdict line={verdict} />}
+      {verdict && <Verdict line={isStale && !verdict.namesOutage ? OUTAGE : verdict} />}
     </div>
   )
 }

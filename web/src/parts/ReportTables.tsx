@@ -18,7 +18,7 @@ import {
   span,
   type CsvKind,
 } from '../model/reports'
-import { causeWords } from '../model/verdict'
+import { causeWords } from '../model/causes'
 import { REPORTS } from '../words/reports'
 import { JobLink } from './Basics'
 import { Card } from './Card'

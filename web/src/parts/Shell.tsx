@@ -7,7 +7,7 @@ import { Link, NavLink, Outlet, useLocation, useNavigate } from 'react-router'
 import { session } from '../api/client'
 import { useLive, type Liveness } from '../api/live'
 import { openIncidentsQuery, sessionQuery } from '../api/queries'
-import { part } from '../api/pages'
+import { lazyPart } from '../api/pages'
 import { duration } from '../model/format'
 import { STALE_SECONDS } from '../model/figures'
 import { SHELL } from '../words/shell'
@@ -17,10 +17,10 @@ import { isNotifying, useWatching } from './watching'
 import { moveRowFocus } from './rowFocus'
 
 // Few visits open these parts, so they load when they are opened.
-const Palette = part(() => import('./Palette'))
-const Notifier = part(() => import('./Notifier'))
-const AccountMenu = part(() => import('./AccountMenu'))
-const KeyHelp = part(() => import('./KeyHelp'))
+const Palette = lazyPart(() => import('./Palette'))
+const Notifier = lazyPart(() => import('./Notifier'))
+const AccountMenu = lazyPart(() => import('./AccountMenu'))
+const KeyHelp = lazyPart(() => import('./KeyHelp'))
 
 /** Whether the server answers, and whether its events arrive. */
 function Freshness({ liveness }: { liveness: Liveness }) {

@@ -1,5 +1,5 @@
 /** Every text of the pages of incidents. The verdict and the actions of an incident come from the server. */
-import type { Incident, IncidentAction, SimilarIncident } from '../contract'
+import type { Incident, SimilarIncident } from '../contract'
 import { count, plural } from '../model/format'
 import type { Tone } from '../model/standing'
 
@@ -13,12 +13,6 @@ export const OUTCOMES: Readonly<Record<Outcome, { word: string; tone: Tone }>> =
   JobStopped: { word: 'Job stopped', tone: 'idle' },
 }
 
-export const URGENCIES: Readonly<Record<IncidentAction['Urgency'], { word: string; tone: Tone }>> = {
-  Now: { word: 'Act now', tone: 'bad' },
-  Later: { word: 'Not urgent', tone: 'warn' },
-  Optional: { word: 'Optional', tone: 'idle' },
-}
-
 const LIKENESS: Readonly<Record<SimilarIncident['Likeness'][number], string>> = {
   Instance: 'same instance',
   InstanceType: 'same instance type',
@@ -27,7 +21,6 @@ const LIKENESS: Readonly<Record<SimilarIncident['Likeness'][number], string>> = 
 
 export const INCIDENT = {
   crumb: 'Incidents',
-  lead: { Now: 'Act now.', Later: 'Nothing is urgent, but a node waits for you.', none: 'Nothing to do.' },
   acknowledge: 'Acknowledge',
   acknowledged: 'Acknowledged by',
   export: 'Export post-mortem',
@@ -35,21 +28,34 @@ export const INCIDENT = {
   happened: {
     title: 'What happened',
     what: 'What failed',
+    over: 'Is it over?',
+    lost: 'Is anything lost?',
     why: 'Why',
     done: (isOpen: boolean) => (isOpen ? 'What Everstep does' : 'What Everstep did'),
-    lost: 'What was lost',
     noEvidence: 'No evidence was recorded.',
     more: (more: number) => `${count(more)} more`,
     now: (reason: string) => `Now: ${reason}`,
     replacedBy: 'Replaced by',
+    tried: 'Other nodes tried:',
     resumed: (step: string, source: string) => `Training resumed from step ${step}, from ${source}.`,
-    recomputed: 'steps recomputed',
-    unsaved: 'steps without a checkpoint',
+    recomputed: (steps: number) =>
+      steps === 0 ? 'steps lost' : `${steps === 1 ? 'step' : 'steps'} recomputed, none lost`,
+    unsaved: (steps: number) => `${steps === 1 ? 'step' : 'steps'} lost: no checkpoint has ${steps === 1 ? 'it' : 'them'}`,
     interrupted: (isOpen: boolean) => (isOpen ? 'without training so far' : 'without training'),
     costs: 'for idle nodes',
     unknown: 'The number of lost steps is not known yet.',
   },
-  todo: { title: 'What to do', none: 'Nothing. The incident is closed and no node waits for you.' },
+  /** Whether the incident is over, by its outcome. */
+  over: {
+    Open: 'No.',
+    Recovered: 'Yes: training has passed the step before the failure.',
+    JobPaused: 'Yes: the job was paused.',
+    JobCompleted: 'Yes: the job completed.',
+    JobFailed: 'Yes: the job failed. It does not start again by itself.',
+    JobStopped: 'Yes: the job was stopped.',
+    phase: (phase: string, time: string) => `Everstep is ${phase}, for ${time} so far.`,
+    since: (ago: string) => `This was ${ago}.`,
+  },
   people: {
     title: 'Owner and notes',
     owner: 'Owner',
@@ -60,7 +66,7 @@ export const INCIDENT = {
     cancel: 'Cancel',
     clear: 'Remove',
   },
-  phases: { title: 'Time without training', now: 'now' },
+  phases: { title: 'Time without training', now: 'so far' },
   timeline: {
     title: 'Timeline',
     log: 'Open the log at this moment',
@@ -83,7 +89,7 @@ export const INCIDENT = {
     reached: 'Step before the failure',
     resumed: 'Resumed from step',
     recomputed: 'Recomputed steps',
-    unsaved: 'Steps without a checkpoint',
+    unsaved: 'Lost steps',
     sources: 'Restored from',
     nowhere: 'no restore was needed',
     faulted: 'Failure on',

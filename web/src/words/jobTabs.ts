@@ -1,63 +1,6 @@
 /** Texts of the job page that single tabs load: incidents, timeline, protection, checkpoints, events, logs and spec. */
 import { plural } from '../model/format'
 
-/** An incident in four answers. */
-export const STORY = {
-  questions: {
-    what: 'What failed, when and why', doing: 'What Everstep does', did: 'What Everstep did', lost: 'What was lost',
-    now: 'Status',
-  },
-  from: {
-    local: 'the memory of its own nodes', peer: 'the memory of other nodes',
-    parity: 'parity in the memory of other nodes', s3: 'a checkpoint in S3',
-  },
-  ends: {
-    Completed: 'The job completed during this incident.',
-    Stopped: 'The job was stopped during this incident.',
-    Paused: 'The job was paused during this incident. It recomputes the remaining steps when it is resumed.',
-  },
-  script: (error: string) => `Your script ended with ${error}`,
-  at: (ago: string, time: string) => `${ago}, at ${time}`,
-  before: (facts: string) => `Before: ${facts}`,
-  decisive: (fact: string) => `Last: ${fact}`,
-  lostNodes: (nodes: string) => `lost ${nodes}`,
-  noEvidence: 'no evidence was recorded',
-  more: (number: string) => `${number} more facts are on the incident page.`,
-  detectedLate: (time: string) => `Everstep detected it ${time} later.`,
-  replacedBy: (nodes: string) => `Replaced by ${nodes}.`,
-  tried: (nodes: string) => `Other nodes tried: ${nodes}.`,
-  automationOff: 'Nothing: automation is off',
-  takenOver: (person: string) => `${person} has taken over the job`,
-  decidedBefore: (decision: string) => `Decided before: ${decision}`,
-  noDecision: 'No decision yet',
-  ended: (node: string) => `${node} has ended.`,
-  unreachable: (node: string) => `${node} is held and unreachable. Everstep uses it again when it answers.`,
-  reused: (node: string) => `${node} is in use again.`,
-  unknownYet: 'Not known yet', unknown: 'Not known', uncheckpointed: 'The steps after the last checkpoint',
-  noStep: 'No step', allOf: (steps: string) => `All ${steps}`,
-  time: (time: string, isOpen: boolean) => `${time} ${isOpen ? 'so far' : 'of training time'}`,
-  resumed: (step: string) => `resumed from step ${step}`,
-  notRelaunched: 'no launch followed',
-  relaunchReached: (step: string) => `training had reached step ${step}, and no launch followed`,
-  restored: (source: string) => `Restored from ${source}.`,
-  cost: (dollars: string, isOpen: boolean) => `It ${isOpen ? 'has cost' : 'cost'} ${dollars}${isOpen ? ' so far' : ''}.`,
-  madeNone: 'The job had made no step.',
-  keptAll: (step: string) => `Training had reached step ${step}, which is in S3.`,
-  keptNone: (step: string) => `Training had reached step ${step}, and no checkpoint is in S3.`,
-  kept: (reached: string, step: string) => `Training had reached step ${reached}; the newest checkpoint is step ${step}.`,
-  open: (phase: string) => `Open: ${phase}`,
-  phaseTime: (time: string) => `This phase has taken ${time}.`,
-  actNow: 'You must act.', noAct: 'You do not need to act.', seeJob: 'The job page says whether you must act.',
-  closedFailed: 'Closed: the job failed',
-  closed: 'Closed', closedHeld: 'Closed, except for a held node',
-  recovered: (ago: string) => `Recovered ${ago}.`,
-  endedAgo: (ago: string) => `Ended ${ago}.`,
-  absence: 'It took longer because no control plane was running.',
-  noOtherLaunch: 'The job ended before another launch.',
-  passed: 'Training has passed the step it was at before the failure.',
-  held: (nodes: string, isOne: boolean) => `${nodes} ${isOne ? 'is' : 'are'} held until a person releases or ends ${isOne ? 'it' : 'them'}.`,
-} as const
-
 export const TIMELINE = {
   title: 'Timeline', span: 'Range of the timeline', all: 'All',
   job: 'Status', recovery: 'Recovery',

@@ -17,7 +17,8 @@ export const NODES = {
     },
     release: { verb: 'Release', effect: 'The node is usable again. Its earlier faults no longer count.' },
     end: {
-      verb: 'End instance', effect: 'Everstep ends the instance for good. Its diagnostic files are already in S3.',
+      verb: 'Terminate',
+      effect: 'Everstep terminates the instance for good. Its diagnostic files are already in S3.',
     },
     cancel: { verb: 'Cancel request', effect: 'Everstep drops the pending request and leaves the node as it is.' },
   },

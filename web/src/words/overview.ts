@@ -16,7 +16,7 @@ export const OVERVIEW = {
   today: {
     title: 'Today (UTC)',
     more: 'Reports',
-    ettr: 'ETTR',
+    ettr: 'Useful time (ETTR)',
     ettrNote: 'training ÷ time with nodes',
     cost: 'Cost of jobs',
     costNote: (nodeHours: string) => `${nodeHours} node hours`,
@@ -28,13 +28,15 @@ export const OVERVIEW = {
   capacity: {
     title: 'Fleet capacity',
     none: 'No fleet is registered.',
-    columns: { fleet: 'Fleet', status: 'Status', use: 'In use', spare: 'Spare', held: 'Held', missing: 'Missing', limit: 'Limit' },
+    columns: {
+      fleet: 'Fleet', status: 'Status', use: 'In use', spare: 'Spare', held: 'Out of use', missing: 'Missing',
+      limit: 'Limit',
+    },
   },
   items: {
     failed: 'The job failed and does not restart by itself.',
     unprotected: 'No step of the running job is kept in memory.',
     frozen: (reason: string) => `The fleet is frozen: Everstep ends no instance. ${reason}`.trim(),
     launchSuspended: (reason: string) => `The Auto Scaling group launches no instances. ${reason}`.trim(),
-    held: (reason: string) => `The node is held until a person releases or replaces it. ${reason}`.trim(),
   },
 } as const

@@ -98,8 +98,9 @@ def test_every_cause_has_a_sentence(cause: Cause, nodes: tuple[str, ...]) -> Non
 
 
 def test_the_duty_is_the_most_urgent_action_unless_it_is_optional() -> None:
-    assert duty(RECOVERED) == "Nothing to do."
-    assert duty(OPEN) == "Nobody must act; optional steps are at the end."
+    assert duty(RECOVERED) == duty(OPEN) == "Nothing to do."
+    absent = replace(RECOVERED, evidence=("no control plane was running for 88 s, until 09:19:54 UTC",))
+    assert duty(absent).startswith("Nobody must act. Optional: find out why no control plane was running")
     assert duty(FAILED) == (
         "Act now: read the last lines of the failed rank and correct the cause. Then submit the job under another "
         "name; it can start from the checkpoint of step 5."
@@ -111,20 +112,20 @@ def test_a_job_that_a_person_controls_waits_for_that_person() -> None:
     taken = replace(OPEN, taken_over_by="ann")
     assert "Nobody recovers the job, because ann controls it." in verdict(taken, 500.0)
     assert [(each.urgency, each.command) for each in actions(taken)] == [(Urgency.NOW, "everstep jobs hand-back gpt")]
-    assert [each.urgency for each in actions(OPEN)] == [Urgency.OPTIONAL]
+    assert actions(OPEN) == ()
 
 
 def test_a_held_node_waits_for_a_person_unless_it_is_only_unreachable() -> None:
     held = replace(OPEN, held=(HeldNode(node_id="i-1", hold=Hold.INSPECTION, reason="GPU 3: Xid 79"),))
     assert [(each.urgency, each.node_id, each.command) for each in actions(held)] == [
-        (Urgency.LATER, "i-1", "everstep nodes release i-1 --terminate"),
-        (Urgency.OPTIONAL, None, "everstep jobs describe gpt"),
+        (Urgency.LATER, "i-1", "everstep nodes release i-1 --terminate")
     ]
     assert duty(held).startswith("Not urgent: terminate node i-1, which Everstep keeps out of use: it reported Xid 79")
     (inspect,) = actions(replace(RECOVERED, held=(HeldNode(node_id="i-1", hold=Hold.INSPECTION, reason="rank 0"),)))
     assert inspect.further_commands == ("everstep nodes release i-1 --terminate", "everstep nodes release i-1")
     silent = replace(RECOVERED, held=(HeldNode(node_id="i-1", hold=Hold.UNREACHABLE, reason=""),))
     assert actions(silent) == ()
+    assert verdict(silent, 500.0).endswith(" i-1 stays out of use until it answers.")
 
 
 def test_an_absence_of_the_control_plane_is_part_of_the_verdict_and_of_the_optional_steps() -> None:

@@ -1,0 +1,82 @@
+/** What a person can do, and how urgent it is. No other module decides whether something is to do. Pure. */
+import type { Incident, IncidentAction, Node, TrainingJob } from '../contract'
+import { DUTIES, DUTY, type Urgency } from '../words/duty'
+import { count, plural } from './format'
+import { isOver, type Tone } from './standing'
+
+export type { Urgency }
+
+/** One thing that a person can do. */
+export interface Step {
+  urgency: IncidentAction['Urgency']
+  text: string
+  /** Commands with all names filled in. After the first one, the person chooses one of the others. */
+  commands: readonly string[]
+  /** The held node that the step is about. */
+  nodeId?: string
+  /** A page on which the person does it. */
+  link?: { to: string; label: string }
+}
+
+const ORDER: readonly Urgency[] = ['Now', 'Later', 'Optional', 'None']
+
+/** Return the urgency of the most urgent step. None: there is nothing to do. */
+export const urgencyOf = (steps: readonly Step[]): Urgency =>
+  ORDER.find((urgency) => urgency === 'None' || steps.some((step) => step.urgency === urgency))!
+
+/** Whether a person must decide something. Phones show such steps first. */
+export const isPressing = (urgency: Urgency): boolean => urgency === 'Now' || urgency === 'Later'
+
+/** Return the steps, the most urgent first. */
+export const urgentFirst = (steps: readonly Step[]): Step[] =>
+  steps.toSorted((a, b) => ORDER.indexOf(a.urgency) - ORDER.indexOf(b.urgency))
+
+/** Return the sentence of a verdict that says whether a person must act. */
+export function dutySentence(steps: readonly Step[]): string {
+  const urgency = urgencyOf(steps)
+  if (urgency === 'Optional' && steps.length === 1) return DUTY.optional(uncapitalized(steps[0]!.text))
+  const nodes = steps.filter((step) => step.urgency === 'Later' && step.nodeId !== undefined)
+  if (urgency !== 'Later' || !nodes.length) return DUTIES[urgency].lead
+  return nodes.length === 1 ? DUTY.node(nodes[0]!.nodeId!) : DUTY.nodes(plural(nodes.length, 'node'))
+}
+
+const uncapitalized = (text: string): string => text.charAt(0).toLowerCase() + text.slice(1)
+
+/** Return the steps that the API names for an incident. */
+export const stepsOf = (actions: readonly IncidentAction[] = []): Step[] =>
+  actions.map(({ Urgency: urgency, Description: text, Command, FurtherCommands, InstanceId: nodeId }) => ({
+    urgency, text, commands: [Command, ...(FurtherCommands ?? [])], ...(nodeId === undefined ? {} : { nodeId }),
+  }))
+
+/** Return the steps for nodes that a person must release or terminate. Everstep itself releases other held nodes. */
+export const nodeSteps = (nodes: readonly Pick<Node, 'NodeId' | 'HoldAdvice'>[]): Step[] =>
+  nodes.flatMap(({ NodeId: nodeId, HoldAdvice: advice }): Step[] =>
+    advice === undefined
+      ? []
+      : [{
+          urgency: 'Later', text: advice.Description, nodeId,
+          commands: [advice.Command, ...(advice.FurtherCommands ?? [])],
+        }])
+
+type Ended = Partial<Pick<TrainingJob, 'RunId' | 'TrainingJobStatus'>>
+
+/** Return the steps of a failed job with a link that submits it again from its newest checkpoint. */
+export function withResubmission(steps: readonly Step[], job: Ended, checkpointStep: number | undefined): Step[] {
+  if (!isOver(job) || job.RunId === undefined || checkpointStep === undefined) return [...steps]
+  const to = `/submit?from=${encodeURIComponent(job.RunId)}&checkpoint=${checkpointStep}`
+  const link = { to, label: DUTY.resubmit(count(checkpointStep)) }
+  return steps.map((step) => (step.urgency === 'Now' ? { ...step, link } : step))
+}
+
+/** The verdict of an incident: whether a person must act, and what happened. */
+export function incidentLine(
+  { Verdict, ClosedAt }: Pick<Incident, 'Verdict' | 'ClosedAt'>, steps: readonly Step[], title: string,
+): { tone: Tone; lead: string; text: string } {
+  const { tone } = DUTIES[urgencyOf(steps)]
+  const isCalm = tone === 'good' || tone === 'idle'
+  return {
+    tone: isCalm ? (ClosedAt === undefined ? 'busy' : 'good') : tone,
+    lead: dutySentence(steps),
+    text: Verdict ?? `${title}.`,
+  }
+}

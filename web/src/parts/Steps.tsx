@@ -1,0 +1,77 @@
+/** What a person can do: each step with its urgency, its commands, and a button for its node or its page. */
+import { Button } from '@mantine/core'
+import { useQuery } from '@tanstack/react-query'
+import { Suspense, useState } from 'react'
+import { Link } from 'react-router'
+
+import { lazyPart } from '../api/pages'
+import { nodesQuery, useRole } from '../api/queries'
+import { urgentFirst, type Step } from '../model/duty'
+import { actionsOf } from '../model/nodes'
+import { DUTIES, DUTY } from '../words/duty'
+import { Command, Status, Unbroken } from './Basics'
+
+const NodeDialog = lazyPart(() => import('./NodeDialog'))
+
+interface Props {
+  steps: readonly Step[]
+  /** The fleet of the nodes that the steps name. */
+  fleet?: string
+  /** The urgency that the title of the card names. Only other steps show theirs. */
+  urgency?: Step['urgency'] | 'None'
+}
+
+export function Steps({ steps, fleet, urgency }: Props) {
+  if (!steps.length) return null
+  return (
+    <ul className="plain actions">
+      {urgentFirst(steps).map((step) => (
+        <li key={step.text}>
+          {step.urgency !== urgency && (
+            <Status tone={DUTIES[step.urgency].tone} word={DUTIES[step.urgency].word} />
+          )}
+          <p>
+            <Unbroken text={step.text} />
+          </p>
+          {step.commands.map((command) => (
+            <Command key={command} text={command} />
+          ))}
+          <div className="row">
+            {step.link && (
+              <Button component={Link} to={step.link.to} size="xs" variant="default">
+                {step.link.label}
+              </Button>
+            )}
+            {step.nodeId !== undefined && fleet !== undefined && <NodeButton id={step.nodeId} fleet={fleet} />}
+          </div>
+        </li>
+      ))}
+    </ul>
+  )
+}
+
+/** Opens the dialog of a held node. A role that cannot act on nodes gets a link to the node instead. */
+function NodeButton({ id, fleet }: { id: string; fleet: string }) {
+  const { isAdmin } = useRole()
+  const [isOpen, setOpen] = useState(false)
+  const node = useQuery({ ...nodesQuery(fleet), enabled: isAdmin }).data?.find((each) => each.NodeId === id)
+  if (node === undefined || !actionsOf(node).length) {
+    return (
+      <Link className="link" to={`/fleets/${encodeURIComponent(fleet)}#${id}`}>
+        {DUTY.showNode}
+      </Link>
+    )
+  }
+  return (
+    <>
+      <Button size="xs" variant="default" onClick={() => setOpen(true)}>
+        {DUTY.decide[node.HoldAdvice?.Decision ?? 'Inspect']}
+      </Button>
+      {isOpen && (
+        <Suspense fallback={null}>
+          <NodeDialog node={node} onClose={() => setOpen(false)} />
+        </Suspense>
+      )}
+    </>
+  )
+}

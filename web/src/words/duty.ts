@@ -1,0 +1,31 @@
+/** Whether a person must act: the words that all pages share. */
+import type { IncidentAction } from '../contract'
+import type { Tone } from '../model/standing'
+
+export type Urgency = IncidentAction['Urgency'] | 'None'
+
+/** `word`: of a step. `title`: of a card with the steps. `lead`: a sentence of a verdict. */
+export const DUTIES: Readonly<Record<Urgency, { word: string; title: string; tone: Tone; lead: string }>> = {
+  Now: { word: 'Act now', title: 'Act now', tone: 'bad', lead: 'Act now.' },
+  Later: { word: 'Not urgent', title: 'Not urgent', tone: 'warn', lead: 'Not urgent, but something waits for you.' },
+  Optional: {
+    word: 'Optional', title: 'You need not act', tone: 'idle', lead: 'You need not act; there are optional steps.',
+  },
+  None: { word: 'Nothing to do', title: 'Nothing to do', tone: 'good', lead: 'Nothing to do.' },
+}
+
+export const DUTY = {
+  title: 'What to do',
+  none: 'Nothing. No node and no job waits for you.',
+  now: (what: string) => `Act now: ${what}.`,
+  node: (id: string) => `Not urgent: decide about node ${id}, which is out of use.`,
+  nodes: (nodes: string) => `Not urgent: decide about ${nodes} that are out of use.`,
+  optional: (step: string) => `You need not act. Optional: ${step}`,
+  decide: { Terminate: 'Terminate node…', Release: 'Release node…', Inspect: 'Terminate or release node…' },
+  showNode: 'Show the node',
+  resubmit: (step: string) => `Submit again from step ${step}`,
+  outage: {
+    lead: 'The control plane does not answer.',
+    text: 'Act now: check the control plane. Training continues, but a recovery waits for it. This page shows old data.',
+  },
+} as const
