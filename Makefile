@@ -15,6 +15,7 @@ DASHBOARD := control_plane/static/index.html
 # Without its bytecode, every process that a test starts would compile Everstep again.
 unexport PYTHONDONTWRITEBYTECODE
 
+.DELETE_ON_ERROR:
 .PHONY: help setup lock demo check fix web pictures test test-fast test-durations test-full test-dashboard-stories test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity
 
 help:  ## this list

@@ -34,10 +34,10 @@ export interface Session {
 
 const TIMEOUT_MS = 20_000
 
-/** When the server last answered what it was asked, or refused it for a reason of its own, by this browser's clock: what the stale badge goes by. */
+/** When the server last answered or refused a request, by this browser's clock. Older pages are stale. */
 export const contact = { at: Date.now() }
 
-/** How far the server's clock is ahead of this browser's, in seconds; every age on a page is counted by the server's. */
+/** Seconds by which the server's clock is ahead of this browser's. Pages count ages by the server's clock. */
 export const clock = { offset: 0 }
 
 /** The server's time, in Unix seconds. */
@@ -76,9 +76,10 @@ async function send(method: string, url: string, { body, signal, tag }: Sending 
   } catch (error) {
     if (signal?.aborted) throw error
     const why = limit.aborted ? `no answer within ${TIMEOUT_MS / 1000} s` : 'no connection'
-    throw new ApiError(0, 'NoAnswer', `The control plane does not answer: ${why}.`, '', 'Training goes on without it. Is the server running, and this machine online?')
+    const hint = 'Training continues without it. Is the server running, and this machine online?'
+    throw new ApiError(0, 'NoAnswer', `The control plane does not answer: ${why}.`, '', hint)
   }
-  if (response.status < 500) contact.at = Date.now() // one that fails, or a proxy before one that is away, is no news of any job
+  if (response.status < 500) contact.at = Date.now() // an error of the server or of a proxy describes no job
   if (!response.ok && response.status !== 304) throw await refusal(response)
   return response
 }
@@ -105,11 +106,15 @@ async function refusal(response: Response): Promise<ApiError> {
   const requestId = response.headers.get('x-amzn-requestid') ?? ''
   const said = (await response.json().catch(() => ({}))) as Partial<ErrorResponse>
   const message = said.Message ?? `The server answered ${response.status} ${response.statusText}.`
-  return new ApiError(response.status, said.Code ?? `HTTP ${response.status}`, message, said.RequestId || requestId, said.Hint ?? '', said.Fields ?? [])
+  const code = said.Code ?? `HTTP ${response.status}`
+  const id = said.RequestId || requestId
+  return new ApiError(response.status, code, message, id, said.Hint ?? '', said.Fields ?? [])
 }
 
 /** Return the address of an operation and what goes into its body. */
-export function address<O extends Operation>(operation: O, request: Operations[O]['request']): { url: string; body?: Record<string, unknown> } {
+export function address<O extends Operation>(
+  operation: O, request: Operations[O]['request'],
+): { url: string; body?: Record<string, unknown> } {
   const { method, path, query } = operations[operation] as { method: string; path: string; query: readonly string[] }
   const rest: Record<string, unknown> = { ...request }
   const filled = path.replace(/\{(\w+)\}/g, (_, name: string) => {
@@ -127,7 +132,9 @@ export function address<O extends Operation>(operation: O, request: Operations[O
 }
 
 /** Call an operation that answers JSON. */
-export async function call<O extends Operation>(operation: O, request: Operations[O]['request'], signal?: AbortSignal): Promise<Operations[O]['response']> {
+export async function call<O extends Operation>(
+  operation: O, request: Operations[O]['request'], signal?: AbortSignal,
+): Promise<Operations[O]['response']> {
   const { url, body } = address(operation, request)
   const { method } = operations[operation]
   if (method === 'GET') return (await get(url, signal)) as Operations[O]['response']
@@ -136,7 +143,9 @@ export async function call<O extends Operation>(operation: O, request: Operation
 }
 
 /** Return every item of a list, page by page, up to `limit` of them. */
-export async function all<T>(page: (token?: string) => Promise<{ items: T[]; next?: string }>, limit = 5_000): Promise<T[]> {
+export async function all<T>(
+  page: (token?: string) => Promise<{ items: T[]; next?: string }>, limit = 5_000,
+): Promise<T[]> {
   const items: T[] = []
   let next: string | undefined
   do {

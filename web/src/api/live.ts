@@ -1,8 +1,9 @@
 /**
- * Events as they happen (server-sent events): each one renews what it is about, at once. What no event tells, how far training is, is still asked for.
+ * Receives events as they happen (server-sent events). Each event renews the queries about its subject at once. The
+ * progress of training has no events, so pages poll it.
  *
- * The browser connects again by itself and says the last id that it has read, so that nothing is missed; while it is cut off, everything is asked for
- * as often as without a stream. A hidden tab holds no stream: once it is seen again, everything is asked for.
+ * The browser reconnects by itself and sends the id of the last event that it read, so no event is missed. While the
+ * stream is interrupted, pages poll everything. A hidden tab has no stream, and renews everything when it is visible.
  */
 import type { QueryClient } from '@tanstack/react-query'
 import { useEffect, useState } from 'react'
@@ -17,15 +18,24 @@ const AGAIN_MS = 5_000
 export const stream = { isOpen: false }
 
 /** What an event changes, as the beginnings of query keys. */
-export function renewed(event: Pick<Event, 'TrainingJobName' | 'FleetName'>, jobs: readonly Pick<TrainingJobSummary, 'TrainingJobName' | 'RunId'>[] = []): string[][] {
+type Named = Pick<TrainingJobSummary, 'TrainingJobName' | 'RunId'>
+export function renewed(
+  event: Pick<Event, 'TrainingJobName' | 'FleetName'>, jobs: readonly Named[] = [],
+): string[][] {
   const always = [['jobs'], ['incidents'], ['incident'], ['fleets'], ['nodes'], ['drills'], ['events', '', '']]
   const named = jobs.filter((job) => job.TrainingJobName === event.TrainingJobName).map((job) => job.RunId)
-  const addresses = event.TrainingJobName ? [event.TrainingJobName, ...named] : [] // a page may have been opened by RunId
-  const ofJob = addresses.flatMap((address) => ['job', 'protection', 'checkpoints', 'logs', 'events'].map((key) => [key, address]))
+  // The address of an open page may contain the RunId.
+  const addresses = event.TrainingJobName ? [event.TrainingJobName, ...named] : []
+  const keys = ['job', 'protection', 'checkpoints', 'logs', 'events']
+  const ofJob = addresses.flatMap((address) => keys.map((key) => [key, address]))
   return [...always, ...ofJob, ...(event.FleetName ? [['events', '', event.FleetName]] : [])]
 }
 
-/** What renews the queries that events change: gathered, and a key again only behind the answer that is under way, which is taken. */
+/**
+ * Renews the queries that events change.
+ *
+ * Keys of one moment are renewed together. A key with a pending request is renewed again after the response.
+ */
 export class Renewals {
   private readonly due = new Map<string, string[]>()
   private readonly underway = new Set<string>()
@@ -82,10 +92,12 @@ export function useLive(client: QueryClient, isSignedIn: boolean): Liveness {
       source = new EventSource('/v1/events/stream')
       source.onopen = () => {
         set('live')
-        void client.invalidateQueries({ predicate: (query) => query.queryKey[0] !== 'session' }) // what happened before the stream began
+        // Renew everything that changed before the stream began.
+        void client.invalidateQueries({ predicate: (query) => query.queryKey[0] !== 'session' })
       }
       source.onmessage = (message: MessageEvent<string>) => {
-        if (message.data) renewals.add(renewed(JSON.parse(message.data) as Event, client.getQueryData<TrainingJobSummary[]>(['jobs'])))
+        const jobs = client.getQueryData<TrainingJobSummary[]>(['jobs'])
+        if (message.data) renewals.add(renewed(JSON.parse(message.data) as Event, jobs))
       }
       source.onerror = () => {
         set('cut')

@@ -1,7 +1,8 @@
 /**
  * A job's log as it is read: pages in both directions from where somebody begins, and what follows as it is printed.
  *
- * Every line comes once: pages and the stream hand over by the server's tokens. A stream that is cut off is opened again from the last token.
+ * Every line occurs once, because pages and the stream continue from the server's tokens. An interrupted stream opens
+ * again from the last token.
  */
 import type { GetLogEventsResponse, LogEvent, LogEvents, Operations } from '../contract'
 import { EventStreamDecoder } from '../model/eventStream'
@@ -30,7 +31,9 @@ export interface LogState {
 export interface LogService {
   page: (request: Asked, signal: AbortSignal) => Promise<GetLogEventsResponse>
   /** Ends when the log does; throws when it is cut off. */
-  follow: (request: Operations['FollowLogs']['request'], take: (batch: LogEvents) => void, signal: AbortSignal) => Promise<void>
+  follow: (
+    request: Operations['FollowLogs']['request'], take: (batch: LogEvents) => void, signal: AbortSignal,
+  ) => Promise<void>
   wait: (ms: number, signal: AbortSignal) => Promise<void>
 }
 
@@ -48,7 +51,9 @@ export const service: LogService = {
   follow: async (request, take, signal) => {
     const decoder = new EventStreamDecoder()
     for await (const bytes of open(address('FollowLogs', request).url, signal)) {
-      for (const message of decoder.push(bytes)) if (message.type === 'LogEvents') take(JSON.parse(message.payload) as LogEvents)
+      for (const { type, payload } of decoder.push(bytes)) {
+        if (type === 'LogEvents') take(JSON.parse(payload) as LogEvents)
+      }
     }
   },
   wait: (ms, signal) =>
@@ -95,10 +100,14 @@ export class LogSource {
         return
       }
       const StartTime = seconds(Math.max(0, from.ms - AROUND_MS))
-      const [before, after] = await Promise.all([this.nearest('NextBackwardToken', { EndTime: StartTime }, PAGE / 2), this.nearest('NextForwardToken', { StartTime, StartFromHead: true })])
+      const [before, after] = await Promise.all([
+        this.nearest('NextBackwardToken', { EndTime: StartTime }, PAGE / 2),
+        this.nearest('NextForwardToken', { StartTime, StartFromHead: true }),
+      ])
       this.back = before.reading
       this.forward = after.reading.NextToken
-      this.set({ lines: appended(appended([], before.events).lines, after.events).lines, hasOlder: !before.isAll, isAtEnd: after.isAll })
+      const { lines } = appended(appended([], before.events).lines, after.events)
+      this.set({ lines, hasOlder: !before.isAll, isAtEnd: after.isAll })
     })
   }
 
@@ -108,7 +117,7 @@ export class LogSource {
     await this.busily(async () => {
       const asked = this.back
       const { events, reading, isAll } = await this.nearest('NextBackwardToken', asked)
-      if (this.back !== asked) return // lines were let go meanwhile: these do not come before the first one that is held
+      if (this.back !== asked) return // the oldest lines were dropped meanwhile, so these lines are not adjacent
       this.back = reading
       this.set({ lines: prepended(this.state.lines, events), hasOlder: !isAll })
     })
@@ -168,15 +177,19 @@ export class LogSource {
 
   private take(events: LogEvents['Events'], more: Partial<LogState>): void {
     const { lines, isCut } = appended(this.state.lines, events)
-    if (isCut) this.back = { EndTime: seconds(lines[0]!.at) } // the token reads on before lines that are let go: what is older is found by its time
+    // The token refers to lines that are dropped now, so the next page of older lines is found by its time.
+    if (isCut) this.back = { EndTime: seconds(lines[0]!.at) }
     this.set({ lines, ...more, ...(isCut ? { hasOlder: true } : {}) })
   }
 
   /**
-   * Read one way until lines come, or that is all there is, or so many pages were empty. A token means a place only together with the times that were
-   * asked for with it: what they leave out is left out by each further page, or it would come where it does not belong.
+   * Read pages in one direction until one has lines, the log ends, or `MOST_EMPTY` pages were empty.
+   *
+   * Each request repeats the times of the first one, because a token is valid only together with them.
    */
-  private async nearest(way: 'NextBackwardToken' | 'NextForwardToken', asked: Reading, Limit = PAGE): Promise<{ first: GetLogEventsResponse; events: LogEvent[]; reading: Reading; isAll: boolean }> {
+  private async nearest(
+    way: 'NextBackwardToken' | 'NextForwardToken', asked: Reading, Limit = PAGE,
+  ): Promise<{ first: GetLogEventsResponse; events: LogEvent[]; reading: Reading; isAll: boolean }> {
     let reading = asked
     let first: GetLogEventsResponse | undefined
     for (let tries = 1; ; tries += 1) {

@@ -14,8 +14,9 @@ type Load<T> = () => Promise<T>
 /**
  * Load a part of the application.
  *
- * If the load fails, the function waits until the server answers and loads again. If the file is still missing, an update
- * has replaced the files of this application, and the function reloads the application. Rejects if that did not help.
+ * If the load fails, the function waits until the server answers and loads again. If the file is still missing, an
+ * update has replaced the files of this application, and the function reloads the application. Rejects if that did not
+ * help.
  */
 export async function loaded<T>(load: Load<T>, browser: Browser = here): Promise<T> {
   try {

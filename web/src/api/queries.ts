@@ -1,4 +1,4 @@
-/** What the pages ask the API, how often, and under which key it is kept. What events tell is asked for at once (`live.ts`); the rest in between. */
+/** The pages' requests: how often each is repeated, and its key. Events renew queries at once (`live.ts`). */
 import { keepPreviousData, queryOptions, useQuery, type QueryClient } from '@tanstack/react-query'
 
 import type { Drill, Event, Incident, Operations, Token, TrainingJobSummary } from '../contract'
@@ -20,7 +20,12 @@ const MOST_OF_JOB = 5_000
 /** As many as have their agents at one control plane. */
 const MOST_NODES = 10_000
 
-export const sessionQuery = queryOptions({ queryKey: ['session'], queryFn: ({ signal }) => session.describe(signal), refetchInterval: 60_000, retry: false })
+export const sessionQuery = queryOptions({
+  queryKey: ['session'],
+  queryFn: ({ signal }) => session.describe(signal),
+  refetchInterval: 60_000,
+  retry: false,
+})
 
 /** A page of the list of jobs as the last response left it. */
 interface JobsPage {
@@ -52,13 +57,23 @@ export const jobsQuery = queryOptions({
 })
 
 export const jobQuery = (name: string) =>
-  queryOptions({ queryKey: ['job', name], queryFn: ({ signal }) => call('DescribeTrainingJob', { TrainingJobName: name }, signal), refetchInterval: steps })
+  queryOptions({
+    queryKey: ['job', name],
+    queryFn: ({ signal }) => call('DescribeTrainingJob', { TrainingJobName: name }, signal),
+    refetchInterval: steps,
+  })
 
 export const protectionQuery = (name: string) =>
-  queryOptions({ queryKey: ['protection', name], queryFn: ({ signal }) => call('DescribeProtection', { TrainingJobName: name }, signal), refetchInterval: steps })
+  queryOptions({
+    queryKey: ['protection', name],
+    queryFn: ({ signal }) => call('DescribeProtection', { TrainingJobName: name }, signal),
+    refetchInterval: steps,
+  })
 
 /** The newest incidents, the oldest of them first. */
-const incidents = (which: { TrainingJobName?: string; StatusEquals?: 'Open' }, limit: number, signal: AbortSignal): Promise<Incident[]> =>
+const incidents = (
+  which: { TrainingJobName?: string; StatusEquals?: 'Open' }, limit: number, signal: AbortSignal,
+): Promise<Incident[]> =>
   all(async (NextToken) => {
     const page = await call('ListIncidents', { ...which, SortOrder: 'Descending', MaxResults: PAGE, NextToken }, signal)
     return { items: page.Incidents ?? [], next: page.NextToken }
@@ -69,14 +84,23 @@ export const incidentsQuery = (job?: string) =>
   queryOptions({
     queryKey: ['incidents', job ?? ''],
     queryFn: ({ signal }) => incidents({ TrainingJobName: job }, job === undefined ? PAGE : MOST_OF_JOB, signal),
-    refetchInterval: (query) => (query.state.data?.some((each) => each.ClosedAt === undefined) ? FAST_MS : told()), // no event tells when one is over
+    // The end of an incident has no event.
+    refetchInterval: (query) => (query.state.data?.some((each) => each.ClosedAt === undefined) ? FAST_MS : told()),
   })
 
 /** Those from which a job has not recovered yet. */
-export const openIncidentsQuery = queryOptions({ queryKey: ['incidents', '', 'open'], queryFn: ({ signal }) => incidents({ StatusEquals: 'Open' }, PAGE, signal), refetchInterval: told })
+export const openIncidentsQuery = queryOptions({
+  queryKey: ['incidents', '', 'open'],
+  queryFn: ({ signal }) => incidents({ StatusEquals: 'Open' }, PAGE, signal),
+  refetchInterval: told,
+})
 
 export const incidentQuery = (id: string) =>
-  queryOptions({ queryKey: ['incident', id], queryFn: ({ signal }) => call('DescribeIncident', { IncidentId: id }, signal), refetchInterval: told })
+  queryOptions({
+    queryKey: ['incident', id],
+    queryFn: ({ signal }) => call('DescribeIncident', { IncidentId: id }, signal),
+    refetchInterval: told,
+  })
 
 /** The most similar first. */
 export const similarIncidentsQuery = (id: string) =>
@@ -97,17 +121,20 @@ export const jobNotesQuery = (name: string) =>
 const PRINTED_LINES = 20
 const AFTER_SECONDS = 1
 
-/** What the launch that failed printed last, up to a moment after the failure: a traceback comes with the exit. It does not change any more. */
+/** The last lines of the failed launch, up to a moment after the failure, because a traceback follows the exit. */
 export const printedQuery = ({ IncidentId, RunId, GenerationBefore, FailedAt }: Incident) =>
   queryOptions({
     queryKey: ['printed', IncidentId, FailedAt],
-    queryFn: async ({ signal }) => (await call('GetLogEvents', { TrainingJobName: RunId, Generation: GenerationBefore, EndTime: FailedAt + AFTER_SECONDS, Limit: PRINTED_LINES }, signal)).Events ?? [],
+    queryFn: async ({ signal }) => {
+      const which = { TrainingJobName: RunId, Generation: GenerationBefore, EndTime: FailedAt + AFTER_SECONDS }
+      return (await call('GetLogEvents', { ...which, Limit: PRINTED_LINES }, signal)).Events ?? []
+    },
     staleTime: Infinity,
   })
 
 type Scope = { job?: string; fleet?: string }
 
-/** The newest events, the oldest of them first; a refresh asks only for what came after the last one that is held, `olderEvents` for what was before. */
+/** The newest events, the oldest first. A refresh requests later events only. `olderEvents` requests earlier ones. */
 export const eventsQuery = (scope: Scope) => {
   const queryKey = ['events', scope.job ?? '', scope.fleet ?? '']
   const asked = { TrainingJobName: scope.job, FleetName: scope.fleet, MaxResults: PAGE }
@@ -143,8 +170,11 @@ export async function olderEvents(client: QueryClient, scope: Scope): Promise<vo
   const { queryKey } = eventsQuery(scope)
   const NextToken = client.getQueryData<Told>(queryKey)?.older
   if (NextToken === undefined) return
-  const page = await call('ListEvents', { TrainingJobName: scope.job, FleetName: scope.fleet, MaxResults: PAGE, SortOrder: 'Descending', NextToken })
-  client.setQueryData<Told>(queryKey, (held) => held?.older === NextToken ? { events: [...(page.Events ?? []).toReversed(), ...held.events], older: page.NextToken } : held)
+  const asked = { TrainingJobName: scope.job, FleetName: scope.fleet, MaxResults: PAGE }
+  const page = await call('ListEvents', { ...asked, SortOrder: 'Descending', NextToken })
+  const older = (page.Events ?? []).toReversed()
+  client.setQueryData<Told>(queryKey, (held) =>
+    held?.older === NextToken ? { events: [...older, ...held.events], older: page.NextToken } : held)
 }
 
 /** What happened around an incident; while it is open, up to now. */
@@ -152,8 +182,10 @@ export const eventsAroundQuery = (incident: Incident, seconds: number) =>
   queryOptions({
     queryKey: ['events', incident.TrainingJobName, 'around', incident.IncidentId, incident.ClosedAt],
     queryFn: async ({ signal }): Promise<Event[]> => {
-      const span = { TimeAfter: incident.FailedAt - seconds, TimeBefore: incident.ClosedAt === undefined ? undefined : incident.ClosedAt + seconds }
-      return (await call('ListEvents', { TrainingJobName: incident.RunId, ...span, MaxResults: 200 }, signal)).Events ?? []
+      const { RunId, FailedAt, ClosedAt } = incident
+      const TimeBefore = ClosedAt === undefined ? undefined : ClosedAt + seconds
+      const asked = { TrainingJobName: RunId, TimeAfter: FailedAt - seconds, TimeBefore, MaxResults: 200 }
+      return (await call('ListEvents', asked, signal)).Events ?? []
     },
     refetchInterval: incident.ClosedAt === undefined ? told : false,
   })
@@ -174,7 +206,8 @@ export const nodesQuery = (fleet?: string, ended = false) =>
     queryKey: ['nodes', fleet ?? '', ended],
     queryFn: ({ signal }) =>
       all(async (NextToken) => {
-        const page = await call('ListNodes', { FleetName: fleet, IncludeEnded: ended, MaxResults: 1000, NextToken }, signal)
+        const asked = { FleetName: fleet, IncludeEnded: ended, MaxResults: 1000, NextToken }
+        const page = await call('ListNodes', asked, signal)
         return { items: page.Nodes ?? [], next: page.NextToken }
       }, MOST_NODES),
     refetchInterval: told,
@@ -182,7 +215,11 @@ export const nodesQuery = (fleet?: string, ended = false) =>
 
 /** One that a link leads to, though it has ended. */
 export const nodeQuery = (id: string) =>
-  queryOptions({ queryKey: ['nodes', 'one', id], queryFn: ({ signal }) => call('DescribeNode', { NodeId: id }, signal), refetchInterval: told })
+  queryOptions({
+    queryKey: ['nodes', 'one', id],
+    queryFn: ({ signal }) => call('DescribeNode', { NodeId: id }, signal),
+    refetchInterval: told,
+  })
 
 /** Which nodes worked for a job, and when. */
 export const jobNodesQuery = (name: string) =>
@@ -213,7 +250,8 @@ export const revisionsQuery = (name: string, revision: number) =>
     queryKey: ['revisions', name, revision],
     queryFn: ({ signal }) =>
       all(async (NextToken) => {
-        const page = await call('ListTrainingJobRevisions', { TrainingJobName: name, MaxResults: 1000, NextToken }, signal)
+        const asked = { TrainingJobName: name, MaxResults: 1000, NextToken }
+        const page = await call('ListTrainingJobRevisions', asked, signal)
         return { items: page.Revisions ?? [], next: page.NextToken }
       }),
     staleTime: SLOW_MS,

@@ -1,6 +1,14 @@
-/** What is held open only while this tab is seen: a browser allows all tabs together six connections to a server, and a stream never gives its own back. */
+/**
+ * Connections that are open only while the tab is visible.
+ *
+ * A browser allows six connections to a server over all its tabs, and a stream occupies its connection for good.
+ */
 
-/** Begin now, or as soon as this tab is seen; end whenever it is hidden, and begin again when it is seen again. Returns what ends it for good. */
+/**
+ * Call `begin` whenever the tab is or becomes visible, and `end` whenever it becomes hidden.
+ *
+ * Returns a function that calls `end` and stops the observation.
+ */
 export function whileVisible(begin: () => void, end: () => void): () => void {
   let isBegun = false
   const look = (isWanted: boolean) => {

@@ -12,7 +12,8 @@ import { TIMELINE } from '../words/jobTabs'
 const COLORS: Readonly<Record<string, string>> = {
   training: 'train', pending: 'queue', starting: 'start', downloading: 'start', restarting: 'replace',
   stopping: 'stopping', detect: 'detect', replace: 'replace', restore: 'restore', rework: 'rework', node: 'node',
-  completed: 'train', failed: 'detect', stopped: 'stopping', pausing: 'stopping', paused: 'paused', interrupted: 'paused',
+  completed: 'train', failed: 'detect', stopped: 'stopping', pausing: 'stopping', paused: 'paused',
+  interrupted: 'paused',
 }
 const color = (kind: string) => `var(--b-${COLORS[kind] ?? 'rest'})`
 
@@ -61,9 +62,21 @@ export function TimelineChart({ job, incidents, nodes, now, from: rangeFrom }: P
           {lanes.map((lane, row) => (
             <LaneMarks key={lane.id} lane={lane} y={row * LANE} isNarrow={isNarrow} from={from} x={x} />
           ))}
-          <AxisRow name={TIMELINE.utc} y={bottom + AXIS - 2} moments={moments} x={x} text={(at) => tickText(utc(at), to - from)} />
+          <AxisRow
+            name={TIMELINE.utc}
+            y={bottom + AXIS - 2}
+            moments={moments}
+            x={x}
+            text={(at) => tickText(utc(at), to - from)}
+          />
           {hasLocal && (
-            <AxisRow name={local(to).slice(20)} y={bottom + 2 * AXIS - 4} moments={moments} x={x} text={(at) => tickText(local(at), to - from)} />
+            <AxisRow
+              name={local(to).slice(20)}
+              y={bottom + 2 * AXIS - 4}
+              moments={moments}
+              x={x}
+              text={(at) => tickText(local(at), to - from)}
+            />
           )}
         </svg>
       )}
@@ -168,7 +181,8 @@ function Bar({ span, y, least, x }: { span: Span; y: number; least: number; x: (
       )}
     </>
   )
-  return span.incidentId === undefined ? bar : <Marked to={span.incidentId} label={`${span.label}, ${length}`}>{bar}</Marked>
+  if (span.incidentId === undefined) return bar
+  return <Marked to={span.incidentId} label={`${span.label}, ${length}`}>{bar}</Marked>
 }
 
 function FaultMark({ fault, x, y }: { fault: Fault; x: number; y: number }) {

@@ -1,5 +1,6 @@
 /** Where the time of a job went: one bar, and a list whose parts add up to the wall time. */
 import type { Incident, TrainingJob } from '../contract'
+import { jobFigures } from '../model/figures'
 import { duration, percent } from '../model/format'
 import { buckets } from '../model/time'
 import { TIME } from '../words/jobTabs'
@@ -7,6 +8,7 @@ import { TIME } from '../words/jobTabs'
 export function WhereTime({ job, now, open }: { job: Partial<TrainingJob>; now: number; open?: Incident }) {
   const { buckets: parts, wallSeconds } = buckets(job, now, open)
   if (!parts.length) return <p className="dim">{TIME.none}</p>
+  const { ettrRatio } = jobFigures(job)
   const share = (seconds: number) => seconds / Math.max(1e-9, wallSeconds)
   const background = (name: string) => `var(--b-${name}, var(--b-rest))`
   const label = parts.map((part) => `${part.label} ${duration(part.seconds)}`).join(', ')
@@ -14,7 +16,11 @@ export function WhereTime({ job, now, open }: { job: Partial<TrainingJob>; now: 
     <>
       <div className="bar" role="img" aria-label={label}>
         {parts.map(({ name, label: word, seconds }) => (
-          <span key={name} style={{ flexGrow: share(seconds) * 1000, flexBasis: 0, background: background(name) }} title={`${word}: ${duration(seconds)}`} />
+          <span
+            key={name}
+            style={{ flexGrow: share(seconds) * 1000, flexBasis: 0, background: background(name) }}
+            title={`${word}: ${duration(seconds)}`}
+          />
         ))}
       </div>
       <ul className="legend">
@@ -33,7 +39,7 @@ export function WhereTime({ job, now, open }: { job: Partial<TrainingJob>; now: 
       </ul>
       <p className="dim">
         {TIME.total(duration(wallSeconds))}
-        {job.Reliability?.EttrRatio !== undefined && ` ${TIME.ettr(percent(job.Reliability.EttrRatio))}`}
+        {ettrRatio !== undefined && ` ${TIME.ettr(percent(ettrRatio))}`}
       </p>
     </>
   )

@@ -207,7 +207,8 @@ function ofTraining({ job, progress, now }: Facts, { state, protection, isBefore
     return must({
       section: 'standing-still', tone: 'warn', brief: words.brief, text: words.text,
       steps: [
-        step('Now', words.logs, `everstep jobs logs ${name}`), step('Optional', words.stop, `everstep jobs stop ${name}`),
+        step('Now', words.logs, `everstep jobs logs ${name}`),
+        step('Optional', words.stop, `everstep jobs stop ${name}`),
       ],
     })
   }

@@ -1,4 +1,4 @@
-/** Text as a terminal shows it: colours as spans, without cursor moves; a line that was written over keeps its last state. Pure. */
+/** Text as a terminal shows it: colors become spans, and cursor moves are skipped. Pure. */
 const SEQUENCE = /\u001b\[[0-9;?]*[ -/]*[@-~]|\u001b\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|\u001b[@-Z\\-_]/g
 const COLOURS = /\u001b\[([0-9;]*)m/g
 const BLACK = 30
@@ -6,11 +6,11 @@ const BRIGHT_BLACK = 90
 
 export interface Piece {
   text: string
-  /** A class of app.css for each attribute: `c1` red … `c9` bright red …, `strong`, `faint`; '' where it is plain. */
+  /** CSS classes of the attributes: `c1` red … `c9` bright red …, `strong`, `faint`. Empty for plain text. */
   look: string
 }
 
-/** What is left of a line on a terminal once everything was written: after the last carriage return that something follows. */
+/** Return the final text of a line: the part after the last carriage return that is not at its end. */
 const last = (line: string): string => {
   const written = line.replace(/\r+$/, '')
   return written.slice(written.lastIndexOf('\r') + 1)
@@ -39,14 +39,16 @@ function changed(look: Look, codes: number[]): Look {
     else if (code === 38 || code === 48) {
       const isIndexed = codes[index + 1] === 5
       const colour = codes[index + 2]
-      if (code === 38) next.colour = isIndexed && colour !== undefined && colour < 16 ? colour : undefined // of others a reader on a dark page may see nothing
+      // Other colors could be unreadable on a dark page.
+      if (code === 38) next.colour = isIndexed && colour !== undefined && colour < 16 ? colour : undefined
       index += isIndexed ? 2 : 4
     }
   }
   return next
 }
 
-const classes = (look: Look): string => [look.colour === undefined ? '' : `c${look.colour}`, look.isStrong ? 'strong' : '', look.isFaint ? 'faint' : ''].filter(Boolean).join(' ')
+const classes = ({ colour, isStrong, isFaint }: Look): string =>
+  [colour === undefined ? '' : `c${colour}`, isStrong ? 'strong' : '', isFaint ? 'faint' : ''].filter(Boolean).join(' ')
 
 /** A line in pieces of one look each; together they are its plain text. */
 export function pieces(line: string): Piece[] {
@@ -73,15 +75,20 @@ export function marked(line: readonly Piece[], wanted: string): (Piece & { isMar
   const needle = wanted.toLowerCase()
   if (!needle || !whole.includes(needle)) return line.map((piece) => ({ ...piece, isMarked: false }))
   const cuts: [number, number][] = []
-  for (let at = whole.indexOf(needle); at >= 0; at = whole.indexOf(needle, at + needle.length)) cuts.push([at, at + needle.length])
+  for (let at = whole.indexOf(needle); at >= 0; at = whole.indexOf(needle, at + needle.length)) {
+    cuts.push([at, at + needle.length])
+  }
   const found: (Piece & { isMarked: boolean })[] = []
   let offset = 0
   for (const piece of line) {
-    const edges = [0, ...cuts.flat().map((at) => at - offset).filter((at) => at > 0 && at < piece.text.length), piece.text.length]
+    const { length } = piece.text
+    const inside = cuts.flat().map((at) => at - offset).filter((at) => at > 0 && at < length)
+    const edges = [0, ...inside, length]
     for (let index = 0; index + 1 < edges.length; index += 1) {
       const from = edges[index]!
       const text = piece.text.slice(from, edges[index + 1])
-      if (text) found.push({ text, look: piece.look, isMarked: cuts.some(([begin, end]) => from + offset >= begin && from + offset < end) })
+      const at = from + offset
+      if (text) found.push({ text, look: piece.look, isMarked: cuts.some(([begin, end]) => at >= begin && at < end) })
     }
     offset += piece.text.length
   }

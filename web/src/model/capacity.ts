@@ -43,5 +43,6 @@ export function capacityWait(reason: string, now: number, fleet?: Partial<Fleet>
 export function capacityWords(wait: CapacityWait, fleet?: Partial<Fleet>): string {
   const words = ACT.shortage
   const lack = words.text(fleet?.InstanceType ?? words.type, wait.zone ?? words.zone)
-  return [wait.isShort ? lack : words.none, words.attempt(wait.when, clock(wait.retryAt)), words.said(wait.message)].join(' ')
+  const attempt = words.attempt(wait.when, clock(wait.retryAt))
+  return [wait.isShort ? lack : words.none, attempt, words.said(wait.message)].join(' ')
 }

@@ -1,5 +1,7 @@
 /**
- * Messages of `application/vnd.amazon.eventstream` out of bytes as they come (https://smithy.io/2.0/aws/amazon-eventstream.html):
+ * Decodes messages of `application/vnd.amazon.eventstream` from arriving bytes.
+ *
+ * Source: https://smithy.io/2.0/aws/amazon-eventstream.html
  *
  *     bytes   what
  *     4       length of the whole message, big endian
@@ -53,11 +55,19 @@ export class EventStreamDecoder {
       const view = new DataView(joined.buffer, at)
       const length = view.getUint32(0)
       const headers = view.getUint32(4)
-      if (crc32(joined.subarray(at, at + 8)) !== view.getUint32(8) || length > MOST_BYTES || length < PRELUDE + headers + TRAILER) throw new BrokenStream('the beginning of a message is damaged')
+      const isPossible = length <= MOST_BYTES && length >= PRELUDE + headers + TRAILER
+      if (!isPossible || crc32(joined.subarray(at, at + 8)) !== view.getUint32(8)) {
+        throw new BrokenStream('the beginning of a message is damaged')
+      }
       if (joined.length - at < length) break
       const whole = joined.subarray(at, at + length)
-      if (crc32(whole.subarray(0, length - TRAILER)) !== view.getUint32(length - TRAILER)) throw new BrokenStream('a message is damaged')
-      messages.push({ type: this.header(whole.subarray(PRELUDE, PRELUDE + headers), ':event-type'), payload: this.text.decode(whole.subarray(PRELUDE + headers, length - TRAILER)) })
+      if (crc32(whole.subarray(0, length - TRAILER)) !== view.getUint32(length - TRAILER)) {
+        throw new BrokenStream('a message is damaged')
+      }
+      messages.push({
+        type: this.header(whole.subarray(PRELUDE, PRELUDE + headers), ':event-type'),
+        payload: this.text.decode(whole.subarray(PRELUDE + headers, length - TRAILER)),
+      })
       at += length
     }
     this.held = joined.slice(at)

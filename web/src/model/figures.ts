@@ -55,7 +55,7 @@ export interface JobFigures {
   openIncidents?: number
   /** Steps that training repeated after failures, over all incidents. Absent in lists. */
   recomputedSteps?: number
-  /** Steps that no checkpoint has. Only for a job that failed or was stopped, and with an answer of DescribeProtection. */
+  /** Steps that no checkpoint has. Only for a job that failed or was stopped, with an answer of DescribeProtection. */
   unsavedSteps?: number
   ettrRatio?: number
   costUsd?: number

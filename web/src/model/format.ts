@@ -97,7 +97,8 @@ export function percent(ratio: number): string {
 }
 
 /** 1 step, 2 steps. */
-export const plural = (value: number, noun: string, nouns = `${noun}s`): string => `${count(value)} ${value === 1 ? noun : nouns}`
+export const plural = (value: number, noun: string, nouns = `${noun}s`): string =>
+  `${count(value)} ${value === 1 ? noun : nouns}`
 
 /** A sentence out of what may be none. */
 export const sentence = (text: string): string => {

@@ -1,4 +1,4 @@
-/** Lines of a job's log in the memory of a page: merged over all ranks, limited in number, each with an address. Pure. */
+/** Lines of a job's log in a page: merged over all ranks, limited in number, each with an address. Pure. */
 import type { Incident, LogEvent } from '../contract'
 import { pieces, plain, type Piece } from './ansi'
 
@@ -37,8 +37,8 @@ const lineOf = (event: LogEvent, number: number): Line => ({
 /**
  * Return the held lines with the lines of `events` appended.
  *
- * Beyond the limit, the oldest lines are dropped. Lines of one moment are dropped together, because pages of older lines
- * are requested by time.
+ * Beyond the limit, the oldest lines are dropped. Lines of one moment are dropped together, because pages of older
+ * lines are requested by time.
  */
 export function appended(held: readonly Line[], events: readonly LogEvent[]): { lines: Line[]; isCut: boolean } {
   const next = (held.at(-1)?.number ?? -1) + 1
@@ -74,10 +74,11 @@ export const hitOf = (matches: readonly number[], before: number | undefined): n
 
 const SEPARATOR = '~'
 
-/** Return a line's address, equal in every browser: launch, time, rank, and its number among the lines that share these. */
+/** Return a line's address, equal in every browser: launch, time, rank, and the number among such lines. */
 export function placeOf(line: Line, lines: readonly Line[]): string {
   const alike = lines.filter((each) => each.at === line.at && isOf(each, line.generation, line.rank))
-  return [line.generation, line.at, line.rank ?? '', alike.findIndex((each) => each.number === line.number)].join(SEPARATOR)
+  const nth = alike.findIndex((each) => each.number === line.number)
+  return [line.generation, line.at, line.rank ?? '', nth].join(SEPARATOR)
 }
 
 export interface Place {
@@ -89,26 +90,35 @@ export interface Place {
 
 export function readPlace(text: string): Place | undefined {
   const match = /^(\d{1,9})~(\d{1,15})~(\d{0,9})~(\d{1,6})$/.exec(text)
-  return match ? { generation: Number(match[1]), at: Number(match[2]), rank: match[3] ? Number(match[3]) : undefined, nth: Number(match[4]) } : undefined
+  if (!match) return undefined
+  const rank = match[3] ? Number(match[3]) : undefined
+  return { generation: Number(match[1]), at: Number(match[2]), rank, nth: Number(match[4]) }
 }
 
-const isOf = (line: Line, generation: number, rank: number | undefined) => line.generation === generation && line.rank === rank
+const isOf = (line: Line, generation: number, rank: number | undefined) =>
+  line.generation === generation && line.rank === rank
 
 /** Return the line at a place, or the nearest one before it: retention may have deleted the line. */
 export function lineAt(place: Place, lines: readonly Line[]): Line | undefined {
   const alike = lines.filter((line) => line.at === place.at && isOf(line, place.generation, place.rank))
-  return alike[place.nth] ?? alike.at(-1) ?? lines.findLast((line) => line.generation === place.generation && line.at <= place.at) ?? lines[0]
+  const before = lines.findLast((line) => line.generation === place.generation && line.at <= place.at)
+  return alike[place.nth] ?? alike.at(-1) ?? before ?? lines[0]
 }
 
 /** Lines of a failure may carry a time up to this much later, because agents read the output with a delay. */
 const AFTER_MS = 2_000
 
-/** Return the line that explains an incident: the last line about a failure in its launch, up to the time of the failure. */
-export function failureLine(incident: Pick<Incident, 'FailedAt' | 'GenerationBefore'>, lines: readonly Line[]): Line | undefined {
-  const mine = lines.filter((line) => line.generation === incident.GenerationBefore && line.at <= incident.FailedAt * 1000 + AFTER_MS)
-  return mine.findLast((line) => line.stream !== 'gap' && tellsOfFailure(line)) ?? mine.findLast(tellsOfFailure) ?? mine.at(-1)
+/** Return the line that explains an incident: the last line about a failure in its launch, up to the failure. */
+export function failureLine(
+  { FailedAt, GenerationBefore }: Pick<Incident, 'FailedAt' | 'GenerationBefore'>, lines: readonly Line[],
+): Line | undefined {
+  const end = FailedAt * 1000 + AFTER_MS
+  const mine = lines.filter((line) => line.generation === GenerationBefore && line.at <= end)
+  const printed = mine.findLast((line) => line.stream !== 'gap' && tellsOfFailure(line))
+  return printed ?? mine.findLast(tellsOfFailure) ?? mine.at(-1)
 }
 
 /** Return a line of the downloaded file: time, launch, rank or node, stream and text. */
 export const asText = ({ at, generation, rank, nodeId, stream, text }: Line): string =>
-  `${new Date(at).toISOString()} launch ${generation} ${rank === undefined ? nodeId : `rank ${rank}`} ${stream}: ${text}\n`
+  `${new Date(at).toISOString()} launch ${generation} ` +
+  `${rank === undefined ? nodeId : `rank ${rank}`} ${stream}: ${text}\n`

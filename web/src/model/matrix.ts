@@ -50,7 +50,9 @@ export function matrix(protection: Protection): { nodes: string[]; rows: Row[]; 
     })
     .sort((a, b) => a.held - b.held || a.shard.CommittedStep - b.shard.CommittedStep || a.shard.Rank - b.shard.Rank)
   const byRank = shards.toSorted((a, b) => a.Rank - b.Rank)
-  const nodes = new Set(byRank.flatMap((shard) => [shard.OwnerNodeId, ...(shard.Holders ?? []).map((holder) => holder.NodeId)]))
+  const nodesOf = ({ OwnerNodeId, Holders = [] }: ShardProtection) =>
+    [OwnerNodeId, ...Holders.map((holder) => holder.NodeId)]
+  const nodes = new Set(byRank.flatMap(nodesOf))
   return { nodes: [...nodes], rows, newest }
 }
 
@@ -104,7 +106,9 @@ export function losses({ RecoveryOdds = [], DomainOdds = [] }: Partial<DescribeP
  *
  * undefined: the odds are unknown, or a node is silent, so that the reported holders may be out of date.
  */
-export function survivesOneLoss({ RecoveryOdds = [] }: Partial<DescribeProtectionResponse>, state: ProtectionWord): boolean | undefined {
+export function survivesOneLoss(
+  { RecoveryOdds = [] }: Partial<DescribeProtectionResponse>, state: ProtectionWord,
+): boolean | undefined {
   if (state !== 'Protected' && state !== 'Degraded') return undefined
   const odds = RecoveryOdds.find((each) => each.LostNodes === 1)
   return odds && odds.Probability >= 1

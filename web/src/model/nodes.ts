@@ -46,7 +46,8 @@ export function recommendedVerb({ HoldAdvice: advice }: Pick<Node, 'HoldAdvice'>
 }
 
 /** Return the verb that a node's dialog preselects: the recommended one, or else the safest. None if neither exists. */
-export function preselectedVerb(node: Pick<Node, 'NodeStatus' | 'Hold' | 'HoldAdvice' | 'Request'>): string | undefined {
+type Decided = Pick<Node, 'NodeStatus' | 'Hold' | 'HoldAdvice' | 'Request'>
+export function preselectedVerb(node: Decided): string | undefined {
   const actions = actionsOf(node)
   const isHeld = node.NodeStatus === 'held'
   return recommendedVerb(node) ?? (isHeld && actions.length > 1 ? undefined : actions[0]?.verb)

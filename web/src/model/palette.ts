@@ -47,7 +47,10 @@ export function entriesOf({ jobs, fleets, incidents, nodes }: Lists, { mayRun, i
     ...(mayRun ? [page('/submit', SHELL.places.submit)] : []),
     page('/settings', SHELL.places.settings),
     ...jobs.map((job) =>
-      page(`/jobs/${encodeURIComponent(addressOf(job))}`, job.TrainingJobName, kinds.job(statusWord(job.SecondaryStatus)))),
+      page(
+        `/jobs/${encodeURIComponent(addressOf(job))}`, job.TrainingJobName,
+        kinds.job(statusWord(job.SecondaryStatus)),
+      )),
     ...fleets.map(({ FleetName }) => page(`/fleets/${encodeURIComponent(FleetName)}`, FleetName, kinds.fleet)),
     ...incidents.toReversed().map((incident) =>
       page(

@@ -1,13 +1,15 @@
 /** Lines of several ranks as one text. Pure. */
 import type { LogEvent } from '../contract'
 
+type Placed = Pick<LogEvent, 'Timestamp' | 'NodeId' | 'Rank' | 'Stream'>
+
 /**
  * Merge lines by time without changing the order of any rank's own lines.
  *
- * The server dates a line by when its agent read it. A clock that is set back must not move a line before one that was printed earlier, so a line
- * counts as no older than the line before it of the same rank and stream.
+ * The time of a line is when its agent read it. A clock may be set back, so a line counts as no older than the line
+ * before it of the same rank and stream.
  */
-export function inLineOrder<T extends Pick<LogEvent, 'Timestamp' | 'NodeId' | 'Rank' | 'Stream'>>(lines: readonly T[]): T[] {
+export function inLineOrder<T extends Placed>(lines: readonly T[]): T[] {
   const newest = new Map<string, number>()
   const dated = lines.map((line) => {
     const writer = `${line.NodeId} ${line.Rank ?? ''} ${line.Stream}`

@@ -16,7 +16,8 @@ export function difference(revisions: readonly TrainingJobRevision[], from: numb
     for (const change of revision.Changes ?? []) {
       const held = found.get(change.Field)
       const applies = held?.applies === 'NextGeneration' ? held.applies : change.Applies
-      found.set(change.Field, { field: change.Field, before: held ? held.before : change.Before, after: change.After, applies })
+      const before = held ? held.before : change.Before
+      found.set(change.Field, { field: change.Field, before, after: change.After, applies })
     }
   }
   return [...found.values()].filter((each) => each.before !== each.after).sort((a, b) => a.field.localeCompare(b.field))

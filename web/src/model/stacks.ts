@@ -1,4 +1,4 @@
-/** Where ranks stood when they were looked at: what the events of a hang carry, each stack once. Pure; what is no stack is left out. */
+/** The stacks of ranks in the events of a hang. Equal stacks occur once. Entries without a stack are skipped. Pure. */
 import type { Event } from '../contract'
 
 export interface Stack {
@@ -9,7 +9,10 @@ export interface Stack {
 export function stacksOf(event: Pick<Event, 'Detail'>): Stack[] {
   const told = (event.Detail as { stacks?: unknown } | null | undefined)?.stacks
   if (!Array.isArray(told)) return []
-  return told.filter((each: Partial<Stack> | null): each is Stack => typeof each?.text === 'string' && Array.isArray(each.ranks) && each.ranks.every((rank) => typeof rank === 'number'))
+  const isRanks = (ranks: unknown) => Array.isArray(ranks) && ranks.every((rank) => typeof rank === 'number')
+  return told.filter(
+    (each: Partial<Stack> | null): each is Stack => typeof each?.text === 'string' && isRanks(each.ranks),
+  )
 }
 
 /** 0–3, 7: neighbours are joined, so that a thousand ranks are a line. */
@@ -21,5 +24,6 @@ export function rankWords(ranks: readonly number[]): string {
     if (last && rank <= last[1] + 1) last[1] = rank
     else spans.push([rank, rank])
   }
-  return `${ranks.length === 1 ? 'rank' : 'ranks'} ${spans.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(', ')}`
+  const texts = spans.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`))
+  return `${ranks.length === 1 ? 'rank' : 'ranks'} ${texts.join(', ')}`
 }

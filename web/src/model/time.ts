@@ -25,16 +25,20 @@ const LEAST_REST_RATIO = 0.001
  *
  * `open`: the open incident of the job. Its phase lasts on since the control plane last counted.
  */
-export function buckets(job: Partial<TrainingJob>, now: number, open?: Incident): { buckets: Bucket[]; wallSeconds: number } {
+export function buckets(
+  job: Partial<TrainingJob>, now: number, open?: Incident,
+): { buckets: Bucket[]; wallSeconds: number } {
   const seconds: Record<string, number> = { ...job.AccountingSeconds }
   const until = job.AccountedUntil
-  if (open !== undefined && job.TrainingEndTime === undefined && until !== undefined && now > until && open.Phase in WORDS) {
+  const isRunning = job.TrainingEndTime === undefined
+  if (open !== undefined && isRunning && until !== undefined && now > until && open.Phase in WORDS) {
     seconds[open.Phase] = (seconds[open.Phase] ?? 0) + now - until
   }
   const names = [...Object.keys(WORDS), ...Object.keys(seconds).filter((name) => !(name in WORDS))]
   const parts = names
     .map((name) => ({
-      name, seconds: Math.max(0, seconds[name] ?? 0), ...(WORDS[name] ?? { label: name, owner: TIME.unknownOwner, what: '' }),
+      name, seconds: Math.max(0, seconds[name] ?? 0),
+      ...(WORDS[name] ?? { label: name, owner: TIME.unknownOwner, what: '' }),
     }))
     .filter((bucket) => bucket.seconds > 0)
   const sum = parts.reduce((total, bucket) => total + bucket.seconds, 0)

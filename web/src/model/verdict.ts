@@ -252,8 +252,8 @@ function protectedWords({ RecoveryOdds = [] }: NonNullable<Facts['protection']>,
 }
 
 /** What a failed job has lost, against its newest checkpoint. */
-function lossOf({ protection: title, reachedStep: reached = 0, checkpointStep: kept, ...figures }: JobFigures): Statement {
-  const unsaved = figures.unsavedSteps ?? 0
+function lossOf(figures: JobFigures): Statement {
+  const { protection: title, reachedStep: reached = 0, checkpointStep: kept, unsavedSteps: unsaved = 0 } = figures
   const lost = plural(unsaved, 'step')
   if (reached <= 0) return { tone: 'idle', title, text: KEPT.noStep }
   if (kept === undefined) return { tone: 'bad', title, text: KEPT.lostAll(lost) }

@@ -68,7 +68,8 @@ export default function LogsTab({ job }: { job: TrainingJob }) {
   )
 }
 
-const numberOf = (text: string | null): number | undefined => (text && /^\d{1,9}$/.test(text) ? Number(text) : undefined)
+const numberOf = (text: string | null): number | undefined =>
+  text && /^\d{1,9}$/.test(text) ? Number(text) : undefined
 
 /** The view of the log in the page's address. */
 interface View {
@@ -118,14 +119,22 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
   const nth = matches.findIndex((number) => number === hit)
   const go = (by: number) => setChosen(matches[(nth + by + matches.length) % Math.max(1, matches.length)])
   const isFollowing = state.isLive || (source !== undefined && from === undefined && !state.isOver)
-  const mode = state.isLive ? LOGS.following : state.isOver ? LOGS.complete : isFollowing ? LOGS.connecting : LOGS.notFollowing
+  const waiting = isFollowing ? LOGS.connecting : LOGS.notFollowing
+  const mode = state.isLive ? LOGS.following : state.isOver ? LOGS.complete : waiting
   const tone = state.isLive ? 'good' : isFollowing && !state.isOver ? 'warn' : 'idle'
-  const toFailure = { failure: newest?.IncidentId, at: undefined, launch: undefined, rank: undefined, q: undefined, only: undefined }
+  const toFailure = {
+    failure: newest?.IncidentId, at: undefined, launch: undefined, rank: undefined, q: undefined, only: undefined,
+  }
   return (
     <section className="card stack">
       <div className="row">
         <Choices job={job} view={view} />
-        <Filter label={LOGS.find} placeholder={LOGS.findPlaceholder} value={find} onChange={(value) => set({ q: value })} />
+        <Filter
+          label={LOGS.find}
+          placeholder={LOGS.findPlaceholder}
+          value={find}
+          onChange={(value) => set({ q: value })}
+        />
         {find && !isNarrow && (
           <span className="row" role="group" aria-label={LOGS.hits}>
             <span className="dim">{matches.length ? LOGS.hit(count(nth + 1), count(matches.length)) : LOGS.noHit}</span>
@@ -147,12 +156,16 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
           {from !== undefined && !state.isOver && (
             <Small onClick={() => set({ at: undefined, failure: undefined })}>{LOGS.toNewest}</Small>
           )}
-          {newest && failure?.IncidentId !== newest.IncidentId && <Small onClick={() => set(toFailure)}>{LOGS.toFailure}</Small>}
+          {newest && failure?.IncidentId !== newest.IncidentId && (
+            <Small onClick={() => set(toFailure)}>{LOGS.toFailure}</Small>
+          )}
           {failure && <span className="dim">{LOGS.atIncident(failure.IncidentId)}</span>}
         </div>
         <div className="row">
           <span className="dim">{LOGS.loaded(plural(lines.length, 'line'), lines.length >= MOST_LINES)}</span>
-          <Small isDisabled={!lines.length} onClick={() => download(`${name}.log`, lines.map(asText))}>{LOGS.download}</Small>
+          <Small isDisabled={!lines.length} onClick={() => download(`${name}.log`, lines.map(asText))}>
+            {LOGS.download}
+          </Small>
         </div>
       </div>
       {state.error !== undefined && <Problem error={state.error} title={LOGS.broken} retry={again} />}
@@ -199,19 +212,30 @@ function Choices({ job, view: { rank, launch, set } }: { job: TrainingJob; view:
         aria-label={LOGS.rank}
         value={rank ?? ''}
         onChange={(event) => set({ rank: event.currentTarget.value, at: undefined })}
-        data={[{ value: '', label: LOGS.allRanks }, ...ranks.map((each) => ({ value: String(each), label: LOGS.rankOf(each) }))]}
+        data={choicesOf(LOGS.allRanks, ranks, LOGS.rankOf)}
       />
       <NativeSelect
         aria-label={LOGS.launch}
         value={launch ?? ''}
         onChange={(event) => set({ launch: event.currentTarget.value, at: undefined, failure: undefined })}
-        data={[{ value: '', label: LOGS.allLaunches }, ...launches.map((each) => ({ value: String(each), label: LOGS.launchOf(each) }))]}
+        data={choicesOf(LOGS.allLaunches, launches, LOGS.launchOf)}
       />
     </>
   )
 }
 
-function Small({ isDisabled = false, onClick, children }: { isDisabled?: boolean; onClick: () => void; children: ReactNode }) {
+/** The choices of a select: all, then one for each number. */
+const choicesOf = (all: string, numbers: readonly number[], label: (number: number) => string) => [
+  { value: '', label: all }, ...numbers.map((each) => ({ value: String(each), label: label(each) })),
+]
+
+interface SmallProps {
+  isDisabled?: boolean
+  onClick: () => void
+  children: ReactNode
+}
+
+function Small({ isDisabled = false, onClick, children }: SmallProps) {
   return (
     <Button size="compact-sm" variant="default" disabled={isDisabled} onClick={onClick}>
       {children}
@@ -294,10 +318,17 @@ function Lines({ state, source, target, hit, find, isWrapped, isMerged, onPlace 
                 key={item.key}
                 ref={isWrapped ? virtual.measureElement : undefined}
                 data-index={item.index}
-                className={`line ${line.stream} ${tellsOfFailure(line) ? 'bad' : ''} ${item.index === index ? 'here' : ''}`}
+                className={[
+                  'line', line.stream, tellsOfFailure(line) ? 'bad' : '', item.index === index ? 'here' : '',
+                ].join(' ')}
                 style={{ transform: `translateY(${item.start}px)` }}
               >
-                <button type="button" className="when" title={`${new Date(line.at).toISOString()}, ${line.nodeId}`} onClick={() => onPlace(line)}>
+                <button
+                  type="button"
+                  className="when"
+                  title={`${new Date(line.at).toISOString()}, ${line.nodeId}`}
+                  onClick={() => onPlace(line)}
+                >
                   {new Date(line.at).toISOString().slice(11, 23)}
                 </button>
                 {isMerged && <span className="who">{line.rank === undefined ? LOGS.node : `r${line.rank}`}</span>}

@@ -69,9 +69,19 @@ function Revisions({ job, all }: { job: TrainingJob; all: TrainingJobRevision[] 
   return (
     <div className="stack">
       <div className="row">
-        <NativeSelect aria-label={SPEC.from} value={from} data={choices} onChange={(event) => set('from', event.currentTarget.value)} />
+        <NativeSelect
+          aria-label={SPEC.from}
+          value={from}
+          data={choices}
+          onChange={(event) => set('from', event.currentTarget.value)}
+        />
         <span>→</span>
-        <NativeSelect aria-label={SPEC.to} value={to} data={choices} onChange={(event) => set('to', event.currentTarget.value)} />
+        <NativeSelect
+          aria-label={SPEC.to}
+          value={to}
+          data={choices}
+          onChange={(event) => set('to', event.currentTarget.value)}
+        />
         <span className="dim">
           {SPEC.differ(plural(changes.length, 'field'), changes.length === 1)} {SPEC.made(to)} <Ago at={last?.Time} />.
           {planned !== undefined && planned < newest ? ` ${SPEC.planned(planned)}` : ''}

@@ -11,7 +11,9 @@ import { bytes, count, percent, plural } from '../model/format'
 import { losses, survivesOneLoss } from '../model/matrix'
 import type { Tone } from '../model/standing'
 import { ActionButton } from '../parts/ActionButton'
-import { Ago, Empty, FactList, Filter, NodeLink, Shown, Status, toneOf, useStaleSeconds, type Fact } from '../parts/Basics'
+import {
+  Ago, Empty, FactList, Filter, NodeLink, Shown, Status, toneOf, useStaleSeconds, type Fact,
+} from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { CopyId } from '../parts/CopyId'
 import { Stacks } from '../parts/Stacks'
@@ -52,7 +54,10 @@ function protectionFacts(protection: DescribeProtectionResponse, figures: JobFig
   const step = (field: 'committedStep' | 'checkpointStep') => JOB.figures.step(shown(figures, field))
   const checkpoint = protection.LastCheckpoint
   return [
-    [words.state, <Status key="state" tone={figures.protectionTone} word={figures.protection} />, hook(figures, 'protection')],
+    [
+      words.state, <Status key="state" tone={figures.protectionTone} word={figures.protection} />,
+      hook(figures, 'protection'),
+    ],
     [words.survives, survives === undefined ? JOB.figures.unknown : survives ? JOB.figures.yes : JOB.figures.no],
     [
       words.committed,
@@ -78,6 +83,8 @@ function LossTable({ protection, figures }: { protection: DescribeProtectionResp
   const isCertain = figures.protection !== 'Unconfirmed' && !figures.isStale
   const tone = (probability: number): Tone =>
     probability >= 1 ? (isCertain ? 'good' : 'idle') : probability > 0.5 ? 'warn' : 'bad'
+  const oddsWord = (probability: number) =>
+    probability >= 1 ? words.always : probability <= 0 ? words.never : words.cases(percent(probability))
   const checkpoint = protection.LastCheckpoint?.Step
   const otherwise =
     checkpoint === undefined
@@ -99,7 +106,7 @@ function LossTable({ protection, figures }: { protection: DescribeProtectionResp
               <tr key={lost}>
                 <td>{words.any(lost)}</td>
                 <td>
-                  <Status tone={tone(probability)} word={probability >= 1 ? words.always : probability <= 0 ? words.never : words.cases(percent(probability))} />
+                  <Status tone={tone(probability)} word={oddsWord(probability)} />
                 </td>
                 <td className="dim">{probability >= 1 ? '–' : otherwise}</td>
               </tr>
@@ -174,7 +181,10 @@ function CheckpointTable({ checkpoints }: { checkpoints: Checkpoint[] }) {
               <tr key={`${each.Step}-${each.Generation}`}>
                 <td data-name={columns.step}>{count(each.Step)}</td>
                 <td data-name={columns.status}>
-                  <Status tone={toneOf(each.Verification === 'Damaged' ? each.Verification : each.Status)} word={each.Status} />
+                  <Status
+                    tone={toneOf(each.Verification === 'Damaged' ? each.Verification : each.Status)}
+                    word={each.Status}
+                  />
                   {each.IsPinned && <div className="dim">{pinned}</div>}
                 </td>
                 <td data-name={columns.launch}>{each.Generation}</td>
@@ -269,7 +279,9 @@ function EventTable({ events }: { events: Event[] }) {
                 {event.Message}
                 <Stacks event={event} />
               </td>
-              <td data-name={columns.node}>{event.NodeId ? <NodeLink id={event.NodeId} fleet={event.FleetName} /> : '–'}</td>
+              <td data-name={columns.node}>
+                {event.NodeId ? <NodeLink id={event.NodeId} fleet={event.FleetName} /> : '–'}
+              </td>
             </tr>
           ))}
         </tbody>

@@ -4,7 +4,9 @@ import { useMemo } from 'react'
 
 import { useJobAddress } from '../api/addresses'
 import { ApiError, serverTime } from '../api/client'
-import { fleetsQuery, incidentQuery, incidentsQuery, jobsQuery, nodesQuery, openIncidentsQuery, protectionQuery } from '../api/queries'
+import {
+  fleetsQuery, incidentQuery, incidentsQuery, jobsQuery, nodesQuery, openIncidentsQuery, protectionQuery,
+} from '../api/queries'
 import type { DescribeProtectionResponse, Incident, Node, TrainingJob } from '../contract'
 import { lostBy } from '../model/act'
 import type { Progress } from '../model/facts'

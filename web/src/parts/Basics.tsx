@@ -19,7 +19,10 @@ const ICONS: Record<Tone, ReactNode> = {
 
 export function ToneIcon({ tone, size = 16 }: { tone: Tone; size?: number }) {
   return (
-    <svg className="icon" width={size} height={size} viewBox="0 0 16 16" aria-hidden="true" fill="none" stroke="currentColor" strokeWidth="1.9" strokeLinecap="round" strokeLinejoin="round">
+    <svg
+      className="icon" width={size} height={size} viewBox="0 0 16 16" aria-hidden="true" fill="none"
+      stroke="currentColor" strokeWidth="1.9" strokeLinecap="round" strokeLinejoin="round"
+    >
       {ICONS[tone]}
     </svg>
   )
@@ -27,7 +30,8 @@ export function ToneIcon({ tone, size = 16 }: { tone: Tone; size?: number }) {
 
 /** A sentence whose instance ids are not broken at their hyphen. */
 export function Unbroken({ text }: { text: string }) {
-  return text.split(/(\bi-[0-9a-f]{8,17}\b)/).map((part, index) => (index % 2 ? <span key={index} className="id">{part}</span> : part))
+  const pieces = text.split(/(\bi-[0-9a-f]{8,17}\b)/)
+  return pieces.map((piece, index) => (index % 2 ? <span key={index} className="id">{piece}</span> : piece))
 }
 
 /** A state: icon, word and colour, never colour alone. */
@@ -43,7 +47,8 @@ export function Status({ tone, word, title }: { tone: Tone; word: string; title?
 const TONES: Record<string, Tone> = {
   ...STATUSES,
   active: 'good', assigned: 'good', Complete: 'good', closed: 'good', Protected: 'good', Intact: 'good',
-  joining: 'busy', detect: 'busy', replace: 'busy', restore: 'busy', rework: 'busy', Uploading: 'busy', Verifying: 'busy',
+  joining: 'busy', detect: 'busy', replace: 'busy', restore: 'busy', rework: 'busy', Uploading: 'busy',
+  Verifying: 'busy',
   frozen: 'warn', held: 'warn', draining: 'warn', deleting: 'warn', Degraded: 'warn',
   Unprotected: 'bad', Aborted: 'bad', Damaged: 'bad',
 }
@@ -75,8 +80,9 @@ export const useStaleSeconds = (): number => Math.max(0, useNow() - serverTime(c
 export const useIsStale = (): boolean =>
   useSyncExternalStore(subscribe, () => serverTime() - serverTime(contact.at) > STALE_SECONDS)
 
-/** A text that changes with time; drawn anew only when it reads differently, so that a page may have a thousand of them. */
-export const useTimeText = (text: (now: number) => string): string => useSyncExternalStore(subscribe, () => text(Math.floor(serverTime())))
+/** A text that depends on the time. Its component renders only when the text changes: a page may have a thousand. */
+export const useTimeText = (text: (now: number) => string): string =>
+  useSyncExternalStore(subscribe, () => text(Math.floor(serverTime())))
 
 /** How long ago. Its tooltip has the time in UTC and in the reader's time zone. */
 export function Ago({ at }: { at?: number }) {
@@ -173,12 +179,20 @@ export function Loading({ rows = 5 }: { rows?: number }) {
   )
 }
 
-/** Show a query: its skeleton, its error, or what it holds. What is held stays on the page when a refresh fails, and is said to be old. */
-export function Shown<T>({ query, rows, children }: { query: { data: T | undefined; error: unknown; refetch: () => unknown }; rows?: number; children: (data: T) => ReactNode }) {
+interface ShownProps<T> {
+  query: { data: T | undefined; error: unknown; refetch: () => unknown }
+  /** Rows of the skeleton. */
+  rows?: number
+  children: (data: T) => ReactNode
+}
+
+/** A query: its skeleton, its error, or its data. After a failed refresh, the old data stays, with the error above. */
+export function Shown<T>({ query, rows, children }: ShownProps<T>) {
+  const retry = () => void query.refetch()
   if (query.data !== undefined) {
     return (
       <>
-        {query.error ? <Problem error={query.error} title="What follows is not renewed" retry={() => void query.refetch()} /> : null}
+        {query.error ? <Problem error={query.error} title="What follows is not renewed" retry={retry} /> : null}
         {children(query.data)}
       </>
     )
@@ -187,7 +201,7 @@ export function Shown<T>({ query, rows, children }: { query: { data: T | undefin
   return <Loading rows={rows} />
 }
 
-/** To a section of the runbook, which the build renders beside the dashboard: it needs no Internet and no session. Apart, so that the page stays. */
+/** A link to a section of the runbook, which the server has. It opens another tab, so that the page stays. */
 export const RunbookLink = ({ section }: { section: string }) => (
   <a href={`/runbook.html#${encodeURIComponent(section)}`} target="_blank" rel="noreferrer">
     The runbook about this
@@ -195,7 +209,9 @@ export const RunbookLink = ({ section }: { section: string }) => (
 )
 
 /** `address`: name or RunId; see `api/addresses`. */
-export const JobLink = ({ name, address = name }: { name: string; address?: string }) => <Link to={`/jobs/${encodeURIComponent(address)}`}>{name}</Link>
+export const JobLink = ({ name, address = name }: { name: string; address?: string }) => (
+  <Link to={`/jobs/${encodeURIComponent(address)}`}>{name}</Link>
+)
 export const NodeLink = ({ id, fleet }: { id: string; fleet?: string }) =>
   fleet ? (
     <Link className="mono" to={`/fleets/${encodeURIComponent(fleet)}#${id}`}>
@@ -205,12 +221,20 @@ export const NodeLink = ({ id, fleet }: { id: string; fleet?: string }) =>
     <span className="mono">{id}</span>
   )
 
-/** A filter that is kept in the address. What is typed is its own: an address that follows a moment later would swallow letters. */
-export function Filter({ label, placeholder, value, onChange }: { label: string; placeholder: string; value: string; onChange: (value: string) => void }) {
+interface FilterProps {
+  label: string
+  placeholder: string
+  value: string
+  onChange: (value: string) => void
+}
+
+/** A filter of the address. The field keeps its own text, because the address changes a moment later. */
+export function Filter({ label, placeholder, value, onChange }: FilterProps) {
   const [typed, setTyped] = useState(value)
   const input = useRef<HTMLInputElement>(null)
   useEffect(() => {
-    if (document.activeElement !== input.current) setTyped(value) // somebody else changed the address: the back button, a link
+    // The back button or a link has changed the address.
+    if (document.activeElement !== input.current) setTyped(value)
   }, [value])
   return (
     <TextInput

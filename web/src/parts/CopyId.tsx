@@ -9,8 +9,17 @@ export function CopyId({ id, children }: { id: string; children?: ReactNode }) {
       <span className="id">{children ?? id}</span>
       <CopyButton value={id}>
         {({ copied, copy }) => (
-          <button type="button" className="copy" onClick={copy} aria-label={copied ? `Copied ${id}` : `Copy ${id}`} title="Copy">
-            <svg width="14" height="14" viewBox="0 0 16 16" fill="none" stroke="currentColor" strokeWidth="1.5" aria-hidden="true">
+          <button
+            type="button"
+            className="copy"
+            onClick={copy}
+            aria-label={copied ? `Copied ${id}` : `Copy ${id}`}
+            title="Copy"
+          >
+            <svg
+              width="14" height="14" viewBox="0 0 16 16" fill="none" stroke="currentColor" strokeWidth="1.5"
+              aria-hidden="true"
+            >
               {copied ? <path d="M3 8.5l3.2 3.2L13 4.8" /> : <path d="M5.5 5.5v-3h8v8h-3M2.5 5.5h8v8h-8z" />}
             </svg>
           </button>

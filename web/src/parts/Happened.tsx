@@ -64,7 +64,8 @@ export function Happened({ incident, figures, fleet, jobReason, failure }: Props
         <Sentences texts={[incident.Decision]} />
         {replacements.length > 0 && (
           <p>
-            {incident.InstanceIds?.length ? words.replacedBy : words.tried} <NodeList ids={replacements} fleet={fleet} />
+            {incident.InstanceIds?.length ? words.replacedBy : words.tried}{' '}
+            <NodeList ids={replacements} fleet={fleet} />
           </p>
         )}
         {figures.resumedStep !== undefined && source && !failure && (

@@ -33,6 +33,7 @@ export default function NodeDialog({ node, operation, onClose }: Props) {
   const [isBusy, setBusy] = useState(false)
   const action = actions.find((each) => each.verb === verb)
   const words = NODES.dialog
+  const advice = words.recommended(node.HoldAdvice?.Description ?? '')
   const submit = () => {
     if (action === undefined || typed !== node.NodeId || isBusy) return
     setBusy(true)
@@ -65,7 +66,7 @@ export default function NodeDialog({ node, operation, onClose }: Props) {
               value={each.verb}
               label={each.verb}
               description={
-                each.verb === recommended ? `${each.effect} ${words.recommended(node.HoldAdvice?.Description ?? '')}` : each.effect
+                each.verb === recommended ? `${each.effect} ${advice}` : each.effect
               }
             />
           ))}

@@ -17,7 +17,7 @@ interface Props {
   steps: readonly Step[]
   /** The fleet of the nodes that the steps name. */
   fleet?: string
-  /** The urgency that the title of the card names. Only other steps show theirs. */
+  /** The urgency that the title of the card names. Other steps and optional ones show theirs. */
   urgency?: Step['urgency'] | 'None'
 }
 
@@ -27,7 +27,7 @@ export function Steps({ steps, fleet, urgency }: Props) {
     <ul className="plain actions">
       {urgentFirst(steps).map((step) => (
         <li key={step.text}>
-          {step.urgency !== urgency && (
+          {(step.urgency !== urgency || urgency === 'Optional') && (
             <Status tone={DUTIES[step.urgency].tone} word={DUTIES[step.urgency].word} />
           )}
           <p>

@@ -26,6 +26,7 @@ export const DUTY = {
   resubmit: (step: string) => `Submit again from step ${step}`,
   outage: {
     lead: 'The control plane does not answer.',
-    text: 'Act now: check the control plane. Training continues, but a recovery waits for it. This page shows old data.',
+    text:
+      'Act now: check the control plane. Training continues, but a recovery waits for it. This page shows old data.',
   },
 } as const

@@ -52,7 +52,8 @@ export const FLEET = {
   labels: {
     nodes: 'Nodes', connected: 'Connected', spares: 'Spares', least: 'Nodes kept when idle',
     group: 'Auto Scaling group', instances: 'Instances', price: 'Price', cost: 'Cost of its jobs',
-    ettr: 'ETTR of its jobs', mttr: 'Mean time to recovery', incidents: 'Incidents', lost: 'Lost nodes', failed: 'Failed instances', drills: 'Drills', created: 'Created',
+    ettr: 'Useful time of its jobs (ETTR)', mttr: 'Mean time to recovery', incidents: 'Incidents', lost: 'Lost nodes',
+    failed: 'Failed instances', drills: 'Drills', created: 'Created',
   },
   ofDesired: (nodes: string, desired: string, limit: string) => `${nodes} of ${desired} desired, at most ${limit}`,
   zone: (type: string, zone: string) => `${type || 'unknown type'}, ${zone || 'unknown zone'}`,

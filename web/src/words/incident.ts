@@ -40,7 +40,8 @@ export const INCIDENT = {
     resumed: (step: string, source: string) => `Training resumed from step ${step}, from ${source}.`,
     recomputed: (steps: number) =>
       steps === 0 ? 'steps lost' : `${steps === 1 ? 'step' : 'steps'} recomputed, none lost`,
-    unsaved: (steps: number) => `${steps === 1 ? 'step' : 'steps'} lost: no checkpoint has ${steps === 1 ? 'it' : 'them'}`,
+    unsaved: (steps: number) =>
+      `${steps === 1 ? 'step' : 'steps'} lost: no checkpoint has ${steps === 1 ? 'it' : 'them'}`,
     interrupted: (isOpen: boolean) => (isOpen ? 'without training so far' : 'without training'),
     costs: 'for idle nodes',
     unknown: 'The number of lost steps is not known yet.',

@@ -50,7 +50,8 @@ export const KEPT = {
   unprotected: 'Unprotected: memory holds no committed step.',
   unprotectedStep: (reason: string) => `Unprotected: ${reason}`,
   notYet: 'Not yet protected: memory holds no committed step.',
-  unconfirmed: (healthy: string, wanted: string) => `Protection is unconfirmed: ${healthy} of ${wanted} nodes are healthy.`,
+  unconfirmed: (healthy: string, wanted: string) =>
+    `Protection is unconfirmed: ${healthy} of ${wanted} nodes are healthy.`,
   checkpoint: (step: string) => `The checkpoint of step ${step} is in S3.`,
   noCheckpoint: 'No checkpoint is in S3.',
   noStep: 'No step was lost: the job had made none.',
@@ -76,8 +77,10 @@ export const ACT = {
   ended: { completed: 'The job is complete.', stopped: 'The job was stopped.' },
   takenOver: {
     brief: 'hand the job back',
-    undone: (person: string, undone: string) => `Nothing recovers this job: ${person} has taken it over, and ${undone}.`,
-    ask: (person: string) => `Ask ${person} who works on the job. Then hand the job back, so that Everstep recovers it.`,
+    undone: (person: string, undone: string) =>
+      `Nothing recovers this job: ${person} has taken it over, and ${undone}.`,
+    ask: (person: string) =>
+      `Ask ${person} who works on the job. Then hand the job back, so that Everstep recovers it.`,
     handBack: 'Hand the job back, so that Everstep decides again.',
     waits: (person: string) => `Automation is off: a failure waits for ${person}.`,
   },
@@ -197,7 +200,8 @@ export const JOB = {
   figures: {
     title: 'Figures', progress: 'Progress', rate: 'Rate', remaining: 'Time remaining', ettr: 'Useful time (ETTR)',
     ettrNote: 'training time ÷ time since the first start, without the queue',
-    memory: 'Committed in memory', memoryNote: 'the newest step that memory can restore', checkpoint: 'Newest checkpoint',
+    memory: 'Committed in memory', memoryNote: 'the newest step that memory can restore',
+    checkpoint: 'Newest checkpoint',
     nodes: 'Healthy nodes', ranks: 'Nodes × ranks', incidents: 'Incidents', open: (number: string) => `${number} open`,
     incidentsNote: 'an incident may contain several failed launches',
     recomputed: 'Recomputed steps', recomputedNote: 'trained again after failures, not lost',

@@ -8,7 +8,8 @@ export const TIMELINE = {
   phase: (phase: string, incident: string) => `${phase}, incident ${incident}`,
   fault: (label: string) => `Fault: ${label}`,
   faultKey: 'fault', nodeKey: 'node works for the job',
-  utc: 'UTC', label: (nodes: string, incidents: string, time: string) => `Timeline of ${nodes} and ${incidents} over ${time}`,
+  utc: 'UTC',
+  label: (nodes: string, incidents: string, time: string) => `Timeline of ${nodes} and ${incidents} over ${time}`,
   some: (drawn: string, nodes: string) => `${drawn} of ${nodes}`,
   more: (nodes: string) => `Show ${nodes}`,
   faultsFirst: 'Nodes with faults come first.',
@@ -24,7 +25,9 @@ export const TIME = {
     provision: { label: 'Provision', what: 'waits for its first nodes', owner: 'AWS: capacity; you: spares' },
     start: { label: 'Start', what: 'launches before the first step', owner: 'your script: imports, compilation, data' },
     train: { label: 'Train', what: 'productive steps', owner: '' },
-    shortage: { label: 'Shortage', what: 'share of training time lost to missing nodes', owner: 'AWS: capacity; you: spares' },
+    shortage: {
+      label: 'Shortage', what: 'share of training time lost to missing nodes', owner: 'AWS: capacity; you: spares',
+    },
     stall: { label: 'Stall', what: 'ranks run without a step', owner: 'your script: data, evaluation, hangs' },
     detect: { label: 'Detect', what: 'from a failure to its detection', owner: 'Everstep: --detection-seconds' },
     replace: { label: 'Replace', what: 'replacing nodes after a failure', owner: 'Everstep and AWS: spares' },
@@ -32,7 +35,9 @@ export const TIME = {
     rework: { label: 'Rework', what: 'recomputing steps', owner: 'Everstep: more copies, checkpoints' },
     stopping: { label: 'Stopping', what: 'an agreed stop', owner: 'your script: its longest step' },
     paused: { label: 'Paused', what: 'without nodes', owner: 'you: resume, priority, larger fleet' },
-    unaccounted: { label: 'Unaccounted', what: 'no control plane was running', owner: 'the operator of the control plane' },
+    unaccounted: {
+      label: 'Unaccounted', what: 'no control plane was running', owner: 'the operator of the control plane',
+    },
   },
   rest: { running: 'Not counted yet', ended: 'Not counted', what: 'since the control plane last counted', owner: '' },
   owner: (owner: string) => `Who can shorten it: ${owner}`,
@@ -46,7 +51,8 @@ export const PROTECTION_TAB = {
   survives: 'Survives any 1 node loss', checkpoint: 'Newest checkpoint',
   odds: {
     title: 'Losses at the same time', lost: 'Lost', survives: 'Every shard stays in memory', otherwise: 'Otherwise',
-    any: (what: string) => `any ${what}`, always: 'always', never: 'never', cases: (share: string) => `in ${share} of the cases`,
+    any: (what: string) => `any ${what}`, always: 'always', never: 'never',
+    cases: (share: string) => `in ${share} of the cases`,
     checkpoint: (step: string, steps: string) => `back to step ${step} in S3: ${steps} to recompute`,
     start: 'back to the start: no checkpoint is in S3',
     note: 'Counted over all sets of this many nodes or failure domains, for the current holders.',
@@ -66,10 +72,13 @@ export const MATRIX = {
   label: (shards: string, nodes: string, problems: string) => `Holders of ${shards} on ${nodes}; ${problems}`,
   problems: (shards: number) => `${plural(shards, 'shard')} with a problem`,
   keys: {
-    own: '● the owner’s copy', copy: '✓ counted copy', parity: '✓ counted parity share', behind: '− behind the committed step',
+    own: '● the owner’s copy', copy: '✓ counted copy', parity: '✓ counted parity share',
+    behind: '− behind the committed step',
     out: '! not counted', lag: '−n: n steps behind the newest',
   },
-  bad: (bad: number, all: string) => `${plural(bad, 'shard')} of ${all} ${bad === 1 ? 'has' : 'have'} a problem. The table lists ${bad === 1 ? 'its' : 'their'} copies first.`,
+  bad: (bad: number, all: string) =>
+    `${plural(bad, 'shard')} of ${all} ${bad === 1 ? 'has' : 'have'} a problem. ` +
+    `The table lists ${bad === 1 ? 'its' : 'their'} copies first.`,
   good: (what: string) => `Every shard has all its ${what} of the newest committed step.`,
   copies: 'copies', shares: 'shares',
   table: {
@@ -80,7 +89,8 @@ export const MATRIX = {
   unknownDomain: 'unknown',
   behindOthers: (steps: string) => `${steps} behind the other shards`,
   more: (some: string, all: string) => `Show ${some} more of ${all} copies`,
-  unverified: 'nothing verified yet', held: (step: string) => `step ${step}`, lag: (steps: string) => `, ${steps} behind the ranks`,
+  unverified: 'nothing verified yet', held: (step: string) => `step ${step}`,
+  lag: (steps: string) => `, ${steps} behind the ranks`,
   verified: (ago: string) => `, verified ${ago}`, below: (domain: string) => `, below ${domain}`,
 } as const
 
@@ -111,8 +121,10 @@ export const LOGS = {
   none: 'No log yet', noneText: 'The job has not been launched. Ranks print after a launch.',
   rank: 'Rank', allRanks: 'All ranks', rankOf: (rank: number) => `Rank ${rank}`,
   launch: 'Launch', allLaunches: 'All launches', launchOf: (launch: number) => `Launch ${launch}`,
-  find: 'Find in the log', findPlaceholder: 'Find  ( / )', hits: 'Matching lines', hit: (n: string, all: string) => `${n} of ${all}`,
-  noHit: 'not in the loaded lines', previous: 'Previous', next: 'Next', only: 'Only matches, in the whole log', wrap: 'Wrap',
+  find: 'Find in the log', findPlaceholder: 'Find  ( / )', hits: 'Matching lines',
+  hit: (n: string, all: string) => `${n} of ${all}`,
+  noHit: 'not in the loaded lines', previous: 'Previous', next: 'Next', only: 'Only matches, in the whole log',
+  wrap: 'Wrap',
   following: { word: 'Following', title: 'New lines appear when they are printed' },
   complete: { word: 'Complete', title: 'The job has ended, and every line is here' },
   connecting: { word: 'Connecting', title: 'New lines do not appear yet' },
@@ -129,7 +141,8 @@ export const LOGS = {
 
 export const SPEC = {
   form: 'Format',
-  note: (revision: number) => `The request that creates this job again as of revision ${revision}, under another name. Its source is`,
+  note: (revision: number) =>
+    `The request that creates this job again as of revision ${revision}, under another name. Its source is`,
   revisions: 'Revisions',
   one: 'The job is as it was submitted. The next revision comes with',
   from: 'From', to: 'To', revision: (number: number) => `Revision ${number}`,

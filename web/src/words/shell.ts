@@ -17,11 +17,17 @@ export const SHELL = {
   account: (role: string) => `${role}: account and theme`,
   openIncidents: (count: number) => `${count} open`,
   live: { word: 'Live', title: 'The server sends each event as it happens.' },
-  cut: { word: 'Polling', title: 'The event stream is interrupted. The page asks for all data every 2 s until the stream is back.' },
+  cut: {
+    word: 'Polling',
+    title: 'The event stream is interrupted. The page asks for all data every 2 s until the stream is back.',
+  },
   stale: (time: string) => ({ word: `Stale, ${time}`, title: 'The control plane has not answered for this long.' }),
   notSignedOut: 'You are still signed in',
   broken: 'This page has an error',
-  notFound: { title: 'Page not found', empty: 'No page has this address', text: 'Search with ⌘K: it finds jobs, incidents, fleets and pages by name.' },
+  notFound: {
+    title: 'Page not found', empty: 'No page has this address',
+    text: 'Search with ⌘K: it finds jobs, incidents, fleets and pages by name.',
+  },
 } as const
 
 /** Headings of a failed request. */

@@ -1,0 +1,29 @@
+/** Rules for the sources of the dashboard that no compiler checks. */
+import { globSync, readFileSync } from 'node:fs'
+import { join } from 'node:path'
+
+import { describe, expect, test } from 'vitest'
+
+const SRC = join(import.meta.dirname, '../src')
+const SOURCES = globSync('**/*.{ts,tsx}', { cwd: SRC }).filter((file) => file !== 'contract.ts')
+const linesOf = (file: string) => readFileSync(join(SRC, file), 'utf8').split('\n')
+
+/** Fields of the API from which `model/figures.ts` derives what pages show. */
+const DERIVED = /\b(?:ProtectionState|LostSteps|HealthyNodeCount)\b/
+const readersIn = (lines: readonly string[]): string[] => lines.filter((line) => DERIVED.test(line))
+
+describe('a field that needs a derivation', () => {
+  test('is read by model/figures.ts only', () => {
+    const others = SOURCES.filter((file) => file !== 'model/figures.ts')
+    expect(others.filter((file) => readersIn(linesOf(file)).length)).toEqual([])
+    expect(readersIn(linesOf('model/figures.ts')).length).toBeGreaterThan(3)
+  })
+  test('is found where another module reads it', () => {
+    expect(readersIn(['if (job.ProtectionState)', 'const { LostSteps } = each', 'job.Protection'])).toHaveLength(2)
+  })
+})
+
+test('lines have at most 120 columns', () => {
+  const lines = SOURCES.flatMap((file) => linesOf(file).map((line, index) => ({ place: `${file}:${index + 1}`, line })))
+  expect(lines.filter(({ line }) => [...line].length > 120).map(({ place }) => place)).toEqual([])
+})
