@@ -241,7 +241,7 @@ def test_many_jobs_are_paused_and_stopped_at_once_and_the_list_is_in_the_address
     seeded.story.queue(name)
     desk.goto("/jobs")
     pending = len([job for job in jobs(api) if job["SecondaryStatus"] == "Pending"])
-    desk.get_by_role("button", name=f"Pending {pending}").click()
+    desk.get_by_role("button", name=f"Queued {pending}").click()
     expect(desk.locator("tbody tr")).to_have_count(pending)
     desk.get_by_role("button", name=re.compile("^Job")).click()
     assert "status=Pending" in desk.url
