@@ -44,9 +44,9 @@ def advice(node_id: str, hold: Hold, reason: str) -> HoldAdvice | None:
     """Return the advice for a held node, or None if Everstep releases the node by itself.
 
     Args:
-        node_id: id of the node's instance.
-        hold: kind of the hold.
-        reason: reason that is stored with the node. It contains the code of a reported fault.
+        node_id: EC2 instance id, which the sentence and the commands contain.
+        hold: the reason class of the hold, as the fleet stores it.
+        reason: the words that the fleet stores with the node. They contain the code of a reported fault.
     """
     release = f"everstep nodes release {node_id}"
     terminate = f"{release} --terminate"

@@ -42,7 +42,7 @@ def test_a_section_says_what_it_means_what_to_look_at_and_what_to_do(section: st
 def test_every_cause_has_a_section_and_words() -> None:
     causes = {cause.value for cause in Cause}
     assert causes <= sections().keys()
-    assert keys("words/causes.ts", "CAUSES") == causes
+    assert keys("contract.ts", "causeTitles") == causes
 
 
 def test_every_section_that_the_act_card_names_is_there() -> None:
