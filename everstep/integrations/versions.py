@@ -8,23 +8,26 @@ from typing import Final
 
 from everstep.integrations.errors import UnsupportedVersion
 
-TESTED: Final = {"transformers": "5.24", "accelerate": "1.15"}
+TESTED: Final = {"transformers": "5.24", "accelerate": "1.15", "torchtitan": "0.3"}
 """Major and minor version of each framework in the tests, by package name."""
 
 logger = logging.getLogger("everstep.integrations")
 
 
 def check_version(package: str) -> None:
-    """Check the installed version of a framework. A minor version without tests causes a warning.
+    """Check the installed version of a framework. A version that should be compatible causes a warning.
+
+    Before version 1, another minor version may be incompatible; afterwards, only another major version.
 
     Args:
         package: name of the package, a key of `TESTED`.
 
     Raises:
-        UnsupportedVersion: the installed major version is not the tested one.
+        UnsupportedVersion: the installed version may be incompatible with the tested one.
     """
     installed, tested = importlib.metadata.version(package), TESTED[package]
-    if installed.split(".")[0] != tested.split(".")[0]:
+    found, wanted = installed.split(".")[:2], tested.split(".")
+    if found[0] != wanted[0] or (wanted[0] == "0" and found != wanted):
         raise UnsupportedVersion(package, installed, tested)
-    if installed.split(".")[:2] != tested.split("."):
+    if found != wanted:
         logger.warning("%s %s is installed; the tests of Everstep use %s", package, installed, tested)

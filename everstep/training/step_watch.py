@@ -106,6 +106,9 @@ class StepWatch:
             return
         if any(optimizer.state is kept.state for kept in self._optimizers.values()):
             return  # The optimizer is a wrapper around a registered optimizer.
+        parts = list(getattr(optimizer, "optimizers", ()))
+        if parts and all(id(part) in self._optimizers for part in parts):
+            return  # The optimizer is a container of registered optimizers.
         if updated := self._updated_outside_graphs(optimizer):
             kind = qualified_name(type(optimizer))
             self._refuse(

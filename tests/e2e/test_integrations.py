@@ -7,19 +7,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.jobs import Job, Shape, Workplace, assert_incident
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "trainer"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEPS = 300
 """Number of steps. Both faults happen within the first 100 steps, so that the job cannot end before them."""
 
 
-def test_a_trainer_of_transformers_loses_a_rank_and_an_instance(place: Workplace) -> None:
-    shape, name = Shape(nodes=2), "trainer"
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        pytest.param("trainer", "model/model.safetensors", id="transformers"),
+        pytest.param("torchtitan", f"checkpoint/step-{STEPS}/__0_0.distcp", id="torchtitan"),
+    ],
+)
+def test_a_documented_script_loses_a_rank_and_an_instance(place: Workplace, name: str, model: str) -> None:
+    """`model` is the path of the first rank's result in its output directory."""
+    shape, example = Shape(nodes=2), EXAMPLES / name
     parameters = {"steps": str(STEPS)}
     place.client.create_training_job(
         TrainingJobName=name,
-        Source=place.client.upload_source(Directory=EXAMPLE),
+        Source=place.client.upload_source(Directory=example),
         EntryPoint="train.py",
         HyperParameters=parameters,
         NodeCount=shape.nodes,
@@ -35,9 +45,9 @@ def test_a_trainer_of_transformers_loses_a_rank_and_an_instance(place: Workplace
     assert_incident(killed, cause="rank_exit", source="local")
     assert_incident(terminated, cause="instance_terminated", source="peer")
     undisturbed = place.directory / "undisturbed" / name
-    launch = place.references.start(EXAMPLE / "train.py", shape.world, undisturbed, parameters)
+    launch = place.references.start(example / "train.py", shape.world, undisturbed, parameters)
     assert launch.wait() == [0] * shape.world, launch.logs()
     outputs = place.directory / "outputs" / name
     place.client.download_outputs(TrainingJobName=name, Directory=outputs)
-    model = Path("rank=0") / "model" / "model.safetensors"
-    assert (outputs / model).read_bytes() == (undisturbed / model).read_bytes()
+    path = Path("rank=0") / model
+    assert (outputs / path).read_bytes() == (undisturbed / path).read_bytes()

@@ -16,7 +16,7 @@ from everstep.training import step_watch
 from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.agent_link import NullLink
 from everstep.training.copier import CpuCopier
-from everstep.training.errors import SessionMisuse
+from everstep.training.errors import CannotResume, SessionMisuse
 from everstep.training.guard import Guard
 from everstep.training.script import Environment
 from everstep.training.session import TrainingSession
@@ -116,6 +116,28 @@ def test_the_check_of_an_unregistered_optimizer_in_one_graph_is_refused_with_the
     step = torch.compile(forgotten.step, backend="eager", fullgraph=True)
     with pytest.raises(torch._dynamo.exc.Unsupported, match="reason: Everstep checks here whether this optimizer"):
         step()
+    session.close()
+
+
+def test_a_container_of_registered_optimizers_may_step() -> None:
+    """A container has the parameters of its optimizers in `param_groups`, as in torchtitan."""
+
+    class Container(torch.optim.Optimizer):
+        def __init__(self, model: torch.nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+            self.optimizers = optimizers
+            super().__init__(model.parameters(), {})
+
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            for optimizer in self.optimizers:
+                optimizer.step()
+
+    adapter = adapter_of(torch.optim.SGD)
+    session = session_of(Link(), adapter)
+    (registered,), (model,) = adapter.optimizers().values(), adapter.modules()
+    Container(model, registered).step()
+    for refused in (Container(model, registered, torch.optim.SGD(model.parameters())), Container(model)):
+        with pytest.raises(CannotResume, match="was not given this optimizer"):
+            refused.step()
     session.close()
 
 

@@ -80,7 +80,7 @@ def test_calls_in_the_wrong_order_are_refused() -> None:
         integration.attach(used)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("package", sorted(versions.TESTED))
+@pytest.mark.parametrize("package", sorted(package for package in versions.TESTED if package != "torchtitan"))
 def test_another_major_version_is_refused_and_another_minor_version_warns(
     package: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,6 +93,14 @@ def test_another_major_version_is_refused_and_another_minor_version_warns(
     monkeypatch.setattr(importlib.metadata, "version", lambda _: f"{int(major) + 1}.0.0")
     with pytest.raises(UnsupportedVersion, match=f"{package}=={versions.TESTED[package]}"):
         versions.check_version(package)
+
+
+@pytest.mark.parametrize("installed", ["0.2.2", "0.4.0", "1.3.0"])
+def test_before_version_1_another_minor_version_is_refused(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions.check_version("torchtitan")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: installed)
+    with pytest.raises(UnsupportedVersion, match=f"torchtitan {installed} is installed"):
+        versions.check_version("torchtitan")
 
 
 def test_the_state_of_the_loop_survives_as_plain_values() -> None:

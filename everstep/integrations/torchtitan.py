@@ -1,0 +1,299 @@
+"""Keeps every optimizer step of a torchtitan trainer.
+
+    config.checkpoint = everstep.integrations.torchtitan.CheckpointManager.Config()
+    trainer = config.build()
+    trainer.train()
+
+torchtitan's trainer builds the checkpoint manager that its configuration names, and calls this manager:
+
+    trainer's call                            what the manager does
+    load, when `train` begins                 creates the session and restores the step that the agent names
+    maybe_wait_for_staging, before each       waits for the copy of the state
+      optimizer step
+    save, after each optimizer step           at the last step, writes torchtitan's own final checkpoint
+    close                                     ends the session
+
+`load` also replaces four attributes of the trainer:
+
+    trainer's attribute         with Everstep
+    should_continue_training    first ends the finished step; returns False if all ranks stop
+    dataloader                  yields the batches that follow the restored position
+    metrics_processor.logger    also logs to the session
+    validator.validate          reports the phase `eval`
+
+**Boundary.** A step ends when the trainer asks whether training continues, not in `save`. The step's validation is over
+by then, so its random draws belong to the step.
+
+Invariant: a resumed run has the same weights, optimizer, schedule, batches, random draws and logged losses as an
+undisturbed run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import torch
+
+from everstep.integrations.errors import UnsupportedOption
+from everstep.integrations.versions import check_version
+
+check_version("torchtitan")  # Another version may lack the modules below.
+
+from torchtitan.components.checkpointer import BaseCheckpointManager, dcp  # noqa: E402
+
+import everstep.training  # noqa: E402
+from everstep.training import SessionMisuse, TrainingSession  # noqa: E402
+
+_TRAINER: Final = "train_state"
+"""Key under which torchtitan passes its trainer to a checkpoint manager."""
+_NO_FOLDER: Final = "everstep-has-no-checkpoints"
+"""A folder that does not exist. torchtitan would load a checkpoint in its folder instead of the initial one."""
+_ALWAYS: Final = {
+    "interval": (1, "Everstep keeps every step", "Remove it, or limit the cost with the job's Protection.MaxSlowdown"),
+    "async_mode": ("disabled", "Everstep copies the state in the background", "Remove it"),
+    "load_step": (-1, "Everstep names the step from which all ranks continue", "Remove it"),
+    "load_only": (False, "Everstep keeps every step", "Set enable=False to train without Everstep"),
+    "keep_latest_k": (10, "Everstep deletes older steps itself", "Remove it"),
+    "exclude_from_loading": ([], "a resumed run would differ from an undisturbed run", "Remove it"),
+    "enable_first_step_checkpoint": (False, "Everstep keeps every step", "Remove it"),
+    "create_seed_checkpoint": (
+        False,
+        "no step is trained",
+        "Write the seed checkpoint with torchtitan's own CheckpointManager, and name it in initial_load_path",
+    ),
+    "initial_load_model_only": (
+        True,
+        "an optimizer and a data position of another run would be the state of step 0",
+        "Remove it: the job then starts from the weights alone",
+    ),
+}
+"""Options of which only one value is possible: this value, the reason, and an alternative."""
+
+
+class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
+    """A checkpoint manager of torchtitan that keeps every step with Everstep.
+
+    The trainer builds it from `Config` and calls it on every rank. A script only names the configuration.
+
+    Args:
+        config: the configuration.
+        dataloader: the trainer's loader.
+        model_parts: the model, as the only item.
+        optimizers: torchtitan's container of this rank's optimizers.
+        lr_schedulers: torchtitan's container of their schedulers.
+        states: further objects with state by name. The trainer itself has the name `train_state`.
+        sd_adapter: converts weights to the layout of Hugging Face; None if the model has no such layout.
+        base_folder: the trainer's `dump_folder`.
+
+    Raises:
+        SessionMisuse: `states` contains no trainer.
+        UnsupportedOption: the trainer uses pipeline parallelism.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseCheckpointManager.Config):  # type: ignore[misc]
+        """Configuration of the manager.
+
+        `folder`, `initial_load_path`, `initial_load_in_hf`, `initial_load_in_hf_quantized`, `last_save_model_only`,
+        `last_save_in_hf` and `export_dtype` work as with torchtitan's own manager.
+
+        Raises:
+            UnsupportedOption: another option differs from its default.
+        """
+
+        enable: bool = True
+        """False: train without Everstep and without checkpoints."""
+        interval: int = 1
+        """Only 1 is possible. torchtitan's loader then records its position at every step."""
+        async_mode: str = "disabled"
+        """Only `disabled` is possible."""
+
+        def __post_init__(self) -> None:
+            """Check the options. torchtitan calls this again when it builds the manager."""
+            BaseCheckpointManager.Config.__post_init__(self)
+            for option, (value, reason, alternative) in _ALWAYS.items():
+                if getattr(self, option) != value:
+                    raise UnsupportedOption(f"checkpoint.{option}", reason, f"{alternative}.")
+
+    _running: ClassVar[weakref.ref[CheckpointManager] | None] = None
+    """The manager whose session runs in this process."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dataloader: Any,
+        model_parts: list[torch.nn.Module],
+        optimizers: Any,
+        lr_schedulers: Any,
+        states: dict[str, Any],
+        sd_adapter: Any,
+        base_folder: str = "",
+    ) -> None:
+        self.enable = config.enable
+        self.save_future = None  # torchtitan reads this attribute: no save runs in the background.
+        if not self.enable:
+            return
+        if not hasattr(states.get(_TRAINER), "should_continue_training"):
+            raise SessionMisuse(f"torchtitan's trainer is not in states[{_TRAINER!r}]; use a subclass of its Trainer")
+        if states[_TRAINER].parallel_dims.pp_enabled:
+            raise UnsupportedOption(
+                "parallelism.pipeline_parallel_degree",
+                "no test resumes a pipeline of torchtitan",
+                "Use FSDP and tensor parallelism, or torchtitan's own CheckpointManager.",
+            )
+        self.session: TrainingSession | None = None
+        """The session, from the call of `load` on."""
+        self._config = config
+        self._parts: dict[str, Any] = {
+            "dataloader": dataloader,
+            "model_parts": model_parts,
+            "optimizers": optimizers,
+            "lr_schedulers": lr_schedulers,
+            "sd_adapter": sd_adapter,
+            "base_folder": base_folder,
+        }
+        self._states = states
+        self._trainer: Any = states[_TRAINER]
+        self._ended_step = 0
+        """The newest step that was reported to the session."""
+
+    def _load(self, step: int = -1) -> bool:  # noqa: ARG002 — `Config` refuses other steps
+        other = CheckpointManager._running and CheckpointManager._running()
+        if other is not None:
+            raise SessionMisuse(
+                "train() was already called for this trainer; build another trainer"
+                if other is self
+                else "another trainer of this process already has a checkpoint manager of Everstep; close it before"
+            )
+        CheckpointManager._running = weakref.ref(self)
+        extra: dict[str, Any] = {**self._states, _TRAINER: _TrainerState(self._trainer, lambda: self._ended_step)}
+        session = self.session = everstep.training.init(
+            model=self._parts["model_parts"][0],
+            optimizer=_named(self._parts["optimizers"]),
+            scheduler=_named(self._parts["lr_schedulers"]),
+            data=self._parts["dataloader"],
+            extra=extra,
+        )
+        session.set_target(self._trainer.config.training.steps)
+        self._ended_step = session.restore()
+        if not self._ended_step and (self._config.initial_load_path or self._config.initial_load_in_hf):
+            self._torchtitans(folder=_NO_FOLDER).load()
+        self._attach(session)
+        return self._ended_step > 0
+
+    def _save(self, curr_step: int, last_step: bool = False) -> bool:
+        session = self._begun()
+        if curr_step != self._ended_step + 1:
+            raise SessionMisuse(
+                f"step {curr_step} is saved, and step {self._ended_step} is the last one that ended; train() must call "
+                "should_continue_training() after each step, as torchtitan's does"
+            )
+        if last_step:
+            # The last step ends after this save. A failure during the save therefore repeats the last step.
+            with session.phase("checkpoint"):
+                self._torchtitans(folder=self._config.folder).save(curr_step, last_step=True)
+        return last_step
+
+    def _maybe_wait_for_staging(self) -> None:
+        self._begun().fence()
+
+    def _wait_for_saving(self) -> None:
+        """Do nothing, because `save_future` is always None."""
+
+    def _close(self) -> None:
+        if self.session is not None:
+            self.session.close()
+            CheckpointManager._running = None
+
+    def _begun(self) -> TrainingSession:
+        if self.session is None:
+            raise SessionMisuse("train() must call load() before the first step, as torchtitan's does")
+        return self.session
+
+    def _torchtitans(self, folder: str) -> Any:
+        """Return torchtitan's own manager, for the initial weights and for the final checkpoint."""
+        names = [field.name for field in dataclasses.fields(BaseCheckpointManager.Config)]
+        options: dict[str, Any] = {name: getattr(self._config, name) for name in names}
+        create: Any = dcp.CheckpointManager.Config
+        config = create(**{**options, "folder": folder, "keep_latest_k": 0})
+        return config.build(**self._parts, states=dict(self._states))
+
+    def _attach(self, session: TrainingSession) -> None:
+        """Replace the trainer's attributes that the module's docstring lists."""
+        trainer = self._trainer
+        continues = trainer.should_continue_training
+
+        def should_continue_training() -> bool:
+            if self._end_step(session) or not continues():
+                session.close()
+                return False
+            return True
+
+        trainer.should_continue_training = should_continue_training
+        (trainer.dataloader,) = session.data.values()
+        trainer.metrics_processor.logger = _Logger(trainer.metrics_processor.logger, session)
+        if trainer.config.validator.enable:
+            validate = trainer.validator.validate
+
+            def validate_in_phase(*given: Any, **more: Any) -> None:
+                with session.phase("eval"):
+                    validate(*given, **more)
+
+            trainer.validator.validate = validate_in_phase
+
+    def _end_step(self, session: TrainingSession) -> bool:
+        """Report the trainer's newest step to the session, once. Return whether all ranks stop at this step."""
+        if self._trainer.step == self._ended_step:
+            return False
+        self._ended_step += 1
+        return session.boundary().stop
+
+
+class _TrainerState:
+    """The trainer's own state, as an object that a session registers.
+
+    Args:
+        trainer: the trainer.
+        ended_step: returns the newest step that ended.
+    """
+
+    def __init__(self, trainer: Any, ended_step: Callable[[], int]) -> None:
+        self._trainer = trainer
+        self._ended_step = ended_step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the trainer's counters at the end of the newest step."""
+        # The trainer counts a step before it requests the step's batches, and the data may end there.
+        return {**self._trainer.state_dict(), "step": self._ended_step()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the trainer's counters of steps and tokens."""
+        self._trainer.load_state_dict(state)
+
+
+class _Logger:
+    """Passes the trainer's logged values to the session, and to torchtitan's own logger."""
+
+    def __init__(self, inner: Any, session: TrainingSession) -> None:
+        self._inner = inner
+        self._session = session
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        """Log the numbers of one entry of the trainer's log."""
+        self._session.log(**{name: value for name, value in metrics.items() if isinstance(value, (int, float))})
+        self._inner.log(metrics, step)
+
+    def close(self) -> None:
+        """Close torchtitan's own logger."""
+        self._inner.close()
+
+
+def _named(parts: Iterable[Any]) -> Any:
+    """Return the parts of one container by name, or the only part."""
+    parts = list(parts)
+    return parts[0] if len(parts) == 1 else {str(number): part for number, part in enumerate(parts)}
