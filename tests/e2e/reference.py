@@ -32,4 +32,5 @@ def train(script: str, directory: str) -> None:
     """Set the rank's output directory, then run the script. The warm parent calls this function in the rank."""
     os.environ["EVERSTEP_OUTPUT_DIR"] = f"{directory}/rank={os.environ['RANK']}"
     sys.argv = [script]
+    sys.path.insert(0, str(Path(script).parent))
     runpy.run_path(script, run_name="__main__")
