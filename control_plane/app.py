@@ -29,6 +29,7 @@ from control_plane.api.dashboard import Dashboard
 from control_plane.api.deps import Services
 from control_plane.api.envelope import Envelope
 from control_plane.api.held_tokens import HeldTokens
+from control_plane.api.memberships import Memberships
 from control_plane.api.open_answers import WhileTokenIsGood
 from control_plane.api.routes import attestation as attestation_routes
 from control_plane.api.routes import metrics, sessions
@@ -142,6 +143,7 @@ def create_app(
         database=database,
         tokens=HeldTokens(database, versions, now),
         operator=operator,
+        memberships=Memberships(operator, lambda: now().timestamp()),
         events=queue,
         objects=objects,
         registry=registry,

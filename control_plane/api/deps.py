@@ -25,6 +25,7 @@ from control_plane.api.caller_threads import CallerThreads
 from control_plane.api.changes import Snapshots
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.held_tokens import HeldTokens
+from control_plane.api.memberships import Memberships
 from control_plane.api.schemas.common import FieldError, Shape
 from control_plane.cloud.identity import Attestation
 from control_plane.cloud.notices import EventQueue
@@ -140,6 +141,8 @@ class Services:
     database: Database
     tokens: HeldTokens
     operator: CloudOperator
+    memberships: Memberships
+    """Shared answers of AWS about joining agents' instances."""
     events: EventQueue | None
     """The SQS queue that receives AWS's events. None if the server only polls AWS."""
     objects: ObjectStore

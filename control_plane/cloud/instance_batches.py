@@ -34,7 +34,7 @@ def described(ask: Ask[T], ids: Collection[NodeId], *, size: int) -> list[T]:
     Args:
         ask: function that calls EC2 for some ids, and returns their descriptions. It raises NotFound with the code
             `UNKNOWN_ID` if EC2 does not list one of the ids. Several threads call the function.
-        ids: ids of the instances.
+        ids: ids of the instances to describe; duplicates are ignored.
         size: limit of ids per call.
 
     Returns:

@@ -215,6 +215,21 @@ def is_revoked(session: Session, token_id: str) -> bool:
     return row is None or row.revoked_at is not None
 
 
+def expires_before(session: Session, token_id: str, at: datetime) -> bool:
+    """Return whether a token expires before a time in UTC. A token without an expiry never does."""
+    row = session.get(Token, token_id)
+    return row is not None and row.expires_at is not None and row.expires_at < at
+
+
+def extend(session: Session, token_id: str, expires_at: datetime) -> None:
+    """Set a later expiry for a token that has an expiry and was not revoked. Idempotent."""
+    session.execute(
+        update(Token)
+        .where(Token.id == token_id, Token.revoked_at.is_(None), Token.expires_at < expires_at)
+        .values(expires_at=expires_at)
+    )
+
+
 def require_another_admin(session: Session, token_id: str) -> None:
     """Check that the revocation of a token leaves an administrator token without an expiry.
 

@@ -13,6 +13,7 @@ from control_plane.api.archive import SourceLimits
 from control_plane.api.auth import Caller
 from control_plane.api.deps import Services, SortOrder
 from control_plane.api.held_tokens import HeldTokens
+from control_plane.api.memberships import Memberships
 from control_plane.api.routes import (
     drills,
     events,
@@ -49,6 +50,7 @@ def services_of(world: World) -> Services:
         database=world.database,
         tokens=cast(HeldTokens, None),
         operator=world.operator,
+        memberships=Memberships(world.operator, world.monotonic),
         events=None,
         objects=world.objects,
         registry=world.registry,

@@ -12,7 +12,8 @@ group and that has not joined before. The join is complete with the first report
 never received its session token can retry. After the join, the server accepts only the session token from this node. It
 rejects every join token until an administrator resets the session (ResetNodeSession).
 
-A session token is bound to its node. It is revoked when the node or its fleet ends. The server closes an open
+A session token is bound to its node. It is revoked when the node or its fleet ends. A session that STS confirmed
+expires; the server renews it while a connection is open. The server closes an open
 connection within `SESSION_CHECK_SECONDS` of the revocation.
 
     close code   reason                                      reaction of the agent, which always reconnects
@@ -35,6 +36,7 @@ import asyncio
 import logging
 import re
 from dataclasses import dataclass
+from datetime import timedelta
 from types import UnionType
 from typing import TypeVar
 
@@ -45,6 +47,7 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 from control_plane.api.auth import bearer, find_token
 from control_plane.api.deps import Services
 from control_plane.api.errors import Unauthenticated
+from control_plane.api.routes.attestation import SESSION_SECONDS
 from control_plane.cloud.errors import CloudError
 from control_plane.core.states import NodeState
 from control_plane.core.timeouts import HELLO_SECONDS, SEND_SECONDS
@@ -330,12 +333,11 @@ def _require_not_joined(session: Session, node_id: NodeId) -> None:
 
 
 def _require_member(services: Services, group_name: str, node_id: NodeId) -> None:
-    group = services.operator.describe_group(group_name)
-    if not any(member.instance_id == node_id and not member.is_leaving for member in group.members):
+    state = services.memberships.state(group_name, node_id)
+    if state is None:
         raise _Refusal(NOT_A_MEMBER, f"{node_id} is not a member of the group {group_name}")
-    instance = services.operator.describe_instances([node_id])[node_id]
-    if instance.state.has_ended:
-        raise _Refusal(NOT_A_MEMBER, f"EC2 reports {node_id} as {instance.state}")
+    if state.has_ended:
+        raise _Refusal(NOT_A_MEMBER, f"EC2 reports {node_id} as {state}")
 
 
 def _note(services: Services, hello: Hello, admission: _Admission) -> None:
@@ -381,6 +383,16 @@ def _complete_join(services: Services, node_id: NodeId, session_id: str) -> None
 
 
 def _require_session(services: Services, node_id: NodeId, session_id: str) -> None:
+    """Check that the session of an open connection was not revoked, and renew a session that expires.
+
+    The server renews the session after half of its duration. A restarted server then admits the agent by its token, and
+    needs no answer of AWS.
+    """
+    now = services.now()
     with services.database.read() as session:
         if tokens.is_revoked(session, session_id):
             raise _Refusal(NOT_YOURS, f"the session of {node_id} was revoked")
+        is_due = tokens.expires_before(session, session_id, now + timedelta(seconds=SESSION_SECONDS / 2))
+    if is_due:
+        with services.database.write() as session:
+            tokens.extend(session, session_id, now + timedelta(seconds=SESSION_SECONDS))

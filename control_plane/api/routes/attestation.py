@@ -33,8 +33,8 @@ router = Router(prefix="/v1/agents", include_in_schema=False)
 SESSION_SECONDS = 3600
 """Seconds during which a session token can open connections.
 
-A connection that is open when the token expires stays open. A running instance can obtain another session token at any
-time.
+The server renews the token while a connection is open, so that a restarted server admits its agents without a request
+to AWS. A running instance can obtain another session token at any time.
 """
 HeaderValue = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
@@ -141,9 +141,8 @@ def _allow(refusal: str) -> None:
 
 
 def _require_running_member(services: Services, fleet: FleetRecord, node_id: NodeId) -> None:
-    group = services.operator.describe_group(fleet.auto_scaling_group_name)
-    if not any(member.instance_id == node_id and not member.is_leaving for member in group.members):
+    state = services.memberships.state(fleet.auto_scaling_group_name, node_id)
+    if state is None:
         raise Forbidden(f"The instance {node_id} is not a member of the group {fleet.auto_scaling_group_name}.")
-    state = services.operator.describe_instances([node_id])[node_id].state
     if state is not Ec2State.RUNNING:
         raise Forbidden(f"EC2 reports {node_id} as {state}, not as running.")

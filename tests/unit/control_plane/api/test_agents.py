@@ -11,6 +11,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from control_plane.api.memberships import SHARED_SECONDS
 from control_plane.api.routes.agents import MALFORMED, SESSION_CHECK_SECONDS
 from control_plane.cloud.errors import CloudUnavailable
 from everstep.protocol.agent_messages import (
@@ -278,6 +279,7 @@ async def test_who_is_not_a_member_does_not_join(service, token, node):
         await opened.send(encode(hello("i-0123456789abcdef0")))
         assert (await closed(opened))[0] == 4403
     service.operator.end_instance(NodeId(node))
+    service.clock.advance(SHARED_SECONDS)
     async with line(service, token) as opened:
         await opened.send(encode(hello(node)))
         code, reason = await closed(opened)

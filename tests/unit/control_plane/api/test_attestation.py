@@ -8,19 +8,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any
 
 import httpx
 import pytest
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
+from sqlalchemy import select
 from websockets.exceptions import InvalidStatus
 
 from control_plane.api.auth import find_token
+from control_plane.api.routes.attestation import SESSION_SECONDS
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.cloud.identity import Attestation, RegionalSts, principal_in
 from control_plane.core import attestation as core
 from control_plane.core.attestation import Principal, Signature
+from control_plane.db import tokens
+from control_plane.db.models import Token
 from everstep.protocol import attestation
 from everstep.protocol.codec import encode
 from everstep.protocol.ids import NodeId
@@ -385,3 +390,39 @@ def test_keys_that_are_no_roles_sign_nothing() -> None:
     claim = Claim(node_id=NodeId("i-1"), fleet="main", region=REGION, server_id="0" * 32)
     with pytest.raises(AttestationFailed, match="no session token"):
         agent.sign(claim, Keys("AKIA0000000000000000", "s", "", ""), "n")
+
+
+async def test_an_open_line_renews_the_session_and_a_restarted_server_admits_the_agent_without_asking_aws(
+    service, instance, sts, monkeypatch
+) -> None:
+    token = instance.ask(instance.request()).json()["SessionToken"]
+    async with line(service, token) as opened:
+        await join(opened, instance.node)
+        for sequence in range(1, 5):  # Three hours, with a report every three quarters of an hour.
+            service.clock.advance(SESSION_SECONDS * 3 / 4)
+            await opened.send(encode(report(instance.node, sequence)))
+            await until(lambda: expires_at(service, instance) == service.clock() + timedelta(seconds=SESSION_SECONDS))
+    monkeypatch.setattr(service.operator, "describe_group", lambda _: pytest.fail("the server asked AWS"))
+    async with line(service, token) as opened:
+        await join(opened, instance.node)
+    assert len(sts.asked) == 1
+
+
+async def test_a_session_that_was_revoked_is_not_renewed(service, instance) -> None:
+    token = instance.ask(instance.request()).json()["SessionToken"]
+    async with line(service, token) as opened:
+        await join(opened, instance.node)
+        before = expires_at(service, instance)
+        with service.services.database.write() as session:
+            tokens.revoke_sessions(session, instance.node, service.clock())
+        service.clock.advance(SESSION_SECONDS * 3 / 4)
+        await opened.send(encode(report(instance.node, 1)))
+        assert (await closed(opened))[0] == 4401
+    assert expires_at(service, instance) == before
+
+
+def expires_at(service: Service, instance: Instance) -> datetime:
+    with service.services.database.read() as session:
+        found = session.scalar(select(Token.expires_at).where(Token.node_id == instance.node))
+    assert found is not None
+    return found

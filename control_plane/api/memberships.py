@@ -1,0 +1,73 @@
+"""Answers whether an instance is a running member of a fleet's group, when its agent joins.
+
+After a restart of the control plane, all agents of a fleet may join at the same time. The answers of AWS about a group
+are therefore shared: one thread asks AWS about all members, and the other threads wait for its answer.
+
+Invariant: a refusal rests on an answer to a request that began after the agent asked. An admission may rest on an
+answer that is up to `SHARED_SECONDS` old.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from control_plane.cloud.operator import CloudOperator, Ec2State
+from everstep.protocol.ids import NodeId
+
+SHARED_SECONDS: Final = 5.0
+"""Age up to which an answer of AWS admits further members of the same group."""
+
+
+@dataclass(slots=True)
+class _Group:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    asked_at: float = float("-inf")
+    states: Mapping[NodeId, Ec2State] = field(default_factory=dict[NodeId, Ec2State])
+
+
+class Memberships:
+    """The shared answers of AWS about the groups of all fleets. Thread-safe.
+
+    Args:
+        operator: the cloud of the groups.
+        monotonic: clock that measures the age of an answer, in seconds.
+    """
+
+    def __init__(self, operator: CloudOperator, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._operator = operator
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._groups: dict[str, _Group] = {}
+
+    def state(self, group_name: str, node_id: NodeId) -> Ec2State | None:
+        """Return the state of an instance that is a member of a group, as EC2 reports it.
+
+        Args:
+            group_name: name of the fleet's Auto Scaling group.
+            node_id: the instance on which the agent claims to run.
+
+        Returns:
+            The state. None if the group does not have the instance, or is terminating it.
+
+        Raises:
+            CloudError: AWS did not answer, or refused the request.
+        """
+        arrived_at = self._monotonic()
+        with self._lock:
+            group = self._groups.setdefault(group_name, _Group())
+        with group.lock:
+            is_running = group.states.get(node_id) is Ec2State.RUNNING
+            is_shared = group.asked_at > arrived_at or (is_running and arrived_at - group.asked_at < SHARED_SECONDS)
+            if not is_shared:
+                asked_at = self._monotonic()
+                members = self._operator.describe_group(group_name).members
+                instances = self._operator.describe_instances(
+                    [member.instance_id for member in members if not member.is_leaving]
+                )
+                group.states = {id: instance.state for id, instance in instances.items()}
+                group.asked_at = asked_at
+            return group.states.get(node_id)
