@@ -20,7 +20,7 @@ from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import InitialState, JobInput, JobSpec
 from control_plane.db.quotas import QuotaRecord
 from control_plane.db.sources import SourceRecord
-from everstep.protocol.plan import channel_variable
+from everstep.protocol.plan import CHECK_VARIABLE, channel_variable, check_steps
 
 RESERVED_VARIABLES = frozenset(
     {
@@ -188,7 +188,10 @@ def _wrong_parity(request: CreateTrainingJobRequest, copies: int) -> Iterator[Fi
 def _reserved(request: CreateTrainingJobRequest) -> Iterator[FieldError]:
     for field, names in (("Environment", request.environment), ("Secrets", request.secrets)):
         for name in names:
-            if name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIX):
+            if field == "Environment" and name == CHECK_VARIABLE:
+                if check_steps(request.environment[name]) is None:
+                    yield FieldError(field=f"{field}.{name}", message="must be a number of steps from 2 to 1000")
+            elif name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIX):
                 yield FieldError(
                     field=f"{field}.{name}", message="is set by Everstep for every rank and cannot be changed"
                 )

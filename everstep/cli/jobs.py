@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final, cast
 
 import typer
 
+from everstep.cli import determinism, plans, steps, submission
 from everstep.cli import logs as lines
-from everstep.cli import plans, steps, submission
 from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
 from everstep.cli.board import Board, looked, picture
 from everstep.cli.commands import (
@@ -223,6 +223,16 @@ def submit(
             help="Checkpoints to upload at the same time; by default 1. Higher values need --third-slot and memory."
         ),
     ] = None,
+    check_determinism: Annotated[
+        bool,
+        typer.Option(
+            "--check-determinism",
+            help="Instead of training, repeat the first steps after a restart and name the first difference.",
+        ),
+    ] = False,
+    check_steps: Annotated[
+        int | None, typer.Option(min=2, max=1000, help="Steps of a determinism check; by default 8.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Upload the code, show the plan, and start nothing.")
     ] = False,
@@ -230,6 +240,7 @@ def submit(
     query: Query = None,
 ) -> Shown:
     """Upload the code, show the plan, and start a training job."""
+    check = determinism.variables(check_steps, is_check=check_determinism)
     options = without_none(
         TrainingJobName=name,
         Source=None if source_dir is None else {"Directory": str(source_dir)},
@@ -241,7 +252,7 @@ def submit(
         Preemptible=preemptible or None,
         Project=project,
         HyperParameters=pairs("--hyperparameter", hyperparameter or []) or None,
-        Environment=pairs("--environment", environment or []) or None,
+        Environment={**pairs("--environment", environment or []), **check} or None,
         Secrets=pairs("--secret", secret or []) or None,
         RoleArn=role_arn,
         Requirements=requirements,
@@ -299,6 +310,8 @@ def submit(
     if planned and query is None:
         show(plan)  # Print the plan first, so that an error of the service appears below it.
     created = service.create_training_job(**request)
+    if check:
+        return determinism.verdict_of(service, request["TrainingJobName"])
     shape = (planned["Plan"]["NodeCount"], planned["Plan"]["RanksPerNode"]) if planned else (0, 0)
     ranks = f"{counted(shape[0], 'node')} × {counted(shape[1], 'rank')}" if planned else ""
     commands = ("jobs top", "jobs wait", "jobs logs -f", "protection describe")

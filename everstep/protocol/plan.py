@@ -174,6 +174,19 @@ class InputChannel(Message, frozen=True):
     """Absolute path of the directory on the nodes; empty if the input is in S3."""
 
 
+CHECK_VARIABLE = "EVERSTEP_CHECK_DETERMINISM"
+"""Variable of a job's Environment that makes the job a determinism check. Its value is a number of steps."""
+
+
+def check_steps(value: str) -> int | None:
+    """Return the number of steps in the value of `CHECK_VARIABLE`, or None if the value is not valid.
+
+    Two steps are the fewest, because a check keeps one step and repeats the others.
+    """
+    steps = int(value) if value.isascii() and value.isdecimal() and len(value) <= 4 else 0
+    return steps if 2 <= steps <= 1000 else None
+
+
 def channel_variable(name: str) -> str:
     """Return the environment variable that holds a channel's path on the nodes.
 

@@ -56,6 +56,7 @@ from torch.utils.data import (
 
 from everstep.training import rng
 from everstep.training.adapters.base import qualified_name
+from everstep.training.determinism.traced_data import TracedCollate, TracedDataset
 from everstep.training.errors import CannotRelayout, CannotResume, SessionMisuse
 from everstep.training.state_tree import Tree
 
@@ -100,14 +101,17 @@ class DataStream:
         name: name under which it was registered.
         loader: any loader of the table in the module's docstring.
         seed: seed of the workers' randomness, for loaders without a generator.
+        is_traced: True in a determinism check, which compares samples and batches.
 
     Raises:
         CannotResume: the loader can be read only once, or its workers keep generators from epoch to epoch.
     """
 
-    def __init__(self, name: str, loader: Iterable[object], seed: int) -> None:
+    def __init__(self, name: str, loader: Iterable[object], seed: int, *, is_traced: bool = False) -> None:
         self.name = name
-        self._source = _source(name, loader, seed)
+        self.observe: Callable[[str, object], object] | None = None
+        """Set by a determinism check: records an item of the loader under its name, and returns the batch."""
+        self._source = _source(name, loader, seed, is_traced=is_traced)
         self._iterator: Iterator[object] | None = None
         self.epoch = 0
         self.consumed_count = 0
@@ -251,6 +255,8 @@ class DataStream:
         else:
             self.consumed_count += 1
             self.handed_count += 1
+            if self.observe is not None:
+                batch = self.observe(self.name, batch)
         return batch
 
 
@@ -368,7 +374,7 @@ def _rest_of(items: Iterable[object], begin: int) -> Iterable[object]:
 class _MapLoader:
     """A DataLoader over a map-style dataset, rebuilt around a `PlacedSampler`."""
 
-    def __init__(self, loader: DataLoader[object], seed: int) -> None:
+    def __init__(self, loader: DataLoader[object], seed: int, *, is_traced: bool) -> None:
         has_workers = loader.num_workers > 0
         samplers = [sampler for sampler in (loader.batch_sampler, loader.sampler) if sampler is not None]
         self._all_samplers = list(_nested(samplers))
@@ -383,7 +389,7 @@ class _MapLoader:
         in_process = [] if has_workers else [loader.dataset, loader.collate_fn]
         self.generators = rng.find_generators([*samplers, loader.generator, *in_process])
         self._sampler = PlacedSampler(inner, of_sampler, seeding if has_workers else None)
-        self._loader = _rebuild(loader, self._sampler)
+        self._loader = _rebuild(loader, self._sampler, is_traced=is_traced)
         self._has_begun = False
         """True after the first call of `begin` in this process."""
 
@@ -705,6 +711,11 @@ class SeededDataset(Dataset[object]):
             rng.seed_generator(generator, number)
 
 
+def _plain_index(item: object) -> object:
+    """Return the user's index or indices from an item that a sampler yields."""
+    return item.item if isinstance(item, SeededItem) else item
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerBegin:
     """Worker initialization after which `get_worker_info()` returns the user's own dataset.
@@ -726,7 +737,7 @@ class WorkerBegin:
         info = get_worker_info()
         assert info is not None
         # A DataLoader forbids a plain assignment of this attribute.
-        object.__setattr__(info, "dataset", cast(SeededDataset, info.dataset).inner)
+        object.__setattr__(info, "dataset", cast("SeededDataset | TracedDataset", info.dataset).inner)
         if self.user_init is not None:
             self.user_init(worker_id)
 
@@ -830,7 +841,7 @@ def _set_epoch(thing: object, epoch: int) -> None:
         set_epoch(epoch)
 
 
-def _source(name: str, loader: Iterable[object], seed: int) -> Resumable:
+def _source(name: str, loader: Iterable[object], seed: int, *, is_traced: bool) -> Resumable:
     loader = _unwrap(loader)
     if isinstance(loader, Iterator) and not isinstance(loader, Stateful):
         raise CannotResume(
@@ -840,7 +851,7 @@ def _source(name: str, loader: Iterable[object], seed: int) -> Resumable:
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise CannotResume(name, f"{qualified_name(type(loader))} cannot be iterated")
     if _is_map_loader(loader):
-        return _MapLoader(cast("DataLoader[object]", loader), seed)
+        return _MapLoader(cast("DataLoader[object]", loader), seed, is_traced=is_traced)
     if isinstance(loader, Stateful):
         return _OwnState(loader)
     if isinstance(loader, DataLoader) and loader.num_workers > 0 and loader.persistent_workers:
@@ -883,16 +894,21 @@ def _is_map_loader(loader: object) -> bool:
 _STATEFUL_LOADER = "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader"
 
 
-def _rebuild(loader: DataLoader[object], sampler: PlacedSampler) -> DataLoader[object]:
+def _rebuild(loader: DataLoader[object], sampler: PlacedSampler, *, is_traced: bool) -> DataLoader[object]:
     """Return a plain DataLoader like `loader`, around `sampler`."""
     has_workers = loader.num_workers > 0
+    dataset = SeededDataset(loader.dataset, loader.collate_fn) if has_workers else loader.dataset
+    collate = loader.collate_fn
+    if is_traced:
+        dataset = TracedDataset(dataset, collate, _plain_index)
+        collate = cast("Callable[[list[Any]], object]", TracedCollate(collate))
     return DataLoader(
-        SeededDataset(loader.dataset, loader.collate_fn) if has_workers else loader.dataset,
+        dataset,
         batch_size=None if loader.batch_sampler is None else 1,
         sampler=cast("Iterable[object]", sampler) if loader.batch_sampler is None else None,
         batch_sampler=None if loader.batch_sampler is None else cast("Iterable[list[object]]", sampler),
         num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
+        collate_fn=collate,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=WorkerBegin(loader.worker_init_fn) if has_workers else None,

@@ -26,6 +26,7 @@ from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.agent_link import AgentLink, NullLink, UnixAgentLink
 from everstep.training.copier import Copier, CpuCopier
 from everstep.training.data import DataStream, check_apart
+from everstep.training.determinism.check import DeterminismCheck
 from everstep.training.errors import CannotResume, SessionMisuse, TrainingError
 from everstep.training.pretrained import pretrained_configs
 from everstep.training.script import Environment
@@ -72,7 +73,10 @@ def init(
         StaleGeneration: the agent runs another generation.
     """
     environment = Environment.read()
-    link = _link(environment)
+    check = DeterminismCheck.read(environment)
+    if check is not None:
+        environment = check.environment
+    link = _link(environment) if check is None else check.link
     try:
         if environment.world_size > 1 and not (dist.is_available() and dist.is_initialized()):
             raise SessionMisuse(
@@ -88,7 +92,7 @@ def init(
         check_bound(objects, [optimizer for adapter in adapters for optimizer in adapter.optimizers().values()])
         seed = torch.initial_seed()
         streams = {
-            name or "data": DataStream(f"data/{name}" if name else "data", loader, seed)
+            name or "data": DataStream(f"data/{name}" if name else "data", loader, seed, is_traced=check is not None)
             for name, loader in _named(data).items()
         }
         check_apart(streams.values())
@@ -100,6 +104,7 @@ def init(
             environment,
             make_copier(state.devices(), environment),
             has_many_streams=isinstance(data, Mapping),
+            check=check,
         )
     except TrainingError as error:
         link.send(RankFault(generation=link.generation, code=error.code, message=str(error)))

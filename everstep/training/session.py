@@ -58,6 +58,7 @@ from everstep.protocol.rank_messages import (
 from everstep.training.agent_link import AgentLink
 from everstep.training.copier import Copier
 from everstep.training.data import DataStream
+from everstep.training.determinism.check import DeterminismCheck
 from everstep.training.device_numbers import DeviceNumbers
 from everstep.training.earlier import AgentShards
 from everstep.training.errors import RestoreMismatch, SessionMisuse, TrainingError
@@ -146,6 +147,7 @@ class TrainingSession:
         copier: copies tensors into slots, from host or GPU memory.
         has_many_streams: True when the script registered its loaders by name. Batches are then dicts, one entry per
             loader.
+        check: records the steps of a determinism check. None in every other run.
         clock: monotonic clock, in seconds.
     """
 
@@ -157,12 +159,14 @@ class TrainingSession:
         copier: Copier,
         *,
         has_many_streams: bool = False,
+        check: DeterminismCheck | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state = state
         self._link = link
         self._environment = environment
         self._has_many_streams = has_many_streams
+        self._check = check
         self._clock = clock
         self._guard = Guard()
         self._snapshotter = Snapshotter(
@@ -217,6 +221,8 @@ class TrainingSession:
         """
         for optimizer in state.optimizers():
             optimizer.register_step_pre_hook(self.fence_hook)
+        if check is not None:
+            check.attach(state)
         self._step_watch = StepWatch(state.optimizers(), state.parameters(), state.companions(), self._report_fault)
         self._exit_watch = ExitWatch(self.close, self._drain)
         self._is_agreed = False
@@ -287,6 +293,8 @@ class TrainingSession:
         self._publish(boundary=self._boundary, phase=Phase.TRAIN)
         if self._link.has_agent:
             self._snapshotter.begin(self._nudge)
+        if self._check is not None:
+            self._check.restored(self._boundary)
         return self._boundary
 
     def batches(self, until_step: int, accumulate: int = 1) -> Iterator[Any]:
@@ -349,6 +357,8 @@ class TrainingSession:
         self._boundary += 1
         self._has_left, self._progress = False, self._state.progress()
         self._state.end_step()
+        if self._check is not None:
+            self._check.boundary(self._boundary)
         self._publish(boundary=self._boundary, first_passed=self._half.first_passed or int(passed_at * 1e6))
         if self._link.has_agent:
             self._link.hold(self._word(passed_at))
@@ -427,6 +437,8 @@ class TrainingSession:
             self._logged.add(Step(self.step), values)
         else:
             check_values(values)
+        if self._check is not None:
+            self._check.logged(values)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return this rank's live model and optimizer tensors by name.
@@ -456,6 +468,8 @@ class TrainingSession:
             return
         self._is_closed = True
         failure = self._failure()
+        if self._check is not None and not failure:
+            self._check.end()
         self._departure = failure or self._gone_on()
         if self._profiler is not None:
             self._profiler.close()

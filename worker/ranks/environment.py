@@ -4,7 +4,8 @@ Variables that torchrun defines have the same names, so that scripts need no cha
 EVERSTEP_. `LOCAL_SIZE` is never set. With this variable, DeepSpeed's all-reduce on CPU would use shared memory and
 bypass the network (measured).
 
-Invariant: a variable of the job replaces the node's variable of the same name, but never a reserved variable.
+Invariant: a variable of the job replaces the node's variable of the same name, but never a reserved variable. The
+only reserved variable that a job may set makes it a determinism check.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from everstep.protocol.ids import Rank
-from everstep.protocol.plan import GenerationPlan, PlanNode, ScriptPlan
+from everstep.protocol.plan import CHECK_VARIABLE, GenerationPlan, PlanNode, ScriptPlan
 
 _RESERVED = frozenset(
     {
@@ -220,7 +221,8 @@ def inherited_as(user: Mapping[str, str], inherited: Mapping[str, str]) -> dict[
 
 def job_environment(script: ScriptPlan, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the inherited environment with the job's own variables added. Reserved variables are not added."""
-    return {**inherited, **{name: value for name, value in script.environment.items() if not is_reserved(name)}}
+    own = {name: value for name, value in script.environment.items() if name == CHECK_VARIABLE or not is_reserved(name)}
+    return {**inherited, **own}
 
 
 def rank_environment(

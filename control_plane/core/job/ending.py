@@ -23,13 +23,12 @@ from control_plane.core.job.view import (
     watched_seconds,
     with_record,
 )
-from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentEvent, IncidentState, JobEvent, JobState
 from control_plane.core.strategies import STRATEGIES
 from everstep.protocol.agent_messages import MemberPhase, StopTraining
 from everstep.protocol.ids import FIRST_STEP
-from everstep.protocol.plan import Snapshots
+from everstep.protocol.plan import CHECK_VARIABLE, Snapshots
 
 PAUSE_PATIENCE_TIMES = 5
 """Limit for the upload after the ranks' end, as a multiple of `blind_wait`.
@@ -55,7 +54,7 @@ def finish(view: JobView, *, is_durable: bool) -> Decision:
                 f"every rank ended with success after step {record.boundary}; its last checkpoint follows",
                 requeue=LAUNCH_SECONDS,
             )
-        return end_job(view, JobEvent.FINISHED, _success_words(record))
+        return end_job(view, JobEvent.FINISHED, _success_words(view))
     if record.state is JobState.PAUSING:
         return _complete_pause(view, is_durable=is_durable)
     if _awaits_checkpoint(view, is_durable=is_durable):
@@ -65,11 +64,17 @@ def finish(view: JobView, *, is_durable: bool) -> Decision:
     )
 
 
-def _success_words(record: JobRecord) -> str:
+def _success_words(view: JobView) -> str:
     """Return the reason text of a completed job.
 
     The text contains a warning if the ranks ended before the number of steps that the script declared.
     """
+    record = view.record
+    if CHECK_VARIABLE in view.spec.script.environment:
+        return (
+            "every rank of the determinism check ended with success. The log of rank 0 and the outputs "
+            "(determinism.json) have the result; a script that never calls everstep.training.init() has none"
+        )
     if record.max_boundary <= 0:
         return (
             "every rank ended with success, and none reported a step. Warning: nothing was kept. "

@@ -135,6 +135,7 @@ def become(start: StartRank) -> NoReturn:
     _reseed()
     _set_thread_count(start.environment.get("OMP_NUM_THREADS", ""))
     sys.argv = [start.script, *start.arguments]
+    sys.orig_argv = [sys.executable, "-u", start.script, *start.arguments]
     sys.path[:0] = [os.path.dirname(start.script), *([start.packages] if start.packages else [])]
     try:
         os.chdir(start.working_directory)

@@ -9,6 +9,7 @@ from contextlib import closing
 
 import pytest
 
+from everstep.protocol.plan import CHECK_VARIABLE
 from tests.unit.control_plane.api.conftest import BUCKET, GROUP, Service, refused
 
 ROLE = "arn:aws:iam::123456789012:role/training"
@@ -90,6 +91,15 @@ def request_(client, tmp_path_factory):
         ({"TrainingJobName": "trailing\n"}, "TrainingJobName", "must match ^"),
         ({"Environment": {"RANK": "0"}}, "Environment.RANK", "set by Everstep"),
         ({"Environment": {"EVERSTEP_TOKEN": "x"}}, "Environment.EVERSTEP_TOKEN", "set by Everstep"),
+        *(
+            (
+                {"Environment": {CHECK_VARIABLE: steps}},
+                f"Environment.{CHECK_VARIABLE}",
+                "number of steps from 2 to 1000",
+            )
+            for steps in ("", "1", "1001", "-8", "8.0", "٨", "8\n")
+        ),
+        ({"Secrets": {CHECK_VARIABLE: "ssm:/a"}}, f"Secrets.{CHECK_VARIABLE}", "set by Everstep"),
         ({"Environment": {"A=B": "x"}}, "Environment.A=B", "must match ^"),
         ({"NodeCount": 0}, "NodeCount", "must be at least 1, not '0'"),
         ({"NodeCount": "many"}, "NodeCount", "many"),

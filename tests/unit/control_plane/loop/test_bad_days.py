@@ -39,7 +39,7 @@ from everstep.protocol.agent_messages import (
     Start,
 )
 from everstep.protocol.ids import FleetName, NodeId, Step
-from everstep.protocol.plan import GenerationPlan
+from everstep.protocol.plan import CHECK_VARIABLE, GenerationPlan
 from tests.postgresql import BOTH_ENGINES, PostgreSql
 from tests.unit.control_plane.loop.world import FLEET, GROUP, Agent, World
 
@@ -401,6 +401,17 @@ async def test_a_job_that_ends_well_before_its_target_or_without_steps_warns(
     said = world.job().reason
     assert said.startswith(reason)
     assert ("Warning" in said) == ("Warning" in reason)
+
+
+async def test_a_determinism_check_completes_without_steps_and_names_its_result(world: World) -> None:
+    world.submit(environment={CHECK_VARIABLE: "8"})
+    await world.running()
+    for agent in world.team():
+        agent.boundary = dict.fromkeys(agent.boundary, Step(-1))
+    world.finish()
+    await world.until(lambda: world.job().state == JobState.COMPLETED)
+    assert world.job().reason.startswith("every rank of the determinism check ended with success. ")
+    assert "determinism.json" in world.job().reason
 
 
 async def test_ranks_that_agreed_to_stop_and_do_not_end_are_halted_and_the_job_says_so(world: World) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from everstep.protocol.agent_messages import ExitClass, MemoryEnd, MemoryKind, MemorySource
 from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.plan import CHECK_VARIABLE
 from tests.unit.worker.rank_plans import RUN, rank_plan
 from worker.node.rank_user import RankUser
 from worker.ranks import environment as rank_environment_module
@@ -225,6 +226,15 @@ def test_another_user_inherits_nothing_that_leads_to_folders_of_the_agents() -> 
     assert inherited_as({}, inherited) == inherited
     found = inherited_as(RankUser(5, 6, (), "ranks").identity(Path("/home-of-a-run")), inherited)
     assert found == {"HOME": "/home-of-a-run", "USER": "ranks", "LOGNAME": "ranks", "PATH": "/bin"}
+
+
+def test_a_job_may_become_a_determinism_check_and_a_node_may_not_make_it_one() -> None:
+    plan = rank_plan(environment={CHECK_VARIABLE: "8", "EVERSTEP_TOKEN": "x"})
+    inherited = node_environment({CHECK_VARIABLE: "9"}, "lo")
+    assert CHECK_VARIABLE not in inherited
+    found = rank_environment(plan, plan.nodes[0], Rank(0), PATHS, inherited, {})
+    assert found[CHECK_VARIABLE] == "8"
+    assert "EVERSTEP_TOKEN" not in found
 
 
 def test_reserved_names() -> None:

@@ -1,0 +1,332 @@
+"""Records the steps of one pass of a determinism check, and ends the pass after its last step.
+
+Registration creates one `DeterminismCheck` per process and attaches it to the session. The session then reports each
+batch, optimizer step, logged value and finished step. The rank trains without its agent: the check keeps one step by
+itself, in the format of a slot, and the session restores that step like any other.
+
+Invariant: the check ends only with the report of three complete records, or with an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import Optimizer
+
+from everstep.determinism import (
+    REPORT,
+    START,
+    Entry,
+    Finding,
+    Kind,
+    RankReport,
+    Record,
+    Verdict,
+    compare,
+    conclude,
+)
+from everstep.protocol.ids import Generation, JobName, RunId, Step
+from everstep.protocol.rank_messages import Welcome
+from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_header
+from everstep.training import rng
+from everstep.training.agent_link import NullLink
+from everstep.training.capture import CapturePlan, SlotMemory
+from everstep.training.determinism import calls, passes
+from everstep.training.determinism.digests import digest_of
+from everstep.training.determinism.passes import PASS_COUNT, PASS_VARIABLE, Pass
+from everstep.training.determinism.private_generators import find_private
+from everstep.training.determinism.traced_data import untraced
+from everstep.training.errors import SessionMisuse
+from everstep.training.script import Environment, output_dir
+from everstep.training.state import RankState
+from everstep.training.step_watch import uncompiled
+
+RUN = RunId("0" * 32)
+"""Run in the header of the kept slot, because a script outside of Everstep has no run."""
+_RECORDS = msgspec.json.Decoder(Record)
+if PASS_VARIABLE in os.environ:
+    calls.install()  # The script imports this module at its beginning, and may list files before it calls `init`.
+_NOT_COMPILED = "the determinism check records here: compile optimizer.step() without fullgraph=True"
+
+
+class CheckLink(NullLink):
+    """Link of a rank during a check. It names the kept step as the step to restore.
+
+    Args:
+        current: the pass of this process.
+    """
+
+    def __init__(self, current: Pass) -> None:
+        self._pass = current
+
+    def welcome(self) -> Welcome:
+        """Return the step to restore: none in pass 1, the kept step in passes 2 and 3."""
+        if self._pass.number <= 1:
+            return super().welcome()
+        return Welcome(
+            generation=self.generation,
+            word_path="",
+            base_step=Step(self._pass.kept_step),
+            base_slot_path=str(self._pass.state),
+        )
+
+
+class DeterminismCheck:
+    """The check of one rank, during one pass.
+
+    Args:
+        current: the pass of this process.
+        environment: the rank's environment.
+    """
+
+    def __init__(self, current: Pass, environment: Environment) -> None:
+        self.link = CheckLink(current)
+        self.environment = dataclasses.replace(environment, run=RUN, generation=Generation(0))
+        """The rank's environment, as if the check were a run of its own."""
+        self._pass = current
+        self._record = Record(current.kept_step)
+        self._step = 1
+        """The step that the script makes at present."""
+        self._state: RankState | None = None
+        self._has_ended = False
+        self._are_objects_due = False
+        """True from the restore, or from the kept step, until the next entry. Objects are recorded at that entry.
+
+        A framework may apply a restored object only when its loop begins, as transformers' `Trainer` does.
+        """
+        self._private: dict[str, tuple[rng.Generator, str]] = {}
+        """Generators that no snapshot contains, each with the digest of its state at the kept step."""
+
+    @classmethod
+    def read(cls, environment: Environment) -> DeterminismCheck | None:
+        """Return the check of this process, or None if the job is no determinism check.
+
+        In the process that the launcher started, this call does not return. It begins pass 1 in a new process.
+
+        Args:
+            environment: the rank's environment.
+
+        Raises:
+            SessionMisuse: the number of steps is not valid.
+        """
+        current = Pass.read()
+        if current is None:
+            return None
+        if current.number == 0:
+            passes.begin(current.following())
+        return cls(current, environment)
+
+    def attach(self, state: RankState) -> None:
+        """Observe the optimizers and loaders of the session. Called once, before the restore."""
+        self._state = state
+        names = {id(parameter): name for name, parameter in state.parameters().items()}
+
+        def before_step(optimizer: Optimizer, *_: object) -> None:
+            if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+                self._add_all(self._generators())
+                self._add_all(_of_optimizer(optimizer, names))
+
+        hook = uncompiled(before_step, _NOT_COMPILED)
+        for optimizer in state.optimizers():
+            optimizer.register_step_pre_hook(hook)
+        for stream in state.streams.values():
+            stream.observe = self._received
+
+    def restored(self, step: int) -> None:
+        """Record the state after the restore. Called once, when the script has restored.
+
+        Args:
+            step: the restored step; 0 in pass 1.
+        """
+        self._step = step + 1
+        self._record.calls[START] = calls.drain()
+        if step:
+            self._add_restored(step)
+
+    def logged(self, values: Mapping[str, object]) -> None:
+        """Record values that the script logs for the present step."""
+        for name, value in values.items():
+            self._add(Kind.VALUE, name, value)
+
+    def boundary(self, step: int) -> None:
+        """Record the state after a step. Does not return after the last step of the pass.
+
+        Args:
+            step: number of finished steps.
+        """
+        self._add_all(self._generators())
+        self._add_all(self._tensors())
+        self._add_all(self._objects())
+        self._record.calls.setdefault(step, []).extend(calls.drain())
+        self._step = step + 1
+        if self._pass.number == 1 and step == self._pass.kept_step:
+            self._keep(step)
+        if step >= self._pass.last_step:
+            self.end()
+
+    def end(self) -> None:
+        """End the pass, also if the script ended before the last step. Does not return, except when repeated."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._record.generators = [
+            name for name, (generator, before) in self._private.items() if _state_digest(generator) != before
+        ]
+        with self._pass.records.open("ab") as file:
+            file.write(msgspec.json.encode(self._record) + b"\n")
+        if self._pass.number < PASS_COUNT:
+            passes.begin(self._pass.following())
+        self._report()
+
+    def _received(self, name: str, item: object) -> object:
+        """Record a batch that the script receives, and return it without its trace."""
+        batch, trace = untraced(item)
+        if trace is None:
+            self._add(Kind.LOADED, name, batch)
+        else:
+            entries = self._entries()
+            entries.append(Entry(Kind.ORDER, name, trace.order))
+            entries += [
+                Entry(Kind.SAMPLE, f"{name}, sample {number} of the batch", digest, repeats)
+                for number, (digest, repeats) in enumerate(zip(trace.samples, trace.repeats, strict=True))
+            ]
+            entries.append(Entry(Kind.BATCH, name, trace.batch))
+            self._record.calls.setdefault(self._step, []).extend(trace.calls)
+        self._add_all(self._generators())
+        return batch
+
+    def _keep(self, step: int) -> None:
+        """Keep the state of this step for the next passes. The record begins anew here."""
+        assert self._state is not None
+        observed = self._state.observe()
+        plan = CapturePlan.make(observed.tensors)
+        capacity = plan.capacity_bytes(observed.values)
+        with self._pass.state.open("r+b") as file:
+            file.truncate(HEADER_BYTES + capacity)
+        memory = SlotMemory(self._pass.state, capacity)
+        with torch.no_grad():
+            for view, item in zip(memory.views(plan), observed.tensors, strict=True):
+                view.copy_(item.tensor)
+        index_bytes = memory.write_values(plan, observed.values)
+        header = SlotHeader(
+            job=JobName(self.environment.job or "check"),
+            run=RUN,
+            owner_rank=self.environment.rank,
+            origin_generation=Generation(0),
+            step=Step(step),
+            state=SlotState.SEALED,
+            capacity_bytes=capacity,
+            payload_bytes=plan.index_offset + index_bytes,
+            index_offset=plan.index_offset,
+            index_bytes=index_bytes,
+            layout_hash=self._state.layout_hash,
+        )
+        with self._pass.state.open("r+b") as file:
+            file.write(pack_header(header))
+        self._record = Record(step, calls={START: self._record.calls.get(START, [])})
+        self._add_restored(step)
+        kept = [generator for stream in self._state.streams.values() for generator in stream.source.generators]
+        self._private = {name: (each, _state_digest(each)) for name, each in find_private(kept).items()}
+
+    def _report(self) -> None:
+        """Compare the passes, write this rank's report, print the verdict, and end the process with success."""
+        records = [_RECORDS.decode(line) for line in self._pass.records.read_bytes().splitlines()]
+        if len(records) != PASS_COUNT:
+            raise SessionMisuse(f"the determinism check has {len(records)} records of {PASS_COUNT} passes")
+        report = self._compared(records)
+        (output_dir() / REPORT).write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        reports: list[Any] = [report]
+        if passes.has_peers():
+            assert self._state is not None
+            reports = [None] * dist.get_world_size()
+            with self._state.on_device():
+                dist.all_gather_object(reports, report)
+        if self.environment.rank == 0:
+            _print(conclude(reports))
+        passes.end_children()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # Code after the training loop would write the results of a run that made a few steps only.
+        os._exit(0)
+
+    def _compared(self, records: list[Record]) -> RankReport:
+        finding: Finding | None = compare(self.environment.rank, records, varies_hash=self._pass.varies_hash)
+        kept, last = self._pass.kept_step, max((max(record.steps, default=0) for record in records), default=0)
+        problem = ""
+        if last <= kept:
+            problem = (
+                f"the script ended after step {last}. A check needs at least {kept + 1} steps; lower --check-steps"
+            )
+        return RankReport(self.environment.rank, self.environment.world_size, kept, last, finding, problem)
+
+    def _add_restored(self, step: int) -> None:
+        self._record.steps[step] = [_as_restored(entry) for entry in (*self._tensors(), *self._generators())]
+        self._are_objects_due = True
+
+    def _tensors(self) -> Iterator[Entry]:
+        """Yield an entry for each tensor of the state. Gradients are recorded before the optimizer's step."""
+        assert self._state is not None
+        for adapter in self._state.adapters:
+            observed = adapter.observe()
+            for item in observed.tensors:
+                if not item.name.startswith("gradient/"):
+                    yield Entry(Kind.STATE, item.name, digest_of(item.tensor))
+
+    def _objects(self) -> Iterator[Entry]:
+        assert self._state is not None
+        for name, item in self._state.objects.items():
+            yield Entry(Kind.OBJECT, name, digest_of(item.state_dict()))
+
+    def _generators(self) -> Iterator[Entry]:
+        assert self._state is not None
+        for name, state in rng.observe().items():
+            yield Entry(Kind.GENERATOR, name, digest_of(state))
+        for name, stream in self._state.streams.items():
+            for number, generator in enumerate(stream.source.generators):
+                yield Entry(Kind.GENERATOR, f"generator {number} of {name}", _state_digest(generator))
+
+    def _entries(self) -> list[Entry]:
+        if self._are_objects_due:
+            self._are_objects_due = False
+            self._record.steps[self._step - 1].extend(map(_as_restored, self._objects()))
+        return self._record.steps.setdefault(self._step, [])
+
+    def _add(self, kind: Kind, name: str, value: object) -> None:
+        self._entries().append(Entry(kind, name, digest_of(value)))
+
+    def _add_all(self, entries: Iterator[Entry]) -> None:
+        self._entries().extend(entries)
+
+
+def _of_optimizer(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[Entry]:
+    """Yield the settings of an optimizer, then the gradients of its parameters."""
+    for number, group in enumerate(optimizer.param_groups):
+        for name, value in group.items():
+            if name != "params":
+                yield Entry(Kind.SETTING, f"{name} of group {number}", digest_of(value))
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            name = names.get(id(parameter), f"parameter {place} of group {number}")
+            yield Entry(Kind.GRADIENT, name, digest_of(parameter.grad))
+
+
+def _as_restored(entry: Entry) -> Entry:
+    return Entry(Kind.RESTORED, entry.name, entry.digest)
+
+
+def _state_digest(generator: rng.Generator) -> str:
+    return digest_of(rng.generator_state(generator))
+
+
+def _print(verdict: Verdict) -> None:
+    """Print the verdict to the rank's output."""
+    name = "deterministic" if verdict.is_deterministic else verdict.source or "no result"
+    lines = [f"Determinism check: {name}. {verdict.sentence}", *([verdict.advice] if verdict.advice else [])]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))

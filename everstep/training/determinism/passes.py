@@ -1,0 +1,139 @@
+"""Ends a pass of a determinism check and begins the next one in a new process.
+
+The rank replaces its own process by exec. Pid, user, cgroup and output streams stay the same. All memory of the script
+is lost, as after a kill. The kept state and the records lie in two files in memory that only this process owns
+(memfd). They disappear with the process, so a failed check leaves nothing behind.
+
+    pass 0     the process that the launcher started; it only creates the files
+    pass 1     trains from step 0 to the last step, and keeps one step
+    pass 2, 3  restore that step and train to the last step; pass 3 has another hash seed
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from everstep.protocol.plan import CHECK_VARIABLE, check_steps
+from everstep.training.errors import SessionMisuse
+
+PASS_VARIABLE = "EVERSTEP_CHECK_PASS"
+PASS_COUNT = 3
+HASH_SEEDS = {1: "1", 2: "1", 3: "2"}
+"""Hash seed of Python in each pass, unless the job sets PYTHONHASHSEED."""
+_DESCRIPTORS = Path("/proc/self/fd")
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass of a check: its number, and the files that the passes of a rank share."""
+
+    number: int
+    last_step: int
+    """The step after which the pass ends."""
+    varies_hash: bool
+    """True if pass 3 has another hash seed."""
+    state: Path
+    """File with the state of the kept step, as a slot."""
+    records: Path
+    """File with one line per finished pass: its record as JSON."""
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str] = os.environ) -> Pass | None:
+        """Return the pass of this process, or None if the job is no determinism check.
+
+        Args:
+            variables: the environment variables of the rank.
+
+        Raises:
+            SessionMisuse: the number of steps is not valid.
+        """
+        if CHECK_VARIABLE not in variables:
+            return None
+        last_step = check_steps(variables[CHECK_VARIABLE])
+        if last_step is None:
+            raise SessionMisuse(f"{CHECK_VARIABLE}={variables[CHECK_VARIABLE]!r} is no number of steps from 2 to 1000")
+        if PASS_VARIABLE not in variables:
+            varies = variables.get("PYTHONHASHSEED", "random") == "random"
+            return cls(0, last_step, varies, _create_file("state"), _create_file("records"))
+        number, varies_hash, state, records = variables[PASS_VARIABLE].split(":")
+        return cls(int(number), last_step, varies_hash == "True", Path(state), Path(records))
+
+    @property
+    def kept_step(self) -> int:
+        """The step that passes 2 and 3 restore."""
+        return max(1, self.last_step // 4)
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables of a process that runs this pass."""
+        text = f"{self.number}:{self.varies_hash}:{self.state}:{self.records}"
+        return {PASS_VARIABLE: text} | ({"PYTHONHASHSEED": HASH_SEEDS[self.number]} if self.varies_hash else {})
+
+    def following(self) -> Pass:
+        """Return the next pass."""
+        return replace(self, number=self.number + 1)
+
+
+def begin(new: Pass) -> NoReturn:
+    """Replace this process by one that runs the script from its beginning, as another pass.
+
+    Collective: every rank calls it at the same step. The new processes form a process group at another port, because
+    the old rendezvous may still answer.
+
+    Args:
+        new: the pass that the new process runs.
+    """
+    variables = {**os.environ, **new.variables(), **_new_rendezvous()}
+    end_children()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    kept = {new.state.name, new.records.name} if new.state.parent == _DESCRIPTORS else set[str]()
+    for name in os.listdir(_DESCRIPTORS):
+        # Libraries leave sockets and devices inheritable. An inherited device would keep its memory allocated.
+        if int(name) > 2 and (_DESCRIPTORS / name).is_symlink():
+            os.set_inheritable(int(name), name in kept)
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], variables)
+
+
+def end_children() -> None:
+    """Kill the DataLoader workers. They would survive an exec, and a worker must not outlive its rank."""
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join()
+
+
+def has_peers() -> bool:
+    """Return whether this rank belongs to a process group of several ranks."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _create_file(name: str) -> Path:
+    return _DESCRIPTORS / str(os.memfd_create(f"everstep-check-{name}"))
+
+
+def _new_rendezvous() -> dict[str, str]:
+    """Return the variables by which the new processes find each other. Waits until every rank has called it."""
+    if not has_peers():
+        return {}
+    with closing(socket.create_server(("", 0))) as free:
+        port = torch.tensor([free.getsockname()[1] if dist.get_rank() == 0 else 0], dtype=torch.int64, device=_device())
+        dist.all_reduce(port, op=dist.ReduceOp.MAX)
+        number = int(port.item())
+    # The store of torchrun's agent still holds the addresses of the old processes, so rank 0 serves a new store.
+    return {"MASTER_PORT": str(number), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+
+
+def _device() -> torch.device:
+    backend = dist.get_backend()  # The backend may have a device prefix, as in "cuda:nccl".
+    is_on_gpu = "nccl" in backend and "cpu" not in backend
+    return torch.device("cuda", torch.cuda.current_device()) if is_on_gpu else torch.device("cpu")

@@ -1,0 +1,129 @@
+"""Observes the samples and batches of a DataLoader during a determinism check, in its workers too.
+
+`TracedDataset` and `TracedCollate` replace the dataset and `collate_fn` of a loader. Each batch then arrives together
+with a `Trace`. The dataset is called twice for each batch. Different results show that its code draws from outside.
+
+Invariant: the random generators that Everstep keeps have the same states as after a single call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch.utils.data import Dataset, get_worker_info
+
+from everstep.training import rng
+from everstep.training.determinism import calls
+from everstep.training.determinism.digests import digest_of
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Digests of one batch on its way through a loader."""
+
+    order: str
+    """Digest of the indices that the sampler drew."""
+    samples: tuple[str, ...]
+    """Digest of each sample."""
+    repeats: tuple[bool, ...]
+    """For each sample, whether a second call of the dataset returned the same content."""
+    batch: str
+    """Digest of the result of `collate_fn`."""
+    calls: tuple[str, ...]
+    """Calls of the dataset and of `collate_fn` to functions whose results differ between runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Samples between the dataset and `collate_fn`."""
+
+    content: Any
+    """The dataset's answer: a list of samples, or one sample if the loader does not form batches."""
+    order: str
+    samples: tuple[str, ...]
+    repeats: tuple[bool, ...]
+
+
+class TracedDataset(Dataset[object]):
+    """Wraps the dataset of a loader.
+
+    Args:
+        dataset: the user's dataset, or a wrapper of it that seeds the workers' generators.
+        collate: the loader's `collate_fn`, whose generators count as generators of the dataset.
+        plain_index: returns the user's index or indices from an item of the sampler.
+    """
+
+    def __init__(self, dataset: Dataset[object], collate: object, plain_index: Callable[[object], object]) -> None:
+        self._dataset = dataset
+        self._collate = collate
+        self._plain_index = plain_index
+        self._generators: list[rng.Generator] | None = None
+
+    @property
+    def inner(self) -> object:
+        """The user's dataset."""
+        return getattr(self._dataset, "inner", self._dataset)
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self._dataset))
+
+    def __getitem__(self, item: object) -> Fetched:
+        fetched, again = self._fetched_twice(lambda: self._dataset[cast(int, item)])
+        return self._compared(item, [fetched], [again], fetched)
+
+    def __getitems__(self, items: object) -> Fetched:
+        fetched, again = self._fetched_twice(lambda: self._fetched(items))
+        return self._compared(items, fetched, again, fetched)
+
+    def _fetched(self, items: object) -> Sequence[object]:
+        fetch = getattr(self._dataset, "__getitems__", None)
+        if callable(fetch):
+            return cast("Sequence[object]", fetch(items))
+        return [self._dataset[index] for index in cast("list[int]", items)]
+
+    def _fetched_twice(self, fetch: Callable[[], Any]) -> tuple[Any, Any]:
+        if self._generators is None:  # Search in the process that fetches, because a worker has copies.
+            self._generators = rng.find_generators([self.inner, self._collate])
+            if get_worker_info() is not None:
+                calls.drain()  # A forked worker inherits the calls of its parent.
+        before = rng.states(self._generators)
+        again = fetch()
+        rng.set_states(self._generators, before)
+        return fetch(), again
+
+    def _compared(self, items: object, samples: Sequence[object], again: Sequence[object], content: Any) -> Fetched:
+        digests = tuple(map(digest_of, samples))
+        repeats = tuple(one == digest_of(other) for one, other in zip(digests, again, strict=True))
+        return Fetched(content, digest_of(self._plain_index(items)), digests, repeats)
+
+
+class TracedCollate:
+    """Wraps the `collate_fn` of a loader.
+
+    Args:
+        collate: the loader's `collate_fn`.
+    """
+
+    def __init__(self, collate: Callable[[Any], object]) -> None:
+        self._collate = collate
+
+    def __call__(self, fetched: Fetched) -> tuple[object, Trace]:
+        """Return the batch and its trace.
+
+        Args:
+            fetched: the answer of `TracedDataset`.
+        """
+        batch = self._collate(fetched.content)
+        trace = Trace(fetched.order, fetched.samples, fetched.repeats, digest_of(batch), tuple(calls.drain()))
+        return batch, trace
+
+
+def untraced(item: object) -> tuple[object, Trace | None]:
+    """Return the batch and its trace from what a loader yielded. The trace is None for a loader without tracing."""
+    if isinstance(item, (tuple, list)):
+        parts = cast("Sequence[object]", item)
+        if len(parts) == 2 and isinstance(parts[1], Trace):
+            return parts[0], parts[1]
+    return item, None
