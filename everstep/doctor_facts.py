@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from everstep import __version__, failures, sdk
+from everstep.bucket_checks import BucketFacts, bucket_facts
 from everstep.doctor import (
     NODE_ACTIONS,
     NODE_OPTIONS,
@@ -158,7 +159,8 @@ def aws_facts(
         retries={"mode": "standard", "total_max_attempts": 2},
     )
     try:
-        session = cast(Any, boto3.Session(region_name=region_name))
+        # boto3 itself reads AWS_DEFAULT_REGION only.
+        session = cast(Any, boto3.Session(region_name=region_name or os.environ.get("AWS_REGION")))
         caller: str = session.client("sts", config=settings).get_caller_identity()["Arn"]
         clients = {name: session.client(name, config=settings) for name in ("ec2", "iam", "service-quotas")}
     except (BotoCoreError, ClientError) as error:
@@ -173,6 +175,18 @@ def aws_facts(
     return AwsFacts(
         caller=caller, region=session.region_name or "", permissions=permissions, quota=quota, quota_error=quota_error
     )
+
+
+def bucket(name: str, region_name: str | None = None) -> BucketFacts:
+    """Return the settings of a bucket, as this machine's AWS credentials see it. Changes nothing in AWS."""
+    import boto3  # pyright: ignore[reportMissingTypeStubs]  its stubs are large
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        session = cast(Any, boto3.Session(region_name=region_name or os.environ.get("AWS_REGION")))
+        return bucket_facts(session.client("s3"), name)
+    except BotoCoreError as error:
+        return BucketFacts(name=name, errors=dict.fromkeys(("versioning", "lifecycle", "encryption"), str(error)))
 
 
 def permissions_of(caller: str, ec2: Any, iam: Any, actions: Sequence[str]) -> Mapping[str, bool | None]:

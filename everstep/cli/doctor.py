@@ -26,10 +26,13 @@ def doctor(
     node_count: Annotated[int, typer.Option(min=1, help="Number of instances that the quota must allow.")] = 1,
     profile: Annotated[str | None, typer.Option(help="Name of a service stored by everstep configure.")] = None,
     region: Annotated[str | None, typer.Option(help="AWS region to check.")] = None,
+    bucket: Annotated[
+        str | None, typer.Option(help="S3 bucket whose versioning, lifecycle rules and encryption are checked.")
+    ] = None,
 ) -> Shown:
     """Check this machine, the service and AWS, and suggest a repair for each problem. Exit code 1 if any is found."""
-    from everstep import doctor as judging  # Import here to keep `--help` fast.
-    from everstep import doctor_facts
+    from everstep import bucket_checks, doctor_facts  # Import here to keep `--help` fast.
+    from everstep import doctor as judging
 
     is_aws_asked = node if aws is None else aws
     facts = doctor_facts.gather(
@@ -41,6 +44,9 @@ def doctor(
         region_name=region,
     )
     findings = judging.judge(facts)
+    if bucket is not None:
+        found = doctor_facts.bucket(bucket.removeprefix("s3://").rstrip("/"), region)
+        findings = (*findings, *bucket_checks.judge_bucket(found))
     rows = [
         {
             "Check": finding.check,

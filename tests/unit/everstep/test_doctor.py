@@ -14,6 +14,7 @@ from botocore.exceptions import ClientError
 from typer.testing import CliRunner
 
 from everstep import doctor, doctor_facts
+from everstep.bucket_checks import BucketFacts, Rule
 from everstep.cli.main import app
 from everstep.doctor import GIB, AwsFacts, Facts, Level, Quota, ServiceFacts, is_wrong, judge
 
@@ -270,3 +271,19 @@ def test_a_folder_above_python_that_is_closed_to_others_is_found(tmp_path: Path)
     assert found in (tmp_path / "closed", *tmp_path.parents, tmp_path)
     assert not found.stat().st_mode & 0o001
     assert doctor_facts.closed_folder(Path("/usr/bin/python3")) == ""
+
+
+def test_a_bucket_is_checked_by_its_name_or_its_uri(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def bucket(name: str, region: str | None) -> BucketFacts:
+        asked.append((name, region))
+        return BucketFacts(name=name, rules=(Rule(name="month", covers_all=True, expires_current=True),))
+
+    monkeypatch.setattr(doctor_facts, "gather", lambda **_: GOOD)
+    monkeypatch.setattr(doctor_facts, "bucket", bucket)
+    for given in ("jobs", "s3://jobs/"):
+        done = CliRunner().invoke(app, ["doctor", "--bucket", given, "--region", "eu-west-1"])
+        assert done.exit_code == 1
+        assert "wrong   bucket: the lifecycle rule month of jobs deletes objects by their age" in done.stdout
+    assert asked == [("jobs", "eu-west-1")] * 2
