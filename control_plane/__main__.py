@@ -30,7 +30,7 @@ from control_plane.db.retention import Retention
 from control_plane.db.session import Database
 from control_plane.errors import InvalidTimeouts
 from control_plane.gate import MAX_STRANGERS, Gate, raise_open_files
-from control_plane.secrets import admin_token_path, server_id, write_private
+from control_plane.secrets import ADMIN_TOKEN, SecretFiles, server_id, write_private
 from control_plane.settings import InvalidSettings, Settings
 from everstep.protocol.local_keys import LocalKeys, UnusableKeys
 from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, LogFormat, TextFormatter
@@ -110,6 +110,18 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         "--database-url",
         default=env("EVERSTEP_DATABASE_URL", ""),
         help="SQLAlchemy URL; default: SQLite in the state directory",
+    )
+    parser.add_argument(
+        "--secrets-prefix",
+        default=env("EVERSTEP_SECRETS_PREFIX", ""),
+        help="beginning of the names of this server's secrets in AWS Secrets Manager; by default, the secrets are "
+        "files in the state directory",
+    )
+    parser.add_argument(
+        "--server-id",
+        default=env("EVERSTEP_SERVER_ID", ""),
+        help="public id of the installation, 32 hexadecimal digits, equal for all its servers; by default, the first "
+        "start generates the id",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument(
@@ -208,6 +220,8 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         events_queue_url=given.events_queue_url,
         event_exports=tuple(given.export_events),
         log_group=given.export_logs,
+        secrets_prefix=given.secrets_prefix,
+        server_id=given.server_id,
         database_url=given.database_url,
         host=given.host,
         port=given.port,
@@ -331,16 +345,15 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
 
 
 def _tell(url: str, settings: Settings, ready_file: Path | None) -> None:
-    token_path = admin_token_path(settings.state_directory)
+    files = SecretFiles(settings.state_directory)
+    token = f"secret {settings.secrets_prefix}admin-token" if settings.secrets_prefix else files.place(ADMIN_TOKEN)
     if ready_file is not None:
-        write_private(
-            ready_file, json.dumps({"url": url, "pid": os.getpid(), "admin_token_path": str(token_path)}) + "\n"
-        )
+        write_private(ready_file, json.dumps({"url": url, "pid": os.getpid(), "admin_token_path": token}) + "\n")
     log.info(
         "listening on %s; administrator's token in %s; server id %s",
         url,
-        token_path,
-        server_id(settings.state_directory),
+        token,
+        settings.server_id or server_id(files),
     )
 
 

@@ -42,6 +42,7 @@ from control_plane.cloud.notices import EventQueue, SqsQueue
 from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.cloud.s3 import S3ObjectStore
+from control_plane.cloud.secrets import ManagedSecrets
 from control_plane.cloud.sinks import EventSink, LogGroupSink, LogSink, sink_of
 from control_plane.core.timeouts import grace_seconds, ladder
 from control_plane.db import schema
@@ -58,7 +59,7 @@ from control_plane.loop.log_exporter import LogExporter
 from control_plane.loop.metric_writer import MetricWriter
 from control_plane.loop.runner import Runner
 from control_plane.replica import Replica
-from control_plane.secrets import ensure_admin, server_id, server_secret
+from control_plane.secrets import SecretFiles, Secrets, ensure_admin, server_id, server_secret
 from control_plane.settings import Settings
 from control_plane.steady_clock import steady_now
 from everstep.protocol.codec import MAX_MESSAGE_BYTES
@@ -118,6 +119,7 @@ def create_app(
     log_sink: LogSink | None = None
     attestation: Attestation | None = None
     figures = LoopFigures()
+    stored: Secrets = SecretFiles(settings.state_directory)
     if operator is None or objects is None:
         connection = Connection(settings.cloud)
         queue = SqsQueue(connection, settings.events_queue_url) if settings.events_queue_url else None
@@ -129,11 +131,14 @@ def create_app(
             account = cache(lambda: connection.identify().account)
             attestation = Attestation(sts=RegionalSts(settings.region), region=settings.region, account=account)
         objects = objects or S3ObjectStore(connection)
+        if settings.secrets_prefix:
+            stored = ManagedSecrets(connection, settings.secrets_prefix)
     database = Database(settings.database)
     try:
         schema.require_current(database)
-        ensure_admin(database, settings.state_directory, now())
-        secret = server_secret(settings.state_directory)
+        ensure_admin(database, stored, now())
+        secret = server_secret(stored)
+        public_id = settings.server_id or server_id(SecretFiles(settings.state_directory))
     except BaseException:
         database.close()
         raise
@@ -154,7 +159,7 @@ def create_app(
         source_limits=SourceLimits(archive_bytes=settings.max_source_bytes),
         session_key=hmac.digest(secret, b"browser sessions", "sha256"),
         nonce_key=hmac.digest(secret, b"nonces of agents", "sha256"),
-        server_id=server_id(settings.state_directory),
+        server_id=public_id,
         attestation=attestation,
         feed=EventFeed(database, now),
         figures=figures,

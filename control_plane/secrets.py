@@ -1,73 +1,107 @@
 """Creates and stores the server's secrets: the first administrator's token and the server secret.
 
-Both are files in the state directory.
+Each secret is a file in the state directory, or a secret of AWS Secrets Manager (`control_plane.cloud.secrets`). The
+server's id is public, and does not depend on the secrets, so that agents keep their settings when a secret changes.
 
-Invariant: only the server's user can read these files, and a file appears with its complete content.
+Invariant: the first start generates each value. All later starts, and all other servers, read the same value.
 """
 
 from __future__ import annotations
 
-import hmac
 import os
 import secrets
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Final, Protocol
 
 from control_plane.db import tokens
 from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
 
-SERVER_SECRET_BYTES = 32
+SERVER_SECRET_BYTES: Final = 32
+SERVER_SECRET: Final = "server_secret"
+ADMIN_TOKEN: Final = "admin_token"
+SERVER_ID: Final = "server_id"
 
 
-def admin_token_path(state_directory: Path) -> Path:
-    """Return the path of the file with the first administrator's token."""
-    return state_directory / "admin_token"
+class Secrets(Protocol):
+    """Stores the secrets of one installation."""
+
+    def kept(self, name: str, fresh: Callable[[], str]) -> str:
+        """Return a secret. If it has no value yet, store the result of `fresh`.
+
+        Args:
+            name: name of the secret, with underscores.
+            fresh: generates a value of printable text.
+
+        Returns:
+            The stored value, which another server may have written a moment ago.
+        """
+        ...
+
+    def place(self, name: str) -> str:
+        """Return where a person finds a secret: a path, or a name with the service that has it."""
+        ...
 
 
-def server_secret(state_directory: Path) -> bytes:
+class SecretFiles:
+    """`Secrets` in the files of a directory, which only the server's user can read.
+
+    Args:
+        directory: the server's state directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def kept(self, name: str, fresh: Callable[[], str]) -> str:
+        """Return the content of a file (see `Secrets.kept`). Only one server may use the directory at a time."""
+        path = self._directory / name
+        try:
+            return path.read_text().strip()
+        except FileNotFoundError:
+            value = fresh()
+            write_private(path, value + "\n")
+            return value
+
+    def place(self, name: str) -> str:
+        """Return the path of a file (see `Secrets.place`)."""
+        return str(self._directory / name)
+
+
+def server_secret(stored: Secrets) -> bytes:
     """Return the secret from which the server derives generation keys.
-
-    The first start creates the secret.
 
     If the secret is lost, the running generations end, because their keys can no longer be derived.
     """
-    return bytes.fromhex(_kept(state_directory / "server_secret", secrets.token_hex(SERVER_SECRET_BYTES)))
+    return bytes.fromhex(stored.kept(SERVER_SECRET, lambda: secrets.token_hex(SERVER_SECRET_BYTES)))
 
 
-def server_id(state_directory: Path) -> str:
-    """Return the public id of this installation.
+def server_id(stored: Secrets) -> str:
+    """Return the public id of this installation: 32 hexadecimal digits.
 
     Agents include this id in what they sign, so that another installation rejects the signature.
     """
-    return hmac.digest(server_secret(state_directory), b"server id", "sha256").hex()[:32]
+    return stored.kept(SERVER_ID, lambda: secrets.token_hex(16))
 
 
-def ensure_admin(database: Database, state_directory: Path, now: datetime) -> None:
+def ensure_admin(database: Database, stored: Secrets, now: datetime) -> None:
     """Create the first administrator's token, unless one exists in the database.
 
-    The file is written before the database. After a crash between the two writes, the next start stores the digest of
-    the token in the file.
+    The secret is stored before the database is written. After a crash between the two writes, the next start stores the
+    digest of the same token in the database.
     """
     with database.write() as session:
         if tokens.has_admin(session):
             return
-        secret = _kept(admin_token_path(state_directory), tokens.new_secret())
+        secret = stored.kept(ADMIN_TOKEN, tokens.new_secret)
         tokens.mint(
             session,
             NewToken(kind=TokenKind.USER, role=Role.ADMIN, description="first administrator"),
             now,
             secret=secret,
         )
-
-
-def _kept(path: Path, fresh: str) -> str:
-    """Return the content of a file. If the file does not exist, create it with the result of `fresh`."""
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        write_private(path, fresh + "\n")
-        return fresh
 
 
 def write_private(path: Path, text: str) -> None:

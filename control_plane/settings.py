@@ -36,6 +36,10 @@ class Settings:
     aws_endpoint_url: str | None = None
     aws_keys: LocalKeys | None = None
     """The local cloud's access key. None in AWS mode, where boto3 finds the instance's credentials."""
+    secrets_prefix: str = ""
+    """Prefix of the server's secrets in AWS Secrets Manager. Empty: the secrets are files in the state directory."""
+    server_id: str = ""
+    """Public id of the installation, 32 hexadecimal digits. Empty: a file in the state directory has the id."""
     database_url: str = ""
     """SQLAlchemy URL. Empty: SQLite in the state directory."""
     host: str = "127.0.0.1"
@@ -95,6 +99,10 @@ class Settings:
                 raise InvalidSettings(f"--export-events {arn} is in {match['region']}, this server in {self.region}")
         if self.log_group and re.fullmatch(r"[A-Za-z0-9_/.#-]{1,512}", self.log_group) is None:
             raise InvalidSettings(f"--export-logs {self.log_group!r} is not the name of a log group")
+        if self.server_id and re.fullmatch(r"[0-9a-f]{32}", self.server_id) is None:
+            raise InvalidSettings(f"--server-id {self.server_id!r} does not consist of 32 hexadecimal digits")
+        if self.secrets_prefix and re.fullmatch(r"[A-Za-z0-9/_+=.@-]{1,256}", self.secrets_prefix) is None:
+            raise InvalidSettings(f"--secrets-prefix {self.secrets_prefix!r} cannot begin the name of a secret")
         if len(set(self.event_exports)) != len(self.event_exports):
             raise InvalidSettings("--export-events contains the same ARN twice")
         if (self.tls_certificate is None) != (self.tls_key is None):

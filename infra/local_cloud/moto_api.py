@@ -26,6 +26,7 @@ from moto.sts.models import sts_backends
 
 from infra.local_cloud.auto_scaling import PROCESSES, AutoScaling, find_group, find_member
 from infra.local_cloud.ec2 import Ec2, StatusCheck
+from infra.local_cloud.moto_repairs import repair
 from infra.local_cloud.signatures import IssuedKey
 
 MAX_ACTIVITIES_PER_PAGE = 100
@@ -53,6 +54,7 @@ def install(ec2: Ec2, auto_scaling: AutoScaling) -> None:
 
     The caller must call this function once, before the first request.
     """
+    repair()
     _install_instances(ec2)
     _install_launch_templates()
     _install_groups(auto_scaling)

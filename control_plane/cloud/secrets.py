@@ -1,0 +1,66 @@
+"""Stores the server's secrets in AWS Secrets Manager.
+
+Terraform creates the secrets without a value. Each server of an installation asks for the value. The first one stores
+the value that it generated, under a version id that follows from the secret's name. Secrets Manager refuses another
+value under the same id, so two servers that start at the same time read one value.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+from control_plane.cloud.connection import Connection, translated
+from control_plane.cloud.errors import InvalidRequest, NotFound
+
+
+class ManagedSecrets:
+    """`control_plane.secrets.Secrets` in AWS Secrets Manager. Thread-safe.
+
+    Args:
+        connection: the cloud with the secrets.
+        prefix: beginning of the secrets' names, for example `everstep/`.
+    """
+
+    def __init__(self, connection: Connection, prefix: str) -> None:
+        self._client = connection.client("secretsmanager")
+        self._prefix = prefix
+
+    def kept(self, name: str, fresh: Callable[[], str]) -> str:
+        """Return the present value of a secret, or store the first one (see `Secrets.kept`).
+
+        Args:
+            name: name of the secret, with underscores.
+            fresh: generates the first value.
+
+        Returns:
+            The present value.
+
+        Raises:
+            CloudError: the secret does not exist, the server may not read it, or AWS does not answer.
+        """
+        try:
+            return self._value(name)
+        except NotFound:
+            self._put_first(name, fresh())
+            return self._value(name)
+
+    def place(self, name: str) -> str:
+        """Return the name of a secret and its service (see `Secrets.place`)."""
+        return f"the secret {self._id(name)} of AWS Secrets Manager"
+
+    def _value(self, name: str) -> str:
+        with translated():
+            return str(self._client.get_secret_value(SecretId=self._id(name))["SecretString"])
+
+    def _put_first(self, name: str, value: str) -> None:
+        version = str(uuid.uuid5(uuid.NAMESPACE_URL, f"everstep:{self._id(name)}"))
+        try:
+            with translated():
+                self._client.put_secret_value(SecretId=self._id(name), SecretString=value, ClientRequestToken=version)
+        except InvalidRequest as error:
+            if error.code != "ResourceExistsException":  # Another server has stored its value.
+                raise
+
+    def _id(self, name: str) -> str:
+        return self._prefix + name.replace("_", "-")

@@ -1,0 +1,129 @@
+# One fleet: a launch template and an Auto Scaling group that fulfil Everstep's contract.
+#
+# Everstep sets the desired capacity and ends instances. Terraform therefore ignores both after the creation.
+
+locals {
+  tags = merge(var.tags, { "everstep:fleet" = var.name, Name = var.name })
+
+  # Processes by which AWS would end or replace nodes on its own.
+  suspended = ["AZRebalance", "AlarmNotification", "InstanceRefresh", "ReplaceUnhealthy", "ScheduledActions"]
+}
+
+resource "aws_launch_template" "this" {
+  name                   = var.name
+  image_id               = var.image_id
+  instance_type          = var.instance_type
+  user_data              = base64encode(var.user_data)
+  update_default_version = true
+  vpc_security_group_ids = local.efa == null ? var.security_group_ids : null
+  tags                   = local.tags
+
+  iam_instance_profile {
+    name = var.instance_profile
+  }
+
+  # Ranks must not read the credentials of the node. One hop keeps the answers out of containers.
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+    instance_metadata_tags      = "enabled"
+  }
+
+  block_device_mappings {
+    device_name = var.root_device
+
+    ebs {
+      volume_size           = var.root_gigabytes
+      volume_type           = "gp3"
+      encrypted             = true
+      delete_on_termination = true
+    }
+  }
+
+  dynamic "network_interfaces" {
+    for_each = local.interfaces
+
+    content {
+      network_card_index    = network_interfaces.value.card
+      device_index          = network_interfaces.value.device
+      interface_type        = network_interfaces.value.kind
+      security_groups       = var.security_group_ids
+      delete_on_termination = true
+    }
+  }
+
+  dynamic "placement" {
+    for_each = var.placement_group == null ? [] : [var.placement_group]
+
+    content {
+      group_name = placement.value
+    }
+  }
+
+  dynamic "capacity_reservation_specification" {
+    for_each = var.capacity_reservation_id == null ? [] : [var.capacity_reservation_id]
+
+    content {
+      capacity_reservation_target {
+        capacity_reservation_id = capacity_reservation_specification.value
+      }
+    }
+  }
+
+  dynamic "instance_market_options" {
+    for_each = var.is_capacity_block ? [1] : []
+
+    content {
+      market_type = "capacity-block"
+    }
+  }
+
+  dynamic "tag_specifications" {
+    for_each = toset(["instance", "volume"])
+
+    content {
+      resource_type = tag_specifications.value
+      tags          = local.tags
+    }
+  }
+}
+
+resource "aws_autoscaling_group" "this" {
+  name                      = var.name
+  min_size                  = 0
+  max_size                  = var.max_size
+  desired_capacity          = 0
+  vpc_zone_identifier       = [var.subnet_id]
+  health_check_type         = "EC2"
+  protect_from_scale_in     = true
+  suspended_processes       = local.suspended
+  wait_for_capacity_timeout = "0"
+  force_delete              = true # nodes are protected from scale-in, and the fleet's deletion has ended them
+
+  launch_template {
+    id      = aws_launch_template.this.id
+    version = "$Latest"
+  }
+
+  initial_lifecycle_hook {
+    name                 = "everstep-termination"
+    lifecycle_transition = "autoscaling:EC2_INSTANCE_TERMINATING"
+    heartbeat_timeout    = 60
+    default_result       = "CONTINUE"
+  }
+
+  dynamic "tag" {
+    for_each = local.tags
+
+    content {
+      key                 = tag.key
+      value               = tag.value
+      propagate_at_launch = true
+    }
+  }
+
+  lifecycle {
+    ignore_changes = [desired_capacity, suspended_processes]
+  }
+}

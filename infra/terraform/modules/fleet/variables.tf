@@ -1,0 +1,76 @@
+variable "name" {
+  description = "Name of the fleet, of its Auto Scaling group and of its launch template."
+  type        = string
+}
+
+variable "subnet_id" {
+  description = "The one subnet of the fleet. A gang of nodes needs one availability zone."
+  type        = string
+}
+
+variable "security_group_ids" {
+  description = "Security groups of the nodes."
+  type        = list(string)
+}
+
+variable "instance_profile" {
+  description = "Instance profile of the nodes."
+  type        = string
+}
+
+variable "instance_type" {
+  description = "Type of all nodes."
+  type        = string
+}
+
+variable "image_id" {
+  description = "AMI of the nodes."
+  type        = string
+}
+
+variable "user_data" {
+  description = "User data of the nodes, as text."
+  type        = string
+  sensitive   = true
+}
+
+variable "max_size" {
+  description = "Maximum number of nodes."
+  type        = number
+}
+
+variable "root_gigabytes" {
+  description = "Size of the root volume in GB."
+  type        = number
+  default     = 50
+}
+
+variable "root_device" {
+  description = "Device name of the AMI's root volume."
+  type        = string
+  default     = "/dev/xvda"
+}
+
+variable "placement_group" {
+  description = "Cluster placement group of the nodes. Null: none."
+  type        = string
+  default     = null
+}
+
+variable "capacity_reservation_id" {
+  description = "Capacity block or on-demand reservation of the nodes. Null: open capacity."
+  type        = string
+  default     = null
+}
+
+variable "is_capacity_block" {
+  description = "Whether `capacity_reservation_id` is a capacity block for ML."
+  type        = bool
+  default     = false
+}
+
+variable "tags" {
+  description = "Tags of the group, the nodes and their volumes."
+  type        = map(string)
+  default     = {}
+}

@@ -1,0 +1,235 @@
+# Roles of the control plane and of nodes, with the calls that the code makes and no others.
+#
+# A change of a group or an instance needs the tag `everstep:fleet`, which the fleet module sets. AWS has no permission
+# for a single resource of most Describe calls.
+
+data "aws_caller_identity" "this" {}
+data "aws_partition" "this" {}
+data "aws_region" "this" {}
+
+locals {
+  here = "${data.aws_region.this.name}:${data.aws_caller_identity.this.account_id}"
+}
+
+data "aws_iam_policy_document" "trust" {
+  statement {
+    actions = ["sts:AssumeRole"]
+
+    principals {
+      type        = "Service"
+      identifiers = ["ec2.amazonaws.com"]
+    }
+  }
+}
+
+data "aws_iam_policy_document" "server" {
+  statement {
+    sid       = "Describe"
+    resources = ["*"]
+
+    actions = [
+      "autoscaling:DescribeAutoScalingGroups",
+      "autoscaling:DescribeAutoScalingInstances",
+      "autoscaling:DescribeLifecycleHooks",
+      "autoscaling:DescribePolicies",
+      "autoscaling:DescribeScalingActivities",
+      "ec2:DescribeInstanceStatus",
+      "ec2:DescribeInstanceTopology",
+      "ec2:DescribeInstances",
+      "ec2:DescribeLaunchTemplateVersions",
+    ]
+  }
+
+  statement {
+    sid       = "ChangeGroupsOfFleets"
+    resources = ["arn:${data.aws_partition.this.partition}:autoscaling:${local.here}:autoScalingGroup:*:autoScalingGroupName/*"]
+
+    actions = [
+      "autoscaling:CompleteLifecycleAction",
+      "autoscaling:PutLifecycleHook",
+      "autoscaling:RecordLifecycleActionHeartbeat",
+      "autoscaling:ResumeProcesses",
+      "autoscaling:SetDesiredCapacity",
+      "autoscaling:SetInstanceProtection",
+      "autoscaling:SuspendProcesses",
+      "autoscaling:TerminateInstanceInAutoScalingGroup",
+      "autoscaling:UpdateAutoScalingGroup",
+    ]
+
+    condition {
+      test     = "Null"
+      variable = "aws:ResourceTag/everstep:fleet"
+      values   = ["false"]
+    }
+  }
+
+  statement {
+    sid       = "EndInstancesOfFleets"
+    actions   = ["ec2:RebootInstances", "ec2:TerminateInstances"]
+    resources = ["arn:${data.aws_partition.this.partition}:ec2:${local.here}:instance/*"]
+
+    condition {
+      test     = "Null"
+      variable = "aws:ResourceTag/everstep:fleet"
+      values   = ["false"]
+    }
+  }
+
+  statement {
+    sid       = "Objects"
+    actions   = ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"]
+    resources = ["${var.bucket_arn}/*"]
+  }
+
+  statement {
+    sid       = "List"
+    actions   = ["s3:ListBucket"]
+    resources = [var.bucket_arn]
+  }
+
+  statement {
+    sid       = "Secrets"
+    actions   = ["secretsmanager:GetSecretValue", "secretsmanager:PutSecretValue"]
+    resources = var.secret_arns
+  }
+
+  dynamic "statement" {
+    for_each = var.queue_arn == null ? [] : [var.queue_arn]
+
+    content {
+      sid       = "Notices"
+      actions   = ["sqs:DeleteMessage", "sqs:ReceiveMessage"]
+      resources = [statement.value]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = length(var.event_bus_arns) == 0 ? [] : [var.event_bus_arns]
+
+    content {
+      sid       = "EventsToBuses"
+      actions   = ["events:PutEvents"]
+      resources = statement.value
+    }
+  }
+
+  dynamic "statement" {
+    for_each = length(var.topic_arns) == 0 ? [] : [var.topic_arns]
+
+    content {
+      sid       = "EventsToTopics"
+      actions   = ["sns:Publish"]
+      resources = statement.value
+    }
+  }
+
+  dynamic "statement" {
+    for_each = length(var.log_group_arns) == 0 ? [] : [var.log_group_arns]
+
+    content {
+      sid       = "Lines"
+      actions   = ["logs:CreateLogStream", "logs:PutLogEvents"]
+      resources = [for arn in statement.value : "${arn}:*"]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = var.kms_key_arn == null ? [] : [var.kms_key_arn]
+
+    content {
+      sid       = "Encryption"
+      actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
+      resources = [statement.value]
+    }
+  }
+}
+
+data "aws_iam_policy_document" "node" {
+  statement {
+    sid       = "Jobs"
+    actions   = ["s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject"]
+    resources = ["${var.bucket_arn}/jobs/*"]
+  }
+
+  statement {
+    sid       = "Sources"
+    actions   = ["s3:GetObject"]
+    resources = ["${var.bucket_arn}/sources/*"]
+  }
+
+  statement {
+    sid       = "List"
+    actions   = ["s3:ListBucket", "s3:ListBucketMultipartUploads"]
+    resources = [var.bucket_arn]
+
+    condition {
+      test     = "StringLike"
+      variable = "s3:prefix"
+      values   = ["jobs/*"]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = length(var.job_role_arns) == 0 ? [] : [var.job_role_arns]
+
+    content {
+      sid       = "RolesOfJobs"
+      actions   = ["sts:AssumeRole"]
+      resources = statement.value
+    }
+  }
+
+  dynamic "statement" {
+    for_each = length(var.job_secret_arns) == 0 ? [] : [var.job_secret_arns]
+
+    content {
+      sid       = "SecretsOfJobs"
+      actions   = ["secretsmanager:GetSecretValue", "ssm:GetParameter"]
+      resources = statement.value
+    }
+  }
+
+  dynamic "statement" {
+    for_each = var.kms_key_arn == null ? [] : [var.kms_key_arn]
+
+    content {
+      sid       = "Encryption"
+      actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
+      resources = [statement.value]
+    }
+  }
+}
+
+locals {
+  policies = {
+    server = data.aws_iam_policy_document.server.json
+    node   = data.aws_iam_policy_document.node.json
+  }
+}
+
+resource "aws_iam_role" "this" {
+  for_each           = local.policies
+  name               = "${var.name}-${each.key}"
+  assume_role_policy = data.aws_iam_policy_document.trust.json
+  tags               = var.tags
+}
+
+resource "aws_iam_role_policy" "this" {
+  for_each = local.policies
+  name     = "everstep"
+  role     = aws_iam_role.this[each.key].id
+  policy   = each.value
+}
+
+resource "aws_iam_role_policy_attachment" "session_manager" {
+  for_each   = var.has_session_manager ? toset(keys(local.policies)) : toset([])
+  role       = aws_iam_role.this[each.key].name
+  policy_arn = "arn:${data.aws_partition.this.partition}:iam::aws:policy/AmazonSSMManagedInstanceCore"
+}
+
+resource "aws_iam_instance_profile" "this" {
+  for_each = local.policies
+  name     = "${var.name}-${each.key}"
+  role     = aws_iam_role.this[each.key].name
+  tags     = var.tags
+}

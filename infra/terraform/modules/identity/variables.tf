@@ -1,0 +1,68 @@
+variable "name" {
+  description = "Name of the installation."
+  type        = string
+}
+
+variable "bucket_arn" {
+  description = "ARN of the bucket of the installation."
+  type        = string
+}
+
+variable "kms_key_arn" {
+  description = "KMS key of the bucket. Null if S3 has keys of its own."
+  type        = string
+  default     = null
+}
+
+variable "secret_arns" {
+  description = "Secrets that the control plane reads and, once, writes."
+  type        = list(string)
+}
+
+variable "queue_arn" {
+  description = "Queue with AWS's notices. Null: the control plane only polls."
+  type        = string
+  default     = null
+}
+
+variable "event_bus_arns" {
+  description = "EventBridge buses that receive the events of jobs."
+  type        = list(string)
+  default     = []
+}
+
+variable "topic_arns" {
+  description = "SNS topics that receive the events of jobs."
+  type        = list(string)
+  default     = []
+}
+
+variable "log_group_arns" {
+  description = "CloudWatch log groups that receive the lines of ranks."
+  type        = list(string)
+  default     = []
+}
+
+variable "job_role_arns" {
+  description = "Roles that jobs may have (`RoleArn`). Their trust policies must name the role of nodes."
+  type        = list(string)
+  default     = []
+}
+
+variable "job_secret_arns" {
+  description = "Secrets and SSM parameters that nodes may read for jobs without a role of their own."
+  type        = list(string)
+  default     = []
+}
+
+variable "has_session_manager" {
+  description = "Whether people may open shells and forward ports with Systems Manager."
+  type        = bool
+  default     = true
+}
+
+variable "tags" {
+  description = "Tags of all resources."
+  type        = map(string)
+  default     = {}
+}

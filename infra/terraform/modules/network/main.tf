@@ -1,0 +1,157 @@
+# The VPC, its subnets and endpoints, and the two security groups.
+#
+# Nodes exchange replicas and collective traffic of any protocol with each other. EFA needs a rule for all traffic from
+# and to the group itself. Nodes reach the control plane at one port. Nobody outside the VPC reaches either of them.
+
+data "aws_region" "this" {}
+
+data "aws_vpc" "given" {
+  count = var.vpc_id == null ? 0 : 1
+  id    = var.vpc_id
+}
+
+locals {
+  is_created     = var.vpc_id == null
+  vpc_id         = local.is_created ? aws_vpc.this[0].id : var.vpc_id
+  vpc_cidr       = local.is_created ? var.cidr : data.aws_vpc.given[0].cidr_block
+  subnet_ids     = local.is_created ? { for zone, subnet in aws_subnet.this : zone => subnet.id } : var.subnet_ids
+  route_tables   = local.is_created ? [aws_route_table.this[0].id] : var.route_table_ids
+  tags           = merge(var.tags, { "everstep:installation" = var.name })
+  endpoint_names = ["autoscaling", "ec2", "ec2messages", "logs", "secretsmanager", "sqs", "ssm", "ssmmessages", "sts"]
+}
+
+resource "aws_vpc" "this" {
+  count                = local.is_created ? 1 : 0
+  cidr_block           = var.cidr
+  enable_dns_support   = true
+  enable_dns_hostnames = true
+  tags                 = merge(local.tags, { Name = var.name })
+}
+
+resource "aws_subnet" "this" {
+  for_each                = local.is_created ? { for index, zone in var.zones : zone => index } : {}
+  vpc_id                  = local.vpc_id
+  availability_zone       = each.key
+  cidr_block              = cidrsubnet(var.cidr, 4, each.value)
+  map_public_ip_on_launch = var.is_public
+  tags                    = merge(local.tags, { Name = "${var.name}-${each.key}" })
+}
+
+resource "aws_route_table" "this" {
+  count  = local.is_created ? 1 : 0
+  vpc_id = local.vpc_id
+  tags   = merge(local.tags, { Name = var.name })
+}
+
+resource "aws_route_table_association" "this" {
+  for_each       = aws_subnet.this
+  subnet_id      = each.value.id
+  route_table_id = aws_route_table.this[0].id
+}
+
+resource "aws_internet_gateway" "this" {
+  count  = local.is_created && var.is_public ? 1 : 0
+  vpc_id = local.vpc_id
+  tags   = merge(local.tags, { Name = var.name })
+}
+
+resource "aws_route" "internet" {
+  count                  = local.is_created && var.is_public ? 1 : 0
+  route_table_id         = aws_route_table.this[0].id
+  destination_cidr_block = "0.0.0.0/0"
+  gateway_id             = aws_internet_gateway.this[0].id
+}
+
+# Checkpoints do not pass the internet gateway, and cost no transfer.
+resource "aws_vpc_endpoint" "s3" {
+  vpc_id            = local.vpc_id
+  service_name      = "com.amazonaws.${data.aws_region.this.name}.s3"
+  vpc_endpoint_type = "Gateway"
+  route_table_ids   = local.route_tables
+  tags              = merge(local.tags, { Name = "${var.name}-s3" })
+}
+
+resource "aws_vpc_endpoint" "interface" {
+  for_each            = var.is_public ? toset([]) : toset(local.endpoint_names)
+  vpc_id              = local.vpc_id
+  service_name        = "com.amazonaws.${data.aws_region.this.name}.${each.key}"
+  vpc_endpoint_type   = "Interface"
+  subnet_ids          = values(local.subnet_ids)
+  security_group_ids  = [aws_security_group.endpoints[0].id]
+  private_dns_enabled = true
+  tags                = merge(local.tags, { Name = "${var.name}-${each.key}" })
+}
+
+resource "aws_security_group" "endpoints" {
+  count       = var.is_public ? 0 : 1
+  name        = "${var.name}-endpoints"
+  description = "HTTPS from the VPC to the AWS endpoints of ${var.name}"
+  vpc_id      = local.vpc_id
+  tags        = merge(local.tags, { Name = "${var.name}-endpoints" })
+}
+
+resource "aws_vpc_security_group_ingress_rule" "endpoints" {
+  count             = var.is_public ? 0 : 1
+  security_group_id = aws_security_group.endpoints[0].id
+  description       = "AWS APIs"
+  cidr_ipv4         = local.vpc_cidr
+  ip_protocol       = "tcp"
+  from_port         = 443
+  to_port           = 443
+}
+
+resource "aws_security_group" "nodes" {
+  name        = "${var.name}-nodes"
+  description = "Nodes of the fleets of ${var.name}"
+  vpc_id      = local.vpc_id
+  tags        = merge(local.tags, { Name = "${var.name}-nodes" })
+}
+
+resource "aws_vpc_security_group_ingress_rule" "nodes_from_nodes" {
+  security_group_id            = aws_security_group.nodes.id
+  description                  = "Replicas and collective traffic"
+  referenced_security_group_id = aws_security_group.nodes.id
+  ip_protocol                  = "-1"
+}
+
+# EFA needs this rule in addition to the one below: it accepts no rule with an address range.
+resource "aws_vpc_security_group_egress_rule" "nodes_to_nodes" {
+  security_group_id            = aws_security_group.nodes.id
+  description                  = "Replicas and collective traffic"
+  referenced_security_group_id = aws_security_group.nodes.id
+  ip_protocol                  = "-1"
+}
+
+resource "aws_vpc_security_group_egress_rule" "nodes_to_all" {
+  security_group_id = aws_security_group.nodes.id
+  description       = "AWS APIs, the control plane and package registries"
+  cidr_ipv4         = "0.0.0.0/0"
+  ip_protocol       = "tcp"
+  from_port         = 443
+  to_port           = var.server_port
+}
+
+resource "aws_security_group" "servers" {
+  name        = "${var.name}-servers"
+  description = "Control plane of ${var.name}"
+  vpc_id      = local.vpc_id
+  tags        = merge(local.tags, { Name = "${var.name}-servers" })
+}
+
+resource "aws_vpc_security_group_ingress_rule" "servers_from_nodes" {
+  security_group_id            = aws_security_group.servers.id
+  description                  = "Agents"
+  referenced_security_group_id = aws_security_group.nodes.id
+  ip_protocol                  = "tcp"
+  from_port                    = var.server_port
+  to_port                      = var.server_port
+}
+
+resource "aws_vpc_security_group_egress_rule" "servers_to_all" {
+  security_group_id = aws_security_group.servers.id
+  description       = "AWS APIs, the database and package registries"
+  cidr_ipv4         = "0.0.0.0/0"
+  ip_protocol       = "tcp"
+  from_port         = 443
+  to_port           = 5432
+}

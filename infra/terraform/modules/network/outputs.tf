@@ -1,0 +1,19 @@
+output "vpc_id" {
+  description = "Id of the VPC."
+  value       = local.vpc_id
+}
+
+output "subnet_ids" {
+  description = "Subnet of each availability zone."
+  value       = local.subnet_ids
+}
+
+output "node_security_group_id" {
+  description = "Security group of nodes."
+  value       = aws_security_group.nodes.id
+}
+
+output "server_security_group_id" {
+  description = "Security group of the control plane."
+  value       = aws_security_group.servers.id
+}

@@ -1,0 +1,57 @@
+variable "name" {
+  description = "Name of the installation. It is part of the names of all resources."
+  type        = string
+}
+
+variable "vpc_id" {
+  description = "VPC to use. Null: the module creates one."
+  type        = string
+  default     = null
+}
+
+variable "subnet_ids" {
+  description = "Subnets in `vpc_id` by availability zone, for nodes and servers. Empty if the module creates the VPC."
+  type        = map(string)
+  default     = {}
+
+  validation {
+    condition     = (var.vpc_id == null) == (length(var.subnet_ids) == 0)
+    error_message = "Set both vpc_id and subnet_ids, or neither of them."
+  }
+}
+
+variable "route_table_ids" {
+  description = "Route tables of the subnets in `subnet_ids`, which get the route to S3."
+  type        = list(string)
+  default     = []
+}
+
+variable "cidr" {
+  description = "IPv4 range of a created VPC."
+  type        = string
+  default     = "10.80.0.0/16"
+}
+
+variable "zones" {
+  description = "Availability zones of a created VPC, one subnet each. A fleet uses one of them."
+  type        = list(string)
+  default     = []
+}
+
+variable "is_public" {
+  description = "Whether instances have public addresses and reach AWS through an internet gateway. No rule lets anybody in. False: instances reach AWS through VPC endpoints only."
+  type        = bool
+  default     = false
+}
+
+variable "server_port" {
+  description = "TCP port of the control plane."
+  type        = number
+  default     = 8443
+}
+
+variable "tags" {
+  description = "Tags of all resources."
+  type        = map(string)
+  default     = {}
+}

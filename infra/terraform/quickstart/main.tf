@@ -1,0 +1,117 @@
+# A small installation for a first job: one control plane with SQLite, and a fleet of small nodes without GPUs.
+#
+# The instances have public addresses, so that they can install packages, and no rule lets anybody in. People reach the
+# control plane through Systems Manager. `terraform destroy` removes everything, checkpoints included.
+
+data "aws_caller_identity" "this" {}
+
+data "aws_availability_zones" "this" {
+  state = "available"
+
+  filter {
+    name   = "opt-in-status"
+    values = ["opt-in-not-required"]
+  }
+}
+
+data "aws_ssm_parameter" "image" {
+  count = var.image_id == null ? 1 : 0
+  name  = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64"
+}
+
+locals {
+  zone     = data.aws_availability_zones.this.names[0]
+  fleet    = "${var.name}-main"
+  image_id = var.image_id == null ? nonsensitive(data.aws_ssm_parameter.image[0].value) : var.image_id
+  port     = 8443
+  bucket   = "${var.name}-${data.aws_caller_identity.this.account_id}-${var.region}"
+
+  # Public, and equal for the server and its agents: agents sign for this id only.
+  server_id = md5("everstep ${data.aws_caller_identity.this.account_id} ${var.region} ${var.name}")
+
+  install = {
+    bucket = module.storage.bucket
+    wheel  = aws_s3_object.wheel.key
+    region = var.region
+  }
+}
+
+module "network" {
+  source      = "../modules/network"
+  name        = var.name
+  zones       = [local.zone]
+  is_public   = true
+  server_port = local.port
+}
+
+module "storage" {
+  source  = "../modules/storage"
+  bucket  = local.bucket
+  is_kept = false
+}
+
+module "secrets" {
+  source        = "../modules/secrets"
+  name          = var.name
+  recovery_days = 0
+}
+
+module "events" {
+  source      = "../modules/events"
+  name        = var.name
+  group_names = [local.fleet]
+}
+
+module "identity" {
+  source      = "../modules/identity"
+  name        = var.name
+  bucket_arn  = module.storage.arn
+  secret_arns = values(module.secrets.arns)
+  queue_arn   = module.events.queue_arn
+}
+
+resource "aws_s3_object" "wheel" {
+  bucket = module.storage.bucket
+  key    = "sources/release/${basename(var.wheel)}"
+  source = var.wheel
+  etag   = filemd5(var.wheel)
+}
+
+module "control_plane" {
+  source             = "../modules/control_plane"
+  name               = var.name
+  subnet_id          = module.network.subnet_ids[local.zone]
+  security_group_ids = [module.network.server_security_group_id]
+  instance_profile   = module.identity.server_profile
+  instance_type      = var.server_type
+  image_id           = local.image_id
+
+  user_data = templatefile("${path.module}/server.sh.tftpl", {
+    install        = templatefile("${path.module}/install.sh.tftpl", merge(local.install, { extras = "server", packages = "" }))
+    bucket         = module.storage.bucket
+    region         = var.region
+    port           = local.port
+    queue_url      = module.events.queue_url
+    secrets_prefix = module.secrets.prefix
+    server_id      = local.server_id
+  })
+}
+
+module "fleet" {
+  source             = "../modules/fleet"
+  name               = local.fleet
+  subnet_id          = module.network.subnet_ids[local.zone]
+  security_group_ids = [module.network.node_security_group_id]
+  instance_profile   = module.identity.node_profile
+  instance_type      = var.node_type
+  image_id           = local.image_id
+  max_size           = var.max_nodes
+
+  user_data = var.node_user_data != null ? var.node_user_data : templatefile("${path.module}/node.sh.tftpl", {
+    install   = templatefile("${path.module}/install.sh.tftpl", merge(local.install, { extras = "worker,training", packages = "gcc-c++ python3.11-devel" }))
+    region    = var.region
+    url       = "http://${module.control_plane.private_ip}:${local.port}"
+    fleet     = local.fleet
+    server_id = local.server_id
+  })
+}
