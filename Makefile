@@ -16,7 +16,7 @@ DASHBOARD := control_plane/static/index.html
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo check fix web pictures test test-fast test-durations test-full test-dashboard-stories test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity
+.PHONY: help setup lock demo check fix web wheel pictures test test-fast test-durations test-full test-dashboard-stories test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -64,6 +64,10 @@ web: $(DASHBOARD)  ## the dashboard: types, tests, and its build into control_pl
 
 $(DASHBOARD): $(STAMP) docs/runbook.md $(shell find web -type f -not -path 'web/node_modules/*' 2>/dev/null)
 	@$(BIN)/python web/build.py
+
+wheel: setup web  ## dist/: a wheel that contains the dashboard
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+	@ls dist/*.whl
 
 pictures: setup web  ## docs/pictures: the dashboard over the recorded incidents and the seeded world that its tests use
 	@$(BIN)/python -m tests.dashboard --pictures docs/pictures

@@ -50,6 +50,7 @@ SERVER_ACTIONS: Final = (
     "ec2:DescribeLaunchTemplateVersions",
     "ec2:RebootInstances",
     "ec2:TerminateInstances",
+    "s3:AbortMultipartUpload",
     "s3:DeleteObject",
     "s3:GetObject",
     "s3:ListBucket",

@@ -27,7 +27,8 @@ def _describe_rules_between_groups() -> None:
     """Return the description of a rule whose source is another security group. moto returns it for addresses only."""
 
     def description(rule: SecurityGroupRule) -> str | None:
-        return rule.ip_range.get("Description") or rule.source_group.get("Description")
+        found: str | None = rule.ip_range.get("Description") or rule.source_group.get("Description")
+        return found
 
     SecurityGroupRule.description = property(description)
 

@@ -5,7 +5,6 @@ The tests run the real Terraform with the real AWS provider against the local cl
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import shutil
@@ -15,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import botocore.session
 import pytest
-from botocore import xform_name
 
 from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.contract import changes, checks
@@ -34,10 +31,12 @@ MIRRORS = [Path(each) for each in [os.environ.get("EVERSTEP_TERRAFORM_PLUGINS", 
 IMAGE = "ami-12c6146b"
 
 ROLES = {
-    "server": (doctor.SERVER_ACTIONS, doctor.SERVER_OPTIONS, ("control_plane/cloud",)),
-    "node": (doctor.NODE_ACTIONS, doctor.NODE_OPTIONS, ("worker", "everstep/bulk.py")),
+    "server": (doctor.SERVER_ACTIONS, doctor.SERVER_OPTIONS),
+    "node": (doctor.NODE_ACTIONS, doctor.NODE_OPTIONS),
 }
-"""By role: the actions that it always needs, those of optional features, and the code that calls AWS with the role."""
+"""By role: the actions that it always needs, and those of optional features. `tests/tidy/test_aws_actions.py` compares
+both with the calls of the code.
+"""
 
 needs_terraform = pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform is not installed")
 
@@ -143,15 +142,9 @@ def test_an_installation_is_created_planned_without_changes_and_destroyed(
     assert not aws.client("s3").list_buckets()["Buckets"]
 
 
-@pytest.mark.parametrize("role", ["server", "node"])
-def test_doctor_checks_the_permission_of_each_call_of_the_code(role: str) -> None:
-    needed, options, calls = ROLES[role]
-    assert {*needed, *options} == calls_of(*calls)
-
-
 def check_policies(resources: Mapping[str, Mapping[str, Any]]) -> None:
-    """Compare the actions of the applied policies with the calls of the code, in both directions."""
-    for role, (needed, options, _) in ROLES.items():
+    """Check that the applied policies allow the calls of the code, and no others."""
+    for role, (needed, options) in ROLES.items():
         policy = json.loads(resources[f'module.identity.aws_iam_role_policy.this["{role}"]']["policy"])
         allowed = {action for statement in policy["Statement"] for action in actions(statement)}
         assert set(needed) <= allowed <= {*needed, *options}, role
@@ -160,40 +153,3 @@ def check_policies(resources: Mapping[str, Mapping[str, Any]]) -> None:
 def actions(statement: Mapping[str, Any]) -> list[str]:
     given = statement["Action"]
     return [given] if isinstance(given, str) else given
-
-
-ACTIONS = {
-    "s3:CompleteMultipartUpload": "s3:PutObject",
-    "s3:CreateMultipartUpload": "s3:PutObject",
-    "s3:DeleteObjects": "s3:DeleteObject",
-    "s3:HeadObject": "s3:GetObject",
-    "s3:ListMultipartUploads": "s3:ListBucketMultipartUploads",
-    "s3:ListObjectsV2": "s3:ListBucket",
-    "s3:UploadPart": "s3:PutObject",
-    "sns:PublishBatch": "sns:Publish",
-    "sqs:DeleteMessageBatch": "sqs:DeleteMessage",
-}
-"""The IAM actions that do not have the name of their operation."""
-FREE = {"sts:GetCallerIdentity"}
-"""Operations that every caller may use."""
-
-
-def calls_of(*places: str) -> set[str]:
-    """Return the IAM actions of all AWS operations that modules call or name."""
-    session = botocore.session.get_session()
-    services = ("autoscaling", "ec2", "events", "logs", "s3", "secretsmanager", "sns", "sqs", "ssm", "sts")
-    operations = {
-        xform_name(name): f"{service}:{name}"
-        for service in services
-        for name in session.get_service_model(service).operation_names
-    }
-    files = [file for place in places for file in sorted((ROOT / place).rglob("*.py")) or [ROOT / place]]
-    found = set[str]()
-    for file in files:
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                names = [node.func.attr]
-                if names[0] in ("get_paginator", "generate_presigned_url") and isinstance(node.args[0], ast.Constant):
-                    names = [str(node.args[0].value)]
-                found |= {operations[name] for name in names if name in operations}
-    return {ACTIONS.get(call, call) for call in found - FREE}

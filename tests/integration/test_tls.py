@@ -79,6 +79,7 @@ def server(tmp_path_factory, files):
     state.mkdir(mode=0o700)
     make_migrated(state / "everstep.db")
     arguments = ["--state-dir", str(state), "--port", "0", "--bucket", "b", "--ready-file", str(ready)]
+    arguments += ["--region", "us-east-1"]
     tls = ["--tls-certificate", str(files[0]), "--tls-key", str(files[1])]
     program = (
         "import sys, control_plane.__main__ as program\n"
@@ -155,7 +156,7 @@ async def test_an_agent_verifies_the_servers_certificate_before_it_sends_its_tok
 
 
 def test_a_server_that_others_reach_needs_a_certificate(tmp_path, files) -> None:
-    base = {"state_directory": tmp_path, "bucket": "b", "host": "0.0.0.0"}
+    base = {"state_directory": tmp_path, "bucket": "b", "host": "0.0.0.0", "region": "us-east-1"}
     with pytest.raises(InvalidSettings, match="--tls-certificate"):
         Settings(**base)
     assert Settings(**base, tls_certificate=files[0], tls_key=files[1]).has_tls

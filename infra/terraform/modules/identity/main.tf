@@ -77,7 +77,7 @@ data "aws_iam_policy_document" "server" {
 
   statement {
     sid       = "Objects"
-    actions   = ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"]
+    actions   = ["s3:AbortMultipartUpload", "s3:DeleteObject", "s3:GetObject", "s3:PutObject"]
     resources = ["${var.bucket_arn}/*"]
   }
 
