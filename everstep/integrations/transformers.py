@@ -29,9 +29,9 @@ run.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 import transformers.trainer
@@ -40,6 +40,7 @@ from transformers.trainer_callback import ExportableState, TrainerCallback, Trai
 
 from everstep.integrations import accelerate
 from everstep.integrations.errors import UnsupportedOption
+from everstep.integrations.steps import StepBatches, metrics_of
 from everstep.integrations.versions import check_version
 from everstep.training import SessionMisuse, TrainingSession, rng
 
@@ -50,7 +51,8 @@ _RESUMED: Final = "everstep"
 
 It names no directory. `_run_epoch` only tests whether the value is None.
 """
-_END = object()
+_GROUPS: Final = {"eval_": "eval", "test_": "test", "train_": "train"}
+"""Group of a logged value on the job's Metrics page, by prefix of its name, as in the trainer's reports."""
 
 
 def attach(trainer: Trainer) -> None:
@@ -117,44 +119,6 @@ def _check_options(trainer: Trainer) -> None:
             "DataParallel", f"one process trains on {args.n_gpu} GPUs", "Start one process per GPU, as Everstep does."
         )
     accelerate.check_accelerator(trainer.accelerator)
-
-
-class StepBatches:
-    """The training data of one trainer. Each `iter` yields the remaining batches of the trainer's current epoch.
-
-    Args:
-        session: the session, which has one loader.
-        end_step: ends the trainer's last step if it is still open. Returns whether training must stop.
-        generators: states of the random generators after the restore. The first request of a batch starts from them,
-            because the trainer's callbacks may have drawn random numbers since. None without a restore.
-    """
-
-    def __init__(
-        self, session: TrainingSession, end_step: Callable[[], bool], generators: rng.RandomState | None
-    ) -> None:
-        (self._stream,) = session.data.values()
-        self._end_step = end_step
-        self._generators = generators
-        self._is_epoch_over = False
-
-    def __iter__(self) -> Iterator[Any]:
-        if self._is_epoch_over:
-            # The restored step is the last one of an epoch, and the trainer begins the next epoch.
-            self._is_epoch_over = False
-            for _ in self._stream:
-                raise AssertionError("the restored epoch has further batches")
-        batches = iter(self._stream)
-        while not self._end_step():
-            if self._generators is not None:
-                rng.restore(self._generators)
-                self._generators = None
-            if (batch := next(batches, _END)) is _END:
-                return
-            yield batch
-
-    def begin_next_epoch(self) -> None:
-        """Make the first `iter` begin the epoch after the restored one."""
-        self._is_epoch_over = True
 
 
 class LoopState:
@@ -342,8 +306,9 @@ class Attachment:
         )
         session.set_target(max_steps)
         self._kept_step = session.restore()
-        generators = rng.observe() if self._kept_step else None
-        batches = StepBatches(session, self._end_step, generators)
+        # The trainer's callbacks may draw random numbers before the loop requests the first batch.
+        resume = functools.partial(rng.restore, rng.observe()) if self._kept_step else None
+        batches = StepBatches(session, self._end_step, resume)
         self._prepared = model, batches
         if not self._kept_step:
             return 0, 0
@@ -387,14 +352,9 @@ class Attachment:
 
     def log(self, values: dict[str, Any]) -> None:
         """Log the numbers of one entry of the trainer's log for the newest finished step."""
-        session = self.session
-        numbers = {
-            _metric(name): value
-            for name, value in values.items()
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in ("epoch", "step")
-        }
-        if session is not None and numbers:
-            session.log(**numbers)
+        numbers = {name: value for name, value in values.items() if name not in ("epoch", "step")}
+        if self.session is not None and (metrics := metrics_of(numbers, _GROUPS, "train")):
+            self.session.log(**metrics)
 
     def _in_phase(self, phase: Any, function: Callable[..., Any], *given: Any, **more: Any) -> Any:
         if self.session is None:
@@ -412,14 +372,6 @@ class Attachment:
                 trainer.control.should_training_stop = True
                 return True
         return False
-
-
-def _metric(name: str) -> str:
-    """Return the name of a logged value with its group: `train/loss`, `eval/loss`, as in the trainer's reports."""
-    for group in ("eval", "test", "train"):
-        if name.startswith(f"{group}_"):
-            return f"{group}/{name.removeprefix(f'{group}_')}"
-    return f"train/{re.sub(r'^/+', '', name)}"
 
 
 def _load_nothing(_: object) -> None:

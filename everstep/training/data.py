@@ -155,6 +155,28 @@ class DataStream:
                 return batch
         raise SessionMisuse(f"{self.name} yields no batches")
 
+    def end_epoch(self) -> None:
+        """End the current epoch, although the loader may have further batches. The next batch begins the next epoch.
+
+        Before the first batch of an epoch, the call changes nothing.
+
+        Raises:
+            CannotResume: the loader keeps its own position and has further batches. Its state would begin there.
+        """
+        if self._iterator is None and self.consumed_count == 0:
+            return
+        if isinstance(self._source, _OwnState):
+            if self._next_of_epoch() is not _END:
+                raise CannotResume(
+                    self.name,
+                    "the loader keeps its own position, and the script ends an epoch before the loader's last batch. "
+                    "Read all batches of an epoch, or use a DataLoader over a dataset with a length",
+                )
+            return
+        self._iterator = None
+        self._source.end()
+        self.epoch, self.consumed_count = self.epoch + 1, 0
+
     @property
     def source(self) -> Resumable:
         """The `Resumable` that yields the loader's batches."""
@@ -410,7 +432,8 @@ class _MapLoader:
             return iter(self._loader)
 
     def end(self) -> None:
-        self._sampler.place, self._sampler.begin = None, 0
+        self._sampler.resume(None, 0)
+        self._sampler.begin = 0
 
     def state_dict(self) -> dict[str, Tree]:
         place = self._sampler.place
@@ -804,7 +827,7 @@ class _Replayed:
         return iter(walk)
 
     def end(self) -> None:
-        self._place = None
+        self._place, self._skip_count = None, 0
 
     def state_dict(self) -> dict[str, Tree]:
         place = None if self._place is None else self._place.tree()

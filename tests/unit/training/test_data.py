@@ -173,6 +173,37 @@ def test_one_resumed_between_two_epochs_begins_the_next_as_if_nothing_had_happen
     assert [walk(resumed), walk(resumed)] == expected
 
 
+@pytest.mark.parametrize("consumed", [0, 1, 2])
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_loop_may_end_an_epoch_before_its_last_batch(name: str, consumed: int) -> None:
+    seed()
+    stream = DataStream("data", LOADERS[name](), seed=1)
+    draw(stream, consumed)
+    stream.end_epoch()
+    assert (stream.epoch, stream.consumed_count) == (min(consumed, 1), 0)
+    state = saved(stream)
+    expected = draw(stream, 8)
+    rng.seed(999)
+    resumed = DataStream("data", LOADERS[name](), seed=1)
+    resumed.load_state_dict(state["data"])
+    rng.restore(state["rng"])
+    assert draw(resumed, 8) == expected
+
+
+@pytest.mark.parametrize("name", ["sequential", "list"])
+def test_an_epoch_may_end_right_after_a_restore(name: str) -> None:
+    stream = DataStream("data", LOADERS[name](), seed=1)
+    seed()
+    epoch = [flatten(batch) for batch in stream]
+    draw(stream, 2)
+    resumed = DataStream("data", LOADERS[name](), seed=1)
+    resumed.load_state_dict(saved(stream)["data"])
+    resumed.end_epoch()
+    seed()
+    assert [batch[0] for batch in map(flatten, resumed)] == [batch[0] for batch in epoch]
+    assert resumed.epoch == 3
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("kind", ["lazy", "lazy_later", "shuffled", "own"])
 def test_workers_that_fetch_ahead_are_resumed_where_training_stood(kind: str, persistent: bool) -> None:
@@ -299,6 +330,15 @@ class Own:
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         self.position = int(str(state_dict["position"]))
+
+
+def test_a_loader_with_state_ends_no_epoch_before_its_last_batch() -> None:
+    stream = DataStream("data", Own(), seed=1)
+    assert [stream.next() for _ in range(3)] == [1, 2, 3]
+    stream.end_epoch()
+    assert (stream.epoch, stream.next()) == (1, 1)
+    with pytest.raises(CannotResume, match="keeps its own position"):
+        stream.end_epoch()
 
 
 @pytest.mark.parametrize("consumed", range(8))

@@ -1,0 +1,428 @@
+"""Keeps every optimizer step of a Lightning `Trainer`.
+
+    trainer = Trainer(callbacks=[EverstepCallback()], max_steps=10_000)
+    trainer.fit(module, loader)
+
+The callback replaces methods of its trainer and of the trainer's loops. They do the following things differently:
+
+    object            method                          with Everstep
+    fit loop          _load_combined_loader_states    creates the session, restores the step that the agent names, and
+                                                      replaces the training loader by `TrainBatches`
+    fit loop          advance                         ends the epoch of the data after the epoch of the loop
+    fit loop          on_run_end                      first ends the last step and the session
+    fit loop          run                             calls the last hooks if the restored step is the last one
+    trainer           _run_sanity_check               first sets up the data, so that the restore precedes any forward
+    validation loop   run                             reports the phase `eval`
+    trainer           save_checkpoint                 reports the phase `checkpoint`
+    logger connector  log_metrics                     also logs the values of the step with the session
+
+**Boundary.** A step ends right before the loop requests the next batch, or before the hook `on_train_end`. The step's
+logging, validation and callbacks are over by then. Several batches that accumulate gradients are one step.
+
+**Restore.** The session restores before `on_train_start`. The hooks `on_train_start` and `on_train_epoch_start` then
+run as in every launch, with the restored epoch. At the loop's first request of a batch, `LoopState.apply` sets all
+counters and values again. The loop continues at the point of its code where the step ended.
+
+Invariant: a resumed run has the same weights, optimizer, schedule, counters, random draws and logged values as an
+undisturbed run.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    Callback,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelPruning,
+    OnExceptionCheckpoint,
+    StochasticWeightAveraging,
+    Timer,
+    WeightAveraging,
+)
+from lightning.pytorch.core.optimizer import _MockOptimizer
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+)
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+
+import everstep.training
+from everstep.integrations.errors import UnsupportedOption
+from everstep.integrations.lightning_loops import LoopState
+from everstep.integrations.steps import StepBatches, metrics_of
+from everstep.integrations.versions import check_version
+from everstep.training import SessionMisuse, TrainingSession, rng
+from everstep.training.adapters.deepspeed import is_engine
+from everstep.training.state import Stateful
+
+_STRATEGIES: Final = (SingleDeviceStrategy, DDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
+_GROUPS: Final = {"val_": "val", "test_": "test", "train_": "train"}
+"""Group of a logged value on the job's Metrics page, by prefix of its name."""
+_CALLBACKS: Final = {
+    BaseFinetuning: ("it adds parameters to the optimizer during training", "Freeze the parameters in the module"),
+    BatchSizeFinder: ("it trains before the training", "Set the batch size that a separate run has found"),
+    LearningRateFinder: ("it trains before the training", "Set the learning rate that a separate run has found"),
+    ModelPruning: ("it replaces parameters during training", "Prune the model before the training"),
+    OnExceptionCheckpoint: (
+        "it makes fit() load its checkpoint, and Everstep names the step from which all ranks continue",
+        "Remove the callback: Everstep keeps every step",
+    ),
+    StochasticWeightAveraging: ("it replaces the schedule during training", "Use EMAWeightAveraging"),
+}
+"""Callbacks that prevent an exact resume: the reason, and an alternative."""
+
+
+class EverstepCallback(Callback):
+    """Keeps every step of `trainer.fit()`. Pass one to the trainer: `Trainer(callbacks=[EverstepCallback()])`.
+
+    Args:
+        extra: other objects with `state_dict` and `load_state_dict` by name, whose state belongs to every step.
+
+    Raises:
+        UnsupportedVersion: Everstep is not tested with the installed version of Lightning.
+    """
+
+    def __init__(self, extra: Mapping[str, Stateful] | None = None) -> None:
+        check_version("lightning")
+        self._extra = dict(extra or {})
+        self._attachment: Attachment | None = None
+
+    @property
+    def session(self) -> TrainingSession:
+        """The session, from the set-up of the training data to the end of the process.
+
+        Callbacks of your own use it, for example for `session.phase`.
+
+        Raises:
+            SessionMisuse: the training has not begun.
+        """
+        if self._attachment is None or self._attachment.session is None:
+            raise SessionMisuse("the callback has no session before the training; call trainer.fit() first")
+        return self._attachment.session
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Prepare the trainer. Lightning calls this at the start of `fit`, and of other functions with other stages.
+
+        Args:
+            trainer: the trainer that has this callback.
+            pl_module: the module to train.
+            stage: `fit`, `validate`, `test` or `predict`.
+
+        Raises:
+            UnsupportedOption: an option of the trainer prevents an exact resume.
+            SessionMisuse: the callback's trainer has trained already, or it has two of these callbacks.
+        """
+        if stage != "fit":
+            return
+        if self._attachment is not None:
+            raise SessionMisuse(
+                "fit() was already called with this EverstepCallback; create another trainer and callback in a job of "
+                "its own"
+            )
+        check_trainer(trainer, pl_module)
+        self._attachment = Attachment(trainer, self._extra)
+
+
+def check_trainer(trainer: Any, module: LightningModule) -> None:
+    """Check the options of a trainer.
+
+    Args:
+        trainer: the trainer, whose callbacks and strategy are complete.
+        module: the module to train.
+
+    Raises:
+        UnsupportedOption: an option prevents an exact resume.
+        SessionMisuse: the trainer has two `EverstepCallback`.
+    """
+    if not _is_trainer(trainer):
+        raise UnsupportedOption(
+            type(trainer).__module__.split(".")[0],
+            "the trainer is not a lightning.pytorch.Trainer",
+            "Import Trainer from lightning.pytorch.",
+        )
+    if sum(isinstance(each, EverstepCallback) for each in trainer.callbacks) > 1:
+        raise SessionMisuse("the trainer has more than one EverstepCallback; pass one")
+    _check_strategy(trainer.strategy)
+    for callback in trainer.callbacks:
+        for kind, (reason, alternative) in _CALLBACKS.items():
+            if isinstance(callback, kind):
+                raise UnsupportedOption(type(callback).__name__, reason, f"{alternative}.")
+    if any(isinstance(each, Timer) and each.time_remaining() is not None for each in trainer.callbacks):
+        raise UnsupportedOption(
+            "Trainer(max_time=…)",
+            "a resumed run would end at another step",
+            "Set max_steps or max_epochs.",
+        )
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        raise UnsupportedOption(
+            "Trainer(val_check_interval=…)",
+            "a resumed run would validate at other steps",
+            "Set a number of batches instead of a time.",
+        )
+    if trainer.reload_dataloaders_every_n_epochs:
+        raise UnsupportedOption(
+            "Trainer(reload_dataloaders_every_n_epochs=…)",
+            "no snapshot contains the position in a loader that is created during training",
+            "Change the data in a sampler or a dataset with set_epoch.",
+        )
+    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+        raise UnsupportedOption(
+            "training_step(dataloader_iter)",
+            "Everstep cannot see which batches belong to a step",
+            "Use training_step(batch, batch_idx).",
+        )
+
+
+def _is_trainer(value: object) -> bool:
+    """Return whether a value is a trainer of Lightning. pytorch_lightning has a class of its own."""
+    return isinstance(value, Trainer)
+
+
+def _check_strategy(strategy: Any) -> None:
+    name = type(strategy).__name__
+    if isinstance(strategy, FSDPStrategy):
+        raise UnsupportedOption(
+            name, "FSDP1 flattens parameters", "Use ModelParallelStrategy with fully_shard in configure_model."
+        )
+    if not isinstance(strategy, _STRATEGIES):
+        known = ", ".join(each.__name__ for each in _STRATEGIES)
+        raise UnsupportedOption(name, "Everstep has no tests with this strategy", f"Use one of {known}.")
+    if isinstance(strategy.launcher, _MultiProcessingLauncher):
+        raise UnsupportedOption(
+            f"{name}(start_method=…)",
+            "the script's process does not train itself",
+            'Use strategy="ddp": each rank is then a process of its own.',
+        )
+
+
+def _check_data(trainer: Any, combined: CombinedLoader) -> None:
+    """Check what is known only after the trainer has set up its strategy and data."""
+    if trainer.ckpt_path:
+        raise UnsupportedOption(
+            "fit(ckpt_path=…)",
+            "Everstep names the step from which all ranks continue",
+            "Remove it. Load weights of another run into the module before fit().",
+        )
+    if not trainer.strategy.optimizers or any(isinstance(each, _MockOptimizer) for each in trainer.strategy.optimizers):
+        raise UnsupportedOption(
+            "configure_optimizers", "it returns no optimizer, so no step ends", "Return the optimizers."
+        )
+    if len(combined.flattened) != 1:
+        raise UnsupportedOption(
+            f"{len(combined.flattened)} training loaders",
+            "Lightning starts the shorter ones anew during an epoch",
+            "Combine the datasets in one loader.",
+        )
+    assert combined.limits is not None
+    if math.isinf(combined.limits[0]):
+        raise UnsupportedOption(
+            "a training loader without a length",
+            "Lightning reads one batch ahead, and no snapshot contains this batch",
+            "Set Trainer(limit_train_batches=…) to a number of batches per epoch.",
+        )
+
+
+class TrainBatches(StepBatches):
+    """The training loader of one fit loop.
+
+    Args:
+        session: the session, which has one loader.
+        end_step: ends the loop's last step if it is still open. Returns whether training must stop.
+        resume: restores what hooks may have changed. None without a restore.
+        loader: the loader that the session reads. Its attributes are attributes of this object, too.
+    """
+
+    def __init__(
+        self,
+        session: TrainingSession,
+        end_step: Callable[[], bool],
+        resume: Callable[[], object] | None,
+        loader: Any,
+    ) -> None:
+        super().__init__(session, end_step, resume)
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        # Lightning must neither store the loader's own state nor end the loader's workers.
+        if name.startswith("_") or name in ("state_dict", "load_state_dict"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+
+class Attachment:
+    """Replaces methods of one trainer and its loops, and holds its session.
+
+    Args:
+        trainer: the trainer, which has not trained yet.
+        extra: other objects that the session registers, by name.
+    """
+
+    def __init__(self, trainer: Any, extra: Mapping[str, Stateful]) -> None:
+        self._trainer = trainer
+        self._extra = extra
+        self._loop = trainer.fit_loop
+        self._batches: TrainBatches | None = None
+        self._state: LoopState | None = None
+        self.session: TrainingSession | None = None
+        self._kept_count = 0
+        """Number of optimizer steps that the framework counts at the newest boundary."""
+        self._is_over = False
+        """True when the loop ends: all ranks stop, or the last step has ended."""
+        _replace(self._loop, "_load_combined_loader_states", self._begin)
+        _replace(self._loop, "run", self._run)
+        _replace(self._loop, "advance", self._advance)
+        _replace(self._loop, "on_run_end", self._on_run_end)
+        _replace(self._loop.epoch_loop.val_loop, "run", self._validate)
+        _replace(trainer, "_run_sanity_check", self._run_sanity_check)
+        _replace(trainer, "save_checkpoint", self._save_checkpoint)
+        _replace(trainer._logger_connector, "log_metrics", self._log_metrics)
+
+    def _begin(self, _: Callable[[], None]) -> None:
+        """Create the session, restore, and replace the loader. Lightning calls this when it has prepared the loader."""
+        combined: CombinedLoader = self._loop._combined_loader
+        _check_data(self._trainer, combined)
+        assert combined.limits is not None
+        (loader,), count = combined.flattened, int(combined.limits[0])
+        state = self._state = LoopState(self._trainer, count)
+        session = self.session = self._create_session(state, loader)
+        session.set_target(self._last_step(count))
+        resume = functools.partial(_resume, state, rng.observe()) if session.restore() else None
+        self._kept_count = self._count_steps()
+        self._batches = TrainBatches(session, self._end_step, resume, loader)
+        combined.flattened = [self._batches]
+
+    def _create_session(self, state: LoopState, loader: Any) -> TrainingSession:
+        trainer, strategy = self._trainer, self._trainer.strategy
+        extra: dict[str, Any] = {"trainer": state, **self._extra}
+        if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
+            extra["scaler"] = scaler
+        for number, average in enumerate(_averages(trainer)):
+            extra[f"average/{number}"] = average
+        schedulers = {str(number): each.scheduler for number, each in enumerate(strategy.lr_scheduler_configs)}
+        if is_engine(strategy.model):
+            return everstep.training.init(engine=strategy.model, scheduler=schedulers, data=loader, extra=extra)
+        optimizers = dict(enumerate(strategy.optimizers))
+        return everstep.training.init(
+            model=strategy.model,
+            optimizer={str(number): each for number, each in optimizers.items()}
+            if len(optimizers) > 1
+            else optimizers[0],
+            scheduler=schedulers,
+            data=loader,
+            extra=extra,
+        )
+
+    def _run(self, run: Callable[[], None]) -> None:
+        """Run the fit loop. It returns at once, without its last hooks, if the restored step is the last one."""
+        run()
+        if self.session is None or self._is_over:
+            return
+        if self._state is not None and self._state.restored is not None:
+            self._loop.on_run_start()
+            self._loop.on_run_end()
+        else:
+            self.session.close()
+
+    def _advance(self, advance: Callable[[], None]) -> None:
+        advance()
+        if self._is_over:
+            raise StopIteration  # Lightning then leaves the loop without the hooks of an epoch's end.
+        assert self._batches is not None
+        self._batches.end_epoch()
+
+    def _on_run_end(self, on_run_end: Callable[[], None]) -> None:
+        assert self.session is not None
+        self._end_step()
+        self._is_over = True
+        self.session.close()
+        on_run_end()
+
+    def _run_sanity_check(self, run: Callable[[], None]) -> None:
+        self._loop.setup_data()
+        run()
+
+    def _validate(self, run: Callable[[], Any]) -> Any:
+        if self.session is None:
+            return run()
+        if _averages(self._trainer):
+            self.session.fence()  # The callback swaps the model's weights and the averages during validation.
+        with self.session.phase("eval"):
+            return run()
+
+    def _save_checkpoint(self, save: Callable[..., None], *given: Any, **more: Any) -> None:
+        if self.session is None:
+            return save(*given, **more)
+        with self.session.phase("checkpoint"):
+            return save(*given, **more)
+
+    def _log_metrics(self, log: Callable[..., None], metrics: dict[str, Any], step: int | None = None) -> None:
+        trainer = self._trainer
+        if self.session is not None and not trainer.sanity_checking:
+            numbers = metrics_of(metrics, _GROUPS, "val" if trainer.validating else "train")
+            if numbers:
+                self.session.log(**numbers)
+        log(metrics, step)
+
+    def _end_step(self) -> bool:
+        """Report the newest step to the session, once. Return whether the loop ends here."""
+        session = self.session
+        assert session is not None
+        if not self._is_over and (count := self._count_steps()) != self._kept_count:
+            self._kept_count = count
+            if session.boundary().stop:
+                self._is_over = True
+                session.close()
+        return self._is_over
+
+    def _count_steps(self) -> int:
+        """Return the number of optimizer steps. A DeepSpeed engine counts its own, across the ends of epochs."""
+        model = self._trainer.strategy.model
+        return int(model.global_steps if is_engine(model) else self._trainer.global_step)
+
+    def _last_step(self, batch_count: int) -> int:
+        """Return the number of steps at the end of training, or 0 if it is unknown.
+
+        Args:
+            batch_count: number of batches of one epoch on this rank.
+        """
+        trainer = self._trainer
+        if not trainer.lightning_module.automatic_optimization:
+            return 0  # The module decides which batches make a step.
+        limits = [trainer.max_steps] if trainer.max_steps != -1 else []
+        is_constant = not any(isinstance(each, GradientAccumulationScheduler) for each in trainer.callbacks)
+        if is_constant and self._loop.max_epochs != -1:
+            limits.append(math.ceil(batch_count / trainer.accumulate_grad_batches) * self._loop.max_epochs)
+        return min(limits, default=0)
+
+
+def _resume(state: LoopState, generators: rng.RandomState) -> None:
+    """Set the restored state again, because the hooks of a launch's start may have changed it."""
+    state.apply()
+    rng.restore(generators)
+
+
+def _averages(trainer: Any) -> list[Stateful]:
+    """Return the averaged models of the trainer's callbacks."""
+    averages = [each._average_model for each in trainer.callbacks if isinstance(each, WeightAveraging)]
+    return [each for each in averages if each is not None]
+
+
+def _replace(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+    """Replace a method of one object. The replacement gets the earlier method as its first argument."""
+    setattr(owner, name, functools.partial(replacement, getattr(owner, name)))

@@ -1,0 +1,208 @@
+"""The state of a Lightning `Trainer` that is not in the model, the optimizers and the schedulers.
+
+    part         content
+    loops        counters of the fit loop and its inner loops: epochs, batches, optimizer steps, `global_step`
+    results      values of `self.log` that an epoch's end still averages
+    logged       the newest logged values, which callbacks and `ReduceLROnPlateau` monitor
+    metrics      states of the module's torchmetrics
+    callbacks    `state_dict` of each callback
+    datamodule   `state_dict` of the data module
+
+`LoopState` is registered with the session. Its values are those right before the loop requests a batch.
+
+Invariant: `apply` at this point makes the loop continue like the loop whose state was stored. Lightning's own restart
+logic, which repeats an epoch's hooks or skips batches, stays off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.trainer.call import _call_callbacks_load_state_dict, _call_callbacks_state_dict
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultCollection,
+    _ResultMetric,
+    _Sync,
+)
+from lightning_utilities.core.apply_func import apply_to_collection
+from torchmetrics import Metric
+
+from everstep.integrations.errors import UnsupportedOption
+from everstep.training import CannotRelayout
+
+_REDUCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    "torch.mean": torch.mean,
+    "torch.sum": torch.sum,
+    "torch.max": torch.max,
+    "torch.min": torch.min,
+    "sum": sum,
+    "max": max,
+    "min": min,
+}
+"""The functions that `self.log(reduce_fx=…)` accepts, by the name under which the state stores them."""
+_PLAIN_FIELDS: Final = (
+    "fx",
+    "name",
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "enable_graph",
+    "add_dataloader_idx",
+    "dataloader_idx",
+    "metric_attribute",
+)
+"""Fields of Lightning's `_Metadata` that are plain values."""
+_COUNTERS: Final = ("_computed", "_forward_cache", "_update_count")
+"""Attributes of a torchmetrics `Metric` that are state, in addition to its registered states."""
+
+
+class LoopState:
+    """The state of one trainer's loop, as an object that a session registers.
+
+    Args:
+        trainer: the trainer, whose data is set up.
+        batch_count: number of batches of one epoch on this rank.
+    """
+
+    def __init__(self, trainer: Any, batch_count: int) -> None:
+        self._trainer = trainer
+        self._batch_count = batch_count
+        self.restored: dict[str, Any] | None = None
+        """The restored state; None if nothing was restored."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loop's state.
+
+        Raises:
+            UnsupportedOption: the module logs a value with a process group of its own.
+        """
+        trainer = self._trainer
+        loop, logger = trainer.fit_loop, trainer._logger_connector
+        return {
+            "batch_count": self._batch_count,
+            "loops": loop.state_dict(),
+            "validated": dict(loop.epoch_loop.val_loop._seen_batches_per_dataloader),
+            "should_stop": trainer.should_stop,
+            "accumulate": trainer.accumulate_grad_batches,
+            "results": {name: _stored(result) for name, result in loop.epoch_loop._results.items()},
+            "logged": {
+                "callback": dict(logger._callback_metrics),
+                "log": dict(logger._logged_metrics),
+                "progress": dict(logger._progress_bar_metrics),
+                "function": logger._current_fx,
+                "is_first": logger._first_loop_iter,
+            },
+            "metrics": {
+                name: _metric_state(metric)
+                for name, metric in trainer.lightning_module.named_modules()
+                if isinstance(metric, Metric)
+            },
+            "callbacks": _call_callbacks_state_dict(trainer),
+            "datamodule": {} if trainer.datamodule is None else trainer.datamodule.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state.
+
+        Raises:
+            CannotRelayout: an epoch of this launch has another number of batches.
+        """
+        if state["batch_count"] != self._batch_count:
+            raise CannotRelayout(
+                "trainer",
+                f"an epoch had {state['batch_count']} batches per rank and now has {self._batch_count}, and Lightning "
+                "counts batches. Use the earlier number of ranks, batch size and dataset",
+            )
+        self.restored = state
+        self.apply()
+
+    def apply(self) -> None:
+        """Set the restored state again, because hooks may have changed it. Changes nothing without a restore."""
+        if self.restored is None:
+            return
+        # The trainer changes some tensors in place, so it gets copies.
+        state: dict[str, Any] = apply_to_collection(self.restored, torch.Tensor, torch.clone)
+        trainer = self._trainer
+        loop, logger = trainer.fit_loop, trainer._logger_connector
+        loop.load_state_dict(state["loops"])
+        _continue(loop)
+        validated = loop.epoch_loop.val_loop._seen_batches_per_dataloader
+        validated.clear()
+        validated.update(state["validated"])
+        trainer.should_stop = state["should_stop"]
+        trainer.accumulate_grad_batches = state["accumulate"]
+        modules = dict(trainer.lightning_module.named_modules())
+        for name, of_metric in state["metrics"].items():
+            _load_metric(modules[name], of_metric)
+        results: _ResultCollection = loop.epoch_loop._results
+        results.clear()
+        for name, stored in state["results"].items():
+            results[name] = _result(stored, trainer, modules)
+        logged = state["logged"]
+        logger._callback_metrics, logger._logged_metrics = logged["callback"], logged["log"]
+        logger._progress_bar_metrics = logged["progress"]
+        logger._current_fx, logger._first_loop_iter = logged["function"], logged["is_first"]
+        if loop._data_fetcher is not None:  # None until the data is set up.
+            loop._data_fetcher.fetched = loop.epoch_loop.batch_progress.current.ready
+        _call_callbacks_load_state_dict(trainer, {"callbacks": state["callbacks"]})
+        if trainer.datamodule is not None and state["datamodule"]:
+            trainer.datamodule.load_state_dict(state["datamodule"])
+
+
+def _continue(loop: _Loop) -> None:
+    """Make a loop continue from its counters, without the steps that Lightning adds after a restart."""
+    loop._restarting = loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
+    for inner in vars(loop).values():
+        if isinstance(inner, _Loop):
+            _continue(inner)
+
+
+def _stored(result: _ResultMetric) -> dict[str, Any]:
+    """Return one value of `self.log` as plain values and tensors."""
+    meta = result.meta
+    if meta.sync.group is not None:
+        raise UnsupportedOption(
+            f"self.log({meta.name!r}, sync_dist_group=…)",
+            "no snapshot contains a process group",
+            "Reduce the value over your group before you log it.",
+        )
+    return {
+        "meta": {name: getattr(meta, name) for name in _PLAIN_FIELDS},
+        "reduction": next(name for name, function in _REDUCTIONS.items() if function is meta.reduce_fx),
+        "sync": (meta.sync.should, meta.sync.op, meta.sync.rank_zero_only),
+        "is_tensor": result.is_tensor,
+        "has_reset": result.has_reset,
+        "state": _metric_state(result),
+    }
+
+
+def _result(stored: Mapping[str, Any], trainer: Any, modules: Mapping[str, torch.nn.Module]) -> _ResultMetric:
+    """Return the value of `self.log` from which `_stored` has made `stored`."""
+    meta = _Metadata(**stored["meta"], reduce_fx=_REDUCTIONS[stored["reduction"]])
+    should, operation, is_of_rank_zero = stored["sync"]
+    meta.sync = _Sync(fn=trainer.strategy.reduce, _should=should, rank_zero_only=is_of_rank_zero, _op=operation)
+    result = _ResultMetric(meta, stored["is_tensor"])
+    result.has_reset = stored["has_reset"]
+    _load_metric(result, stored["state"])
+    if not result.is_tensor:
+        result.value = modules[stored["meta"]["metric_attribute"]]
+    return result
+
+
+def _metric_state(metric: Any) -> dict[str, Any]:
+    """Return the state of a torchmetrics `Metric`, the results of `self.log` included."""
+    return {name: _detached(getattr(metric, name)) for name in (*metric._defaults, *_COUNTERS)}
+
+
+def _load_metric(metric: Any, state: Mapping[str, Any]) -> None:
+    for name, value in state.items():
+        setattr(metric, name, value)
+
+
+def _detached(value: Any) -> Any:
+    return apply_to_collection(value, torch.Tensor, torch.Tensor.detach)

@@ -1,0 +1,81 @@
+"""A Lightning `Trainer` is killed, and resumed in new processes.
+
+Its weights, optimizer, schedule, counters, logged values and random draws equal those of an undisturbed run bit for
+bit.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.training.test_trainer import check
+from tests.warm_parent import WarmParent
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+def check_lightning(parent: WarmParent, directory: Path, world: int, *, commits: int, **options: Any) -> None:
+    check(parent, directory, world, commits=commits, script="lightning_scripts", **options)
+
+
+INSIDE, AT_THE_END, AFTER_THE_END = 2, 4, 5
+"""Numbers of commits before the kill. With four batches per step, an epoch has six steps, and the first commit is of
+step 3."""
+
+
+@pytest.mark.parametrize(
+    "commits", [pytest.param(INSIDE, id="inside_an_epoch"), pytest.param(AT_THE_END, id="at_the_end_of_an_epoch")]
+)
+def test_one_process(warm_parent: WarmParent, tmp_path: Path, commits: int) -> None:
+    check_lightning(warm_parent, tmp_path, 1, commits=commits, accumulate=4, validates=True)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("commits", [INSIDE, AT_THE_END, AFTER_THE_END])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"accumulate": 4, "workers": 2}, id="workers"),
+        pytest.param({"accumulate": 4, "precision": "bf16-mixed"}, id="bf16"),
+        pytest.param({"limit": 6, "validates": True}, id="short_epochs"),
+        pytest.param({"accumulate": 4, "limit": 21, "workers": 2}, id="short_epochs_with_workers"),
+        pytest.param({"manual": True, "limit": 6}, id="manual_optimization"),
+        pytest.param({"accumulate": 4, "averages": True, "validates": True}, id="averages"),
+    ],
+)
+def test_options(warm_parent: WarmParent, tmp_path: Path, commits: int, options: dict[str, Any]) -> None:
+    check_lightning(warm_parent, tmp_path, 1, commits=commits, **options)
+
+
+def test_ddp(warm_parent: WarmParent, tmp_path: Path) -> None:
+    options = {"kind": "ddp", "precision": "bf16-mixed", "accumulate": 4, "validates": True}
+    check_lightning(warm_parent, tmp_path, 2, commits=INSIDE, **options)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("validates", [False, True], ids=["plain", "validates"])
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"kind": "ddp"}, id="ddp"),
+        pytest.param({"kind": "fsdp"}, id="fsdp"),
+        pytest.param({"kind": "zero", "stage": 2}, id="zero2"),
+        pytest.param({"kind": "zero", "stage": 3}, id="zero3"),
+    ],
+)
+def test_strategies(
+    warm_parent: WarmParent,
+    tmp_path: Path,
+    options: dict[str, Any],
+    precision: str,
+    accumulate: int,
+    validates: bool,
+) -> None:
+    # With two ranks, an epoch has 11 batches: three steps of up to four batches.
+    options = {**options, "precision": precision, "accumulate": accumulate, "validates": validates}
+    check_lightning(warm_parent, tmp_path, 2, commits=INSIDE, **options)
