@@ -21,9 +21,12 @@ from control_plane.api.routes import (
     incidents,
     job_lists,
     jobs,
+    logs,
     loss_curves,
+    metric_data,
     nodes,
     notes,
+    reports,
     revisions,
 )
 from control_plane.api.schemas.common import Shape
@@ -89,6 +92,8 @@ def answers(world: World) -> Answers:
         add(f"{path}/checkpoints", jobs.list_checkpoints(name, _CALLER, services, max_results=MOST))
         add(f"{path}/revisions", revisions.list_training_job_revisions(name, _CALLER, services))
         add(f"{path}/notes", notes.list_training_job_notes(name, _CALLER, services))
+        add(f"{path}/logs/events", logs.get_log_events(name, _CALLER, services, start_from_head=True, limit=MOST))
+        add(f"{path}/metric-data", metric_data.get_metric_data(name, _CALLER, services, max_points=MOST))
     run_ids = ",".join(job["RunId"] for job in listed["TrainingJobSummaries"])
     add("/v1/loss-curves", loss_curves.batch_get_loss_curves(_CALLER, services, run_ids))
     happened = add("/v1/incidents", incidents.list_incidents(_CALLER, services, max_results=MOST))
@@ -99,6 +104,7 @@ def answers(world: World) -> Answers:
     add("/v1/fleets", fleets.list_fleets(_CALLER, services, max_results=MOST))
     add("/v1/nodes", nodes.list_nodes(_CALLER, services, include_ended=True))
     add("/v1/drills", drills.list_drills(_CALLER, services, max_results=MOST))
+    add("/v1/reports", reports.get_report(_CALLER, services))
     newest = events.list_events(_CALLER, services, max_results=MOST, sort_order=SortOrder.DESCENDING)
     add("/v1/events", newest)
     return found

@@ -59,7 +59,8 @@ def print_run(world: World, name: str, last_words: Mapping[int, str]) -> None:
             whole = lines[:-LOST_LINES] if is_lost else lines
             if over_at is not None and not is_lost:
                 whole.append(LogLine(at_ms=lines[-1].at_ms, rank=NO_RANK, stream="end", text="", end=0))
-            put_chunk(world, name, launch.number, node.node_id, 0, whole)
+            if whole:  # a lost node may have stored no line
+                put_chunk(world, name, launch.number, node.node_id, 0, whole)
 
 
 def put_chunk(world: World, name: str, generation: int, node_id: NodeId, first: int, lines: list[LogLine]) -> None:

@@ -16,11 +16,22 @@ from typing import Any, Final
 
 from control_plane.api.errors import Forbidden, InUse
 from control_plane.core.states import JobState
-from control_plane.db import drills, jobs
+from control_plane.db import drills, jobs, metrics
 from control_plane.db.drills import NewDrill
 from control_plane.db.errors import Conflict
-from everstep.protocol.agent_messages import ExitClass, FaultCode, MemberPhase, NodeFault, NoticeKind
+from everstep.protocol.agent_messages import (
+    ExitClass,
+    FaultCode,
+    MemberPhase,
+    MetricBatch,
+    MetricPoint,
+    NodeFault,
+    NoticeKind,
+)
+from everstep.protocol.ids import Generation, RunId, Step
+from everstep.protocol.rank_messages import OWN_METRICS
 from tests.dashboard.answers import Answers, answers
+from tests.dashboard.printed import print_run
 from tests.unit.control_plane.loop.world import FLEET, Agent, World
 
 MOMENTS: Final = 2
@@ -28,6 +39,8 @@ MOMENTS: Final = 2
 ACTS: Final = 8
 """Number of random acts in one story."""
 NAMES: Final = ("atlas", "birch", "cedar")
+MOST_POINTS: Final = 200
+"""Maximum number of steps whose metrics one moment adds."""
 RUNS: Final = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING)
 TRACEBACK: Final = "Traceback (most recent call last):\n  File \"train.py\", line 7, in <module>\nKeyError: 'tokens'"
 
@@ -60,6 +73,9 @@ class RandomStory:
         self.moments: list[Moment] = []
         self.acts: list[str] = []
         self.silenced: list[Agent] = []
+        self.submitted: list[str] = []
+        self.logged: dict[str, int] = {}
+        """Number of steps whose metrics are stored, by run."""
         self.steps_per_tick = self.random.choice((1, 3, 40))
         most = self.random.choice((4, 6, 10))
         self.world = World(
@@ -91,6 +107,9 @@ class RandomStory:
         return self.moments
 
     def _record(self) -> None:
+        for name in self.submitted:
+            print_run(self.world, name, {})
+            self._log(self.world.job(name))
         moment = Moment(
             seed=self.seed,
             number=len(self.moments),
@@ -99,6 +118,25 @@ class RandomStory:
             answers=answers(self.world),
         )
         self.moments.append(moment)
+
+    def _log(self, job: jobs.JobRecord) -> None:
+        """Store the metrics of the steps that the job has completed since the last moment."""
+        first = self.logged.get(job.run_id, 0)
+        numbers = range(max(first, job.boundary - MOST_POINTS), job.boundary)
+        points = tuple(
+            MetricPoint(
+                generation=Generation(job.generation),
+                step=Step(number + 1),
+                values={"loss": 8 / (number + 2), f"{OWN_METRICS}step_seconds": 1.0 + number % 3},
+                at_seconds=self.world.now.timestamp() - (job.boundary - number),
+            )
+            for number in numbers
+        )
+        if points:
+            batch = MetricBatch(run=RunId(job.run_id), first_number=first, points=points)
+            with self.world.database.write() as session:
+                metrics.store(session, "agent", batch)
+            self.logged[job.run_id] = first + len(points)
 
     def _choose(self) -> Callable[[], None]:
         return self.random.choices(
@@ -162,6 +200,7 @@ class RandomStory:
         return job, self.random.choice(team)
 
     def _submit(self, name: str) -> None:
+        self.submitted.append(name)
         nodes = self.random.randrange(1, 5)
         changes: dict[str, Any] = {"checkpoint_every_steps": 50, "max_attempts": self.random.choice((1, 3, 10))}
         copies = min(nodes, self.random.choice((1, 2, 2, 2, 3)))

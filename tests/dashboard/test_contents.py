@@ -13,7 +13,7 @@ import pytest
 import yaml
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.dashboard.browsing import open_job, sentence, signed_in
+from tests.dashboard.browsing import PHONE, open_job, sentence, signed_in
 from tests.dashboard.service import Seeded, Served
 from tests.unit.control_plane.loop.world import World
 
@@ -86,6 +86,20 @@ def test_the_content_of_a_tab_begins_on_the_upper_third_of_the_screen(desk: Page
     assert content["y"] < 300, f"the first chart or table of {tab} begins at y={content['y']}"
     desk.mouse.wheel(0, 2_000)
     expect(strip).to_be_in_viewport()
+
+
+def test_the_status_of_a_job_stays_in_view_on_a_phone(browser: Browser, seeded: Seeded) -> None:
+    with signed_in(browser, seeded, size=PHONE) as page:
+        open_job(page, seeded.story.gpu, "/metrics")
+        expect(page.locator("main canvas").first).to_be_visible()
+        strip = page.get_by_role("group", name="Status of this job")
+        page.mouse.move(PHONE[0] / 2, PHONE[1] / 2)
+        page.mouse.wheel(0, 1_000)
+        expect(page.get_by_role("navigation", name="Sections of this job")).not_to_be_in_viewport()
+        bar, box = page.locator("header.sidebar").bounding_box(), strip.bounding_box()
+        assert bar is not None
+        assert box is not None
+        assert box["y"] == bar["y"] + bar["height"] == 88
 
 
 def test_checkpoints_and_where_the_time_went_are_those_of_the_api(

@@ -23,6 +23,10 @@ async function complaints(moment: Moment): Promise<string[]> {
   await render_pages(moment, pagesOf(moment), (page, address) => {
     shown.push(...rules.figuresOn(page, address))
     wrong.push(...rules.sensible(page, address), ...rules.mentioned(page, address, known))
+    const [, job = '', tab] = /^\/jobs\/([^/]+)\/(metrics|logs)$/.exec(address) ?? []
+    if (tab === 'logs') wrong.push(...rules.printedLines(page, moment, job))
+    if (tab === 'metrics') wrong.push(...rules.charted(page, moment, job))
+    if (address === '/reports') wrong.push(...rules.reported(page, moment))
   })
   wrong.push(...rules.agree(shown), ...rules.readable(shown), ...rules.addUp(shown), ...rules.supported(shown, moment))
   wrong.push(...rules.accounted(moment), ...rules.buried(moment))
@@ -78,6 +82,39 @@ describe('the rules find', () => {
     expect(rules.grey(framed(figure('protection', 'Unknown', 'Unknown', 'idle')), '/')).toEqual([])
     expect(rules.grey(framed(figure('protection', 'Protected', 'Protected', 'good')), '/')).toHaveLength(1)
     expect(rules.grey(page(''), '/')).toHaveLength(1)
+  })
+  describe('in reports, logs and metrics', () => {
+    const job = { TrainingJobName: 'a', RunId: 'a', AccountingSeconds: { train: 90 } }
+    const moment = {
+      answers: {
+        'GET /v1/training-jobs': { TrainingJobSummaries: [job] },
+        'GET /v1/training-jobs/a': job,
+        'GET /v1/training-jobs/a/nodes': { Nodes: [] },
+        'GET /v1/incidents': { Incidents: [{ Cause: 'hang', LostSteps: 3 }, { Cause: 'drill', LostSteps: 4 }] },
+        'GET /v1/nodes': { Nodes: [] },
+        'GET /v1/events': { Events: [] },
+        'GET /v1/training-jobs/a/logs/events': { Events: [{ Message: 'step 7' }, { Message: 'step 8' }] },
+        'GET /v1/training-jobs/a/metric-data': { MetricDataResults: [{ MetricName: 'loss' }] },
+      },
+    } as unknown as Moment
+    const report = (steps: string, ettr: string) =>
+      page(`<b data-figure="report-recomputed-steps">${steps}</b><b data-figure="report-ettr">${ettr}<i>note</i></b>`)
+    test('other figures than those of incidents and jobs', () => {
+      expect(rules.reported(report('3', '90 %'), moment)).toEqual([])
+      expect(rules.reported(report('7', '–'), moment)).toHaveLength(2)
+      expect(rules.reported(page(''), moment)).toHaveLength(1)
+    })
+    const lines = (...texts: string[]) =>
+      page(`<div role="log">${texts.map((text) => `<p class="line">12:00:00 ${text}</p>`).join('')}</div>`)
+    test('lines that the log lacks, or that the page lacks', () => {
+      expect(rules.printedLines(lines('step 7', 'step 8'), moment, 'a')).toEqual([])
+      expect(rules.printedLines(lines('step 7', 'step 9'), moment, 'a')).toHaveLength(1)
+      expect(rules.printedLines(lines('step 7'), moment, 'a')).toHaveLength(1)
+    })
+    test('a metric without a chart', () => {
+      expect(rules.charted(page('<section class="card chart"></section>'), moment, 'a')).toEqual([])
+      expect(rules.charted(page(''), moment, 'a')).toHaveLength(1)
+    })
   })
   test('a step that nobody reported', () => {
     expect(rules.mentioned(page('at step 1,204'), '/', new Set(['1204']))).toEqual([])

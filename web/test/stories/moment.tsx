@@ -7,7 +7,7 @@ import { MemoryRouter, Route, Routes } from 'react-router'
 import { vi } from 'vitest'
 
 import { clock, contact } from '../../src/api/client'
-import type { Event, Incident, Node, TrainingJobSummary } from '../../src/contract'
+import type { Event, GetLogEventsResponse, Incident, Node, TrainingJobSummary } from '../../src/contract'
 import DrillsPage from '../../src/pages/Drills'
 import FleetPage from '../../src/pages/Fleet'
 import FleetsPage from '../../src/pages/Fleets'
@@ -17,8 +17,16 @@ import JobPage from '../../src/pages/Job'
 import JobsPage from '../../src/pages/Jobs'
 import OverviewPage from '../../src/pages/Overview'
 import QueuePage from '../../src/pages/Queue'
+import ReportsPage from '../../src/pages/Reports'
 import { Shell } from '../../src/parts/Shell'
 import '../drawn'
+
+// jsdom has no canvas. Tests of Chromium cover the drawing; the text of a chart is outside its plot.
+vi.mock(import('../../src/charts/Plot'), async (original) => ({ ...(await original()), Plot: () => <></> }))
+// jsdom has no layout. The list of log lines draws the lines that fit into this many pixels.
+for (const side of ['clientWidth', 'clientHeight']) {
+  Object.defineProperty(Element.prototype, side, { configurable: true, get: () => 10_000 })
+}
 
 /** What `tests/dashboard/random_story.py` records. */
 export interface Moment {
@@ -82,10 +90,26 @@ export function answerOf(moment: Moment, url: string): unknown {
   const [, name = '', rest = ''] = /^\/v1\/training-jobs\/([^/]+)(.*)$/.exec(pathname) ?? []
   const wanted = decodeURIComponent(name)
   const named = jobs.find((each) => each.RunId === wanted)?.TrainingJobName ?? wanted
-  if (name) return moment.answers[`GET /v1/training-jobs/${named}${rest}`]
+  const stored = moment.answers[`GET /v1/training-jobs/${named}${rest}`]
+  if (rest === '/logs/events') return logPage(stored as GetLogEventsResponse, query)
+  if (name) return stored
   const [, nodeId] = /^\/v1\/nodes\/([^/]+)$/.exec(pathname) ?? []
   if (nodeId) return nodes.find((each) => each.NodeId === nodeId)
   return moment.answers[`GET ${pathname}`]
+}
+
+/** Return the page of a log that a request wants. The stored answer contains the whole log, the oldest line first. */
+function logPage(whole: GetLogEventsResponse, query: URLSearchParams): GetLogEventsResponse {
+  const [start, end, launch] = ['StartTime', 'EndTime', 'Generation'].map((name) => query.get(name))
+  const isHeld = query.get('NextToken') !== null
+  const found = (whole.Events ?? [])
+    .filter((each) => start === null || each.Timestamp >= Number(start))
+    .filter((each) => end === null || each.Timestamp < Number(end))
+    .filter((each) => launch === null || each.Generation === Number(launch))
+  const most = Number(query.get('Limit') ?? 1000)
+  const some = query.get('StartFromHead') === 'true' ? found.slice(0, most) : found.slice(-most)
+  const token = query.get('NextToken') ?? 'end'
+  return { ...whole, Events: isHeld ? [] : some, NextForwardToken: token, NextBackwardToken: token }
 }
 
 /** Requests of pages that no moment answers. The pages show an error or nothing for them. */
@@ -93,6 +117,8 @@ export const unanswered = new Set<string>()
 
 function serve(moment: Moment): void {
   vi.stubGlobal('fetch', (url: string) => {
+    // The stream of new log lines stays open and is empty.
+    if (url.includes('/logs/follow')) return Promise.resolve(new Response(new ReadableStream()))
     const answer = answerOf(moment, url)
     if (answer === undefined) unanswered.add(url.split('?')[0]!)
     const body = answer ?? { Code: 'ResourceNotFoundException', Message: 'This moment has no such answer.' }
@@ -117,11 +143,12 @@ const PAGES = (
     <Route path="fleets" element={<FleetsPage />} />
     <Route path="fleets/:name" element={<FleetPage />} />
     <Route path="drills" element={<DrillsPage />} />
+    <Route path="reports" element={<ReportsPage />} />
   </>
 )
 const ROUTES = <Routes>{PAGES}</Routes>
 const FRAMED = <Routes><Route element={<Shell />}>{PAGES}</Route></Routes>
-const JOB_TABS = ['', '/protection', '/checkpoints', '/events', '/spec']
+const JOB_TABS = ['', '/metrics', '/logs', '/protection', '/checkpoints', '/events', '/spec']
 /** Only the newest incidents of a long story have pages of their own. */
 const MOST_INCIDENTS = 3
 
@@ -130,7 +157,7 @@ export function pagesOf(moment: Moment): string[] {
   const { jobs, incidents } = listed(moment)
   const fleets = (moment.answers['GET /v1/fleets'] as { Fleets: { FleetName: string }[] }).Fleets
   return [
-    '/', '/jobs', '/incidents', '/queue', '/fleets', '/drills',
+    '/', '/jobs', '/incidents', '/queue', '/fleets', '/drills', '/reports',
     ...fleets.map((each) => `/fleets/${each.FleetName}?ended=1`),
     ...jobs.flatMap((each) => JOB_TABS.map((tab) => `/jobs/${each.TrainingJobName}${tab}`)),
     ...incidents.slice(-MOST_INCIDENTS).map((each) => `/incidents/${each.IncidentId}`),
@@ -182,6 +209,7 @@ async function settled(client: QueryClient): Promise<void> {
     await act(async () => {
       await new Promise((resolve) => setTimeout(resolve, 0)) // queries notify their components by such a timer
     })
-    quiet = client.isFetching() ? 0 : quiet + 1
+    const isLoading = client.isFetching() > 0 || document.querySelector('[aria-busy=true]') !== null
+    quiet = isLoading ? 0 : quiet + 1
   }
 }

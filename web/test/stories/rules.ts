@@ -1,5 +1,9 @@
 /** Rules that the figures of all pages of one moment keep. Each rule returns complaints; none means that it holds. */
-import type { DescribeProtectionResponse, Fleet, Incident, TrainingJob, TrainingJobNode } from '../../src/contract'
+import type {
+  DescribeProtectionResponse, Fleet, GetLogEventsResponse, GetMetricDataResponse, Incident, TrainingJob,
+  TrainingJobNode,
+} from '../../src/contract'
+import { plain } from '../../src/model/ansi'
 import { formatted } from '../../src/model/figures'
 import { buckets } from '../../src/model/time'
 import { timeline } from '../../src/model/timeline'
@@ -244,6 +248,45 @@ export function buried(moment: Moment): string[] {
     }
   }
   return wrong
+}
+
+/** The cause of an incident that a report counts apart. */
+const DRILL = 'drill'
+
+/** The figures of a report follow from the incidents and the jobs of its range, which is longer than a story. */
+export function reported(page: HTMLElement, moment: Moment): string[] {
+  const { incidents } = listed(moment)
+  const real = incidents.filter((each) => each.Cause !== DRILL)
+  const recomputed = real.reduce((sum, each) => sum + (each.LostSteps ?? 0), 0)
+  const trained = answersOf(moment).reduce((sum, { job }) => sum + (job.AccountingSeconds?.['train'] ?? 0), 0)
+  const text = (name: string) => page.querySelector(`[data-figure="report-${name}"]`)?.firstChild?.textContent ?? ''
+  const wrong: string[] = []
+  if (!page.querySelector('[data-figure^="report-"]')) return incidents.length ? ['the report is empty'] : []
+  const shown = Number(text('recomputed-steps').replace(/,/g, ''))
+  if (shown !== recomputed) wrong.push(`the report has ${shown} recomputed steps, and the incidents ${recomputed}`)
+  const ettr = text('ettr')
+  if ((ettr === '0 %' || ettr === '–') && trained > 60) wrong.push(`ETTR is '${ettr}' after ${trained} s of training`)
+  return wrong
+}
+
+/** The Logs tab shows every line of the job's log, and no other line. */
+export function printedLines(page: HTMLElement, moment: Moment, job: string): string[] {
+  const answer = moment.answers[`GET /v1/training-jobs/${job}/logs/events`] as GetLogEventsResponse | undefined
+  const texts = (answer?.Events ?? []).map((each) => plain(each.Message))
+  const shown = [...page.querySelectorAll<HTMLElement>('[role=log] .line')].map((line) => line.textContent ?? '')
+  if (!texts.length) return shown.length ? [`${job}: lines without a log`] : []
+  const unknown = shown.filter((line) => !texts.some((text) => line.includes(text)))
+  const wrong = unknown.map((line) => `${job}: “${line.slice(0, 80)}” is no line of the log`)
+  if (shown.length !== texts.length) wrong.push(`${job}: ${shown.length} of ${texts.length} lines are shown`)
+  return wrong
+}
+
+/** The Metrics tab has a chart for each metric. */
+export function charted(page: HTMLElement, moment: Moment, job: string): string[] {
+  const answer = moment.answers[`GET /v1/training-jobs/${job}/metric-data`] as GetMetricDataResponse | undefined
+  const names = (answer?.MetricDataResults ?? []).map((each) => each.MetricName)
+  const charts = page.querySelectorAll('.card.chart').length
+  return charts === names.length ? [] : [`${job}: ${charts} charts for the metrics ${names.join(', ')}`]
 }
 
 /** Each “step N” that a page mentions is a number of the answers about the moment. */
