@@ -11,7 +11,7 @@ import typer
 from everstep.cli.accounting import dollars
 from everstep.cli.commands import Columns, Detail, Facts, Json, Pages, Rows, Service, Shown, command
 from everstep.cli.names import OnlyJob
-from everstep.cli.output import moment, seconds, step, when
+from everstep.cli.output import moment, seconds, step, to_do, when
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -118,11 +118,6 @@ def export(
     return Shown(answer, answer["Content"].rstrip("\n"))
 
 
-def _to_do(action: Json) -> str:
-    commands = [action["Command"], *action.get("FurtherCommands", [])]
-    return "\n".join((action["Description"], *(f"    {command}" for command in commands)))
-
-
 def _seen(incident: Json) -> str | None:
     if "AcknowledgementTime" not in incident:
         return None
@@ -162,7 +157,7 @@ def _facts(incident: Json) -> list[tuple[str, object]]:
     return [
         ("incident", incident["IncidentId"]),
         ("verdict", incident.get("Verdict")),
-        ("do", "\n".join(_to_do(each) for each in incident.get("Actions", [])) or None),
+        ("do", "\n".join(to_do(each) for each in incident.get("Actions", [])) or None),
         ("job", incident["TrainingJobName"]),
         ("cause", incident["Cause"]),
         ("phase", incident["Phase"]),

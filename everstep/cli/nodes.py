@@ -8,7 +8,7 @@ import typer
 
 from everstep.cli.commands import Asks, Columns, Detail, Facts, Json, Pages, Prose, Rows, Service, Shown, command
 from everstep.cli.names import NodeId, OnlyFleet
-from everstep.cli.output import condition_words, moment, size, when
+from everstep.cli.output import condition_words, moment, size, to_do, when
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -58,6 +58,7 @@ def describe(service: Service, node_id: NodeId) -> Shown:
         ("instance type", node["InstanceType"] or None),
         ("zone", node["AvailabilityZone"] or None),
         ("reason", node["Reason"] or None),
+        ("do", to_do(node["HoldAdvice"]) if "HoldAdvice" in node else None),
         (
             "incidents",
             "\n".join(

@@ -177,6 +177,12 @@ def step(value: int | None) -> str:
     return "-" if value is None or value < 0 else str(value)
 
 
+def to_do(action: Mapping[str, Any]) -> str:
+    """Return an action of an incident, or the advice for a held node, with its commands."""
+    commands = [action["Command"], *action.get("FurtherCommands", [])]
+    return "\n".join((action["Description"], *(f"    {command}" for command in commands)))
+
+
 def condition_words(shown: Json) -> str | None:
     """Return the conditions of a job or a node as text, one line per condition; None without conditions."""
     lines = (

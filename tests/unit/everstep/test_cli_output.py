@@ -18,6 +18,7 @@ from everstep import failures, sdk
 from everstep.cli import main as cli
 from everstep.cli import output
 from everstep.cli.formats import OutputFormat, headings_and_cells, plain, rendered
+from everstep.cli.output import to_do
 from everstep.cli.progress import Progress
 from everstep.errors import ServiceFailed, WaitFailed, WaitTimedOut
 from tests.unit.everstep.conftest import Client
@@ -340,3 +341,9 @@ def test_what_users_wrote_is_shown_as_they_wrote_it(capsys):
     out, err = capsys.readouterr()
     assert written in out
     assert f"error: {written}" in err
+
+
+def test_an_action_is_its_description_followed_by_its_commands() -> None:
+    action = {"Description": "Inspect node i-1.", "Command": "look", "FurtherCommands": ["terminate", "release"]}
+    assert to_do(action) == "Inspect node i-1.\n    look\n    terminate\n    release"
+    assert to_do({"Description": "Resume the job.", "Command": "resume"}) == "Resume the job.\n    resume"
