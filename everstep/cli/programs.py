@@ -1,6 +1,6 @@
-"""`everstep server` and `everstep agent`: start the program in place of this process.
+"""`everstep server`, `everstep agent` and `everstep aws-conformance`: start the program in place of this process.
 
-This package must not import the control plane or the agent.
+This package must not import the control plane, the agent or the conformance run.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import typer
 
 # The started program parses all options, --help included.
 _PASS_ON: Final[dict[str, Any]] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+_COMMANDS: Final = {"server": "server", "worker": "agent", "local": "aws-conformance"}
+"""The command that needs each extra."""
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands `server` and `agent`."""
+    """Add the commands `server`, `agent` and `aws-conformance`."""
     app.command(context_settings=_PASS_ON)(server)
     app.command(context_settings=_PASS_ON)(agent)
+    app.command(context_settings=_PASS_ON)(aws_conformance)
 
 
 def server(context: typer.Context) -> None:
@@ -31,6 +34,11 @@ def server(context: typer.Context) -> None:
 def agent(context: typer.Context) -> None:
     """Run the agent of this node (options: everstep agent --help)."""
     become("worker", context.args, extra="worker", needs=("websockets",))
+
+
+def aws_conformance(context: typer.Context) -> None:
+    """Ask a real AWS account what AWS's documentation leaves open (options: everstep aws-conformance --help)."""
+    become("infra.aws_conformance", context.args, extra="local", needs=("moto",))
 
 
 def become(module: str, arguments: Sequence[str], *, extra: str, needs: Sequence[str]) -> None:
@@ -47,8 +55,7 @@ def become(module: str, arguments: Sequence[str], *, extra: str, needs: Sequence
     """
     if any(importlib.util.find_spec(needed) is None for needed in (module, *needs)):
         typer.echo(
-            f"`everstep {extra if extra == 'server' else 'agent'}` needs more than the client: pip install "
-            f"'everstep[{extra}]'",
+            f"`everstep {_COMMANDS[extra]}` needs more than the client: pip install 'everstep[{extra}]'",
             err=True,
         )
         raise typer.Exit(2)

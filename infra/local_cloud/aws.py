@@ -115,7 +115,7 @@ class LocalAws:
         self._addresses = AddressPool(random.SystemRandom())
         self._announcements = Announcements(self.faults, time.monotonic)
         self._ec2 = Ec2(self.faults, self._addresses, self._announcements, time.monotonic, options.answers)
-        self._gate = Gate(self.faults, self._ec2.zone_of, time.monotonic)
+        self._gate = Gate(self.faults, self._ec2.zone_of, time.monotonic, options.answers.auto_scaling_rate)
         self._auto_scaling = AutoScaling(self._ec2, self.faults, self._announcements, time.monotonic)
         install(self._ec2, self._auto_scaling)
         self._moto = DomainDispatcherApplication(create_backend_app)

@@ -127,7 +127,10 @@ class RateLimits(_Fault, frozen=True):
 class StaleView(_Fault, frozen=True):
     """Delay what EC2's Describe operations show of new and changed instances."""
 
-    delay: Annotated[Delay, msgspec.Meta(description="seconds, or JSON as for slow-boot")] = 10.0
+    delay: Annotated[
+        Delay | None,
+        msgspec.Meta(description="seconds, or JSON as for slow-boot; by default AWS's longest delay (docs/aws.md)"),
+    ] = None
     omit: Annotated[Share, msgspec.Meta(description="share of instances that one answer omits")] = 0.0
 
 

@@ -78,9 +78,17 @@ class Gate:
         faults: conditions that set the rate limits and the disrupted zones.
         zone_of: returns the Availability Zone of an instance, or None if EC2 does not describe the instance.
         monotonic: returns the seconds of a monotonic clock.
+        auto_scaling_rate: rate of all calls of Auto Scaling.
     """
 
-    def __init__(self, faults: Faults, zone_of: Callable[[str], str | None], monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        faults: Faults,
+        zone_of: Callable[[str], str | None],
+        monotonic: Callable[[], float],
+        auto_scaling_rate: Rate,
+    ) -> None:
+        self._auto_scaling_rate = auto_scaling_rate
         self._faults = faults
         self._zone_of = zone_of
         self._monotonic = monotonic
@@ -107,7 +115,7 @@ class Gate:
         share = self._faults.conditions.api_rate_share
         if share != self._share:
             self._share, self._buckets = share, Buckets()  # After a change of the limits, all buckets are full.
-        family = family_of(request.service, request.action, request.parameters.keys())
+        family = family_of(request.service, request.action, request.parameters.keys(), self._auto_scaling_rate)
         if share is None or family is None:
             return True
         name, rate = family

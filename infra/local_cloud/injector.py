@@ -368,11 +368,12 @@ class Injector:
         )
 
     def _stale_view(self, fault: StaleView) -> Effect:
-        self._condition(visibility_seconds=fault.delay, describe_omit_share=fault.omit)
+        delay = self._places.ec2.answers.visibility_seconds if fault.delay is None else fault.delay
+        self._condition(visibility_seconds=delay, describe_omit_share=fault.omit)
         return self._effect(
             fault,
             "",
-            f"DescribeInstances shows changes after {msgspec.json.encode(fault.delay).decode()} s, "
+            f"DescribeInstances shows changes after {msgspec.json.encode(delay).decode()} s, "
             f"and answers omit {fault.omit:.0%} of the instances",
             {},
         )

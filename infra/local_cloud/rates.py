@@ -59,19 +59,22 @@ AUTO_SCALING: Final = Rate(50, 5)
 """Assumed bucket of Auto Scaling: the smallest general bucket of EC2. AWS publishes none."""
 
 
-def family_of(service: str, action: str, parameters: Collection[str]) -> tuple[str, Rate] | None:
+def family_of(
+    service: str, action: str, parameters: Collection[str], auto_scaling: Rate = AUTO_SCALING
+) -> tuple[str, Rate] | None:
     """Return the name of the bucket that a call uses, and the bucket's rate.
 
     Args:
         service: name in the request's signature, such as `ec2`.
         action: name of the operation, such as `DescribeInstances`.
         parameters: names of the call's top-level parameters, such as `Filters`.
+        auto_scaling: rate of Auto Scaling, if a run against AWS has measured it.
 
     Returns:
         The name and the rate; None if the local cloud does not limit the service.
     """
     if service == "autoscaling":
-        return "autoscaling", AUTO_SCALING
+        return "autoscaling", auto_scaling
     if service != "ec2":
         return None
     if action in EC2_OPERATIONS:

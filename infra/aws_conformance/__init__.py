@@ -1,0 +1,1 @@
+"""`everstep aws-conformance`: asks a real account the questions that AWS's documentation leaves open."""

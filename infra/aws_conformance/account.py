@@ -1,0 +1,222 @@
+"""The resources of one conformance run in an AWS account: their creation, and their removal.
+
+Invariant: every resource carries the tag `TAG` and a name that begins with `PREFIX`. `clean` finds and deletes all such
+resources, also those of a run that crashed. It touches no other resource.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from botocore.exceptions import ClientError
+
+PREFIX: Final = "everstep-conformance-"
+TAG: Final = "everstep:conformance"
+HOOK: Final = "conformance-terminating"
+HOOK_SECONDS: Final = 300
+SUSPENDED: Final = ["AZRebalance", "AlarmNotification", "InstanceRefresh", "ReplaceUnhealthy", "ScheduledActions"]
+"""The processes that Everstep's contract with a group suspends."""
+EVENT_SOURCES: Final = {"source": ["aws.ec2", "aws.autoscaling"]}
+MAX_INSTANCES: Final = 3
+
+
+class Unanswered(Exception):
+    """AWS did not reach a state in time, so a question has no answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a run launches its instances, and as what."""
+
+    zone: str
+    instance_type: str
+    image: str
+    """Id of an image, or `resolve:ssm:` and the name of a public parameter that contains the id."""
+    subnet: str = ""
+    """Subnet of the instances. Empty: the zone's default subnet."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Account:
+    """The clients of an account, and the resources of one run.
+
+    Args:
+        client: returns the boto3 client of a service, which retries throttled calls.
+        single_attempt: returns a boto3 client that does not retry.
+        run: random text that is part of all names.
+        monotonic: returns the seconds of a monotonic clock.
+        pause: waits for a number of seconds.
+        patience_seconds: time limit of one wait.
+        poll_seconds: time between two calls while the run waits.
+        refill_seconds: time for which a question lets a token bucket refill.
+        watch_seconds: time for which a question watches a state that may change by itself.
+    """
+
+    client: Callable[[str], Any]
+    single_attempt: Callable[[str], Any]
+    run: str
+    monotonic: Callable[[], float]
+    pause: Callable[[float], None]
+    patience_seconds: float = 600.0
+    watch_seconds: float = 600.0
+    poll_seconds: float = 0.5
+    refill_seconds: float = 10.0
+    queue_url: str = ""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """Events that the queue has delivered, oldest first, each with the time of its delivery under `ReadAt`."""
+
+    @property
+    def name(self) -> str:
+        """The name of the run's group, template, rule and queue."""
+        return PREFIX + self.run
+
+    def create(self, place: Place) -> None:
+        """Create an empty group with Everstep's settings, and a queue that receives the events."""
+        tags = [{"Key": TAG, "Value": self.run}]
+        sqs, events = self.client("sqs"), self.client("events")
+        self.queue_url = sqs.create_queue(QueueName=self.name, tags={TAG: self.run})["QueueUrl"]
+        arn = sqs.get_queue_attributes(QueueUrl=self.queue_url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        policy = {
+            "Version": "2012-10-17",
+            "Statement": [
+                {
+                    "Effect": "Allow",
+                    "Principal": {"Service": "events.amazonaws.com"},
+                    "Action": "sqs:SendMessage",
+                    "Resource": arn,
+                }
+            ],
+        }
+        sqs.set_queue_attributes(QueueUrl=self.queue_url, Attributes={"Policy": json.dumps(policy)})
+        events.put_rule(Name=self.name, EventPattern=json.dumps(EVENT_SOURCES), Tags=tags)
+        events.put_targets(Rule=self.name, Targets=[{"Id": "queue", "Arn": arn}])
+        self.client("ec2").create_launch_template(
+            LaunchTemplateName=self.name,
+            LaunchTemplateData={"ImageId": place.image, "InstanceType": place.instance_type},
+            TagSpecifications=[{"ResourceType": "launch-template", "Tags": tags}],
+        )
+        self.client("autoscaling").create_auto_scaling_group(
+            AutoScalingGroupName=self.name,
+            LaunchTemplate={"LaunchTemplateName": self.name, "Version": "$Latest"},
+            MinSize=0,
+            MaxSize=MAX_INSTANCES,
+            DesiredCapacity=0,
+            NewInstancesProtectedFromScaleIn=True,
+            Tags=[{**tag, "PropagateAtLaunch": True} for tag in tags],
+            **({"VPCZoneIdentifier": place.subnet} if place.subnet else {"AvailabilityZones": [place.zone]}),
+        )
+        self.client("autoscaling").suspend_processes(AutoScalingGroupName=self.name, ScalingProcesses=SUSPENDED)
+        self.client("autoscaling").put_lifecycle_hook(
+            AutoScalingGroupName=self.name,
+            LifecycleHookName=HOOK,
+            LifecycleTransition="autoscaling:EC2_INSTANCE_TERMINATING",
+            HeartbeatTimeout=HOOK_SECONDS,
+            DefaultResult="CONTINUE",
+        )
+
+    def set_desired(self, count: int) -> None:
+        """Set the group's desired capacity."""
+        self.client("autoscaling").set_desired_capacity(AutoScalingGroupName=self.name, DesiredCapacity=count)
+
+    def members(self) -> dict[str, dict[str, Any]]:
+        """Return the group's members by instance id, as Auto Scaling describes them."""
+        groups = self.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[self.name])
+        return {member["InstanceId"]: member for group in groups["AutoScalingGroups"] for member in group["Instances"]}
+
+    def in_service(self, count: int) -> list[str]:
+        """Wait until `count` members are in service, and return the ids of all members in service."""
+
+        def found() -> list[str]:
+            ids = [id for id, member in self.members().items() if member["LifecycleState"] == "InService"]
+            return ids if len(ids) >= count else []
+
+        ids: list[str] = self.until(f"{count} members in service", found)
+        return ids
+
+    def state(self, instance_id: str) -> str:
+        """Return the state of an instance, as EC2 describes it; empty if EC2 does not list the id."""
+        try:
+            answer = self.client("ec2").describe_instances(InstanceIds=[instance_id])
+        except ClientError as error:
+            if code_of(error) == "InvalidInstanceID.NotFound":
+                return ""
+            raise
+        return next((each["State"]["Name"] for each in _instances(answer)), "")
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """Receive new events, and return all events that the queue has delivered."""
+        sqs = self.client("sqs")
+        for message in sqs.receive_message(QueueUrl=self.queue_url, MaxNumberOfMessages=10).get("Messages", ()):
+            self.events.append({**json.loads(message["Body"]), "ReadAt": self.monotonic()})
+            sqs.delete_message(QueueUrl=self.queue_url, ReceiptHandle=message["ReceiptHandle"])
+        return self.events
+
+    def until(self, what: str, look: Callable[[], Any]) -> Any:
+        """Poll `look` and return its first true result.
+
+        Raises:
+            Unanswered: `look` returned no true result within the patience. `what` names the awaited state.
+        """
+        ends = self.monotonic() + self.patience_seconds
+        while not (found := look()):
+            if self.monotonic() >= ends:
+                raise Unanswered(f"AWS did not show {what} within {self.patience_seconds:g} s")
+            self.pause(self.poll_seconds)
+        return found
+
+
+def clean(client: Callable[[str], Any], pause: Callable[[float], None], *, patience: int = 600) -> list[str]:
+    """Delete the resources of all runs, and return one sentence per deleted resource.
+
+    Args:
+        client: returns the boto3 client of a service.
+        pause: waits for a number of seconds.
+        patience: most polls until a deleted group has disappeared.
+    """
+    scaling, ec2, sqs, events = (client(service) for service in ("autoscaling", "ec2", "sqs", "events"))
+    said: list[str] = []
+    for name in _groups(scaling):
+        scaling.delete_auto_scaling_group(AutoScalingGroupName=name, ForceDelete=True)
+        said.append(f"deleted the Auto Scaling group {name} and its instances")
+    for _ in range(patience):
+        if not list(_groups(scaling)):
+            break
+        pause(1.0)
+    else:
+        said.append("a deleted group still exists; run --clean again")
+    tagged = [{"Name": "tag-key", "Values": [TAG]}]
+    for template in ec2.describe_launch_templates(Filters=tagged)["LaunchTemplates"]:
+        ec2.delete_launch_template(LaunchTemplateId=template["LaunchTemplateId"])
+        said.append(f"deleted the launch template {template['LaunchTemplateName']}")
+    for rule in events.list_rules(NamePrefix=PREFIX)["Rules"]:
+        events.remove_targets(Rule=rule["Name"], Ids=["queue"])
+        events.delete_rule(Name=rule["Name"])
+        said.append(f"deleted the event rule {rule['Name']}")
+    for url in sqs.list_queues(QueueNamePrefix=PREFIX).get("QueueUrls", ()):
+        sqs.delete_queue(QueueUrl=url)
+        said.append(f"deleted the queue {url}")
+    return said
+
+
+def code_of(error: ClientError) -> str:
+    """Return AWS's error code."""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def words_of(error: ClientError) -> str:
+    """Return AWS's error message."""
+    return str(error.response.get("Error", {}).get("Message", ""))
+
+
+def _groups(scaling: Any) -> Iterator[str]:
+    pages = scaling.get_paginator("describe_auto_scaling_groups")
+    for page in pages.paginate(Filters=[{"Name": "tag-key", "Values": [TAG]}]):
+        yield from (group["AutoScalingGroupName"] for group in page["AutoScalingGroups"])
+
+
+def _instances(answer: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for reservation in answer["Reservations"]:
+        yield from reservation["Instances"]

@@ -1,0 +1,78 @@
+"""One run: creates the resources, asks the questions, and removes the resources, whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from botocore.exceptions import BotoCoreError, ClientError
+
+from infra.aws_conformance.account import Account, Place, Unanswered, clean
+from infra.aws_conformance.questions import Answer, Question
+from infra.local_cloud.aws_answers import AwsAnswers, Recorded
+
+
+def ask(
+    account: Account,
+    place: Place,
+    questions: Sequence[Question],
+    *,
+    region: str,
+    now: datetime,
+    report: Callable[[str], None],
+) -> Recorded:
+    """Ask the questions in an account, and return the answers.
+
+    The run removes its resources also if a question fails or the user interrupts it.
+
+    Args:
+        account: the account, without resources of this run.
+        place: where and as what to launch the instances.
+        questions: the questions to ask, in order.
+        region: name of the region, for the record.
+        now: time of the run, for the record.
+        report: receives one sentence per step.
+
+    Returns:
+        The answers. A question that AWS did not answer leaves its fields at their defaults.
+    """
+    answers: dict[str, Answer] = {}
+    unanswered: dict[str, str] = {}
+    try:
+        account.create(place)
+        for question in questions:
+            report(question.sentence)
+            try:
+                answers[question.name] = question.ask(account)
+                report(f"  {_in_words(answers[question.name])}")
+            except (Unanswered, ClientError, BotoCoreError) as error:
+                unanswered[question.name] = str(error)
+                report(f"  no answer: {error}")
+    finally:
+        for sentence in clean(account.client, account.pause):
+            report(sentence)
+    return Recorded(
+        asked_at=now.isoformat(),
+        region=region,
+        instance_type=place.instance_type,
+        answers=msgspec.convert(merged(list(answers.values())), AwsAnswers),
+        observed={name: dict(answer.observed) for name, answer in answers.items()},
+        unanswered=unanswered,
+    )
+
+
+def merged(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return the fields of all answers. Of two durations for one field, the longer one counts."""
+    fields: dict[str, Any] = {}
+    for answer in answers:
+        for name, value in answer.fields.items():
+            is_longest = name.endswith("_seconds") and name in fields
+            fields[name] = max(fields[name], value) if is_longest else value
+    return fields
+
+
+def _in_words(answer: Answer) -> str:
+    fields = ", ".join(f"{name} = {value}" for name, value in answer.fields.items())
+    return fields or msgspec.json.encode(answer.observed).decode()
