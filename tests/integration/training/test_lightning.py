@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.training.test_trainer import check
+from everstep.protocol.rank_messages import RankHello, StopState
+from tests.integration.training.fake_agent import FakeAgent
+from tests.integration.training.test_trainer import check, check_resumed, launch
 from tests.warm_parent import WarmParent
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -31,6 +33,20 @@ step 3."""
 )
 def test_one_process(warm_parent: WarmParent, tmp_path: Path, commits: int) -> None:
     check_lightning(warm_parent, tmp_path, 1, commits=commits, accumulate=4, validates=True)
+
+
+def test_an_agreed_stop_ends_the_loop_inside_an_epoch(warm_parent: WarmParent, tmp_path: Path) -> None:
+    stop, options = 4, {"accumulate": 4, "validates": True}
+
+    def announce(agent: FakeAgent, _: int, message: object) -> None:
+        if isinstance(message, RankHello):
+            agent.announce_stop(stop, StopState.CONFIRMED)
+
+    with FakeAgent(tmp_path, 1, first=stop, lead=1, on_message=announce) as agent:
+        (stopped,) = launch(warm_parent, 1, tmp_path, 1_000, options, agent, "lightning_scripts").results()
+        assert (stopped["begun"], stopped["step"], stopped["epoch"]) == (0, stop, 0)
+        assert agent.committed == stop
+    check_resumed(warm_parent, tmp_path, agent, options, "lightning_scripts")
 
 
 @pytest.mark.sampled(1)

@@ -55,6 +55,19 @@ def check(
         finally:
             ranks.kill()
             ranks.wait()
+    check_resumed(parent, directory, first, options, script, compared)
+
+
+def check_resumed(
+    parent: WarmParent,
+    directory: Path,
+    first: FakeAgent,
+    options: dict[str, Any],
+    script: str = "trainer_scripts",
+    compared: tuple[str, ...] = ("step", "epoch", "history", "draws"),
+) -> None:
+    """Resume the newest step that the first agent has committed, and compare with an undisturbed run."""
+    world = len(first.lines)
     base = first.committed
     slots = {rank: first.sealed[rank, base] for rank in range(world)}
     until = base + MORE_STEPS
