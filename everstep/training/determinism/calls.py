@@ -80,6 +80,8 @@ def _note(label: str) -> None:
     """Record a call if the script made it, directly or through the standard library."""
     frame = sys._getframe(2)
     while frame.f_back is not None and _is_passed(frame.f_code.co_filename):
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return  # The script imports a module, which calls the function.
         frame = frame.f_back
     if is_user_file(frame.f_code.co_filename):
         _seen[f"{label} at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"] = None

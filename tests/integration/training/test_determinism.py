@@ -13,6 +13,7 @@ import pytest
 
 from everstep.determinism import REPORT, Kind, Pattern, Source, Verdict, conclude, read_report
 from everstep.protocol.plan import CHECK_VARIABLE
+from tests.integration.training import planted_scripts
 from tests.ports import ReservedPort
 from tests.warm_parent import ROOT, WarmParent
 
@@ -119,7 +120,16 @@ def test_the_verdict_names_the_rank_where_the_difference_begins(
 def test_workers_report_what_they_do(warm_parent: WarmParent, tmp_path: Path, name: str) -> None:
     verdict = checked(warm_parent, tmp_path, name, workers=2)
     assert verdict.source is (Source.COLLATOR if name == "collator" else Source.AUGMENTATION), verdict.sentence
-    assert "at planted_scripts.py" in verdict.sentence
+    call, text = {
+        "collator": ("os.urandom", "noise = int.from_bytes(os.urandom"),
+        "augmentation_clock": ("time.time_ns", "time.time_ns() % 1_000_003"),
+        "augmentation_entropy": ("os.urandom", "sample + random.SystemRandom()"),
+    }[name]
+    source = Path(planted_scripts.__file__).read_text()
+    line = next(number for number, each in enumerate(source.splitlines(), 1) if text in each)
+    finding = verdict.ranks[0].finding
+    assert finding is not None
+    assert f"{call} at planted_scripts.py:{line}" in finding.calls
 
 
 def test_a_script_that_ends_too_early_has_no_result(warm_parent: WarmParent, tmp_path: Path) -> None:
