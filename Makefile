@@ -16,7 +16,7 @@ DASHBOARD := control_plane/static/index.html
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo check fix web wheel pictures test test-fast test-durations test-full test-dashboard-stories test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity
+.PHONY: help setup lock demo check fix web wheel pictures test test-fast test-durations test-full test-dashboard-stories test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity bench-integrations
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -116,6 +116,9 @@ bench-scale: setup  ## how long placement takes for up to 10,000 nodes, and a ro
 
 bench-parity: setup  ## memory, steps and restores of a group with parity, beside two copies
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.parity
+
+bench-integrations: setup  ## a Trainer with Everstep beside its own saves and lm-resiliency; writes docs/benchmarks-integrations.md
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.integrations
 
 bench-device: setup  ## capture, restore and every-step snapshots on a GPU, where there is one; writes docs/benchmarks-device.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.device $(ARGUMENTS)

@@ -10,6 +10,7 @@ A floor is a bound that no system can beat on this machine, such as the time of 
     scale/         make bench-scale: placement for up to 10,000 nodes, rounds of up to 1,024 agents
     durable/       make bench-durable: clients for bulk transfer to S3, beside Everstep's store
     parity/        make bench-parity: memory, steps and restores with parity, beside two copies
+    integrations/  make bench-integrations: steps of a Trainer with Everstep, beside its own saves
     device/        make bench-device: capture, restore and every-step snapshots on a GPU, and PCIe floors
     api/           make bench-api: response times of the API, followed logs and the command line
     dashboard/     make bench-dashboard: the dashboard in Chromium

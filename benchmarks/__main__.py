@@ -9,13 +9,14 @@ from benchmarks.device.report import PAGE as DEVICE
 from benchmarks.durable.report import PAGE as DURABLE
 from benchmarks.faults.report import PAGE as FAULTS
 from benchmarks.first.report import PAGE as FIRST
+from benchmarks.integrations.report import PAGE as INTEGRATIONS
 from benchmarks.interleave.report import PAGE as INTERLEAVE
 from benchmarks.interruption.report import PAGE as RECOVERY
 from benchmarks.page import render_again
 from benchmarks.parity.report import PAGE as PARITY
 from benchmarks.scale.report import PAGE as SCALE
 
-PAGES = (API, DASHBOARD, DATA_PLANE, DEVICE, DURABLE, FAULTS, FIRST, INTERLEAVE, PARITY, RECOVERY, SCALE)
+PAGES = (API, DASHBOARD, DATA_PLANE, DEVICE, DURABLE, FAULTS, FIRST, INTEGRATIONS, INTERLEAVE, PARITY, RECOVERY, SCALE)
 
 if __name__ == "__main__":
     for page in PAGES:
