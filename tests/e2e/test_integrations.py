@@ -12,21 +12,22 @@ import pytest
 from tests.e2e.jobs import Job, Shape, Workplace, assert_incident
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-STEPS = 300
-"""Number of steps. Both faults happen within the first 100 steps, so that the job cannot end before them."""
 
 
 @pytest.mark.parametrize(
-    ("name", "model"),
+    ("name", "steps", "model"),
     [
-        pytest.param("trainer", "model/model.safetensors", id="transformers"),
-        pytest.param("torchtitan", f"checkpoint/step-{STEPS}/__0_0.distcp", id="torchtitan"),
+        pytest.param("trainer", 300, "model/model.safetensors", id="transformers"),
+        pytest.param("torchtitan", 150, "checkpoint/step-150/__0_0.distcp", id="torchtitan"),
     ],
 )
-def test_a_documented_script_loses_a_rank_and_an_instance(place: Workplace, name: str, model: str) -> None:
-    """`model` is the path of the first rank's result in its output directory."""
+def test_a_documented_script_loses_a_rank_and_an_instance(place: Workplace, name: str, steps: int, model: str) -> None:
+    """`model` is the path of the first rank's result in its output directory.
+
+    Both faults happen within the first 100 steps, so that the job cannot end before them.
+    """
     shape, example = Shape(nodes=2), EXAMPLES / name
-    parameters = {"steps": str(STEPS)}
+    parameters = {"steps": str(steps)}
     place.client.create_training_job(
         TrainingJobName=name,
         Source=place.client.upload_source(Directory=example),
