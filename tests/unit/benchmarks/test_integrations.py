@@ -18,7 +18,7 @@ def launch(system: str, step: float) -> TrainerLaunch:
     return TrainerLaunch(
         system=system,
         step_seconds=(step, step),
-        part_seconds={name: (0.0005, 0.0005) for name in PARTS} if is_own else {},
+        part_seconds=dict.fromkeys(PARTS, (0.0005, 0.0005)) if is_own else {},
         snapshots_ratio=1.0 if is_own else 0.0,
         state_bytes=24 << 20,
     )
@@ -50,7 +50,7 @@ def test_the_page_states_what_each_system_adds() -> None:
     [
         (changed(EVERSTEP, step_seconds=(0.26,)), 0),
         (changed(LM_RESILIENCY, step_seconds=(0.205,)), 1),
-        (changed(EVERSTEP, part_seconds={name: (0.002,) for name in PARTS}), 2),
+        (changed(EVERSTEP, part_seconds=dict.fromkeys(PARTS, (0.002,))), 2),
         (changed(EVERSTEP, snapshots_ratio=0.9), 3),
     ],
 )
