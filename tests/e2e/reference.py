@@ -30,6 +30,9 @@ class References:
 
 def train(script: str, directory: str) -> None:
     """Set the rank's output directory, then run the script. The warm parent calls this function in the rank."""
+    # Launchers set these variables. Each rank is on a node of its own here.
+    launcher = {"GROUP_RANK": os.environ["RANK"], "GROUP_WORLD_SIZE": os.environ["WORLD_SIZE"]}
+    os.environ |= {**launcher, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "undisturbed"}
     os.environ["EVERSTEP_OUTPUT_DIR"] = f"{directory}/rank={os.environ['RANK']}"
     sys.argv = [script]
     sys.path.insert(0, str(Path(script).parent))
