@@ -97,6 +97,20 @@ def seed(number: int) -> None:
     random.seed(number)
 
 
+def seed_on_host(number: int, generators: Iterable[Generator]) -> None:
+    """Seed the process's generators on the CPU, and the given generators. CUDA's generators keep their states.
+
+    Args:
+        number: the seed, 64 bits.
+        generators: further generators, which objects hold.
+    """
+    torch.default_generator.manual_seed(number)
+    np.random.seed(number & 0xFFFFFFFF)
+    random.seed(number)
+    for generator in generators:
+        seed_generator(generator, number)
+
+
 def derived(state: RandomState, number: int) -> RandomState:
     """Return states for another rank, derived from the states of one rank.
 
@@ -123,7 +137,7 @@ def find_generators(roots: Iterable[object]) -> list[Generator]:
 
     Args:
         roots: samplers, datasets or functions. The search follows attributes, lists, dicts and closures, a few levels
-            deep.
+            deep, and finds generators among the global variables that functions use.
 
     Returns:
         Generators of torch, numpy and Python.
@@ -158,7 +172,13 @@ def _parts(value: object) -> Iterable[object]:
     if isinstance(value, MethodType):
         return [value.__self__]
     if isinstance(value, FunctionType):
-        return [*_cells(value), *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        used = (value.__globals__.get(name) for name in value.__code__.co_names)
+        return [
+            *_cells(value),
+            *(value.__defaults__ or ()),
+            *(value.__kwdefaults__ or {}).values(),
+            *(each for each in used if isinstance(each, _GENERATORS)),
+        ]
     return vars(value).values() if hasattr(value, "__dict__") else ()
 
 

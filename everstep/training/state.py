@@ -30,7 +30,7 @@ from everstep.training.restore import VALUE_PREFIX, Restorable, encode_facts
 from everstep.training.script import Environment
 from everstep.training.state_tree import Tree, encode
 
-FORMAT = 3
+FORMAT = 4
 """Version of the values that adapters and sessions store in a slot.
 
 Raise it whenever these values change. A restore then rejects slots of other versions before it writes anything.

@@ -21,11 +21,19 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    default_collate,
+    get_worker_info,
+)
 
 import everstep.training
 from everstep.protocol.slot import HEADER_BYTES
 from everstep.training.capture import CapturePlan, SlotMemory
+from everstep.training.data import SeededCollator, SeededDataset, ShardedFiles, ShuffledBlocks
 from everstep.training.session import TrainingSession
 from everstep.training.state import RankState
 from everstep.training.state_tree import tensor_bytes
@@ -179,6 +187,43 @@ class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 class Stream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
     def __iter__(self) -> Any:
         yield from (Numbers()[index] for index in range(40))
+
+
+class Positioned(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    """A data set that keeps its position, and divides its noisy samples among ranks and workers."""
+
+    def __init__(self) -> None:
+        self.numbers = Numbers(noisy=True)
+        self.position = 0
+        self.start = 0
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        reader = dist.get_rank() if info is None else 2 * info.id + dist.get_rank()
+        readers = dist.get_world_size() * (1 if info is None else info.num_workers)
+        start, self.start = self.start, 0
+        for number in range(start, len(self.numbers)):
+            self.position = number
+            if number % readers == reader:
+                yield self.numbers[number]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.position + 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["next"]
+
+
+def read_numbers(part: int) -> Any:
+    """Yield the noisy samples of one of eight files."""
+    numbers = Numbers(noisy=True)
+    yield from (numbers[index] for index in range(12 * part, 12 * part + 12))
+
+
+def rows_of_numbers(rows: list[dict[str, int]]) -> Any:
+    """Combine noisy samples, whose numbers a streaming dataset has read."""
+    numbers = Numbers(noisy=True)
+    return default_collate([numbers[row["index"]] for row in rows])
 
 
 def network(dropout: float = 0.1, depth: int = 3) -> nn.Sequential:
@@ -753,6 +798,23 @@ def data(kind: str = "plain", workers: int = 0, persistent: bool = False) -> Sce
         made = DataLoader(Stream(), batch_size=10, num_workers=workers)
     elif kind == "list":
         made = list(loader())
+    elif kind == "positioned":
+        made = DataLoader(Positioned(), batch_size=12, num_workers=workers)
+    elif kind == "files":
+        files = ShardedFiles(range(8), read_numbers, [12] * 8, batch_size=12, shuffle=True, block_size=20, open_files=4)
+        made = DataLoader(files, batch_size=None, num_workers=workers, persistent_workers=persistent)
+    elif kind == "seeded":
+        numbers = SeededDataset(Numbers(noisy=True))  # type: ignore[arg-type]
+        sampler: DistributedSampler[Any] = DistributedSampler(numbers, seed=3)
+        collate = SeededCollator(default_collate, numbers)
+        made = DataLoader(numbers, batch_size=12, sampler=sampler, num_workers=workers, collate_fn=collate)
+    elif kind == "streaming":
+        from datasets import Dataset as Table
+        from datasets.distributed import split_dataset_by_node
+
+        rows = Table.from_dict({"index": list(range(96))}).to_iterable_dataset(num_shards=8)
+        rows = split_dataset_by_node(rows, dist.get_rank(), dist.get_world_size())
+        made = DataLoader(ShuffledBlocks(rows, 5), batch_size=12, num_workers=workers, collate_fn=rows_of_numbers)
     else:
         raise ValueError(kind)
     scenario = plain()

@@ -207,6 +207,13 @@ def test_zero_with_the_optimizer_in_host_memory(scenarios: Scenarios, tmp_path: 
         ("stateful", 2, False),
         ("iterable", 0, False),
         ("list", 0, False),
+        ("positioned", 0, False),
+        ("positioned", 2, False),
+        ("files", 0, False),
+        ("files", 2, True),
+        ("seeded", 2, False),
+        ("streaming", 0, False),
+        ("streaming", 2, False),
     ],
 )
 def test_data(scenarios: Scenarios, tmp_path: Path, kind: str, workers: int, persistent: bool, first: int) -> None:

@@ -20,7 +20,8 @@ from torch.utils.data import (
 )
 
 from everstep.training import rng
-from everstep.training.data import DataStream, SeededDataset, SeededItem, Seeding
+from everstep.training.data import DataStream
+from everstep.training.data.worker_seeds import SeededItem, Seeding, WorkerDataset
 from everstep.training.errors import CannotResume, SessionMisuse
 from everstep.training.state_tree import decode, encode
 
@@ -429,16 +430,16 @@ def test_seeds_differ_by_everything_they_follow_from() -> None:
 
 
 def test_a_seeded_dataset_is_an_image_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("everstep.training.data.get_worker_info", lambda: object())
+    monkeypatch.setattr("everstep.training.data.worker_seeds.get_worker_info", lambda: object())
     before = rng.observe()
-    seeded = SeededDataset(Noisy())
+    seeded = WorkerDataset(Noisy())
     assert len(seeded) == 10
     first = seeded.__getitems__(SeededItem([1, 2], 5))
-    second = SeededDataset(Noisy()).__getitems__(SeededItem([1, 2], 5))
+    second = WorkerDataset(Noisy()).__getitems__(SeededItem([1, 2], 5))
     assert isinstance(first, list)
     assert isinstance(second, list)
     assert torch.equal(torch.stack(first), torch.stack(second))
-    assert not torch.equal(torch.stack(first), torch.stack(SeededDataset(Noisy()).__getitems__(SeededItem([1, 2], 6))))  # type: ignore[arg-type]
+    assert not torch.equal(torch.stack(first), torch.stack(WorkerDataset(Noisy()).__getitems__(SeededItem([1, 2], 6))))  # type: ignore[arg-type]
     rng.restore(before)
 
 

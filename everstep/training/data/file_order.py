@@ -1,0 +1,170 @@
+"""Computes the order in which ranks and workers read the samples of many files. Pure.
+
+An epoch puts all files into one *sequence* of samples. Shuffling changes the order of the files. The sequence is cut
+into lanes of equal length, which are read at the same time:
+
+    sequence   | file 3        | file 0    | file 1              | file 2          |
+    lanes      | lane 0                  | lane 1                  | lane 2  | rest |
+    batches      0 3 6 …                   1 4 7 …                   2 5 8 …   …
+
+Each batch consists of neighbouring samples of one lane. The batches of all ranks have one numbering: batch 0 is the
+first one of lane 0, batch 1 the first one of lane 1, and so on. The rest of the sequence, which is shorter than one
+batch per lane, is read at the end of the epoch. Shuffling within a lane permutes the samples of each *block*.
+
+Invariant: the order depends on neither the number of ranks nor the number of workers.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import xxhash
+
+from everstep.training.state_tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class FileOrder:
+    """The order of the samples of many files, and the number of ranks that divide it.
+
+    The ranks receive the batches in turn: rank r of R ranks receives the batches r, r + R, r + 2 R, and so on.
+    """
+
+    files: str
+    """Digest of the names and lengths of all files."""
+    samples: int
+    """Samples of all files together."""
+    lanes: int
+    """Number of files that all ranks together read at the same time."""
+    batch: int
+    """Samples per batch of one rank."""
+    shuffle: bool
+    """True if each epoch has another order of files, and other permutations of the blocks."""
+    block: int
+    """Samples per block. At 1, the samples of a file keep their order."""
+    seed: int
+    drop_last: bool
+    """True if an epoch ends without its last batch if this batch has fewer samples than the others."""
+    replicas: int
+    """Number of ranks that divide the batches."""
+
+    @property
+    def batches(self) -> int:
+        """Batches of one epoch, of all ranks together."""
+        return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
+
+    @property
+    def batches_per_lane(self) -> int:
+        """Batches of one lane in one epoch."""
+        return self.samples // (self.lanes * self.batch)
+
+    def tree(self) -> dict[str, Tree]:
+        """Return the order as a state tree."""
+        return cast("dict[str, Tree]", asdict(self))
+
+    def differences(self, tree: dict[str, Tree]) -> str:
+        """Return the differences between this order and an earlier order, apart from the number of ranks."""
+        now = self.tree()
+        if tree.keys() != now.keys():
+            return "the loader was of another kind"
+        found = [
+            f"{name} was {tree[name]}, is {now[name]}"
+            for name in ("samples", "lanes", "batch", "shuffle", "block", "seed", "drop_last")
+            if tree[name] != now[name]
+        ]
+        if not found and tree["files"] != now["files"]:
+            found = ["the files have other names or lengths"]
+        return "; ".join(found)
+
+    def earlier(self, tree: dict[str, Tree]) -> FileOrder:
+        """Return the order that `tree` describes."""
+        return FileOrder(**cast("dict[str, Any]", tree))
+
+    def position(self, begin: int, batch_count: int) -> int:
+        """Return the number of the next batch after all ranks have received `batch_count` batches from `begin`."""
+        return min(begin + batch_count * self.replicas, max(begin, self.batches))
+
+    def numbers(self, rank: int, begin: int) -> range:
+        """Return the numbers of the batches that one rank receives in an epoch.
+
+        All ranks receive equally many batches. Fewer batches than there are ranks may stay unread at the end.
+
+        Args:
+            rank: index of the rank among the ranks that divide the batches.
+            begin: number of the first batch that any rank receives.
+        """
+        count = max(0, self.batches - begin) // self.replicas
+        return range(begin + rank, begin + count * self.replicas, self.replicas)
+
+    def lane(self, number: int) -> int:
+        """Return the lane that contains a batch. The rest of the sequence has the lane `lanes`."""
+        return number % self.lanes if number < self.lanes * self.batches_per_lane else self.lanes
+
+    def places(self, number: int) -> range:
+        """Return the places of a batch in its lane, from the lane's beginning."""
+        in_lanes = self.lanes * self.batches_per_lane
+        first = (number // self.lanes if number < in_lanes else number - in_lanes) * self.batch
+        return range(first, min(first + self.batch, self.lane_length(self.lane(number))))
+
+    def lane_begin(self, lane: int) -> int:
+        """Return the sequence number of the first sample of a lane."""
+        return lane * self.batches_per_lane * self.batch
+
+    def lane_length(self, lane: int) -> int:
+        """Return the number of samples of a lane."""
+        length = self.batches_per_lane * self.batch
+        return length if lane < self.lanes else self.samples - self.lanes * length
+
+    def block_range(self, lane: int, block: int) -> range:
+        """Return the places of a block in its lane, from the lane's beginning."""
+        return range(block * self.block, min((block + 1) * self.block, self.lane_length(lane)))
+
+    def permutation(self, epoch: int, lane: int, block: int) -> list[int]:
+        """Return the order in which the samples of a block are yielded.
+
+        Returns:
+            Indices into the block, from 0.
+        """
+        indices = list(range(len(self.block_range(lane, block))))
+        if self.shuffle:
+            random.Random(derive(self.seed, epoch, "block", lane, block)).shuffle(indices)
+        return indices
+
+
+class FileSequence:
+    """The files of one epoch in their order, with the sequence number of each file's first sample.
+
+    Args:
+        order: the order of the samples.
+        lengths: samples per file, in the order of the user's list.
+        epoch: index of the epoch, from 0.
+    """
+
+    def __init__(self, order: FileOrder, lengths: Sequence[int], epoch: int) -> None:
+        self.files = [file for file, length in enumerate(lengths) if length > 0]
+        """Indices into the user's list. Files without samples are left out."""
+        if order.shuffle:
+            random.Random(derive(order.seed, epoch, "files")).shuffle(self.files)
+        self._begins = list(itertools.accumulate((lengths[file] for file in self.files), initial=0))
+
+    def find(self, number: int) -> tuple[int, int]:
+        """Find a sample.
+
+        Args:
+            number: position of the sample in the sequence, from 0.
+
+        Returns:
+            The index of its file in the user's list, and the sample's number in this file.
+        """
+        index = bisect.bisect_right(self._begins, number) - 1
+        return self.files[index], number - self._begins[index]
+
+
+def derive(*parts: int | str) -> int:
+    """Return a seed of 64 bits that depends on all parts."""
+    return xxhash.xxh3_64_intdigest("/".join(map(str, parts)).encode())

@@ -1,0 +1,114 @@
+"""Chooses how a loader is resumed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from everstep.training.adapters.base import qualified_name
+from everstep.training.data import hugging_face
+from everstep.training.data.files import FilesLoader, ShardedFiles
+from everstep.training.data.iterables import OwnState, Replayed
+from everstep.training.data.map_loaders import MapLoader
+from everstep.training.data.protocols import Resumable, Stateful
+from everstep.training.data.stateful_datasets import StatefulDatasetLoader
+from everstep.training.errors import CannotResume
+
+logger = logging.getLogger("everstep.training")
+
+
+def find_source(name: str, loader: Iterable[object], seed: int, *, is_traced: bool) -> Resumable:
+    """Return the source that resumes a loader.
+
+    Args:
+        name: name under which the script registered the loader.
+        loader: any loader of the table in `everstep.training.data`.
+        seed: seed of the workers' randomness, for loaders without a generator.
+        is_traced: True in a determinism check, which compares samples and batches.
+
+    Raises:
+        CannotResume: the loader cannot be resumed. The error says what to use.
+    """
+    loader = _unwrap(loader)
+    if isinstance(loader, Iterator) and not isinstance(loader, Stateful):
+        raise CannotResume(
+            name,
+            f"{qualified_name(type(loader))} can be walked once only; give the loader or a list, not an iterator of it",
+        )
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise CannotResume(name, f"{qualified_name(type(loader))} cannot be iterated")
+    if isinstance(loader, ShardedFiles):
+        return FilesLoader(name, DataLoader(loader, batch_size=None))
+    if _is_torch_loader(loader):
+        return _torch_source(name, cast("DataLoader[object]", loader), seed, is_traced=is_traced)
+    part = hugging_face.inexact_part(loader)
+    if isinstance(loader, Stateful) and part is None:
+        return OwnState(loader)
+    return _replayed(name, loader, part)
+
+
+def _torch_source(name: str, loader: DataLoader[object], seed: int, *, is_traced: bool) -> Resumable:
+    """Return the source of a DataLoader or `StatefulDataLoader`. Everstep keeps the position of both itself."""
+    dataset = loader.dataset
+    if not isinstance(dataset, IterableDataset):
+        # A map-style dataset with a state of its own needs the loader that stores this state.
+        has_state = isinstance(loader, Stateful) and isinstance(dataset, Stateful)
+        return OwnState(cast(Stateful, loader)) if has_state else MapLoader(loader, seed, is_traced=is_traced)
+    if isinstance(dataset, ShardedFiles):
+        return FilesLoader(name, loader)
+    part = hugging_face.inexact_part(dataset)
+    if isinstance(dataset, Stateful) and part is None:
+        _check_workers(name, loader)
+        return StatefulDatasetLoader(name, loader)
+    return _replayed(name, loader, part)
+
+
+def _replayed(name: str, loader: Iterable[object], part: str | None) -> Replayed:
+    _check_workers(name, loader)
+    if not isinstance(loader, (list, tuple)):
+        reason = "does not store its position" if part is None else f"has {part}"
+        advice = "" if part is None else ". ShuffledBlocks or ShardedFiles resume without reading again"
+        logger.warning(
+            "%s (%s) %s: after a restart, the session replays the epoch up to this position%s",
+            name,
+            qualified_name(type(loader)),
+            reason,
+            advice,
+        )
+    return Replayed(name, loader)
+
+
+def _check_workers(name: str, loader: object) -> None:
+    if isinstance(loader, DataLoader) and loader.num_workers > 0 and loader.persistent_workers:
+        raise CannotResume(
+            name,
+            "an IterableDataset with persistent_workers=True: its workers keep their random generators from epoch to "
+            "epoch, and no snapshot contains them. Omit persistent_workers, or use ShardedFiles",
+        )
+
+
+def _unwrap(loader: Iterable[object]) -> Iterable[object]:
+    """Return the DataLoader inside DeepSpeed's own loader."""
+    if qualified_name(type(loader)) != "deepspeed.runtime.dataloader.DeepSpeedDataLoader":
+        return loader
+    if getattr(loader, "curriculum_learning_enabled", False):
+        raise CannotResume(
+            "data", "Everstep does not know whether DeepSpeed's curriculum learning resumes bit-identically"
+        )
+    # This attribute is private to DeepSpeed, which builds its loader at each `iter`.
+    create = getattr(loader, "_create_dataloader")  # noqa: B009
+    create()
+    return cast("Iterable[object]", getattr(loader, "dataloader"))  # noqa: B009
+
+
+def _is_torch_loader(loader: object) -> bool:
+    """Return whether the loader is one of torch or torchdata, and not of a subclass that reads in another way."""
+    return isinstance(loader, DataLoader) and (
+        type(loader).__iter__ is DataLoader.__iter__ or qualified_name(type(loader)) == _STATEFUL_LOADER
+    )
+
+
+_STATEFUL_LOADER = "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader"

@@ -1,0 +1,186 @@
+"""Resumes a DataLoader over a map-style dataset, by advancing its batch sampler without fetching."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import Any, cast
+
+from torch.utils.data import DataLoader
+
+from everstep.training import rng
+from everstep.training.data.protocols import Order, set_epoch
+from everstep.training.data.sample_order import SampleOrder, rest_of
+from everstep.training.data.walks import Place, Walk
+from everstep.training.data.worker_seeds import SeededItem, Seeding, WorkerBegin, WorkerDataset, plain_index
+from everstep.training.determinism.traced_data import TracedCollate, TracedDataset
+from everstep.training.state_tree import Tree
+
+
+class MapLoader:
+    """A DataLoader over a map-style dataset, rebuilt around a `PlacedSampler`."""
+
+    def __init__(self, loader: DataLoader[object], seed: int, *, is_traced: bool) -> None:
+        has_workers = loader.num_workers > 0
+        samplers = [sampler for sampler in (loader.batch_sampler, loader.sampler) if sampler is not None]
+        self._all_samplers = list(_nested(samplers))
+        self._have_epochs = [*self._all_samplers, loader.dataset, loader.collate_fn]
+        ranks = (getattr(sampler, name, None) for sampler in self._all_samplers for name in _RANKS)
+        rank = next((rank for rank in ranks if isinstance(rank, int)), 0)
+        seeding = Seeding(seed if loader.generator is None else loader.generator.initial_seed(), rank)
+        inner = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self.order: Order | None = SampleOrder.of(loader)
+        of_sampler = rng.find_generators([*samplers, loader.generator])
+        # Workers seed their own copies of the dataset's generators for each batch, so only a loader without workers
+        # uses the generators of this process.
+        in_process = [] if has_workers else [loader.dataset, loader.collate_fn]
+        self.generators = rng.find_generators([*samplers, loader.generator, *in_process])
+        self._sampler = PlacedSampler(inner, of_sampler, seeding if has_workers else None)
+        self._loader = _rebuild(loader, self._sampler, is_traced=is_traced)
+        self._has_begun = False
+        """True after the first call of `begin` in this process."""
+
+    def begin(self, epoch: int) -> Iterator[object]:
+        self._sampler.epoch = epoch
+        for each in self._have_epochs:
+            set_epoch(each, epoch)
+        is_first, self._has_begun = not self._has_begun, True
+        if not self._sampler.is_resuming:
+            if is_first and epoch > 0 and self._loader.persistent_workers:
+                # This process has just been resumed, so `iter` starts workers and draws a base seed for them. An
+                # undisturbed run keeps its workers and draws none here. The walk must not depend on this draw.
+                self._sampler.hold()
+            return iter(self._loader)
+        # `iter` draws a base seed. The undisturbed run already drew this seed at the start of the epoch, so restore the
+        # generators afterwards.
+        with rng.kept(self.generators):
+            return iter(self._loader)
+
+    def end(self) -> None:
+        self._sampler.resume(None, 0)
+        self._sampler.begin = 0
+
+    def state_dict(self) -> dict[str, Tree]:
+        place = self._sampler.place
+        return {
+            "place": None if place is None else place.tree(),
+            "present": rng.generator_states(self.generators),
+            "begin": self._sampler.begin,
+            "order": None if self.order is None else self.order.tree(),
+        }
+
+    def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
+        self._sampler.begin = cast(int, state["begin"])
+        self._sampler.resume(Place.of(state["place"]), consumed_count)
+        rng.set_generator_states(self.generators, cast("list[Tree]", state["present"]))
+
+
+_RANKS = ("rank", "process_index")
+"""Names under which samplers store their rank: torch's, and those of accelerate."""
+
+
+def _nested(samplers: Sequence[object]) -> Iterator[object]:
+    """Yield samplers and the samplers inside them, each once."""
+    found: list[object] = []
+    waiting = list(samplers)
+    while waiting:
+        sampler = waiting.pop(0)
+        if not any(sampler is each for each in found):
+            found.append(sampler)
+            yield sampler
+            inner = (getattr(sampler, name, None) for name in ("sampler", "batch_sampler"))
+            waiting += [each for each in inner if each is not None]
+
+
+class PlacedSampler:
+    """Wraps the user's (batch) sampler so that it can start in the middle of an epoch.
+
+    Args:
+        inner: the user's sampler, which decides the order of the samples.
+        generators: generators that the sampler may draw from, in addition to those of the process.
+        seeding: derives the seed that each batch carries to the workers. None without workers.
+    """
+
+    def __init__(self, inner: Iterable[object], generators: Sequence[rng.Generator], seeding: Seeding | None) -> None:
+        self._generators = generators
+        self._inner = inner
+        self._seeding = seeding
+        self._held: rng.States | None = None
+        self._skip_count: int | None = None
+        """Number of batches that the next walk skips because the script already received them.
+
+        None if the next walk starts an epoch.
+        """
+        self.epoch = 0
+        self.begin = 0
+        """Position of the epoch's `SampleOrder` at which the walk begins.
+
+        Above 0 after the number of ranks has changed.
+        """
+        self.place: Place | None = None
+        """Progress of the walk through this epoch; None between two epochs."""
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self._inner))
+
+    @property
+    def is_resuming(self) -> bool:
+        """True if the next pass through the sampler starts in the middle of an epoch."""
+        return self._skip_count is not None
+
+    def resume(self, place: Place | None, skip_count: int) -> None:
+        """Make the next walk continue the interrupted walk whose progress is `place`.
+
+        `skip_count` is the number of items of the interrupted walk that the script received. If `place` is None, the
+        next walk starts a new epoch.
+        """
+        self.place, self._skip_count = place, None if place is None else skip_count
+
+    def hold(self) -> None:
+        """Make the next walk start from the present states of the generators.
+
+        The loader may draw random numbers before the walk starts. These draws then do not change the walk.
+        """
+        self._held = rng.states(self._generators)
+
+    def __iter__(self) -> Iterator[object]:
+        # This generator's body runs at the first `next`, after a DataLoader has drawn its base seed. From then on, only
+        # the sampler draws, in undisturbed and resumed runs and with any kind of workers.
+        skip_count, self._skip_count = self._skip_count or 0, None
+        if skip_count == 0:
+            if self._held is not None:
+                rng.set_states(self._generators, self._held)
+                self._held = None
+            self.place = Place(rng.states(self._generators))
+        assert self.place is not None
+        begin = self.begin
+        walk = Walk(rest_of(self._inner, begin), self._generators, self.place)
+        items = itertools.chain(walk.repeat(skip_count), walk) if skip_count else walk
+        for number, item in enumerate(items, skip_count):
+            yield item if self._seeding is None else SeededItem(item, self._seeding.of(self.epoch, number, begin))
+
+
+def _rebuild(loader: DataLoader[object], sampler: PlacedSampler, *, is_traced: bool) -> DataLoader[object]:
+    """Return a plain DataLoader like `loader`, around `sampler`."""
+    has_workers = loader.num_workers > 0
+    dataset = WorkerDataset(loader.dataset, loader.collate_fn) if has_workers else loader.dataset
+    collate = loader.collate_fn
+    if is_traced:
+        dataset = TracedDataset(dataset, collate, plain_index)
+        collate = cast("Callable[[list[Any]], object]", TracedCollate(collate))
+    return DataLoader(
+        dataset,
+        batch_size=None if loader.batch_sampler is None else 1,
+        sampler=cast("Iterable[object]", sampler) if loader.batch_sampler is None else None,
+        batch_sampler=None if loader.batch_sampler is None else cast("Iterable[list[object]]", sampler),
+        num_workers=loader.num_workers,
+        collate_fn=collate,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=WorkerBegin(loader.worker_init_fn) if has_workers else None,
+        multiprocessing_context=loader.multiprocessing_context if has_workers else None,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        in_order=True,
+    )

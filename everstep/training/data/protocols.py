@@ -1,0 +1,91 @@
+"""Protocols of the objects that a data stream reads: loaders, datasets, and orders over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+from everstep.training import rng
+from everstep.training.state_tree import Tree
+
+END = object()
+"""Returned by `next(iterator, END)` at the end of an iterator."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that returns and restores its own state."""
+
+    def state_dict(self) -> dict[str, object]: ...
+    def load_state_dict(self, state_dict: dict[str, object]) -> object: ...
+
+
+class Order(Protocol):
+    """The order in which all ranks together receive the data of an epoch.
+
+    A position in this order is a number that does not depend on the number of ranks.
+    """
+
+    @property
+    def replicas(self) -> int:
+        """Number of ranks that divide the data."""
+        ...
+
+    @property
+    def batch(self) -> int:
+        """Samples per batch of one rank."""
+        ...
+
+    def tree(self) -> dict[str, Tree]:
+        """Return the order's fields by name, for a snapshot."""
+        ...
+
+    def differences(self, tree: dict[str, Tree]) -> str:
+        """Return why positions of another order are no positions of this order. Empty if they are.
+
+        Args:
+            tree: result of `tree` of the other order, which may be of another class.
+        """
+        ...
+
+    def earlier(self, tree: dict[str, Tree]) -> Order:
+        """Return the order that `tree` describes. Requires that `differences` is empty."""
+        ...
+
+    def position(self, begin: int, batch_count: int) -> int:
+        """Return the position in the epoch after all ranks have received `batch_count` batches from `begin`."""
+        ...
+
+
+class Resumable(Protocol):
+    """A source of batches that can report and restore its position."""
+
+    @property
+    def generators(self) -> Sequence[rng.Generator]:
+        """The source's own random generators, from which its batches draw. Generators of the process are not listed."""
+        ...
+
+    @property
+    def order(self) -> Order | None:
+        """The order over all ranks. None if another number of ranks cannot continue at a position of this source."""
+        ...
+
+    def begin(self, epoch: int) -> Iterator[object]:
+        """Return the batches of an epoch. After `load_state_dict`, return only the remaining ones."""
+        ...
+
+    def end(self) -> None:
+        """End the epoch. Until the next `begin`, `state_dict` then returns a position between two epochs."""
+
+    def state_dict(self) -> dict[str, Tree]:
+        """Return the position of the source as a state tree."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
+        """Restore a position from `state_dict`. The next `begin` continues there."""
+
+
+def set_epoch(thing: object, epoch: int) -> None:
+    """Call the object's `set_epoch` if it has one."""
+    if callable(method := getattr(thing, "set_epoch", None)):
+        method(epoch)

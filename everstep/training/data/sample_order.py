@@ -1,0 +1,109 @@
+"""The order in which a `DistributedSampler` distributes samples to ranks, and positions in this order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+
+from everstep.training.state_tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOrder:
+    """The order in which a `DistributedSampler` distributes the samples of an epoch to the ranks.
+
+    Sample number p of an epoch belongs to the sampler's rank p mod `replicas`. The order of all samples does not depend
+    on `replicas`.
+    """
+
+    samples: int
+    """Length of the dataset."""
+    shuffle: bool
+    seed: int
+    drop_last: bool
+    """True if the sampler drops samples at the end of an epoch so that all ranks get equally many.
+
+    False if it repeats samples.
+    """
+    replicas: int
+    """Number of ranks that divide the samples."""
+    batch: int
+    """Samples per batch of one rank."""
+
+    @classmethod
+    def of(cls, loader: DataLoader[object]) -> SampleOrder | None:
+        """Return the order of a loader; None if its sampler is not torch's `DistributedSampler`."""
+        sampler: object = loader.sampler
+        if (batches := loader.batch_sampler) is not None:
+            if type(batches) is not BatchSampler:
+                return None
+            sampler = batches.sampler
+        if not isinstance(sampler, DistributedSampler) or type(sampler).__iter__ is not DistributedSampler.__iter__:
+            return None
+        return cls(
+            samples=len(cast(Sized, sampler.dataset)),
+            shuffle=sampler.shuffle,
+            seed=sampler.seed,
+            drop_last=sampler.drop_last,
+            replicas=sampler.num_replicas,
+            batch=1 if batches is None else batches.batch_size,
+        )
+
+    def tree(self) -> dict[str, Tree]:
+        """Return the order as a state tree."""
+        return {
+            "samples": self.samples,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "drop_last": self.drop_last,
+            "replicas": self.replicas,
+            "batch": self.batch,
+        }
+
+    def differences(self, tree: dict[str, Tree]) -> str:
+        """Return the differences between this order of samples and an earlier order. Empty if the orders are equal."""
+        now = self.tree()
+        if tree.keys() != now.keys():
+            return "the loader was of another kind"
+        found = [
+            f"{name} was {tree[name]}, is {now[name]}"
+            for name in ("samples", "shuffle", "seed", "drop_last")
+            if tree[name] != now[name]
+        ]
+        return "; ".join(found)
+
+    def earlier(self, tree: dict[str, Tree]) -> SampleOrder:
+        """Return the order that `tree` describes."""
+        return SampleOrder(**cast("dict[str, Any]", tree))
+
+    def position(self, begin: int, batch_count: int) -> int:
+        """Return the position in the epoch's order after all ranks have received `batch_count` batches from `begin`."""
+        left = self.samples % self.replicas
+        end = self.samples - left if self.drop_last else self.samples + (self.replicas - left if left else 0)
+        return min(begin + batch_count * self.batch * self.replicas, max(begin, end))
+
+
+class RestOfEpoch:
+    """Yields the samples that a `DistributedSampler` gives to its rank, starting at a position of the epoch."""
+
+    def __init__(self, sampler: DistributedSampler[object], begin: int) -> None:
+        self.sampler = sampler
+        self._begin = begin
+
+    def __iter__(self) -> Iterator[object]:
+        skip_count = max(0, -(-(self._begin - self.sampler.rank) // self.sampler.num_replicas))
+        return itertools.islice(iter(self.sampler), skip_count, None)
+
+
+def rest_of(items: Iterable[object], begin: int) -> Iterable[object]:
+    """Return a sampler or batch sampler that starts at a position of the epoch's `SampleOrder`."""
+    if not begin:
+        return items
+    if isinstance(items, BatchSampler):
+        sampler = RestOfEpoch(cast("DistributedSampler[object]", items.sampler), begin)
+        return BatchSampler(cast("Any", sampler), items.batch_size, items.drop_last)
+    return RestOfEpoch(cast("DistributedSampler[object]", items), begin)

@@ -1,0 +1,139 @@
+"""Random augmentation whose draws depend on the sample, and not on the process that loads it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence, Sized
+from typing import cast
+
+import torch
+from torch.utils.data import Dataset
+
+from everstep.training import rng
+from everstep.training.data.file_order import derive
+from everstep.training.data.protocols import set_epoch
+from everstep.training.errors import SessionMisuse
+
+
+class SeededDataset(Dataset[object]):
+    """A map-style dataset whose random draws depend on (seed, epoch, index of the sample) only.
+
+        data = SeededDataset(images, seed=1)
+        loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data), num_workers=4)
+
+    A sample is equal with any number of workers and ranks. While the dataset returns a sample, the process's random
+    generators on the CPU, and those that the dataset holds, are seeded for this sample. Afterwards they continue from
+    their earlier states.
+
+    Args:
+        dataset: the dataset with random augmentation.
+        seed: the seed. Ranks that share samples pass the same seed.
+    """
+
+    def __init__(self, dataset: Dataset[object], seed: int = 0) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        # Workers that persist read the epoch from shared memory.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._generators: list[rng.Generator] | None = None
+        self._fetched: list[object] = []
+        """Indices of the samples that the last fetch in this process returned."""
+        self._single: object = None
+        """The sample that the last fetch returned without a batch; None after the fetch of a batch."""
+
+    @property
+    def epoch(self) -> int:
+        """Index of the epoch, from 0."""
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make samples depend on this epoch, in all workers. The session calls this before each epoch."""
+        self._epoch.fill_(epoch)
+        set_epoch(self.dataset, epoch)
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.dataset))
+
+    def __getitem__(self, index: object) -> object:
+        (self._single,) = self.__getitems__([index])
+        return self._single
+
+    def __getitems__(self, indices: Sequence[object]) -> list[object]:
+        """Return the samples of a batch. DataLoaders call this."""
+        if self._generators is None:
+            self._generators = rng.find_generators([self.dataset])
+        self._fetched, self._single = [_plain(index) for index in indices], None
+        with rng.kept(self._generators):
+            return [self._sample(index) for index in indices]
+
+    def fetched(self, samples: object) -> list[object] | None:
+        """Return the indices of the samples that the last fetch in this process returned.
+
+        Args:
+            samples: a batch of samples, or one sample. None is returned if the last fetch returned other samples.
+        """
+        if self._single is None:
+            return self._fetched if self._fetched and len(cast(Sized, samples)) == len(self._fetched) else None
+        return self._fetched if samples is self._single else None
+
+    def _sample(self, index: object) -> object:
+        number = derive(self.seed, self.epoch, "sample", repr(_plain(index)))
+        rng.seed_on_host(number, cast("list[rng.Generator]", self._generators))
+        return self.dataset[index]
+
+
+class SeededCollator:
+    """A `collate_fn` whose random draws depend on (seed, epoch, indices of the batch's samples) only.
+
+        data = SeededDataset(texts, seed=1)
+        loader = DataLoader(data, batch_size=8, collate_fn=SeededCollator(mask_tokens, data))
+
+    Another number of ranks makes other batches, and therefore other draws. Draws in the dataset stay the same.
+
+    Args:
+        collate_fn: the function with random draws, for example one that masks tokens.
+        dataset: the loader's dataset. The collator uses its seed and epoch.
+
+    Raises:
+        SessionMisuse: the dataset is no `SeededDataset`.
+    """
+
+    def __init__(self, collate_fn: Callable[..., object], dataset: SeededDataset) -> None:
+        if not isinstance(dataset, SeededDataset):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise SessionMisuse(
+                f"SeededCollator got a {type(dataset).__name__}. Pass the SeededDataset of the same loader, which "
+                "records the indices of each batch"
+            )
+        self.collate_fn = collate_fn
+        self.dataset = dataset
+        self._generators: list[rng.Generator] | None = None
+
+    def __call__(self, samples: object) -> object:
+        """Combine samples.
+
+        Args:
+            samples: the samples that the dataset returned last in this process, or one sample without a batch size.
+
+        Raises:
+            SessionMisuse: the samples are not those that the dataset returned last.
+        """
+        if self._generators is None:
+            self._generators = rng.find_generators([self.collate_fn])
+        indices = self.dataset.fetched(samples)
+        if indices is None:
+            raise SessionMisuse(
+                "SeededCollator got other samples than its SeededDataset returned last. Use the SeededDataset as the "
+                "loader's dataset, around all other datasets"
+            )
+        number = derive(self.dataset.seed, self.dataset.epoch, "batch", repr(indices))
+        with rng.kept(self._generators):
+            rng.seed_on_host(number, self._generators)
+            return self.collate_fn(samples)
+
+
+def _plain(index: object) -> object:
+    """Return the index as a Python integer if it is one of numpy or torch, so that its text is the same."""
+    try:
+        return operator.index(index)  # type: ignore[arg-type]
+    except TypeError:
+        return index

@@ -1,0 +1,236 @@
+"""Data streams: registered loaders with a position that a restart resumes.
+
+A data position consists of the epoch, the number of batches that the script received, and the state of the loader's
+`Resumable`.
+
+Invariant: an undisturbed run and a resumed run yield the same batches and leave all generators in the same state.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+from everstep.training.data import hugging_face
+from everstep.training.data.iterables import OwnState
+from everstep.training.data.loaders import find_source
+from everstep.training.data.protocols import END, Order, Resumable
+from everstep.training.data.stateful_datasets import StatefulDatasetLoader
+from everstep.training.errors import CannotRelayout, CannotResume, SessionMisuse
+from everstep.training.state_tree import Tree
+
+
+class DataStream:
+    """One registered loader, across epochs.
+
+    Args:
+        name: name under which it was registered.
+        loader: any loader of the table in `everstep.training.data`.
+        seed: seed of the workers' randomness, for loaders without a generator.
+        is_traced: True in a determinism check, which compares samples and batches.
+
+    Raises:
+        CannotResume: the loader can be read only once, or its workers keep generators from epoch to epoch.
+    """
+
+    def __init__(self, name: str, loader: Iterable[object], seed: int, *, is_traced: bool = False) -> None:
+        self.name = name
+        self.observe: Callable[[str, object], object] | None = None
+        """Set by a determinism check: records an item of the loader under its name, and returns the batch."""
+        self._source = find_source(name, loader, seed, is_traced=is_traced)
+        self._fingerprint = hugging_face.fingerprint(loader)
+        self._iterator: Iterator[object] | None = None
+        self.epoch = 0
+        self.consumed_count = 0
+        """Batches of this epoch that the script received, in this process or before a restart."""
+        self.handed_count = 0
+        """Number of batches that the script received in this process."""
+        self._is_resumed = False
+        """True until the first batch after `load_state_dict`."""
+        self.batches_per_step = 0
+        """Batches per optimizer step; 0 while unknown."""
+        self._earlier_samples_per_step = 0
+        """Samples per optimizer step before the number of ranks changed; 0 if it is unknown or has not changed."""
+
+    def __iter__(self) -> Iterator[object]:
+        """Yield the remaining batches of the current epoch. The next `iter` starts the next epoch.
+
+        A loop may stop right after an epoch's last batch without exhausting the iterator. The next `iter` then also
+        starts the next epoch. Exception: if this process was resumed at that position, the next `iter` yields no
+        batches.
+        """
+        is_rest_possible = self._is_resumed or self.consumed_count == 0
+        batch = self._next_of_epoch()
+        if batch is END and not is_rest_possible:
+            batch = self._next_of_epoch()
+        while batch is not END:
+            yield batch
+            batch = self._next_of_epoch()
+
+    def next(self) -> object:
+        """Return the next batch, starting a new epoch at the end of the current one.
+
+        Returns:
+            The batch, as the loader returns it.
+
+        Raises:
+            SessionMisuse: an epoch has no batches.
+        """
+        for _ in range(3):  # The rest of a resumed epoch may be empty, and the next epoch may be empty too.
+            batch = self._next_of_epoch()
+            if batch is not END:
+                return batch
+        raise SessionMisuse(f"{self.name} yields no batches")
+
+    def end_epoch(self) -> None:
+        """End the current epoch, although the loader may have further batches. The next batch begins the next epoch.
+
+        Before the first batch of an epoch, the call changes nothing.
+
+        Raises:
+            CannotResume: the loader keeps its own position and has further batches. Its state would begin there.
+        """
+        if self._iterator is None and self.consumed_count == 0:
+            return
+        if isinstance(self._source, (OwnState, StatefulDatasetLoader)):
+            if self._next_of_epoch() is not END:
+                raise CannotResume(
+                    self.name,
+                    "the loader keeps its own position, and the script ends an epoch before the loader's last batch. "
+                    "Read all batches of an epoch, or use a DataLoader over a dataset with a length",
+                )
+            return
+        self._iterator = None
+        self._source.end()
+        self.epoch, self.consumed_count = self.epoch + 1, 0
+
+    @property
+    def source(self) -> Resumable:
+        """The `Resumable` that yields the loader's batches."""
+        return self._source
+
+    def state_dict(self) -> dict[str, Tree]:
+        """Return the position of the stream as a state tree."""
+        return {
+            "epoch": self.epoch,
+            "consumed": self.consumed_count,
+            "source": self._source.state_dict(),
+            "fingerprint": self._fingerprint,
+            "samples_per_step": self.samples_per_step,
+        }
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of all ranks together per optimizer step; 0 if unknown."""
+        order = self._source.order
+        return 0 if order is None else self.batches_per_step * order.batch * order.replicas
+
+    def relaid(self, state: dict[str, Tree], *, is_same_rank: bool) -> dict[str, Tree]:
+        """Convert the data position of a launch with another number of ranks into a position for `load_state_dict`.
+
+        Changes nothing.
+
+        Args:
+            state: result of `state_dict` on a rank of the earlier launch.
+            is_same_rank: True if the number of ranks has not changed, so that `state` is of this rank.
+
+        Returns:
+            The position of this rank.
+
+        Raises:
+            CannotRelayout: the loader's samples have no order over all ranks, or another order than before.
+        """
+        source = cast("dict[str, Any]", state["source"])
+        was, now = source.get("order"), self._source.order
+        if is_same_rank and was == (None if now is None else now.tree()):
+            return state
+        if was is None or now is None:
+            raise CannotRelayout(
+                self.name,
+                "the ranks that read samples have changed, and this loader's samples have no order over all ranks. Use "
+                "DataLoader(dataset, sampler=DistributedSampler(dataset)), or ShardedFiles for streams; with "
+                "num_replicas=1, rank=0 if all ranks read the same samples",
+            )
+        if differences := now.differences(was):
+            raise CannotRelayout(
+                self.name, f"{differences}, so the samples have another order. Use the earlier dataset and sampler"
+            )
+        begin = now.earlier(was).position(source["begin"], cast(int, state["consumed"]))
+        return {
+            **state,
+            "consumed": 0,
+            # A walk of the earlier ranks cannot be repeated here. The source begins a walk at `begin`.
+            "source": {**source, "place": None, "begin": begin},
+            "earlier_samples_per_step": state["samples_per_step"],
+        }
+
+    def check_step(self) -> None:
+        """Check that an optimizer step uses as many samples as before the number of ranks changed.
+
+        Raises:
+            CannotRelayout: the global batch size differs.
+        """
+        was, now = self._earlier_samples_per_step, self.samples_per_step
+        if was and now and was != now:
+            order = cast(Order, self._source.order)
+            raise CannotRelayout(
+                self.name,
+                f"an optimizer step used {was} samples and would now use {now}: {order.replicas} ranks with "
+                f"{self.batches_per_step} batches of {order.batch}. Pass accumulate=everstep.training.accumulation("
+                f"{was}, {order.batch}) to batches()",
+            )
+
+    def load_state_dict(self, state: dict[str, Tree]) -> None:
+        """Restore a position. Fetches no batch yet.
+
+        Raises:
+            CannotResume: the loader differs from the earlier one in a way that changes the order of samples.
+        """
+        if state["fingerprint"] != self._fingerprint:
+            raise CannotResume(
+                self.name,
+                "the streaming dataset is shuffled or interleaved with other random numbers than before. Pass a seed "
+                "to shuffle() and interleave_datasets(), and the same seed at each start",
+            )
+        self._iterator = None
+        self.epoch, self.consumed_count = cast(int, state["epoch"]), cast(int, state["consumed"])
+        self._is_resumed = True
+        self._earlier_samples_per_step = cast(int, state.get("earlier_samples_per_step", 0))
+        self._source.load_state_dict(cast("dict[str, Tree]", state["source"]), self.consumed_count)
+
+    def _next_of_epoch(self) -> object:
+        if self._iterator is None:
+            self._iterator = self._source.begin(self.epoch)
+        batch = next(self._iterator, END)
+        self._is_resumed = False
+        if batch is END:
+            self._iterator = None
+            self._source.end()
+            self.epoch, self.consumed_count = self.epoch + 1, 0
+        else:
+            self.consumed_count += 1
+            self.handed_count += 1
+            if self.observe is not None:
+                batch = self.observe(self.name, batch)
+        return batch
+
+
+def check_apart(streams: Iterable[DataStream]) -> None:
+    """Raise an error if two loaders share a generator and one of them restores it from its own state.
+
+    Args:
+        streams: all registered streams.
+
+    Raises:
+        CannotResume: two loaders share a generator, and one loader restores that generator.
+    """
+    streams = list(streams)
+    for stream, other in itertools.permutations(streams, 2):
+        held = {id(generator) for generator in other.source.generators}
+        if isinstance(stream.source, OwnState) and any(id(each) in held for each in stream.source.generators):
+            raise CannotResume(
+                stream.name,
+                f"the loader restores its own state, and draws from the same generator as {other.name}: "
+                "the order of both after a restart is unknown. Give each loader its own generator",
+            )

@@ -1,0 +1,181 @@
+"""Walks: passes through a sampler or an iterable that can be repeated exactly.
+
+A sampler draws random numbers from the process's generators and from its own. The script may draw random numbers from
+the same generators, for example for noise in the loop, in a second loader or in the dataset. A position therefore
+contains two states of each generator: the state at the start of the epoch's sampling, to repeat the walk, and the
+present state, from which a resumed run continues.
+
+If other code uses a generator between two items of a `Walk`, a repetition of the walk would produce other samples. The
+walk therefore continues with its own random stream from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from everstep.training import rng
+from everstep.training.data.protocols import END
+from everstep.training.data.sample_order import RestOfEpoch
+from everstep.training.state_tree import Tree
+
+
+class Walk:
+    """One walk through a sampler or an iterable that can be repeated exactly.
+
+    Other code may draw from the same generators. The walk draws from the shared generators while it is the only user.
+    If other code has drawn from a generator since the walk's last draw, the walk records the state that it finds
+    (`Fork`) and draws one more item from this state. From the next item on, the walk draws from a stream of its own,
+    derived from the state after that item. It then no longer uses the shared generator.
+
+    Args:
+        items: the sampler or iterable, read from its beginning.
+        generators: generators that the items may draw from, in addition to those of the process.
+        place: progress of the walk, which the walk updates.
+    """
+
+    def __init__(self, items: Iterable[object], generators: Sequence[rng.Generator], place: Place) -> None:
+        self._source = items
+        self._items: Iterator[object] | None = None
+        self._generators = generators
+        self._place = place
+        self._is_known = draws_once(items)
+        self._left = list(place.began)
+        """State of each generator after the walk last used it.
+
+        A different state shows that other code used the generator.
+        """
+        self._streams: dict[int, Tree] = {}
+        """State of the walk's own random stream, for each generator that the walk no longer uses."""
+
+    def __iter__(self) -> Iterator[object]:
+        while (item := self._next()) is not END:
+            yield item
+
+    def repeat(self, skip_count: int) -> Sequence[object]:
+        """Repeat the walk up to the item that the loader requested last.
+
+        Afterwards, the generators have the same states as before the call.
+
+        Args:
+            skip_count: number of items whose batches the script received.
+
+        Returns:
+            The repeated items whose batches the script did not receive.
+        """
+        waiting: list[object] = []
+        with rng.kept(self._generators):
+            rng.set_states(self._generators, self._place.began)
+            forked: set[int] = set()
+            for number in range(self._place.walked_count):
+                forks = [fork for fork in self._place.forks if fork.number == number]
+                for fork in forks:
+                    rng.set_state_at(self._generators, fork.index, fork.found)
+                item = self._draw()
+                for fork in forks:
+                    rng.set_state_at(self._generators, fork.index, rng.branch(self._generators, fork.index))
+                    forked.add(fork.index)
+                if number >= skip_count and item is not END:
+                    waiting.append(item)
+            now = rng.states(self._generators)
+            self._streams = {index: now[index] for index in forked}
+            self._left = now
+        return waiting
+
+    def _next(self) -> object:
+        number = self._place.walked_count
+        self._place.walked_count += 1
+        if self._is_known:
+            return self._draw()
+        found = rng.states(self._generators)
+        for index, stream in self._streams.items():
+            rng.set_state_at(self._generators, index, stream)
+        item = self._draw()
+        for index, (before, after) in enumerate(zip(found, rng.states(self._generators), strict=True)):
+            if index in self._streams:
+                self._streams[index] = after
+                rng.set_state_at(self._generators, index, before)
+            elif not rng.is_same(before, after):
+                if not rng.is_same(before, self._left[index]):
+                    self._place.forks.append(Fork(number, index, before))
+                    self._streams[index] = rng.branch(self._generators, index)
+                self._left[index] = after
+        return item
+
+    def _draw(self) -> object:
+        if self._items is None:
+            self._items = iter(self._source)  # Create the iterator here, because `iter` may draw random numbers.
+        return next(self._items, END)
+
+
+def draws_once(items: object) -> bool:
+    """Return whether `items` draws all of its random numbers when it yields the first item.
+
+    This is true for torch's samplers and for lists.
+    """
+    sampler = items.sampler if type(items) is BatchSampler else items
+    sampler = sampler.sampler if type(sampler) is RestOfEpoch else sampler
+    if type(sampler) is RandomSampler and sampler.generator is not None:
+        # Any other `RandomSampler` draws random numbers again after its first item.
+        return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+    return type(sampler) in _DRAW_ONCE
+
+
+_DRAW_ONCE = (
+    SequentialSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    DistributedSampler,
+    list,
+    tuple,
+)
+
+
+@dataclass(slots=True)
+class Place:
+    """Progress of a walk (one pass through a sampler), and the generator states to repeat the walk."""
+
+    began: rng.States
+    """State of each generator at the start of the walk. `Walk.repeat` starts from these states."""
+    walked_count: int = 0
+    """Number of items that the loader requested from the walk, the end included.
+
+    A loader whose workers prefetch requests more items than the script receives.
+    """
+    forks: list[Fork] = field(default_factory=list)
+
+    def tree(self) -> Tree:
+        """Return the progress of the walk as a state tree (`everstep.training.state_tree`), for a snapshot."""
+        forks: list[Tree] = [(fork.number, fork.index, fork.found) for fork in self.forks]
+        return {"began": list(self.began), "walked": self.walked_count, "forks": forks}
+
+    @classmethod
+    def of(cls, tree: Tree) -> Place | None:
+        """Return the progress that `Place.tree` encoded as `tree`, or None if `tree` is None."""
+        values = cast("dict[str, Any] | None", tree)
+        if values is None:
+            return None
+        return cls(list(values["began"]), values["walked"], [Fork(*fork) for fork in values["forks"]])
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """The item at which a walk changed from a shared generator to its own random stream."""
+
+    number: int
+    """Number of the last item for which the walk used the shared generator."""
+    index: int
+    """Index of the generator among the walk's generators."""
+    found: Tree
+    """State in which the walk found the shared generator before that item."""

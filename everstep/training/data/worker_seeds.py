@@ -1,0 +1,115 @@
+"""Seeds the workers of a DataLoader over a map-style dataset, for every batch.
+
+The seed depends on (seed, epoch, rank, batch index). A batch therefore does not depend on the worker that loads it, or
+on the time. The rank is the sampler's rank, because the sampler divides the data. Ranks that must see the same samples
+(tensor parallel) get the same batches, as with torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from dataclasses import dataclass
+from typing import cast
+
+import xxhash
+from torch.utils.data import Dataset, get_worker_info
+
+from everstep.training import rng
+from everstep.training.determinism.traced_data import TracedDataset
+
+
+@dataclass(frozen=True, slots=True)
+class Seeding:
+    """The inputs of a batch's seed."""
+
+    seed: int
+    rank: int
+    """Index of this rank among the ranks that divide the data. 0 if the sampler has no rank."""
+
+    def of(self, epoch: int, batch: int, begin: int = 0) -> int:
+        """Return the 64-bit seed of one batch.
+
+        `begin` is the position in the epoch at which the count of batches began; above 0 after the number of ranks has
+        changed.
+        """
+        place = f"{batch}/{begin}" if begin else f"{batch}"
+        return xxhash.xxh3_64_intdigest(f"{self.seed}/{epoch}/{self.rank}/{place}".encode())
+
+
+@dataclass(frozen=True, slots=True)
+class SeededItem:
+    """An item that a sampler yields to a worker.
+
+    It holds the user's index or indices, and the seed of their batch.
+    """
+
+    item: object
+    seed: int
+
+
+class WorkerDataset(Dataset[object]):
+    """Wraps the user's dataset in a worker.
+
+    Before every fetch it seeds the generators for the batch.
+
+    Args:
+        inner: the user's dataset, from which every item is read.
+        collate: the function that combines samples into a batch in the same worker. Its generators are seeded too.
+    """
+
+    def __init__(self, inner: Dataset[object], collate: object = None) -> None:
+        self.inner = inner
+        self._collate = collate
+        self.generators: list[rng.Generator] | None = None
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.inner))
+
+    def __getitem__(self, seeded: SeededItem) -> object:
+        self._seed(seeded.seed)
+        return self.inner[seeded.item]
+
+    def __getitems__(self, seeded: SeededItem) -> object:
+        self._seed(seeded.seed)
+        indices = cast("list[object]", seeded.item)
+        fetch = getattr(self.inner, "__getitems__", None)
+        return fetch(indices) if callable(fetch) else [self.inner[index] for index in indices]
+
+    def _seed(self, number: int) -> None:
+        assert get_worker_info() is not None
+        rng.seed(number)
+        if self.generators is None:
+            self.generators = rng.find_generators([self.inner, self._collate])
+        for generator in self.generators:
+            rng.seed_generator(generator, number)
+
+
+def plain_index(item: object) -> object:
+    """Return the user's index or indices from an item that a sampler yields."""
+    return item.item if isinstance(item, SeededItem) else item
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerBegin:
+    """Worker initialization after which `get_worker_info()` returns the user's own dataset.
+
+    The user's `worker_init_fn` may then open files on this object or select a part of the data.
+
+    Args:
+        user_init: the loader's `worker_init_fn`.
+    """
+
+    user_init: Callable[[int], None] | None
+
+    def __call__(self, worker_id: int) -> None:
+        """Initialize the worker. Called once, in the worker.
+
+        Args:
+            worker_id: index of the worker, from 0.
+        """
+        info = get_worker_info()
+        assert info is not None
+        # A DataLoader forbids a plain assignment of this attribute.
+        object.__setattr__(info, "dataset", cast("WorkerDataset | TracedDataset", info.dataset).inner)
+        if self.user_init is not None:
+            self.user_init(worker_id)
