@@ -31,7 +31,7 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 
 from control_plane.cloud.call_meter import BUDGETS, THROTTLED_CODES, CallMeter
-from control_plane.cloud.credentials import LateCredentials
+from control_plane.cloud.credentials import SEARCH_SECONDS, LateCredentials
 from control_plane.cloud.errors import (
     AccessDenied,
     CapacityError,
@@ -106,13 +106,16 @@ class Connection:
     Args:
         settings: the cloud to connect to.
         max_attempts: attempts per call, including the first. botocore waits between two attempts.
+        search_pause: shortest time in seconds between two searches for credentials, while there are none.
 
     Raises:
         EndpointRefused: the mode is local, and the endpoint is missing or not on this machine. No request was made.
         RegionUnknown: the mode is AWS, and the settings name no region.
     """
 
-    def __init__(self, settings: CloudSettings, *, max_attempts: int = MAX_ATTEMPTS) -> None:
+    def __init__(
+        self, settings: CloudSettings, *, max_attempts: int = MAX_ATTEMPTS, search_pause: float = SEARCH_SECONDS
+    ) -> None:
         if settings.mode is CloudMode.LOCAL and not (settings.endpoint_url and is_loopback(settings.endpoint_url)):
             raise EndpointRefused(
                 f"local mode needs an endpoint on this machine (127.0.0.0/8 or ::1), not {settings.endpoint_url!r}"
@@ -123,7 +126,7 @@ class Connection:
             raise RegionUnknown("a connection to AWS needs a region")
         self.settings = settings
         self._max_attempts = max_attempts
-        core = _local_session() if settings.mode is CloudMode.LOCAL else _aws_session()
+        core = _local_session() if settings.mode is CloudMode.LOCAL else _aws_session(search_pause)
         self._session = boto3.Session(botocore_session=core, region_name=settings.region, **self._keys())
         self._clients: dict[str, Any] = {}
         # The local cloud has no limits besides the throttling that a fault script injects.
@@ -265,10 +268,10 @@ _BY_STATUS: Final[dict[int, type[CloudError]]] = {
 }
 
 
-def _aws_session() -> botocore.session.Session:
+def _aws_session(search_pause: float) -> botocore.session.Session:
     """Return a session whose clients look for credentials at each use until they are there."""
     session = botocore.session.Session()
-    session.register_component("credential_provider", LateCredentials())
+    session.register_component("credential_provider", LateCredentials(pause=search_pause))
     return session
 
 

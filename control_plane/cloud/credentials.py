@@ -30,13 +30,19 @@ class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no typ
 
     Args:
         search: returns the credentials, or None if no source has any.
+        pause: shortest time in seconds between two searches.
         monotonic: clock that limits how often the object searches.
     """
 
     def __init__(
-        self, search: Callable[[], Any] | None = None, *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        search: Callable[[], Any] | None = None,
+        *,
+        pause: float = SEARCH_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._search = search or _search
+        self._pause = pause
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._found: Any = None
@@ -50,7 +56,7 @@ class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no typ
             NoCredentialsError: no source has credentials yet.
         """
         with self._lock:
-            if self._found is None and self._monotonic() - self._searched_at >= SEARCH_SECONDS:
+            if self._found is None and self._monotonic() - self._searched_at >= self._pause:
                 self._found = self._search()
                 self._searched_at = self._monotonic()
                 if self._found is not None:

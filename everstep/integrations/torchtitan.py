@@ -119,7 +119,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
                 if getattr(self, option) != value:
                     raise UnsupportedOption(f"checkpoint.{option}", reason, f"{alternative}.")
 
-    _running: ClassVar[weakref.ref[CheckpointManager] | None] = None
+    running: ClassVar[weakref.ref[CheckpointManager] | None] = None
     """The manager whose session runs in this process."""
 
     def __init__(
@@ -163,14 +163,14 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         """The newest step that was reported to the session."""
 
     def _load(self, step: int = -1) -> bool:  # noqa: ARG002 — `Config` refuses other steps
-        other = CheckpointManager._running and CheckpointManager._running()
+        other = CheckpointManager.running and CheckpointManager.running()
         if other is not None:
             raise SessionMisuse(
                 "train() was already called for this trainer; build another trainer"
                 if other is self
                 else "another trainer of this process already has a checkpoint manager of Everstep; close it before"
             )
-        CheckpointManager._running = weakref.ref(self)
+        CheckpointManager.running = weakref.ref(self)
         extra: dict[str, Any] = {**self._states, _TRAINER: _TrainerState(self._trainer, lambda: self._ended_step)}
         session = self.session = everstep.training.init(
             model=self._parts["model_parts"][0],
@@ -208,7 +208,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
     def _close(self) -> None:
         if self.session is not None:
             self.session.close()
-            CheckpointManager._running = None
+            CheckpointManager.running = None
 
     def _begun(self) -> TrainingSession:
         if self.session is None:

@@ -49,12 +49,18 @@ def conformance(
     watch_seconds: Annotated[
         float, typer.Option(min=0, help="Seconds for which the run watches an ended member.")
     ] = 900.0,
+    question: Annotated[
+        list[str] | None, typer.Option(help="Name of a question to ask, may be repeated; by default all questions.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Start without a confirmation.")] = False,
     only_clean: Annotated[
         bool, typer.Option("--clean", help="Only delete the resources that an earlier run left, and end.")
     ] = False,
 ) -> None:
     """Ask a real AWS account the questions that AWS's documentation leaves open, and store the answers."""
+    asked = [each for each in QUESTIONS if not question or each.name in question]
+    if question and {each.name for each in asked} != set(question):
+        raise typer.BadParameter(f"the questions are {', '.join(each.name for each in QUESTIONS)}")
     # On SIGTERM, raise SystemExit, so that the run removes its resources.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     session = boto3.Session()
@@ -81,7 +87,7 @@ def conformance(
         recorded = ask(
             account,
             place,
-            QUESTIONS,
+            asked,
             region=str(session.region_name),
             now=datetime.now(UTC),
             report=lambda sentence: console.print(escape(sentence), soft_wrap=True),

@@ -234,12 +234,16 @@ def test_the_command_says_what_it_costs_and_starts_nothing_without_a_confirmatio
     assert "nothing to delete" in result.output
 
 
-def test_the_command_stores_the_answers(
-    aws: ServedAws, environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "QUESTIONS", QUESTIONS[:1])
+def test_a_question_that_does_not_exist_is_refused() -> None:
+    result = CliRunner().invoke(command.app, ["--question", "weather"])
+    assert result.exit_code == 2
+    assert QUESTIONS[0].name in result.output
+
+
+def test_the_command_stores_the_answers(aws: ServedAws, environment: None, tmp_path: Path) -> None:
     path = tmp_path / "answers.json"
-    result = CliRunner().invoke(command.app, ["--yes", "--image", IMAGE, "--out", str(path)])
+    words = ["--yes", "--image", IMAGE, "--out", str(path), "--question", QUESTIONS[0].name]
+    result = CliRunner().invoke(command.app, words)
     assert result.exit_code == 0, result.output
     assert QUESTIONS[0].sentence in result.output.replace("\n", " ")
     assert aws_answers.read(path) == AwsAnswers()

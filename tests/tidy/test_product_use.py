@@ -10,9 +10,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("everstep", "control_plane", "worker", "infra")
-OUTSIDE_PRODUCT = frozenset({"awscli_initialize", "CheckpointReader", "session_of"})
-"""Names that only other programs use: the AWS CLI loads `everstep.aws_plugin`, scripts pass readers to DCP, and
-callbacks of scripts ask for the session of a trainer."""
+OUTSIDE_PRODUCT = frozenset({"awscli_initialize", "CheckpointManager", "CheckpointReader", "session_of"})
+"""Names that only other programs use: the AWS CLI loads `everstep.aws_plugin`, scripts pass readers to DCP,
+torchtitan builds the checkpoint manager that a configuration names, and callbacks of scripts ask for the session of a
+trainer."""
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:

@@ -104,7 +104,7 @@ class Place:
         self.restored, self.stop_at = 0, -1
         self.registered: dict[str, Any] = {}
         self.logged: dict[str, float] = {}
-        monkeypatch.setattr(CheckpointManager, "_running", None)
+        monkeypatch.setattr(CheckpointManager, "running", None)
         monkeypatch.setattr(everstep.training, "init", self._init)
         monkeypatch.setattr(integration.dcp.CheckpointManager, "__init__", lambda *_, **__: None)
         monkeypatch.setattr(integration.dcp.CheckpointManager, "load", lambda _: self.calls.append("initial weights"))

@@ -10,7 +10,6 @@ from botocore.credentials import Credentials
 from botocore.exceptions import NoCredentialsError
 
 from control_plane.__main__ import EXIT_REFUSED, main
-from control_plane.cloud import credentials
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.credentials import SEARCH_SECONDS, LateCredentials
 from control_plane.cloud.errors import NoCredentials
@@ -42,8 +41,8 @@ def signed(store: S3ObjectStore) -> SignedUpload:
 def test_clients_made_without_credentials_use_them_once_they_are_there(
     source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(credentials, "SEARCH_SECONDS", 0.0)
-    store = S3ObjectStore(Connection(CloudSettings(mode=CloudMode.AWS, region="eu-west-1")))
+    settings = CloudSettings(mode=CloudMode.AWS, region="eu-west-1")
+    store = S3ObjectStore(Connection(settings, search_pause=0.0))
     with pytest.raises(NoCredentials, match="Unable to locate credentials"):
         signed(store)
     if source == "environment":
