@@ -2,8 +2,8 @@
 
 The imports take longer than most tests. Requests and answers are JSON, one line each:
 
-    {"function": "module:name", "arguments": […], "world": 3, "directory": …, "environment": {…}}  →  {"pids": […]}
-    {"wait": [pid, …], "until_one_fails": …}                                                      →  {"codes": […]}
+    {"function": "module:name", "arguments": […], "world": 3, "directory": …, …}  →  {"pids": […]}
+    {"wait": [pid, …], "until_one_fails": …}                                      →  {"codes": […]}
 
 Requests and answers have a number, so that the next test does not read the answer to an interrupted test.
 
@@ -29,7 +29,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,8 @@ class WarmParent:
             **_COMPILING,
             "OMP_NUM_THREADS": "1",
             "TMPDIR": self._temporary.name,
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_VERBOSITY": "error",
         }
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "tests.warm_parent"],
@@ -159,8 +161,12 @@ class WarmParent:
         directory: Path,
         environment: Mapping[str, str],
         result: str,
+        imports: Sequence[str] = (),
     ) -> Launch:
-        """Start `world` ranks of a function. Rank r prints to `rank<r>.log` in the directory."""
+        """Start `world` ranks of a function. Rank r prints to `rank<r>.log` in the directory.
+
+        The process first imports the modules `imports`, so that its later ranks need not import them.
+        """
         port = ReservedPort()
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port.number), **environment}
         request = {
@@ -169,6 +175,7 @@ class WarmParent:
             "world": world,
             "directory": str(directory),
             "environment": environment,
+            "imports": imports,
         }
         try:
             return Launch(self, directory, self.ask(request)["pids"], port, result)
@@ -203,12 +210,9 @@ def main() -> None:
     os.dup2(2, 1)  # libraries also print to the original standard output
 
     remove_stale(os.environ, None)  # A lock file that a killed run has left behind would block this run forever.
-    for module in IMPORTS:
-        importlib.import_module(module)
+    _import(IMPORTS)
     importlib.import_module("deepspeed.comm.torch").build_shm_op()
     sys.modules["deepspeed"].utils.logger.setLevel("ERROR")
-    gc.collect()
-    gc.freeze()
     ended: dict[int, int] = {}
     for text in sys.stdin:
         request = json.loads(text)
@@ -217,9 +221,20 @@ def main() -> None:
                 "codes": _codes(request["wait"], ended, until_one_fails=request["until_one_fails"])
             }
         else:
+            _import(request["imports"])
             answer = {"pids": [_fork(request, rank) for rank in range(request["world"])]}
         answers.write(json.dumps({**answer, "number": request["number"]}) + "\n")
         answers.flush()
+
+
+def _import(modules: Sequence[str]) -> None:
+    """Import modules, and exclude their objects from the garbage collection of the forked ranks."""
+    if all(module in sys.modules for module in modules):
+        return
+    for module in modules:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
 
 
 def _codes(pids: list[int], ended: dict[int, int], *, until_one_fails: bool) -> list[int]:

@@ -24,9 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from accelerate.accelerator import Accelerator
+from accelerate.data_loader import DataLoaderDispatcher
+from accelerate.utils.dataclasses import DistributedType
 from accelerate.utils.operations import send_to_device
 
 import everstep.training
@@ -34,6 +36,15 @@ from everstep.integrations.errors import UnsupportedOption
 from everstep.integrations.versions import check_version
 from everstep.training import TrainingSession
 from everstep.training.adapters.deepspeed import is_engine
+
+TESTED_TYPES: Final = (
+    DistributedType.NO,
+    DistributedType.MULTI_CPU,
+    DistributedType.MULTI_GPU,
+    DistributedType.FSDP,
+    DistributedType.DEEPSPEED,
+)
+"""Ways to divide the training that are tested, or that run the same code on another device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +108,7 @@ def prepare(
 
     Raises:
         UnsupportedVersion: Everstep is not tested with the installed version of accelerate.
-        UnsupportedOption: an option of the accelerator prevents an exact resume.
+        UnsupportedOption: an option of the accelerator, or the optimizer, prevents an exact resume.
         CannotResume: an object cannot be restored. The error names it.
     """
     check_version("accelerate")
@@ -129,14 +140,63 @@ def check_accelerator(accelerator: Accelerator) -> None:
         accelerator: the accelerator whose options are checked.
 
     Raises:
-        UnsupportedOption: rank 0 reads the batches of all ranks.
+        UnsupportedOption: rank 0 reads the batches of all ranks, or Everstep has no tests with the accelerator's way to
+            divide the training.
     """
     if accelerator.dispatch_batches:
+        raise _dispatched()
+    kind = accelerator.distributed_type
+    if kind not in TESTED_TYPES:
         raise UnsupportedOption(
-            "dispatch_batches",
-            "rank 0 reads the batches of all ranks",
-            "Set it to False: each rank then reads its own batches.",
+            f"distributed_type={kind.value}",
+            "Everstep has no tests with it",
+            "Use DDP, FSDP2 or DeepSpeed ZeRO.",
         )
+    if kind is DistributedType.FSDP and accelerator.state.fsdp_plugin.fsdp_version == 1:
+        raise UnsupportedOption(
+            "fsdp_version=1",
+            "Everstep does not know whether FSDP1 resumes bit for bit",
+            "Set it to 2; for a Trainer with fsdp_config={'version': 2}.",
+        )
+    config = accelerator.parallelism_config
+    if config is not None and (config.tp_enabled or config.cp_enabled or config.sp_enabled):
+        raise UnsupportedOption(
+            "parallelism_config",
+            "Everstep has no tests with tensor, context or sequence parallelism of accelerate",
+            "Use its data parallel sizes only, or call everstep.training.init() in a loop of your own.",
+        )
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Check that Everstep can wait inside the optimizer's step. The integration of transformers calls this, too.
+
+    Args:
+        optimizer: a torch optimizer, accelerate's wrapper, or None.
+
+    Raises:
+        UnsupportedOption: the step is compiled as one graph, in which no code of Everstep runs.
+    """
+    step = getattr(_inside(optimizer, "optimizer"), "step", None)
+    cells = getattr(step, "__closure__", None) or ()
+    if hasattr(step, "_torchdynamo_orig_callable") and any(_is_full_graph(cell.cell_contents) for cell in cells):
+        raise UnsupportedOption(
+            "torch.compile(optimizer.step, fullgraph=True)",
+            "Everstep waits before the update for the copy of the state, which is not possible inside one graph",
+            "Remove fullgraph=True.",
+        )
+
+
+def _is_full_graph(context: object) -> bool:
+    """Return whether a context of torch.compile was made with `fullgraph=True`."""
+    return getattr(context, "fullgraph", False) is True
+
+
+def _dispatched() -> UnsupportedOption:
+    return UnsupportedOption(
+        "dispatch_batches",
+        "rank 0 reads the batches of all ranks",
+        "Set it to False: each rank then reads its own batches.",
+    )
 
 
 def keep(
@@ -157,7 +217,11 @@ def keep(
 
     Raises:
         CannotResume: an object cannot be restored. The error names it.
+        UnsupportedOption: rank 0 reads the batches of all ranks, or the optimizer's step is compiled as one graph.
     """
+    check_optimizer(optimizer)
+    if isinstance(data, DataLoaderDispatcher) and accelerator.num_processes > 1:
+        raise _dispatched()  # accelerate's default for an IterableDataset
     inner = _inside(scheduler, "scheduler")
     loader = _inside(data, "base_dataloader")
     objects = dict(extra)

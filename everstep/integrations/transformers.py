@@ -28,19 +28,19 @@ run.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import json
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import transformers.trainer
 from transformers.trainer import Trainer
-from transformers.trainer_callback import ExportableState, TrainerCallback, TrainerState
+from transformers.trainer_callback import TrainerCallback, TrainerControl
+from transformers.trainer_utils import has_length
 
 from everstep.integrations import accelerate
 from everstep.integrations.errors import UnsupportedOption
 from everstep.integrations.steps import StepBatches, metrics_of
+from everstep.integrations.trainer_state import LoopState, is_of_trl
 from everstep.integrations.versions import check_version
 from everstep.training import SessionMisuse, TrainingSession, rng
 
@@ -63,12 +63,14 @@ def attach(trainer: Trainer) -> None:
             `Seq2SeqTrainer`. It has not trained yet.
 
     Raises:
-        UnsupportedVersion: Everstep is not tested with the installed version of transformers or accelerate.
-        UnsupportedOption: an argument of the trainer prevents an exact resume.
+        UnsupportedVersion: Everstep is not tested with the installed version of transformers, accelerate or TRL.
+        UnsupportedOption: an argument or the class of the trainer prevents an exact resume.
         SessionMisuse: the trainer is attached already, or it has trained.
     """
     check_version("transformers")
     check_version("accelerate")
+    if is_of_trl(trainer):
+        check_version("trl")
     if hasattr(trainer, _ATTACHED):
         raise SessionMisuse("attach() was already called for this trainer")
     if trainer.state.global_step:
@@ -118,95 +120,26 @@ def _check_options(trainer: Trainer) -> None:
         raise UnsupportedOption(
             "DataParallel", f"one process trains on {args.n_gpu} GPUs", "Start one process per GPU, as Everstep does."
         )
+    _check_class(trainer)
     accelerate.check_accelerator(trainer.accelerator)
+    accelerate.check_optimizer(trainer.optimizer)
 
 
-class LoopState:
-    """The state of a trainer's loop, as an object that a session registers.
-
-    Args:
-        trainer: the trainer, whose callbacks may be `ExportableState`.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._history = _History()
-        self.restored: dict[str, Any] | None = None
-        """The restored state; None if nothing was restored."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the loop's state. The tensor in it is a copy, because the next batch changes the original."""
-        trainer, state = self._trainer, self._trainer.state
-        fields = {
-            field.name: getattr(state, field.name)
-            for field in dataclasses.fields(state)
-            if field.name not in ("log_history", "stateful_callbacks")
-        }
-        callbacks = [
-            (type(each).__name__, each.state())
-            for each in [*trainer.callback_handler.callbacks, trainer.control]
-            if isinstance(each, ExportableState)
-        ]
-        loss = getattr(trainer, "_tr_loss", None)
-        return {
-            "state": json.dumps(fields),
-            "history": self._history.encode(state.log_history),
-            "callbacks": json.dumps(callbacks),
-            "loss": None if loss is None else loss.detach().clone(),
-            "loss_sum": getattr(trainer, "_total_loss_scalar", 0.0),
-            "logged_step": getattr(trainer, "_globalstep_last_logged", 0),
-            "flos": trainer.current_flos,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep the restored state until the trainer's loop needs it."""
-        self.restored = state
-
-    def trainer_state(self) -> TrainerState:
-        """Return the restored `TrainerState`. Call this only after a restore."""
-        assert self.restored is not None
-        callbacks: dict[str, Any] = {}
-        for name, value in json.loads(self.restored["callbacks"]):
-            if name in callbacks:  # Collect several callbacks of one class in a list, as `TrainerState` does.
-                earlier = callbacks[name]
-                callbacks[name] = [*earlier, value] if isinstance(earlier, list) else [earlier, value]
-            else:
-                callbacks[name] = value
-        state = TrainerState(**json.loads(self.restored["state"]))
-        state.log_history = _History.decode(self.restored["history"])
-        state.stateful_callbacks = cast(Any, callbacks)  # `TrainerState` declares a list but stores a dict.
-        return state
-
-    def apply_sums(self) -> None:
-        """Restore the running sums that the trainer's loop has just reset. Changes nothing without a restore."""
-        if (restored := self.restored) is None:
-            return
-        trainer = self._trainer
-        if restored["loss"] is not None:
-            trainer._tr_loss = restored["loss"].to(trainer.args.device)
-        trainer._total_loss_scalar = restored["loss_sum"]
-        trainer._globalstep_last_logged = restored["logged_step"]
-        trainer.current_flos = restored["flos"]
-        trainer._initial_global_step = 0  # With 0, the trainer reports the mean loss of all steps.
-
-
-class _History:
-    """Encodes the log history of a trainer. Each entry is encoded once, because the history grows with every entry."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._text = ""
-
-    def encode(self, entries: list[dict[str, Any]]) -> str:
-        """Return the entries as one JSON object per line. The list only grows between two calls."""
-        new = "".join(f"{json.dumps(entry)}\n" for entry in entries[self._count :])
-        self._count, self._text = len(entries), self._text + new
-        return self._text
-
-    @staticmethod
-    def decode(text: str) -> list[dict[str, Any]]:
-        """Return the entries of an encoded history."""
-        return [json.loads(line) for line in text.splitlines()]
+def _check_class(trainer: Trainer) -> None:
+    kind = type(trainer)
+    for method in ("_inner_training_loop", "_run_epoch"):
+        if getattr(kind, method, None) is not getattr(Trainer, method):
+            raise UnsupportedOption(
+                f"{kind.__name__}.{method}",
+                "it replaces a part of the trainer's loop, in which Everstep finds the steps",
+                "Override training_step() or compute_loss(), or use a callback.",
+            )
+    if hasattr(trainer, "_buffered_inputs"):
+        raise UnsupportedOption(
+            kind.__name__,
+            "it trains several steps on samples that it has generated, and no snapshot contains them",
+            "Use a trainer that reads its samples from a dataset, such as SFTTrainer or DPOTrainer.",
+        )
 
 
 class Attachment:
@@ -312,10 +245,14 @@ class Attachment:
         self._prepared = model, batches
         if not self._kept_step:
             return 0, 0
+        self._loop.apply_callbacks()
         trainer.state = self._loop.trainer_state()
-        trainer._load_callback_state()
         trainer.state.init_training_references(trainer, max_steps, epochs, None)
         trainer.args.eval_on_start = False  # The first launch has already evaluated.
+        if not has_length(loader):
+            # The trainer begins another epoch at each end of the data, so only the data counts the epochs.
+            (stream,) = session.data.values()
+            return stream.epoch, stream.consumed_count
         finished, updates = divmod(trainer.state.global_step, updates_per_epoch)
         if updates == 0:
             batches.begin_next_epoch()
@@ -327,7 +264,9 @@ class Attachment:
         return self._prepared
 
     def run_epoch(self, **given: Any) -> None:
-        """Run `Trainer._run_epoch` from the restored position."""
+        """Run `Trainer._run_epoch` from the restored position, or not at all if training was over there."""
+        if self._loop.is_over:
+            return
         is_inside = given["epoch"] == given["epochs_trained"] and given["steps_trained_in_current_epoch"] > 0
         self._originals["_run_epoch"](**{**given, "resume_from_checkpoint": _RESUMED if is_inside else None})
 
@@ -346,9 +285,10 @@ class Attachment:
         """Run `Trainer._save_checkpoint` in the session's phase `checkpoint`."""
         return self._in_phase("checkpoint", self._originals["_save_checkpoint"], *given, **more)
 
-    def apply_sums(self) -> None:
-        """Restore the running sums. The callback calls this method when the loop has reset them."""
+    def begin(self, control: TrainerControl) -> None:
+        """Restore the running sums, and the end of training. The callback calls this when the loop has reset them."""
         self._loop.apply_sums()
+        control.should_training_stop = self._loop.is_over
 
     def log(self, values: dict[str, Any]) -> None:
         """Log the numbers of one entry of the trainer's log for the newest finished step."""
@@ -369,6 +309,9 @@ class Attachment:
         if trainer.state.global_step > self._kept_step:
             self._kept_step = trainer.state.global_step
             if session.boundary().stop:
+                # The trainer still evaluates at the end of the epoch that it leaves here. The last step must not
+                # contain effects of that, and must not be the last one of a resumed run.
+                session.close()
                 trainer.control.should_training_stop = True
                 return True
         return False
@@ -384,9 +327,9 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, attachment: Attachment) -> None:
         self._attachment = attachment
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Restore the running sums, right after the loop has reset them."""
-        self._attachment.apply_sums()
+    def on_train_begin(self, _: Any, __: Any, control: TrainerControl, **___: Any) -> None:
+        """Restore what the loop has just reset."""
+        self._attachment.begin(control)
 
     def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
         """Pass an entry of the trainer's log to the session."""

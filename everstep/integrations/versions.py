@@ -8,7 +8,13 @@ from typing import Final
 
 from everstep.integrations.errors import UnsupportedVersion
 
-TESTED: Final = {"transformers": "5.24", "accelerate": "1.15", "lightning": "2.6", "torchtitan": "0.3"}
+TESTED: Final = {
+    "transformers": "5.24",
+    "accelerate": "1.15",
+    "trl": "1.16",
+    "lightning": "2.6",
+    "torchtitan": "0.3",
+}
 """Major and minor version of each framework in the tests, by package name."""
 
 logger = logging.getLogger("everstep.integrations")

@@ -1,4 +1,4 @@
-"""A small training script that uses Hugging Face accelerate. `test_trainer.py` kills and resumes its ranks."""
+"""A small training script that uses Hugging Face accelerate. `test_matrix.py` kills and resumes its ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.integration.training.trainer_scripts import LENGTH, TOKENS, Samples, mask
+from tests.integration.training.faults import reach
+from tests.integration.training.trainer_scripts import Samples, gpt2, mask
 
 
 class Seen:
@@ -35,13 +36,13 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world)
     from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
-    from transformers import GPT2Config, GPT2LMHeadModel
 
     from everstep.integrations.accelerate import prepare
     from tests.integration.training.scripts import digest
 
     torch.use_deterministic_algorithms(True)
     options = arguments.get("options", {})
+    accumulate = options.get("accumulate", 2)
     torch.manual_seed(0)
     plugins: dict[str, Any] = {}
     if options.get("kind") == "fsdp":
@@ -49,9 +50,14 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
             fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["GPT2Block"]
         )
     elif options.get("kind") == "zero":
-        plugins["deepspeed_plugin"] = DeepSpeedPlugin(zero_stage=3, gradient_accumulation_steps=2)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, **plugins)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=TOKENS, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2))
+        plugins["deepspeed_plugin"] = DeepSpeedPlugin(zero_stage=3, gradient_accumulation_steps=accumulate)
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=accumulate,
+        mixed_precision="bf16" if options.get("bf16") else "no",
+        **plugins,
+    )
+    model = gpt2()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
     loader = torch.utils.data.DataLoader(Samples(), batch_size=2, shuffle=True, collate_fn=mask)
@@ -61,7 +67,7 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     random.seed(300 + rank)
     np.random.seed(200 + rank)
     begun = kept.session.restore()
-    losses = []
+    events = []
     for batch in kept.batches(until_step=arguments["until"]):
         seen.count += 1
         with accelerator.accumulate(kept.model):
@@ -70,13 +76,19 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
             kept.optimizer.step()
             kept.scheduler.step()
             kept.optimizer.zero_grad()
-        losses.append(loss.item().hex())
+        step = kept.session.step
+        events.append([step, loss.item().hex()])
+        if seen.count % accumulate == 0:
+            reach(rank, step, arguments.get("points", {}))
+            if options.get("evaluates") and step % 3 == 0:
+                events.append([step, evaluate(kept.model)])
+                kept.session.log(**{"eval/loss": float.fromhex(events[-1][1])})
     result = {
         "rank": rank,
         "begun": begun,
         "step": kept.session.step - 1,
         "count": seen.count,
-        "losses": losses[-4:],
+        "events": events,
         "digest": digest(kept.session),
         "draws": [torch.rand(()).item().hex(), float(np.random.rand()).hex(), random.random().hex()],
     }
@@ -84,3 +96,13 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     Path(directory, f"result-{rank}.json").write_text(json.dumps(result))
     dist.destroy_process_group()
     return 0
+
+
+@torch.no_grad()
+def evaluate(model: Any) -> str:
+    """Return the loss over masked samples. The mask draws random numbers of the process."""
+    model.eval()
+    samples = Samples()
+    loss = sum(model(**mask([samples[number]])).loss.item() for number in range(3))
+    model.train()
+    return float(loss).hex()

@@ -13,7 +13,7 @@ import pytest
 
 from everstep.protocol.rank_messages import RankHello, StopState
 from tests.integration.training.fake_agent import FakeAgent
-from tests.integration.training.test_trainer import check, check_resumed, launch
+from tests.integration.training.kills import check, check_resumed, launch
 from tests.warm_parent import WarmParent
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.training.test_trainer import check
+from tests.integration.training.kills import check
 from tests.warm_parent import WarmParent
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

@@ -1,6 +1,7 @@
-"""A `Trainer` of transformers and a script with accelerate are killed, and resumed in new processes.
+"""Trainers of transformers and TRL are disturbed, and resumed in new processes.
 
-Their weights, optimizer, schedule, logged losses and random draws equal those of an undisturbed run bit for bit.
+Their weights, optimizer, schedule, scaler, logged values and random draws equal those of an undisturbed run bit for bit.
+`test_matrix.py` combines parallelism, precision and accumulation.
 """
 
 from __future__ import annotations
@@ -11,121 +12,149 @@ from typing import Any
 
 import pytest
 
-from tests.integration.training.fake_agent import FakeAgent
-from tests.integration.training.test_resume import differences
-from tests.warm_parent import Launch, WarmParent
+from everstep.protocol.slot import HEADER_BYTES, SlotIndex, unpack_header, unpack_index
+from tests.integration.training.faults import FAULTS, UNTIL, Training, check_equal
+from tests.integration.training.test_matrix import zero
+from tests.warm_parent import WarmParent
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-MORE_STEPS = 6
-_numbers = itertools.count()
+TRL = ("trl.trainer.sft_trainer", "peft", "transformers.models.llama.modeling_llama")
+PEFT = ("peft",)
+T5 = ("transformers.models.t5.modeling_t5", "transformers.trainer_seq2seq")
 
 
-def launch(
-    parent: WarmParent,
-    world: int,
-    directory: Path,
-    until: int,
-    options: dict[str, Any],
-    agent: FakeAgent | None = None,
-    script: str = "trainer_scripts",
-) -> Launch:
-    own = directory / f"launch-{next(_numbers)}"
-    own.mkdir()
-    environment = {"EVERSTEP_FINAL_ROUND_SECONDS": "20"} | (agent.environment if agent is not None else {})
-    call = (f"tests.integration.training.{script}:run", str(own), {"until": until, "options": options})
-    return parent.fork(*call, world=world, directory=own, environment=environment, result="result-{rank}.json")
-
-
-def check(
-    parent: WarmParent,
-    directory: Path,
-    world: int,
-    *,
-    commits: int,
-    script: str = "trainer_scripts",
-    compared: tuple[str, ...] = ("step", "epoch", "history", "draws"),
-    **options: Any,
-) -> None:
-    """Kill all ranks after some commits, resume them, and compare with an undisturbed run."""
-    with FakeAgent(directory, world, first=3, lead=1, commit_target=commits) as first:
-        ranks = launch(parent, world, directory, 1_000, options, first, script)
-        try:
-            assert first.reached.wait(120), f"{first.messages[-20:]}\n{ranks.logs()}"
-        finally:
-            ranks.kill()
-            ranks.wait()
-    check_resumed(parent, directory, first, options, script, compared)
-
-
-def check_resumed(
-    parent: WarmParent,
-    directory: Path,
-    first: FakeAgent,
-    options: dict[str, Any],
-    script: str = "trainer_scripts",
-    compared: tuple[str, ...] = ("step", "epoch", "history", "draws"),
-) -> None:
-    """Resume the newest step that the first agent has committed, and compare with an undisturbed run."""
-    world = len(first.lines)
-    base = first.committed
-    slots = {rank: first.sealed[rank, base] for rank in range(world)}
-    until = base + MORE_STEPS
-    with FakeAgent(directory, world, 2, base_step=base, base_slots=slots, commit_target=0) as second:
-        resumed = launch(parent, world, directory, until, options, second, script).results()
-    undisturbed = launch(parent, world, directory, until, options, script=script).results()
-    for found, expected in zip(resumed, undisturbed, strict=True):
-        assert (found["begun"], expected["begun"]) == (base, 0)
-        for what in compared:
-            assert found[what] == expected[what], what
-        assert differences(found["digest"], expected["digest"]) == {}
-
-
-ZERO = {
-    "train_micro_batch_size_per_gpu": 2,
-    "gradient_accumulation_steps": 2,
-    "gradient_clipping": 1.0,
-    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
-    "zero_allow_untested_optimizer": True,
-}
-FSDP = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"]}}
+def check(training: Training, fault: str) -> list[dict[str, Any]]:
+    """Disturb and resume a run, compare it with an undisturbed run, and return the results of the resumed run."""
+    resumed = training.resumed(fault)
+    check_equal(resumed, training.undisturbed())
+    return resumed
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
-    "commits",
+    "first",
     [
-        pytest.param(1, id="inside_an_epoch"),
-        pytest.param(9, id="at_and_after_the_end_of_an_epoch"),
-        3,
-        8,
+        pytest.param(4, id="inside_an_epoch"),
+        pytest.param(11, id="at_the_end_of_an_epoch"),
+        pytest.param(12, id="after_the_end_of_an_epoch"),
     ],
 )
-def test_one_process(warm_parent: WarmParent, tmp_path: Path, commits: int) -> None:
-    check(warm_parent, tmp_path, 1, commits=commits, accumulate=2, evaluates=True)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_process_resumes_at_each_place_of_an_epoch(
+    warm_parent: WarmParent, tmp_path: Path, first: int, fault: str
+) -> None:
+    options = {"accumulate": 2, "evaluates": True}
+    training = Training(warm_parent, tmp_path, "trainer_scripts", 1, options, first=first, until=first + 6)
+    check(training, fault)
+
+
+VARIANTS = {
+    "workers": {"workers": 2},
+    "activation_checkpointing": {"arguments": {"gradient_checkpointing": True}},
+    "label_smoothing": {"arguments": {"label_smoothing_factor": 0.1}},
+    "lengths": {"ragged": True, "accumulate": 2, "arguments": {"train_sampling_strategy": "group_by_length"}},
+    "stream": {"streams": True, "accumulate": 2, "arguments": {"accelerator_config": {"dispatch_batches": False}}},
+    "epochs": {"arguments": {"eval_strategy": "epoch", "logging_strategy": "epoch"}},
+    "zero_2": {"accumulate": 2, "arguments": {"deepspeed": {**zero(2, False), "zero_optimization": {"stage": 2}}}},
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
+@pytest.mark.parametrize("fault", ["kill_a_rank", "stop_and_resume"])
+def test_a_variant(warm_parent: WarmParent, tmp_path: Path, variant: str, fault: str) -> None:
+    options = {"evaluates": variant != "epochs", **VARIANTS[variant]}
+    check(Training(warm_parent, tmp_path, "trainer_scripts", 2, options), fault)
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    "options", [pytest.param({"workers": 2}, id="workers"), pytest.param({"bf16": True}, id="bf16")]
-)
-def test_ddp(warm_parent: WarmParent, tmp_path: Path, options: dict[str, Any]) -> None:
-    check(warm_parent, tmp_path, 2, commits=2, evaluates=True, **options)
-
-
-def test_fsdp(warm_parent: WarmParent, tmp_path: Path) -> None:
-    check(warm_parent, tmp_path, 2, commits=2, accumulate=2, arguments=FSDP)
+@pytest.mark.parametrize("optimizer", ["adamw_torch", "adamw_torch_fused"])
+@pytest.mark.parametrize("fault", ["kill_a_rank", "stop_and_resume"])
+def test_a_gradient_scaler_skips_updates_before_and_after_the_resumed_step(
+    warm_parent: WarmParent, tmp_path: Path, optimizer: str, fault: str
+) -> None:
+    """Accelerate reports a skipped step for `adamw_torch` only. The fused optimizer itself skips the update."""
+    options = {"fp16": True, "arguments": {"optim": optimizer}}
+    training = Training(warm_parent, tmp_path, "trainer_scripts", 2, options)
+    resumed, undisturbed = training.resumed(fault), training.undisturbed()
+    check_equal(resumed, undisturbed)
+    events = undisturbed[0]["events"]
+    lower = [after[0] for before, after in itertools.pairwise(events) if after[1] < before[1]]
+    assert lower[0] <= resumed[0]["begun"] < lower[-1]
+    assert any(was_skipped for _, _, was_skipped in events) == (optimizer == "adamw_torch")
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("stage", [2, 3])
-def test_zero(warm_parent: WarmParent, tmp_path: Path, stage: int) -> None:
-    config = {**ZERO, "zero_optimization": {**ZERO["zero_optimization"], "stage": stage}}
-    check(warm_parent, tmp_path, 2, commits=2, accumulate=2, arguments={"deepspeed": config})
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_sequence_to_sequence_trainer_generates_during_evaluation(
+    warm_parent: WarmParent, tmp_path: Path, fault: str
+) -> None:
+    options = {"trainer": "t5", "evaluates": True, "accumulate": 2}
+    check(Training(warm_parent, tmp_path, "trainer_scripts", 2, options, imports=T5), fault)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("adapters", [False, True], ids=["whole_model", "adapters"])
+@pytest.mark.parametrize("kind", ["ddp", "zero"])
+@pytest.mark.parametrize("fault", ["kill_a_rank", "stop_and_resume"])
+def test_a_trainer_of_trl(warm_parent: WarmParent, tmp_path: Path, kind: str, adapters: bool, fault: str) -> None:
+    arguments = {"ddp": {}, "zero": {"deepspeed": zero(2, False)}}[kind]
+    options = {"trainer": "sft", "adapters": adapters, "evaluates": True, "accumulate": 2, "arguments": arguments}
+    (resumed, *_) = check(Training(warm_parent, tmp_path, "trainer_scripts", 2, options, imports=TRL), fault)
+    assert {"num_tokens", "mean_token_accuracy", "entropy"} <= resumed["history"][0].keys()
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "zero"])
-def test_accelerate(warm_parent: WarmParent, tmp_path: Path, kind: str) -> None:
-    compared = ("step", "count", "losses", "draws")
-    check(warm_parent, tmp_path, 2, commits=2, script="accelerate_scripts", compared=compared, kind=kind)
+@pytest.mark.parametrize("kind", ["plain", "ddp", "zero"])
+def test_a_model_with_adapters_keeps_its_frozen_base_once(warm_parent: WarmParent, tmp_path: Path, kind: str) -> None:
+    """The index of a slot marks the frozen tensors. An upload stores marked tensors once per run."""
+    world = 1 if kind == "plain" else 2
+    arguments = {"deepspeed": zero(1, False)} if kind == "zero" else {}
+    options = {"trainer": "lora", "evaluates": True, "arguments": arguments}
+    training = Training(warm_parent, tmp_path, "trainer_scripts", world, options, imports=PEFT)
+    check(training, "kill_a_rank")
+    for slot in training.slots.values():
+        entries = index_of(slot).tensors
+        frozen = [entry.name for entry in entries if entry.is_frozen]
+        assert frozen
+        assert [name for name in frozen if "lora" in name] == []
+        assert [
+            e.name for e in entries if e.name.startswith("model/") and not e.is_frozen and "lora" not in e.name
+        ] == []
+        assert [e.name for e in entries if "optimizer" in e.name and "lora" not in e.name and e.bytes > 8] == []
+
+
+def index_of(slot: Path) -> SlotIndex:
+    """Return the index of a sealed slot."""
+    data = slot.read_bytes()
+    header = unpack_header(data[:HEADER_BYTES])
+    begin = HEADER_BYTES + header.index_offset
+    return unpack_index(data[begin : begin + header.index_bytes], header.index_offset)
+
+
+BEST = {"save_strategy": "steps", "save_steps": 3, "load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_best_model_is_loaded_at_the_end(warm_parent: WarmParent, tmp_path: Path, fault: str) -> None:
+    options = {"evaluates": True, "arguments": {**BEST, "learning_rate": 0.3}}
+    (resumed, *_) = check(Training(warm_parent, tmp_path, "trainer_scripts", 2, options), fault)
+    assert resumed["best"][0] < UNTIL, "the last model is not the best"
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_early_stopping_counts_evaluations_before_the_resumed_step(
+    warm_parent: WarmParent, tmp_path: Path, fault: str
+) -> None:
+    """The loss grows from the second evaluation on. The early stop needs evaluations before and after the fault."""
+    options = {
+        "evaluates": True,
+        "patience": 2,
+        "arguments": {**BEST, "learning_rate": 0.3, "eval_steps": 2, "save_steps": 2},
+    }
+    training = Training(warm_parent, tmp_path, "trainer_scripts", 2, options, first=5, until=30)
+    (resumed, *_) = check(training, fault)
+    assert resumed["step"] < 30, "the early stop has ended training"

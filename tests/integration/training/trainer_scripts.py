@@ -1,7 +1,7 @@
-"""A small `Trainer` of transformers, attached to Everstep. The tests of the integration kill and resume it.
+"""Small trainers of transformers and TRL, attached to Everstep. The tests of the integration kill and resume them.
 
-The model has dropout, the collator masks random tokens, and the trainer logs and evaluates between steps. Each of these
-draws random numbers in the training process.
+The models have dropout, the collator of GPT-2 masks random tokens, and the trainers log and evaluate between steps.
+Each of these draws random numbers in the training process.
 """
 
 from __future__ import annotations
@@ -9,35 +9,137 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
+
+from tests.integration.training.faults import reach
 
 TOKENS, LENGTH, SAMPLES = 37, 8, 44
 """Size of the vocabulary, length of a sample, and number of samples. An epoch ends in the middle of an accumulation."""
 
 
 class Samples(Dataset[dict[str, torch.Tensor]]):
-    """Random tokens from a fixed seed."""
+    """Random tokens from a fixed seed.
 
-    def __init__(self) -> None:
+    Args:
+        is_ragged: True if the samples have different lengths.
+    """
+
+    def __init__(self, is_ragged: bool = False) -> None:
         self.tokens = torch.randint(TOKENS, (SAMPLES, LENGTH), generator=torch.Generator().manual_seed(7))
+        self._is_ragged = is_ragged
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": self.tokens[index]}
+        length = LENGTH - index % 4 if self._is_ragged else LENGTH
+        return {"input_ids": self.tokens[index, :length]}
+
+
+class Stream(IterableDataset[dict[str, torch.Tensor]]):
+    """The samples without a length."""
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        samples = Samples()
+        return (samples[index] for index in range(SAMPLES))
 
 
 def mask(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Collate samples and replace random tokens, with torch's generator of the process."""
-    tokens = torch.stack([sample["input_ids"] for sample in samples])
+    tokens = torch.nn.utils.rnn.pad_sequence([sample["input_ids"] for sample in samples], batch_first=True)
     masked = torch.where(torch.rand(tokens.shape) < 0.2, torch.zeros_like(tokens), tokens)
     return {"input_ids": masked, "labels": tokens}
+
+
+def gpt2() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(vocab_size=TOKENS, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2))
+
+
+def with_adapters(model: Any, target: str) -> Any:
+    """Freeze a model and add LoRA adapters with dropout."""
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=[target]))
+
+
+def make_trainer(kind: str, args: dict[str, Any], options: dict[str, Any], callbacks: list[Any]) -> Any:
+    """Create the trainer of one kind: `gpt2`, `lora`, `t5` or `sft`."""
+    from transformers import Trainer, TrainingArguments
+
+    if kind == "sft":
+        return _sft(args, options, callbacks)
+    if kind == "t5":
+        from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
+
+        config = T5Config(
+            vocab_size=TOKENS, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0
+        )
+        arguments = Seq2SeqTrainingArguments(**args, predict_with_generate=True, generation_max_length=4)
+        data = Samples()
+        return Seq2SeqTrainer(T5ForConditionalGeneration(config), arguments, mask, data, data, callbacks=callbacks)
+    model = with_adapters(gpt2(), "c_attn") if kind == "lora" else gpt2()
+    data = Stream() if options.get("streams") else Samples(options.get("ragged", False))
+    return Trainer(model, TrainingArguments(**args), mask, data, Samples(), callbacks=callbacks)
+
+
+def _sft(args: dict[str, Any], options: dict[str, Any], callbacks: list[Any]) -> Any:
+    from datasets import Dataset as Rows
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
+
+    words = {**{f"<{name}>": number for number, name in enumerate(("pad", "eos", "unk"))}}
+    words |= {f"w{number}": number for number in range(len(words), TOKENS)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>")),
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+    )
+    config = LlamaConfig(
+        vocab_size=TOKENS,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        attention_dropout=0.1,
+        max_position_embeddings=LENGTH,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=1,
+    )
+    model: Any = LlamaForCausalLM(config)
+    if options.get("adapters"):
+        model = with_adapters(model, "q_proj")
+    samples = Samples(is_ragged=True)
+    rows = Rows.from_dict({"input_ids": [samples[index]["input_ids"].tolist() for index in range(SAMPLES)]})
+    return SFTTrainer(
+        model,
+        SFTConfig(**args, max_length=LENGTH),
+        train_dataset=rows,
+        eval_dataset=rows,
+        processing_class=tokenizer,
+        callbacks=callbacks,
+    )
+
+
+def use_fp16(trainer: Any) -> None:
+    """Train with fp16 and torch's gradient scaler on the CPU, which accelerate refuses by its own check.
+
+    The scale begins so high that a gradient of the first step overflows, and grows so fast that later ones do, too.
+    """
+    accelerator = trainer.accelerator
+    accelerator.state._mixed_precision = "fp16"
+    accelerator.native_amp = True
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=2)
 
 
 def run(directory: str, arguments: dict[str, Any]) -> int:
@@ -50,7 +152,6 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world)
     import transformers.trainer
-    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
     import everstep.integrations.transformers as integration
     from tests.integration.training.scripts import digest
@@ -58,40 +159,49 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     # The log history is part of the state, so it must contain no durations.
     transformers.trainer.speed_metrics = lambda *_, **__: {}
     torch.use_deterministic_algorithms(True)
+    os.chdir(arguments.get("home", directory))
     options = arguments.get("options", {})
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=TOKENS, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2)
-    args = TrainingArguments(
-        output_dir=f"{directory}/output",
-        max_steps=arguments["until"],
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=options.get("accumulate", 1),
-        learning_rate=1e-2,
-        lr_scheduler_type="constant_with_warmup",
-        warmup_steps=4,
-        logging_steps=options.get("logging", 2),
-        eval_strategy="steps" if options.get("evaluates") else "no",
-        eval_steps=3,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-        bf16=options.get("bf16", False),
-        dataloader_num_workers=options.get("workers", 0),
+    args = {
+        "output_dir": "output",
+        "max_steps": arguments["until"],
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": options.get("accumulate", 1),
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 4,
+        "logging_steps": options.get("logging", 3),
+        "eval_strategy": "steps" if options.get("evaluates") else "no",
+        "eval_steps": 3,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "bf16": options.get("bf16", False),
+        "dataloader_num_workers": options.get("workers", 0),
         **options.get("arguments", {}),
-    )
-    data = Samples()
-    trainer = Trainer(GPT2LMHeadModel(config), args, data_collator=mask, train_dataset=data, eval_dataset=data)
-    integration.attach(trainer)
-    random.seed(300 + rank)
-    np.random.seed(200 + rank)
+    }
     begun: list[int] = []
+    events: list[list[Any]] = []
 
-    class Begin(transformers.TrainerCallback):  # type: ignore[misc]
+    class Progress(transformers.TrainerCallback):  # type: ignore[misc]
+        """Records the first step and the gradient scales, and offers a point at which the test stops this rank."""
+
         def on_train_begin(self, _: object, state: Any, *__: object, **___: object) -> None:
             begun.append(state.global_step)
 
-    trainer.add_callback(Begin())
+        def on_step_end(self, _: object, state: Any, *__: object, **___: object) -> None:
+            if (scaler := trainer.accelerator.scaler) is not None:
+                events.append([state.global_step, scaler.get_scale(), trainer.accelerator.optimizer_step_was_skipped])
+            reach(rank, state.global_step, arguments.get("points", {}))
+
+    patience = [transformers.EarlyStoppingCallback(options["patience"])] if "patience" in options else []
+    trainer = make_trainer(options.get("trainer", "gpt2"), args, options, [*patience, Progress()])
+    if options.get("fp16"):
+        use_fp16(trainer)
+    integration.attach(trainer)
+    random.seed(300 + rank)
+    np.random.seed(200 + rank)
     trainer.train()
     session = integration.session_of(trainer)
     result = {
@@ -99,7 +209,9 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
         "begun": begun[0],
         "step": trainer.state.global_step,
         "epoch": trainer.state.epoch,
+        "best": [trainer.state.best_global_step, trainer.state.best_metric, trainer.state.best_model_checkpoint],
         "history": trainer.state.log_history,
+        "events": events,
         "digest": digest(session),
         "draws": [torch.rand(()).item().hex(), float(np.random.rand()).hex(), random.random().hex()],
     }

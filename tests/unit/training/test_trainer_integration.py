@@ -8,21 +8,33 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import TrainerCallback
+import torch
+from accelerate import DistributedType, ParallelismConfig
+from accelerate.data_loader import DataLoaderDispatcher
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
 
 import everstep.integrations.transformers as integration
-from everstep.integrations import versions
+from everstep.integrations import trainer_state, versions
+from everstep.integrations.accelerate import check_optimizer, keep
 from everstep.integrations.errors import UnsupportedOption, UnsupportedVersion
 from everstep.training import SessionMisuse
 
 
-class FakeTrainer:
+def fake_accelerator(**attributes: Any) -> SimpleNamespace:
+    """Return an object with the attributes that `check_accelerator` reads."""
+    plugin = SimpleNamespace(fsdp_version=attributes.pop("fsdp_version", 2))
+    plain = {"dispatch_batches": None, "distributed_type": DistributedType.NO, "parallelism_config": None}
+    return SimpleNamespace(**{**plain, "scaler": None, "state": SimpleNamespace(fsdp_plugin=plugin), **attributes})
+
+
+class FakeTrainer(Trainer):
     """Has the attributes of a trainer that `attach` reads, but no model."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, accelerator: Any = None, **options: Any) -> None:
         self.args = SimpleNamespace(**{"n_gpu": 1, "device": "cpu", **options})
-        self.accelerator = SimpleNamespace(dispatch_batches=options.get("dispatch_batches"), scaler=None)
+        self.accelerator = accelerator or fake_accelerator()
+        self.optimizer = options.get("optimizer")
         self.state = TrainerState()
         self.control = TrainerControl()
         self.callback_handler = SimpleNamespace(callbacks=[])
@@ -34,10 +46,26 @@ class FakeTrainer:
     def train(self, *_: Any) -> str:
         return "trained"
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("get_train_dataloader", "evaluate") or name.startswith(("_init", "_prep", "_run", "_fin", "_save")):
-            return lambda *_, **__: None
-        raise AttributeError(name)
+
+class OtherLoop(FakeTrainer):
+    """Replaces a part of the trainer's loop."""
+
+    def _run_epoch(self, *_: Any, **__: Any) -> None:
+        """Train in another way."""
+
+
+class Generates(FakeTrainer):
+    """Trains several steps on samples that it has generated, as TRL's GRPOTrainer does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffered_inputs = None
+
+
+def compiled_optimizer(is_full_graph: bool) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    optimizer.step = torch.compile(optimizer.step, fullgraph=is_full_graph, backend="eager")
+    return optimizer
 
 
 @pytest.mark.parametrize(
@@ -47,18 +75,66 @@ class FakeTrainer:
         ({"ignore_data_skip": True}, "ignore_data_skip"),
         ({"enable_jit_checkpoint": True}, "enable_jit_checkpoint"),
         ({"n_gpu": 2}, "DataParallel"),
-        ({"dispatch_batches": True}, "dispatch_batches"),
+        ({"optimizer": compiled_optimizer(is_full_graph=True)}, "fullgraph=True"),
     ],
 )
 def test_an_option_that_prevents_a_resume_is_refused_by_name(options: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedOption, match=named) as raised:
-        integration.attach(FakeTrainer(**options))  # type: ignore[arg-type]
-    assert re.search(r"\. [A-Z][^.]*\.$", str(raised.value)), "the error ends with an alternative"
+        integration.attach(FakeTrainer(**options))
+    assert named in raised.value.option
+    check_alternative(raised.value)
+
+
+def check_alternative(error: UnsupportedOption) -> None:
+    """Check that the message ends with a sentence, which names an alternative."""
+    assert re.search(r"\. [A-Z].*\.$", str(error))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "named"),
+    [
+        ({"dispatch_batches": True}, "dispatch_batches"),
+        ({"distributed_type": DistributedType.FSDP, "fsdp_version": 1}, "fsdp_version=1"),
+        ({"distributed_type": DistributedType.MEGATRON_LM}, "MEGATRON_LM"),
+        ({"parallelism_config": ParallelismConfig(tp_size=2)}, "parallelism_config"),
+    ],
+)
+def test_a_strategy_without_tests_is_refused_by_name(attributes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedOption, match=named) as raised:
+        integration.attach(FakeTrainer(fake_accelerator(**attributes)))
+    assert named in raised.value.option
+    check_alternative(raised.value)
+
+
+def test_fsdp_2_and_a_compiled_step_with_graph_breaks_are_accepted() -> None:
+    accelerator = fake_accelerator(distributed_type=DistributedType.FSDP, fsdp_version=2)
+    integration.attach(FakeTrainer(accelerator, optimizer=compiled_optimizer(is_full_graph=False)))
+
+
+@pytest.mark.parametrize(("kind", "named"), [(OtherLoop, r"OtherLoop\._run_epoch"), (Generates, "Generates")])
+def test_a_trainer_with_another_loop_is_refused_by_name(kind: type[FakeTrainer], named: str) -> None:
+    with pytest.raises(UnsupportedOption, match=named) as raised:
+        integration.attach(kind())
+    check_alternative(raised.value)
+
+
+def test_the_compiled_step_of_an_unwrapped_optimizer_is_refused() -> None:
+    with pytest.raises(UnsupportedOption, match="fullgraph=True") as raised:
+        check_optimizer(compiled_optimizer(is_full_graph=True))
+    check_alternative(raised.value)
+
+
+def test_a_stream_that_rank_0_reads_for_all_ranks_is_refused() -> None:
+    """An accelerator chooses this for an IterableDataset unless `dispatch_batches` is False."""
+    loader = object.__new__(DataLoaderDispatcher)
+    with pytest.raises(UnsupportedOption, match="dispatch_batches") as raised:
+        keep(fake_accelerator(num_processes=2), model=None, optimizer=None, scheduler=None, data=loader, extra={})
+    check_alternative(raised.value)
 
 
 def test_a_checkpoint_of_the_trainer_is_refused() -> None:
     trainer = FakeTrainer()
-    integration.attach(trainer)  # type: ignore[arg-type]
+    integration.attach(trainer)
     with pytest.raises(UnsupportedOption, match="resume_from_checkpoint"):
         trainer.train("output/checkpoint-500")
     assert trainer.train(False) == "trained"
@@ -66,18 +142,18 @@ def test_a_checkpoint_of_the_trainer_is_refused() -> None:
 
 def test_calls_in_the_wrong_order_are_refused() -> None:
     trainer = FakeTrainer()
-    integration.attach(trainer)  # type: ignore[arg-type]
+    integration.attach(trainer)
     with pytest.raises(SessionMisuse, match="already called"):
-        integration.attach(trainer)  # type: ignore[arg-type]
+        integration.attach(trainer)
     with pytest.raises(SessionMisuse, match="no session"):
-        integration.session_of(trainer)  # type: ignore[arg-type]
+        integration.session_of(trainer)
     trainer.model = object()
     with pytest.raises(SessionMisuse, match="model was replaced"):
         trainer.train()
     used = FakeTrainer()
     used.state.global_step = 7
     with pytest.raises(SessionMisuse, match="trained 7 steps"):
-        integration.attach(used)  # type: ignore[arg-type]
+        integration.attach(used)
 
 
 @pytest.mark.parametrize("package", sorted(package for package in versions.TESTED if package != "torchtitan"))
@@ -103,29 +179,55 @@ def test_before_version_1_another_minor_version_is_refused(installed: str, monke
         versions.check_version("torchtitan")
 
 
+class Patience(TrainerCallback, ExportableState):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"count": self.count}}
+
+
 def test_the_state_of_the_loop_survives_as_plain_values() -> None:
-    class Patience(TrainerCallback, ExportableState):
-        def __init__(self, count: int) -> None:
-            self.count = count
-
-        def state(self) -> dict[str, Any]:
-            return {"args": {"count": self.count}, "attributes": {}}
-
     trainer: Any = FakeTrainer()
     trainer.callback_handler.callbacks = [Patience(3), Patience(4)]
     trainer.state.global_step, trainer.state.log_history = 5, [{"loss": 0.1 + 0.2, "step": 4}]
     sums = {"_total_loss_scalar": 1.5, "_globalstep_last_logged": 4, "current_flos": 1e18}
     vars(trainer).update(sums)
-    loop = integration.LoopState(trainer)
+    loop = trainer_state.LoopState(trainer)
     first = loop.state_dict()
     trainer.state.log_history.append({"loss": float("inf"), "step": 6})
     second = loop.state_dict()
     assert first["history"] != second["history"]
     resumed: Any = FakeTrainer()
-    other = integration.LoopState(resumed)
+    callbacks = resumed.callback_handler.callbacks = [Patience(0), Patience(0)]
+    other = trainer_state.LoopState(resumed)
     other.load_state_dict(second)
+    other.apply_callbacks()
+    assert [each.count for each in callbacks] == [3, 4]
     state = other.trainer_state()
     assert (state.global_step, state.log_history) == (5, trainer.state.log_history)
-    assert [each["args"]["count"] for each in state.stateful_callbacks["Patience"]] == [3, 4]
+    assert [each["attributes"]["count"] for each in state.stateful_callbacks["Patience"]] == [3, 4]
+    assert "TrainerControl" in state.stateful_callbacks
     other.apply_sums()
     assert {name: vars(resumed)[name] for name in sums} == sums
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_resumed_loop_is_over_where_the_earlier_loop_was(is_over: bool) -> None:
+    trainer: Any = FakeTrainer()
+    trainer.control.should_training_stop = is_over
+    loop = trainer_state.LoopState(trainer)
+    assert not loop.is_over
+    loop.load_state_dict(loop.state_dict())
+    assert loop.is_over == is_over
+
+
+def test_the_bytes_of_a_history_depend_on_its_entries_only() -> None:
+    entries = [{"loss": 1 / number, "step": number} for number in range(1, 200)]
+    growing, resumed = trainer_state.History(), trainer_state.History()
+    for count in range(len(entries) + 1):
+        data = growing.encode(entries[:count])
+        assert trainer_state.History.decode(data) == entries[:count]
+    assert resumed.encode(entries) == data
+    assert growing.encode(entries) is data, "an unchanged history is not encoded again"
+    assert len(data) < len(str(entries)) / 2

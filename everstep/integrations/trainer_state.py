@@ -1,0 +1,152 @@
+"""The state of a trainer's loop, as an object that a session registers.
+
+    state_dict       called at every captured step: counters, log history, sums of losses, callbacks
+    load_state_dict  called by the restore, before the trainer's loop begins
+    trainer_state, apply_callbacks, apply_sums, is_over
+                     called by `everstep.integrations.transformers` when the loop needs the restored values
+
+Invariant: the state contains plain values and copies, so the next batch changes nothing in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zlib
+from typing import Any, Final
+
+from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
+
+_METRICS: Final = "_metrics"
+"""Attribute of TRL's trainers: lists of values since the last log entry, by mode and name."""
+_TOKENS: Final = "_total_train_tokens"
+"""Attribute of TRL's trainers: number of tokens of all steps."""
+
+
+class LoopState:
+    """The state of one trainer's loop.
+
+    Args:
+        trainer: the trainer, whose callbacks may be `ExportableState`.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._history = History()
+        self.restored: dict[str, Any] | None = None
+        """The restored state; None if nothing was restored."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if the restored step is the trainer's last one, for example after an early stop."""
+        return self.restored is not None and bool(self.restored["is_over"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loop's state."""
+        trainer, state = self._trainer, self._trainer.state
+        fields = {
+            field.name: getattr(state, field.name)
+            for field in dataclasses.fields(state)
+            if field.name not in ("log_history", "stateful_callbacks")
+        }
+        loss = getattr(trainer, "_tr_loss", None)
+        return {
+            "state": json.dumps(fields),
+            "history": self._history.encode(state.log_history),
+            "callbacks": json.dumps([(type(each).__name__, each.state()) for each in self._callbacks()]),
+            "is_over": trainer.control.should_training_stop,
+            "loss": None if loss is None else loss.detach().clone(),
+            "loss_sum": getattr(trainer, "_total_loss_scalar", 0.0),
+            "logged_step": getattr(trainer, "_globalstep_last_logged", 0),
+            "flos": trainer.current_flos,
+            "trl": self._trl_sums(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keep the restored state until the trainer's loop needs it."""
+        self.restored = state
+
+    def trainer_state(self) -> TrainerState:
+        """Return the restored `TrainerState`. Call this after `apply_callbacks`."""
+        assert self.restored is not None
+        state = TrainerState(**json.loads(self.restored["state"]))
+        state.log_history = History.decode(self.restored["history"])
+        return dataclasses.replace(state, stateful_callbacks=[*self._callbacks(), self._trainer.control])
+
+    def apply_callbacks(self) -> None:
+        """Restore the callbacks in place: the n-th callback of a class receives the n-th state of this class.
+
+        The trainer's own restore creates new callbacks, and only if the user has set an option.
+        """
+        assert self.restored is not None
+        left = self._callbacks()
+        for name, saved in json.loads(self.restored["callbacks"]):
+            if (found := next((each for each in left if type(each).__name__ == name), None)) is not None:
+                left.remove(found)
+                for attribute, value in saved["attributes"].items():
+                    setattr(found, attribute, value)
+
+    def apply_sums(self) -> None:
+        """Restore the running sums that the trainer's loop has just reset. Changes nothing without a restore."""
+        if (restored := self.restored) is None:
+            return
+        trainer = self._trainer
+        if restored["loss"] is not None:
+            trainer._tr_loss = restored["loss"].to(trainer.args.device)
+        trainer._total_loss_scalar = restored["loss_sum"]
+        trainer._globalstep_last_logged = restored["logged_step"]
+        trainer.current_flos = restored["flos"]
+        trainer._initial_global_step = 0  # With 0, the trainer reports the mean loss of all steps.
+        if restored["trl"] is not None:
+            setattr(trainer, _TOKENS, restored["trl"]["tokens"])
+            for mode, values in restored["trl"]["metrics"].items():
+                getattr(trainer, _METRICS)[mode].update(values)
+
+    def _callbacks(self) -> list[Any]:
+        return [
+            each
+            for each in self._trainer.callback_handler.callbacks
+            if isinstance(each, ExportableState) and not isinstance(each, TrainerControl)
+        ]
+
+    def _trl_sums(self) -> dict[str, Any] | None:
+        """Return the sums of a trainer of TRL, from which it computes its next log entry. None for other trainers."""
+        trainer = self._trainer
+        if not is_of_trl(trainer) or not hasattr(trainer, _METRICS):
+            return None
+        metrics = {
+            mode: {key: list(values) for key, values in of_mode.items()} for mode, of_mode in trainer._metrics.items()
+        }
+        return {"metrics": metrics, "tokens": getattr(trainer, _TOKENS, 0)}
+
+
+def is_of_trl(trainer: Any) -> bool:
+    """Return whether a trainer's class is a class of TRL, or inherits from one."""
+    return any(each.__module__.partition(".")[0] == "trl" for each in type(trainer).__mro__)
+
+
+class History:
+    """Encodes the log history of a trainer, which every snapshot contains.
+
+    Each entry is encoded and compressed once. The bytes depend on the entries only, not on the calls, so that a resumed
+    run has the same bytes as an undisturbed run.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._compressor = zlib.compressobj()
+        self._data = b""
+
+    def encode(self, entries: list[dict[str, Any]]) -> bytes:
+        """Return the entries as one compressed stream of JSON lines. The list only grows between two calls."""
+        new = [
+            self._compressor.compress(f"{json.dumps(entry)}\n".encode()) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
+            for entry in entries[self._count :]
+        ]
+        self._count, self._data = len(entries), b"".join([self._data, *new])
+        return self._data
+
+    @staticmethod
+    def decode(data: bytes) -> list[dict[str, Any]]:
+        """Return the entries of an encoded history."""
+        return [json.loads(line) for line in zlib.decompressobj().decompress(data).splitlines()]

@@ -1,0 +1,102 @@
+"""Every combination of framework, parallelism, precision, accumulation, evaluation and fault resumes bit for bit.
+
+`make test` draws a few combinations. `make test-full` runs all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.training.faults import FAULTS, Training, check_equal
+from tests.warm_parent import WarmParent
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+WORLD = 2
+FSDP = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"]}}
+
+Undisturbed = Callable[[str, dict[str, Any]], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(warm_parent: WarmParent, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """Return a function that runs a script without fault. Runs with equal options are run once."""
+    known: dict[str, list[dict[str, Any]]] = {}
+
+    def run(script: str, options: dict[str, Any]) -> list[dict[str, Any]]:
+        key = json.dumps([script, options])
+        if key not in known:
+            directory = tmp_path_factory.mktemp("undisturbed")
+            known[key] = Training(warm_parent, directory, script, WORLD, options).undisturbed()
+        return known[key]
+
+    return run
+
+
+def zero(accumulate: int, is_bf16: bool) -> dict[str, Any]:
+    """Return DeepSpeed's configuration of ZeRO-3."""
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": accumulate,
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": is_bf16},
+        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+        "zero_allow_untested_optimizer": True,
+    }
+
+
+def combinations(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test with every combination. Outside of the full matrix, draw some."""
+    for decorate in (
+        pytest.mark.parametrize("fault", FAULTS),
+        pytest.mark.parametrize("evaluates", [False, True], ids=["no_evaluation", "evaluation"]),
+        pytest.mark.parametrize("accumulate", [1, 4], ids=["batch", "batches"]),
+        pytest.mark.parametrize("is_bf16", [False, True], ids=["fp32", "bf16"]),
+        pytest.mark.parametrize("kind", ["ddp", "fsdp", "zero"]),
+        pytest.mark.sampled(2),
+    ):
+        test = decorate(test)
+    return test
+
+
+@combinations
+def test_a_trainer_of_transformers(
+    warm_parent: WarmParent,
+    tmp_path: Path,
+    undisturbed: Undisturbed,
+    kind: str,
+    is_bf16: bool,
+    accumulate: int,
+    evaluates: bool,
+    fault: str,
+) -> None:
+    arguments = {"ddp": {}, "fsdp": FSDP, "zero": {"deepspeed": zero(accumulate, is_bf16)}}[kind]
+    options = {"arguments": arguments, "bf16": is_bf16, "accumulate": accumulate, "evaluates": evaluates}
+    check(warm_parent, tmp_path, undisturbed, "trainer_scripts", options, fault)
+
+
+@combinations
+def test_a_script_with_accelerate(
+    warm_parent: WarmParent,
+    tmp_path: Path,
+    undisturbed: Undisturbed,
+    kind: str,
+    is_bf16: bool,
+    accumulate: int,
+    evaluates: bool,
+    fault: str,
+) -> None:
+    options = {"kind": kind, "bf16": is_bf16, "accumulate": accumulate, "evaluates": evaluates}
+    check(warm_parent, tmp_path, undisturbed, "accelerate_scripts", options, fault)
+
+
+def check(
+    parent: WarmParent, directory: Path, undisturbed: Undisturbed, script: str, options: dict[str, Any], fault: str
+) -> None:
+    found = Training(parent, directory, script, WORLD, options).resumed(fault)
+    check_equal(found, undisturbed(script, options))
