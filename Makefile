@@ -16,7 +16,7 @@ DASHBOARD := control_plane/static/index.html
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo check fix web wheel pictures test test-fast test-durations test-full test-dashboard-stories test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity bench-integrations
+.PHONY: help setup lock demo check fix web wheel pictures test test-fast test-durations test-full test-dashboard-stories test-integrations-latest test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity bench-integrations
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -89,6 +89,9 @@ test-full: setup web  ## the whole matrix
 
 test-dashboard-stories: setup web  ## COUNT (1,000) random stories of the control plane: fails if figures of the dashboard's pages contradict; SEED repeats
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.dashboard.stories --count $(or $(COUNT),1000) $(if $(SEED),--seed $(SEED))
+
+test-integrations-latest: setup  ## the integrations' tests with the newest versions of their frameworks, in an environment of their own
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.integrations_latest
 
 test-security: setup  ## every test that replays an attack or shows a promise of docs/security.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) -m 'security and not full'

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tests.integration.training.faults import reach
-from tests.integration.training.trainer_scripts import Samples, gpt2, mask
+from tests.integration.training.trainer_scripts import Samples, divide_on_cpu, gpt2, mask
 
 
 class Seen:
@@ -30,7 +30,7 @@ class Seen:
 
 def run(directory: str, arguments: dict[str, Any]) -> int:
     """Train, and write losses, digests and the next random draws."""
-    os.environ |= {"LOCAL_RANK": os.environ["RANK"], "ACCELERATE_USE_CPU": "true", "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {"LOCAL_RANK": os.environ["RANK"], "MASTER_ADDR": "127.0.0.1"}
     import torch.distributed as dist
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -43,6 +43,7 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     torch.use_deterministic_algorithms(True)
     options = arguments.get("options", {})
     accumulate = options.get("accumulate", 2)
+    divide_on_cpu(options["kind"])
     torch.manual_seed(0)
     plugins: dict[str, Any] = {}
     if options.get("kind") == "fsdp":
@@ -52,7 +53,7 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     elif options.get("kind") == "zero":
         plugins["deepspeed_plugin"] = DeepSpeedPlugin(zero_stage=3, gradient_accumulation_steps=accumulate)
     accelerator = Accelerator(
-        cpu=True,
+        cpu=options["kind"] == "ddp",
         gradient_accumulation_steps=accumulate,
         mixed_precision="bf16" if options.get("bf16") else "no",
         **plugins,
@@ -85,6 +86,7 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
                 kept.session.log(**{"eval/loss": float.fromhex(events[-1][1])})
     result = {
         "rank": rank,
+        "strategy": accelerator.distributed_type.value,
         "begun": begun,
         "step": kept.session.step - 1,
         "count": seen.count,

@@ -45,7 +45,9 @@ from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_hea
 JOB = "job"
 RUN = "ab" * 16
 PIECE_BYTES = 256
-"""Size of the pieces in which the agent writes the state to restore, while its rank waits."""
+"""Minimum size of the pieces in which the agent writes the state to restore, while its rank waits."""
+PIECES = 50
+"""Maximum number of pieces. The agent sends a message per piece, and a rank that does not read must not block it."""
 
 
 class Line:
@@ -261,6 +263,7 @@ class FakeAgent:
         path = line.page_path.with_name(f"{line.page_path.name}.base")
         path.write_bytes(bytes(len(data)))
         begin, end = HEADER_BYTES, HEADER_BYTES + header.index_offset
+        piece = max(PIECE_BYTES, -(-(end - begin) // PIECES))
         with path.open("r+b", buffering=0) as file:
             for load, content, stop in ((1, bytes(reversed(data)), (begin + end) // 2), (2, data, end)):
                 line.write(load=load, verified=0)
@@ -277,10 +280,10 @@ class FakeAgent:
                         index_bytes=header.index_bytes,
                     )
                 )
-                for offset in range(begin, stop, PIECE_BYTES):
+                for offset in range(begin, stop, piece):
                     file.seek(offset)
-                    file.write(content[offset : min(stop, offset + PIECE_BYTES)])
-                    line.write(verified=min(stop, offset + PIECE_BYTES) - begin)
+                    file.write(content[offset : min(stop, offset + piece)])
+                    line.write(verified=min(stop, offset + piece) - begin)
                     line.say(WordChanged())
             file.seek(0)
             file.write(data[:HEADER_BYTES])

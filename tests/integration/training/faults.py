@@ -33,7 +33,10 @@ FIRST = 4
 GATE = 2
 """Number of finished steps after which a rank waits until the agent has proposed a step."""
 UNTIL = 12
-"""Number of steps of a whole run, if the test names none. With 11 batches per rank and epoch, the run ends in a later epoch than `FIRST`."""
+"""Number of steps of a whole run, if the test names none.
+
+With 11 batches per rank and epoch, the run ends in a later epoch than `FIRST`.
+"""
 MAX_LOST_STEPS = 1
 WAIT_SECONDS = 120.0
 IMPORTS = ("transformers.trainer", "transformers.models.gpt2.modeling_gpt2", "accelerate.accelerator")

@@ -18,6 +18,8 @@ from tests.warm_parent import WarmParent
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 WORLD = 2
+STRATEGIES = {"ddp": "MULTI_CPU", "fsdp": "FSDP", "zero": "DEEPSPEED"}
+"""accelerate's name of the strategy that must really be used."""
 FSDP = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"]}}
 
 Undisturbed = Callable[[str, dict[str, Any]], list[dict[str, Any]]]
@@ -77,7 +79,7 @@ def test_a_trainer_of_transformers(
 ) -> None:
     arguments = {"ddp": {}, "fsdp": FSDP, "zero": {"deepspeed": zero(accumulate, is_bf16)}}[kind]
     options = {"arguments": arguments, "bf16": is_bf16, "accumulate": accumulate, "evaluates": evaluates}
-    check(warm_parent, tmp_path, undisturbed, "trainer_scripts", options, fault)
+    check(warm_parent, tmp_path, undisturbed, "trainer_scripts", options, fault, STRATEGIES[kind])
 
 
 @combinations
@@ -92,11 +94,18 @@ def test_a_script_with_accelerate(
     fault: str,
 ) -> None:
     options = {"kind": kind, "bf16": is_bf16, "accumulate": accumulate, "evaluates": evaluates}
-    check(warm_parent, tmp_path, undisturbed, "accelerate_scripts", options, fault)
+    check(warm_parent, tmp_path, undisturbed, "accelerate_scripts", options, fault, STRATEGIES[kind])
 
 
 def check(
-    parent: WarmParent, directory: Path, undisturbed: Undisturbed, script: str, options: dict[str, Any], fault: str
+    parent: WarmParent,
+    directory: Path,
+    undisturbed: Undisturbed,
+    script: str,
+    options: dict[str, Any],
+    fault: str,
+    strategy: str,
 ) -> None:
     found = Training(parent, directory, script, WORLD, options).resumed(fault)
     check_equal(found, undisturbed(script, options))
+    assert {each["strategy"] for each in found} == {strategy}

@@ -1,7 +1,7 @@
 """Trainers of transformers and TRL are disturbed, and resumed in new processes.
 
-Their weights, optimizer, schedule, scaler, logged values and random draws equal those of an undisturbed run bit for bit.
-`test_matrix.py` combines parallelism, precision and accumulation.
+Their weights, optimizer, schedule, scaler, logged values and random draws equal those of an undisturbed run bit for
+bit. `test_matrix.py` combines parallelism, precision and accumulation.
 """
 
 from __future__ import annotations

@@ -131,6 +131,28 @@ def _sft(args: dict[str, Any], options: dict[str, Any], callbacks: list[Any]) ->
     )
 
 
+def divide_on_cpu(strategy: str) -> None:
+    """Make accelerate use FSDP2 or DeepSpeed on the CPU. Without this, accelerate silently uses DDP on the CPU.
+
+    Args:
+        strategy: `fsdp` or `zero`. Any other value changes nothing.
+    """
+    if strategy not in ("fsdp", "zero"):
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+        return
+    import transformers.training_args
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    def set_device(state: Any) -> None:
+        state.device = torch.device("cpu")
+
+    PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
+    PartialState.set_device = set_device
+    transformers.training_args.is_torch_bf16_gpu_available = lambda: True
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true" if strategy == "zero" else "false"
+
+
 def use_fp16(trainer: Any) -> None:
     """Train with fp16 and torch's gradient scaler on the CPU, which accelerate refuses by its own check.
 
@@ -145,7 +167,7 @@ def use_fp16(trainer: Any) -> None:
 def run(directory: str, arguments: dict[str, Any]) -> int:
     """Train, and write losses, digests and the next random draws."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "MASTER_ADDR": "127.0.0.1"}
-    os.environ |= {"LOCAL_RANK": os.environ["RANK"], "ACCELERATE_USE_CPU": "true"}
+    os.environ["LOCAL_RANK"] = os.environ["RANK"]
     import torch.distributed as dist
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -161,6 +183,9 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     torch.use_deterministic_algorithms(True)
     os.chdir(arguments.get("home", directory))
     options = arguments.get("options", {})
+    chosen = options.get("arguments", {})
+    strategy = "zero" if "deepspeed" in chosen else "fsdp" if "fsdp" in chosen else "ddp"
+    divide_on_cpu(strategy)
     torch.manual_seed(0)
     args = {
         "output_dir": "output",
@@ -176,7 +201,7 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
         "save_strategy": "no",
         "report_to": [],
         "disable_tqdm": True,
-        "use_cpu": True,
+        "use_cpu": strategy == "ddp",
         "bf16": options.get("bf16", False),
         "dataloader_num_workers": options.get("workers", 0),
         **options.get("arguments", {}),
@@ -197,6 +222,8 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
 
     patience = [transformers.EarlyStoppingCallback(options["patience"])] if "patience" in options else []
     trainer = make_trainer(options.get("trainer", "gpt2"), args, options, [*patience, Progress()])
+    assert trainer.is_deepspeed_enabled == (strategy == "zero")
+    assert trainer.is_fsdp_enabled == (strategy == "fsdp")
     if options.get("fp16"):
         use_fp16(trainer)
     integration.attach(trainer)
@@ -206,6 +233,7 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     session = integration.session_of(trainer)
     result = {
         "rank": rank,
+        "strategy": trainer.accelerator.distributed_type.value,
         "begun": begun[0],
         "step": trainer.state.global_step,
         "epoch": trainer.state.epoch,

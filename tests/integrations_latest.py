@@ -1,0 +1,87 @@
+"""Runs the tests of the integrations with the newest versions of the frameworks: `make test-integrations-latest`.
+
+    build/integrations-latest    a virtual environment with the newest frameworks. All other packages, torch included,
+                                 come from the environment that runs this module.
+
+The exit code is 1 if the tests of a framework fail.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Mapping
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "tests/integration/training"
+SUITES = {
+    "transformers": ("test_trainer.py", ""),
+    "accelerate": ("test_matrix.py", "accelerate"),
+    "trl": ("test_trainer.py", "trl"),
+    "peft": ("test_trainer.py", "adapters"),
+    "lightning": ("test_lightning*.py", ""),
+    "torchtitan": ("test_torchtitan*.py", ""),
+}
+"""Pattern of the test files of each framework, and the expression that selects tests in them."""
+
+
+def pinned(lock: str) -> dict[str, str]:
+    """Return the version of each package in a lock file, by the package's name."""
+    entries = [Requirement(line.split(" \\")[0]) for line in lock.splitlines() if line[:1].isalnum()]
+    return {entry.name: next(iter(entry.specifier)).version for entry in entries}
+
+
+def table(tested: Mapping[str, str], newest: Mapping[str, str], results: Mapping[str, str]) -> list[str]:
+    """Return a line for each framework: the tested version, the newest version, and the result of its tests."""
+    rows = [("framework", "tested", "newest", "tests")]
+    rows += [(name, tested.get(name, "-"), newest.get(name, "-"), result) for name, result in results.items()]
+    return ["".join(cell.ljust(16) for cell in row).rstrip() for row in rows]
+
+
+def make_environment(directory: Path) -> Path:
+    """Create the environment, install the newest frameworks, and return its Python."""
+    venv.create(directory, with_pip=True, clear=True, symlinks=True)
+    python = directory / "bin/python"
+    (packages,) = directory.glob("lib/python*/site-packages")
+    own = sysconfig.get_paths()["purelib"]
+    (packages / "everstep-tests.pth").write_text(f"import site; site.addsitedir({own!r})\n")
+    constraint = directory / "constraint.txt"
+    constraint.write_text(f"torch=={importlib.metadata.version('torch')}\n")
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"]
+    subprocess.run([*pip, "--constraint", str(constraint), *SUITES], check=True)
+    return python
+
+
+def versions(python: Path) -> dict[str, str]:
+    """Return the version of each framework in an environment."""
+    code = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
+    found: dict[str, str] = json.loads(subprocess.check_output([str(python), "-c", code, *SUITES]))
+    return found
+
+
+def run(python: Path, pattern: str, selected: str) -> str:
+    """Run the tests of one framework. Return `passed`, `failed` or `no tests`."""
+    files = sorted(map(str, TESTS.glob(pattern)))
+    if not files:
+        return "no tests"
+    command = [str(python), "-m", "pytest", "-q", "-m", "not full", "-k", selected, *files]
+    return "failed" if subprocess.run(command, cwd=ROOT, check=False).returncode else "passed"
+
+
+def main() -> int:
+    python = make_environment(ROOT / "build/integrations-latest")
+    results = {name: run(python, *suite) for name, suite in SUITES.items()}
+    tested = pinned((ROOT / "requirements/development.txt").read_text())
+    sys.stdout.write("\n".join([*table(tested, versions(python), results), ""]))
+    return int("failed" in results.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
