@@ -61,7 +61,7 @@ def with_progress(view: JobView) -> JobView:
         boundary=boundary,
         boundary_at=boundary_at,
         stepped_at=stepped_at,
-        max_boundary=max(record.max_boundary, boundary),
+        max_boundary=max(record.max_boundary, boundary, committed),
         target=max((report.target for report in view.reports.values() if report.target > 0), default=record.target),
         committed=committed,
         proposed=proposed,

@@ -497,6 +497,7 @@ class Simulation:
                 "nodes were let go of with what only they had"
             )
         self.check_ledger(before, job.record)
+        assert job.record.max_boundary >= job.record.committed, "no rank has finished the committed step"
         assert job.record.issued_generation >= before.issued_generation
         if decision.plan is not None:
             self.check_plan(job, observed, decision.plan)
