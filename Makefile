@@ -120,7 +120,7 @@ bench-scale: setup  ## how long placement takes for up to 10,000 nodes, and a ro
 bench-parity: setup  ## memory, steps and restores of a group with parity, beside two copies
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.parity
 
-bench-integrations: setup  ## a Trainer with Everstep beside its own saves and lm-resiliency; writes docs/benchmarks-integrations.md
+bench-integrations: setup  ## a Trainer with Everstep beside its own saves and lm-resiliency
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.integrations
 
 bench-device: setup  ## capture, restore and every-step snapshots on a GPU, where there is one; writes docs/benchmarks-device.md

@@ -49,7 +49,7 @@ class SecretFiles:
     """`Secrets` in the files of a directory, which only the server's user can read.
 
     Args:
-        directory: the server's state directory.
+        directory: state directory of the server, which exists.
     """
 
     def __init__(self, directory: Path) -> None:

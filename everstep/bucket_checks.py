@@ -76,8 +76,9 @@ def bucket_facts(s3: Any, name: str) -> BucketFacts:
     versioning = read("versioning", s3.get_bucket_versioning)
     lifecycle = read("lifecycle", s3.get_bucket_lifecycle_configuration, "NoSuchLifecycleConfiguration")
     encryption = read("encryption", s3.get_bucket_encryption, "ServerSideEncryptionConfigurationNotFoundError")
-    defaults = (encryption.get("ServerSideEncryptionConfiguration") or {}).get("Rules") or [{}]
-    default = defaults[0].get("ApplyServerSideEncryptionByDefault") or {}
+    settings: Any = encryption.get("ServerSideEncryptionConfiguration") or {}
+    defaults: Any = settings.get("Rules") or [{}]
+    default: Any = defaults[0].get("ApplyServerSideEncryptionByDefault") or {}
     is_kms = str(default.get("SSEAlgorithm", "")).startswith("aws:kms")
     return BucketFacts(
         name=name,

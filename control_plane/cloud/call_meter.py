@@ -75,6 +75,9 @@ class TokenBucket:
     def take(self, longest_seconds: float = LONGEST_WAIT_SECONDS) -> float | None:
         """Reserve one call.
 
+        Args:
+            longest_seconds: longest wait that the caller accepts.
+
         Returns:
             Seconds that the caller must wait before the call. None if the wait would exceed `longest_seconds`. In this
             case, nothing is reserved.

@@ -52,6 +52,9 @@ class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no typ
     def get_frozen_credentials(self) -> Any:
         """Return the present keys. botocore calls this method for each signature.
 
+        Returns:
+            Access key id, secret key and session token.
+
         Raises:
             NoCredentialsError: no source has credentials yet.
         """

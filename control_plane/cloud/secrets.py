@@ -31,7 +31,7 @@ class ManagedSecrets:
 
         Args:
             name: name of the secret, with underscores.
-            fresh: generates the first value.
+            fresh: generates the first value, printable text.
 
         Returns:
             The present value.

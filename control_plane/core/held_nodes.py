@@ -47,6 +47,9 @@ def advice(node_id: str, hold: Hold, reason: str) -> HoldAdvice | None:
         node_id: EC2 instance id, which the sentence and the commands contain.
         hold: the reason class of the hold, as the fleet stores it.
         reason: the words that the fleet stores with the node. They contain the code of a reported fault.
+
+    Returns:
+        The words, and the commands that follow from them.
     """
     release = f"everstep nodes release {node_id}"
     terminate = f"{release} --terminate"

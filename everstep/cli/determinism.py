@@ -25,6 +25,9 @@ def variables(steps: int | None, *, is_check: bool) -> dict[str, str]:
         steps: value of `--check-steps`; None: the default number of steps.
         is_check: value of `--check-determinism`.
 
+    Returns:
+        One variable, or none.
+
     Raises:
         ConfigurationError: the number of steps is given for a job that is no check.
     """

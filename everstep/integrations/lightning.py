@@ -118,7 +118,7 @@ class EverstepCallback(Callback):
 
         Args:
             trainer: the trainer that has this callback.
-            pl_module: the module to train.
+            pl_module: the module that the trainer trains.
             stage: `fit`, `validate`, `test` or `predict`.
 
         Raises:
@@ -141,7 +141,7 @@ def check_trainer(trainer: Any, module: LightningModule) -> None:
 
     Args:
         trainer: the trainer, whose callbacks and strategy are complete.
-        module: the module to train.
+        module: the module that the trainer trains.
 
     Raises:
         UnsupportedOption: an option prevents an exact resume.
@@ -400,6 +400,9 @@ class Attachment:
 
         Args:
             batch_count: number of batches of one epoch on this rank.
+
+        Returns:
+            The number of optimizer steps, counted from the start of the first launch.
         """
         trainer = self._trainer
         if not trainer.lightning_module.automatic_optimization:

@@ -78,6 +78,9 @@ class LoopState:
     def state_dict(self) -> dict[str, Any]:
         """Return the loop's state.
 
+        Returns:
+            The state of loops, results, metrics and callbacks, by kind.
+
         Raises:
             UnsupportedOption: the module logs a value with a process group of its own.
         """
@@ -108,6 +111,9 @@ class LoopState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state.
+
+        Args:
+            state: result of `state_dict` in an earlier launch.
 
         Raises:
             CannotRelayout: an epoch of this launch has another number of batches.

@@ -80,8 +80,8 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
     The trainer builds it from `Config` and calls it on every rank. A script only names the configuration.
 
     Args:
-        config: the configuration.
-        dataloader: the trainer's loader.
+        config: options of the manager, already checked.
+        dataloader: the trainer's loader of training batches.
         model_parts: the model, as the only item.
         optimizers: torchtitan's container of this rank's optimizers.
         lr_schedulers: torchtitan's container of their schedulers.
@@ -258,7 +258,7 @@ class _TrainerState:
     """The trainer's own state, as an object that a session registers.
 
     Args:
-        trainer: the trainer.
+        trainer: the trainer whose counters are kept.
         ended_step: returns the newest step that ended.
     """
 

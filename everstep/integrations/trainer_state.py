@@ -135,7 +135,7 @@ class History:
     def __init__(self) -> None:
         self._count = 0
         self._compressor = zlib.compressobj()
-        self._data = b""
+        self._encoded = b""
 
     def encode(self, entries: list[dict[str, Any]]) -> bytes:
         """Return the entries as one compressed stream of JSON lines. The list only grows between two calls."""
@@ -143,8 +143,8 @@ class History:
             self._compressor.compress(f"{json.dumps(entry)}\n".encode()) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
             for entry in entries[self._count :]
         ]
-        self._count, self._data = len(entries), b"".join([self._data, *new])
-        return self._data
+        self._count, self._encoded = len(entries), b"".join([self._encoded, *new])
+        return self._encoded
 
     @staticmethod
     def decode(data: bytes) -> list[dict[str, Any]]:

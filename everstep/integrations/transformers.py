@@ -327,7 +327,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, attachment: Attachment) -> None:
         self._attachment = attachment
 
-    def on_train_begin(self, _: Any, __: Any, control: TrainerControl, **___: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
         """Restore what the loop has just reset."""
         self._attachment.begin(control)
 

@@ -40,8 +40,13 @@ Raise it whenever these values change. A restore then rejects slots of other ver
 class Stateful(Protocol):
     """A registered object with state: a scheduler, a gradient scaler, averaged weights."""
 
-    def state_dict(self) -> Any: ...
-    def load_state_dict(self, state_dict: Any) -> object: ...
+    def state_dict(self) -> Any:
+        """Return the object's state."""
+        ...
+
+    def load_state_dict(self, state_dict: Any) -> object:
+        """Restore a state that `state_dict` returned."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class Unanswered(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a run launches its instances, and as what."""
+    """Names where a run launches its instances, and with which type and image."""
 
     zone: str
     instance_type: str
@@ -157,6 +157,13 @@ class Account:
     def until(self, what: str, look: Callable[[], Any]) -> Any:
         """Poll `look` and return its first true result.
 
+        Args:
+            what: the awaited state in words, for the error.
+            look: returns a true value once AWS shows the state.
+
+        Returns:
+            The first true result of `look`.
+
         Raises:
             Unanswered: `look` returned no true result within the patience. `what` names the awaited state.
         """
@@ -175,6 +182,9 @@ def clean(client: Callable[[str], Any], pause: Callable[[float], None], *, patie
         client: returns the boto3 client of a service.
         pause: waits for a number of seconds.
         patience: most polls until a deleted group has disappeared.
+
+    Returns:
+        One sentence per deleted resource, in the order of the deletions.
     """
     scaling, ec2, sqs, events = (client(service) for service in ("autoscaling", "ec2", "sqs", "events"))
     said: list[str] = []

@@ -23,7 +23,7 @@ STATE_CHANGE: Final = "EC2 Instance State-change Notification"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What AWS answered to one question."""
+    """Contains what AWS answered to one question."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Values for fields of `AwsAnswers`."""

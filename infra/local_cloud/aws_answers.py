@@ -68,6 +68,9 @@ def read(path: Path | None = None) -> AwsAnswers:
         path: a file that `everstep aws-conformance` wrote. None: the file `STORED`, or the defaults if it does not
             exist.
 
+    Returns:
+        The stored answers, or the defaults.
+
     Raises:
         UnusableAnswers: the file does not exist or has other content. The message contains the path.
     """

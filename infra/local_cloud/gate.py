@@ -61,6 +61,9 @@ def read(service: str, body: bytes) -> Request:
     Args:
         service: a member of `SERVICES`.
         body: the call's body, in AWS's query protocol.
+
+    Returns:
+        The request; without parameters if the service has no such operation.
     """
     values = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
     action, model = values.get("Action", ""), get_service_model(service)

@@ -99,6 +99,9 @@ class Buckets:
             name: name of the bucket. A new bucket is full.
             rate: size and refill of the bucket. A size below one counts as one.
             now: monotonic seconds; never less than at an earlier call.
+
+        Returns:
+            False if the bucket had less than one token.
         """
         burst = max(1.0, rate.burst)
         level, at = self._levels.get(name, (burst, now))

@@ -97,6 +97,9 @@ class FileOrder:
         Args:
             rank: index of the rank among the ranks that divide the batches.
             begin: number of the first batch that any rank receives.
+
+        Returns:
+            Numbers in the numbering of all ranks, in ascending order.
         """
         count = max(0, self.batches - begin) // self.replicas
         return range(begin + rank, begin + count * self.replicas, self.replicas)
@@ -126,6 +129,11 @@ class FileOrder:
 
     def permutation(self, epoch: int, lane: int, block: int) -> list[int]:
         """Return the order in which the samples of a block are yielded.
+
+        Args:
+            epoch: index of the epoch, from 0.
+            lane: index of the lane, from 0.
+            block: index of the block in its lane, from 0.
 
         Returns:
             Indices into the block, from 0.

@@ -173,6 +173,9 @@ class _EpochReader:
         Args:
             number: the batch's number in the epoch, in the numbering of all ranks.
 
+        Returns:
+            The batch, as the user's `collate_fn` returns it.
+
         Raises:
             SessionMisuse: a file does not have its given number of samples.
         """

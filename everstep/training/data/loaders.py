@@ -29,6 +29,9 @@ def find_source(name: str, loader: Iterable[object], seed: int, *, is_traced: bo
         seed: seed of the workers' randomness, for loaders without a generator.
         is_traced: True in a determinism check, which compares samples and batches.
 
+    Returns:
+        The source at its beginning.
+
     Raises:
         CannotResume: the loader cannot be resumed. The error says what to use.
     """

@@ -45,6 +45,9 @@ class Order(Protocol):
 
         Args:
             tree: result of `tree` of the other order, which may be of another class.
+
+        Returns:
+            The differences in words, joined into one text.
         """
         ...
 

@@ -71,6 +71,9 @@ class SeededDataset(Dataset[object]):
 
         Args:
             samples: a batch of samples, or one sample. None is returned if the last fetch returned other samples.
+
+        Returns:
+            The indices in the order of the samples, or None.
         """
         if self._single is None:
             return self._fetched if self._fetched and len(cast(Sized, samples)) == len(self._fetched) else None
@@ -113,6 +116,9 @@ class SeededCollator:
 
         Args:
             samples: the samples that the dataset returned last in this process, or one sample without a batch size.
+
+        Returns:
+            The batch, as `collate_fn` returns it.
 
         Raises:
             SessionMisuse: the samples are not those that the dataset returned last.

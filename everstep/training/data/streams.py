@@ -184,6 +184,9 @@ class DataStream:
     def load_state_dict(self, state: dict[str, Tree]) -> None:
         """Restore a position. Fetches no batch yet.
 
+        Args:
+            state: result of `state_dict` in an earlier launch.
+
         Raises:
             CannotResume: the loader differs from the earlier one in a way that changes the order of samples.
         """

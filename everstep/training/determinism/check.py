@@ -113,6 +113,9 @@ class DeterminismCheck:
         Args:
             environment: the rank's environment.
 
+        Returns:
+            The check at the beginning of its present pass.
+
         Raises:
             SessionMisuse: the number of steps is not valid.
         """

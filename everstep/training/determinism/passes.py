@@ -55,6 +55,9 @@ class Pass:
         Args:
             variables: the environment variables of the rank.
 
+        Returns:
+            The pass, numbered from 1.
+
         Raises:
             SessionMisuse: the number of steps is not valid.
         """

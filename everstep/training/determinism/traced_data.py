@@ -114,6 +114,9 @@ class TracedCollate:
 
         Args:
             fetched: the answer of `TracedDataset`.
+
+        Returns:
+            The collated batch, and the digests of its samples and of itself.
         """
         batch = self._collate(fetched.content)
         trace = Trace(fetched.order, fetched.samples, fetched.repeats, digest_of(batch), tuple(calls.drain()))

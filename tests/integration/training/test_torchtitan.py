@@ -1,6 +1,7 @@
 """A trainer of torchtitan is killed, and resumed in new processes.
 
-Its weights, optimizer, schedule, counters, logged losses and random draws equal those of an undisturbed run bit for bit.
+Its weights, optimizer, schedule, counters, logged losses and random draws equal those of an undisturbed run bit for
+bit.
 """
 
 from __future__ import annotations
