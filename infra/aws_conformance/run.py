@@ -9,9 +9,12 @@ from typing import Any
 import msgspec
 from botocore.exceptions import BotoCoreError, ClientError
 
+from everstep.protocol.codec import resolve
 from infra.aws_conformance.account import Account, Place, Unanswered, clean
 from infra.aws_conformance.questions import Answer, Question
 from infra.local_cloud.aws_answers import AwsAnswers, Recorded
+
+resolve(AwsAnswers)  # Threads must not be the first to read the class.
 
 
 def ask(
