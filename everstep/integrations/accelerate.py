@@ -152,8 +152,8 @@ def check_accelerator(accelerator: Accelerator) -> None:
             "Everstep has no tests with it",
             "Use DDP, FSDP2 or DeepSpeed ZeRO.",
         )
-    plugin: Any = accelerator.state.fsdp_plugin
-    if kind is DistributedType.FSDP and plugin.fsdp_version == 1:
+    plugin: Any = accelerator.state.fsdp_plugin if kind is DistributedType.FSDP else None
+    if plugin is not None and plugin.fsdp_version == 1:
         raise UnsupportedOption(
             "fsdp_version=1",
             "Everstep does not know whether FSDP1 resumes bit for bit",
