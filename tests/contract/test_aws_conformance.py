@@ -251,7 +251,8 @@ def test_the_command_stores_the_answers(aws: ServedAws, environment: None, tmp_p
 
 
 def test_the_command_removes_its_resources_after_sigterm(aws: ServedAws, tmp_path: Path) -> None:
-    words = ["--yes", "--image", IMAGE, "--out", str(tmp_path / "answers.json")]
+    # This question watches a member for minutes, so the run cannot end before the signal.
+    words = ["--yes", "--image", IMAGE, "--out", str(tmp_path / "answers.json"), "--question", "ended-member"]
     process = subprocess.Popen(
         [str(Path(sys.executable).with_name("everstep")), "aws-conformance", *words],
         env={**os.environ, **aws_variables(aws.url, aws.keys)},

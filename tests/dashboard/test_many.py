@@ -62,9 +62,9 @@ def test_five_hundred_jobs_are_listed_filtered_and_scrolled_and_the_list_asks_fo
     expect(row).to_contain_text(f"0 of {NODES - 1}")
     expect(row.get_by_role("img", name="48 % done")).to_be_visible()
     page.locator("[data-filter]").fill("")
-    page.get_by_role("button", name="Pending 49").click()
+    page.get_by_role("button", name="Queued 49").click()
     expect(page.get_by_text(f"49 of {JOBS} jobs", exact=True)).to_be_visible()
-    expect(rows.filter(has_text="Pending")).to_have_count(rows.count())
+    expect(rows.filter(has_text="Queued")).to_have_count(rows.count())
     page.get_by_role("button", name="Time left").click()
     expect(rows.first).to_be_in_viewport()
 

@@ -43,7 +43,7 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     torch.use_deterministic_algorithms(True)
     options = arguments.get("options", {})
     accumulate = options.get("accumulate", 2)
-    divide_on_cpu(options["kind"])
+    divide_on_cpu(options.get("kind", "ddp"))
     torch.manual_seed(0)
     plugins: dict[str, Any] = {}
     if options.get("kind") == "fsdp":
@@ -53,7 +53,7 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     elif options.get("kind") == "zero":
         plugins["deepspeed_plugin"] = DeepSpeedPlugin(zero_stage=3, gradient_accumulation_steps=accumulate)
     accelerator = Accelerator(
-        cpu=options["kind"] == "ddp",
+        cpu=options.get("kind", "ddp") == "ddp",
         gradient_accumulation_steps=accumulate,
         mixed_precision="bf16" if options.get("bf16") else "no",
         **plugins,

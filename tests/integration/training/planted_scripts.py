@@ -29,6 +29,11 @@ WIDTH, SAMPLES, STEPS = 8, 24, 8
 PRIVATE = random.Random(7)
 
 
+def drawn() -> float:
+    """Draw from a generator that no snapshot contains: the augmentation reaches it by another function only."""
+    return PRIVATE.random()
+
+
 class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Regression samples. `change` augments a sample when it is fetched."""
 
@@ -125,7 +130,7 @@ def noisy_collate(samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[tor
 DATASETS: dict[str, Callable[[Path], Numbers]] = {
     "augmentation_clock": lambda _: Numbers(lambda sample: sample + time.time_ns() % 1_000_003 / 1e6),
     "augmentation_entropy": lambda _: Numbers(lambda sample: sample + random.SystemRandom().random()),
-    "augmentation_generator": lambda _: Numbers(lambda sample: sample + PRIVATE.random()),
+    "augmentation_generator": lambda _: Numbers(lambda sample: sample + drawn()),
     "augmentation_kept": lambda _: Numbers(lambda sample: sample + torch.rand(WIDTH) + float(np.random.rand())),
     "files": Files,
 }

@@ -289,9 +289,9 @@ export function charted(page: HTMLElement, moment: Moment, job: string): string[
   return charts === names.length ? [] : [`${job}: ${charts} charts for the metrics ${names.join(', ')}`]
 }
 
-/** Each “step N” that a page mentions is a number of the answers about the moment. */
+/** Each “step N” that a page mentions is a number of the answers about the moment. “Steps” before a time names a phase. */
 export function mentioned(page: HTMLElement, address: string, known: ReadonlySet<string>): string[] {
-  const matches = [...(page.textContent ?? '').matchAll(/\bsteps? (\d[\d,]*)/gi)]
+  const matches = [...(page.textContent ?? '').matchAll(/\bsteps? (\d[\d,]*)(?!\d|[\d,.]* (?:s|min|h|d)\b)/gi)]
   const numbers = new Set(matches.map(([, number]) => number!.replace(/,/g, '')))
   const unknown = [...numbers].filter((number) => !known.has(number))
   return unknown.map((number) => `step ${number} on ${address} is in no answer`)
