@@ -15,20 +15,22 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.mark.parametrize(
-    ("name", "steps", "model"),
+    ("name", "parameters", "model"),
     [
-        pytest.param("trainer", 300, "model/model.safetensors", id="transformers"),
-        pytest.param("lightning", 300, "model.pt", id="lightning"),
-        pytest.param("torchtitan", 150, "checkpoint/step-150/__0_0.distcp", id="torchtitan"),
+        pytest.param("trainer", {"steps": "300", "batch_size": "16"}, "model/model.safetensors", id="transformers"),
+        pytest.param("lightning", {"steps": "300"}, "model.pt", id="lightning"),
+        pytest.param("torchtitan", {"steps": "150"}, "checkpoint/step-150/__0_0.distcp", id="torchtitan"),
     ],
 )
-def test_a_documented_script_loses_a_rank_and_an_instance(place: Workplace, name: str, steps: int, model: str) -> None:
+def test_a_documented_script_loses_a_rank_and_an_instance(
+    place: Workplace, name: str, parameters: dict[str, str], model: str
+) -> None:
     """`model` is the path of the first rank's result in its output directory.
 
-    Both faults happen within the first 100 steps, so that the job cannot end before them.
+    Both faults happen within the first 100 steps, so that the job cannot end before them. The steps are longer than a
+    commit on a busy machine, because a commit that takes several steps loses several steps.
     """
     shape, example = Shape(nodes=2), EXAMPLES / name
-    parameters = {"steps": str(steps)}
     place.client.create_training_job(
         TrainingJobName=name,
         Source=place.client.upload_source(Directory=example),
