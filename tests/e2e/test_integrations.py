@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
     ("name", "parameters", "model"),
     [
         pytest.param("trainer", {"steps": "300", "batch_size": "16"}, "model/model.safetensors", id="transformers"),
-        pytest.param("lightning", {"steps": "300"}, "model.pt", id="lightning"),
+        pytest.param("lightning", {"steps": "300", "batch_size": "2048"}, "model.pt", id="lightning"),
         pytest.param("torchtitan", {"steps": "150"}, "checkpoint/step-150/__0_0.distcp", id="torchtitan"),
     ],
 )
