@@ -39,6 +39,9 @@ both with the calls of the code.
 """
 
 needs_terraform = pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform is not installed")
+needs_provider = pytest.mark.skipif(
+    not MIRRORS, reason="no mirror of the provider: set EVERSTEP_TERRAFORM_PLUGINS to a folder for -plugin-dir"
+)
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,8 @@ def test_the_files_have_terraforms_format() -> None:
 
 
 @needs_terraform
-@pytest.mark.timeout(600)
+@needs_provider
+@pytest.mark.timeout(900)
 def test_an_installation_is_created_planned_without_changes_and_destroyed(
     quickstart: Terraform, aws: ServedAws
 ) -> None:
