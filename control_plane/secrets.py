@@ -92,10 +92,13 @@ def ensure_admin(database: Database, stored: Secrets, now: datetime) -> None:
     The secret is stored before the database is written. After a crash between the two writes, the next start stores the
     digest of the same token in the database.
     """
-    with database.write() as session:
+    with database.read() as session:
         if tokens.has_admin(session):
             return
-        secret = stored.kept(ADMIN_TOKEN, tokens.new_secret)
+    secret = stored.kept(ADMIN_TOKEN, tokens.new_secret)  # may ask AWS, so no transaction is open
+    with database.write() as session:
+        if tokens.has_admin(session):
+            return  # Another server was faster, and stored the same token.
         tokens.mint(
             session,
             NewToken(kind=TokenKind.USER, role=Role.ADMIN, description="first administrator"),
