@@ -345,15 +345,18 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
 
 
 def _tell(url: str, settings: Settings, ready_file: Path | None) -> None:
-    files = SecretFiles(settings.state_directory)
-    token = f"secret {settings.secrets_prefix}admin-token" if settings.secrets_prefix else files.place(ADMIN_TOKEN)
+    token = (
+        f"secret {settings.secrets_prefix}admin-token"
+        if settings.secrets_prefix
+        else str(settings.state_directory / ADMIN_TOKEN)
+    )
     if ready_file is not None:
         write_private(ready_file, json.dumps({"url": url, "pid": os.getpid(), "admin_token_path": token}) + "\n")
     log.info(
         "listening on %s; administrator's token in %s; server id %s",
         url,
         token,
-        settings.server_id or server_id(files),
+        settings.server_id or server_id(SecretFiles(settings.state_directory)),
     )
 
 

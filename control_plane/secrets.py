@@ -40,10 +40,6 @@ class Secrets(Protocol):
         """
         ...
 
-    def place(self, name: str) -> str:
-        """Return where a person finds a secret: a path, or a name with the service that has it."""
-        ...
-
 
 class SecretFiles:
     """`Secrets` in the files of a directory, which only the server's user can read.
@@ -64,10 +60,6 @@ class SecretFiles:
             value = fresh()
             write_private(path, value + "\n")
             return value
-
-    def place(self, name: str) -> str:
-        """Return the path of a file (see `Secrets.place`)."""
-        return str(self._directory / name)
 
 
 def server_secret(stored: Secrets) -> bytes:

@@ -45,10 +45,6 @@ class ManagedSecrets:
             self._put_first(name, fresh())
             return self._value(name)
 
-    def place(self, name: str) -> str:
-        """Return the name of a secret and its service (see `Secrets.place`)."""
-        return f"the secret {self._id(name)} of AWS Secrets Manager"
-
     def _value(self, name: str) -> str:
         with translated():
             return str(self._client.get_secret_value(SecretId=self._id(name))["SecretString"])
