@@ -22,7 +22,21 @@ data "aws_iam_policy_document" "trust" {
   }
 }
 
+data "aws_iam_policy_document" "encryption" {
+  dynamic "statement" {
+    for_each = var.kms_key_arn == null ? [] : [var.kms_key_arn]
+
+    content {
+      sid       = "Encryption"
+      actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
+      resources = [statement.value]
+    }
+  }
+}
+
 data "aws_iam_policy_document" "server" {
+  source_policy_documents = [data.aws_iam_policy_document.encryption.json]
+
   statement {
     sid       = "Describe"
     resources = ["*"]
@@ -132,19 +146,11 @@ data "aws_iam_policy_document" "server" {
       resources = [for arn in statement.value : "${arn}:*"]
     }
   }
-
-  dynamic "statement" {
-    for_each = var.kms_key_arn == null ? [] : [var.kms_key_arn]
-
-    content {
-      sid       = "Encryption"
-      actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
-      resources = [statement.value]
-    }
-  }
 }
 
 data "aws_iam_policy_document" "node" {
+  source_policy_documents = [data.aws_iam_policy_document.encryption.json]
+
   statement {
     sid       = "Jobs"
     actions   = ["s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject"]
@@ -186,16 +192,6 @@ data "aws_iam_policy_document" "node" {
       sid       = "SecretsOfJobs"
       actions   = ["secretsmanager:GetSecretValue", "ssm:GetParameter"]
       resources = statement.value
-    }
-  }
-
-  dynamic "statement" {
-    for_each = var.kms_key_arn == null ? [] : [var.kms_key_arn]
-
-    content {
-      sid       = "Encryption"
-      actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
-      resources = [statement.value]
     }
   }
 }
