@@ -470,11 +470,11 @@ class HoldAdvice(TypedDict):
     """The recommended decision about a held node."""
     Decision: Literal["Terminate", "Release", "Inspect"]
     Description: str
-    """What to do and why: one or two sentences in the imperative."""
+    """One or two imperative sentences that say what to do and why."""
     Command: str
     """The command for the first step."""
     FurtherCommands: list[str]
-    """Commands of which the person runs one after the inspection. Empty unless Decision is Inspect."""
+    """Alternative commands for the time after the inspection. Empty unless Decision is Inspect."""
 
 class HoldSnapshotResponse(TypedDict):
     """The snapshots of all ranks at one committed step. The job keeps them in memory until the hold ends."""
@@ -753,7 +753,7 @@ class Node(TypedDict):
     Hold: NotRequired[Literal["unreachable", "distrusted", "inspection", "person"]]
     """Reason why the node is held. A held node waits for ReleaseNode, unless the reason is that the node is unreachable."""
     HoldAdvice: NotRequired[HoldAdvice]
-    """What a person should do with the held node. Absent if the node is not held, or if no person must decide."""
+    """The advice for a held node. Absent if the node is not held, or if Everstep releases it by itself."""
     Request: NotRequired[Literal["drain", "replace", "reboot", "hold"]]
     """A user's request that is not completed yet. ReleaseNode cancels it."""
     RequestReason: NotRequired[str]

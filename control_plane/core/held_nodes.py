@@ -33,11 +33,11 @@ class HoldAdvice:
 
     decision: HoldDecision
     words: str
-    """What to do and why: one or two sentences in the imperative, with the node's id."""
+    """One or two imperative sentences that say what to do and why. They contain the node's id."""
     command: str
     """The command for the first step."""
     further_commands: tuple[str, ...] = ()
-    """Commands of which the person runs one after the inspection. Empty unless the decision is INSPECT."""
+    """Alternative commands for the time after the inspection. Empty unless the decision is INSPECT."""
 
 
 def advice(node_id: str, hold: Hold, reason: str) -> HoldAdvice | None:

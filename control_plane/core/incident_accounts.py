@@ -217,7 +217,7 @@ class Action:
 
     urgency: Urgency
     words: str
-    """What to do: one or two sentences in the imperative."""
+    """One or two imperative sentences that say what to do."""
     command: str
     """The command for the first step of the action."""
     further_commands: tuple[str, ...] = ()

@@ -797,11 +797,11 @@ export interface HeldShard {
 /** The recommended decision about a held node. */
 export interface HoldAdvice {
   Decision: 'Terminate' | 'Release' | 'Inspect'
-  /** What to do and why: one or two sentences in the imperative. */
+  /** One or two imperative sentences that say what to do and why. */
   Description: string
   /** The command for the first step. */
   Command: string
-  /** Commands of which the person runs one after the inspection. Empty unless Decision is Inspect. */
+  /** Alternative commands for the time after the inspection. Empty unless Decision is Inspect. */
   FurtherCommands: string[]
 }
 
@@ -1261,7 +1261,7 @@ export interface Node {
   NodeStatus: 'joining' | 'spare' | 'assigned' | 'held' | 'rebooting' | 'draining' | 'gone'
   /** Reason why the node is held. A held node waits for ReleaseNode, unless the reason is that the node is unreachable. */
   Hold?: 'unreachable' | 'distrusted' | 'inspection' | 'person'
-  /** What a person should do with the held node. Absent if the node is not held, or if no person must decide. */
+  /** The advice for a held node. Absent if the node is not held, or if Everstep releases it by itself. */
   HoldAdvice?: HoldAdvice
   /** A user's request that is not completed yet. ReleaseNode cancels it. */
   Request?: 'drain' | 'replace' | 'reboot' | 'hold'

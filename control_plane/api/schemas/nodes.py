@@ -30,11 +30,11 @@ class HoldAdvice(Shape):
 
     decision: HoldDecision
     description: str
-    """What to do and why: one or two sentences in the imperative."""
+    """One or two imperative sentences that say what to do and why."""
     command: str
     """The command for the first step."""
     further_commands: list[str]
-    """Commands of which the person runs one after the inspection. Empty unless Decision is Inspect."""
+    """Alternative commands for the time after the inspection. Empty unless Decision is Inspect."""
 
 
 class ReleaseNodeRequest(Request):
@@ -101,7 +101,7 @@ class Node(Shape):
     A held node waits for ReleaseNode, unless the reason is that the node is unreachable.
     """
     hold_advice: HoldAdvice | None
-    """What a person should do with the held node. Absent if the node is not held, or if no person must decide."""
+    """The advice for a held node. Absent if the node is not held, or if Everstep releases it by itself."""
     request: NodeRequest | None
     """A user's request that is not completed yet. ReleaseNode cancels it."""
     request_reason: str | None

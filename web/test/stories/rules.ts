@@ -289,7 +289,7 @@ export function charted(page: HTMLElement, moment: Moment, job: string): string[
   return charts === names.length ? [] : [`${job}: ${charts} charts for the metrics ${names.join(', ')}`]
 }
 
-/** Each “step N” that a page mentions is a number of the answers about the moment. “Steps” before a time names a phase. */
+/** Returns a complaint for each step number on a page that no answer of the moment contains. Durations are not steps. */
 export function mentioned(page: HTMLElement, address: string, known: ReadonlySet<string>): string[] {
   const matches = [...(page.textContent ?? '').matchAll(/\bsteps? (\d[\d,]*)(?!\d|[\d,.]* (?:s|min|h|d)\b)/gi)]
   const numbers = new Set(matches.map(([, number]) => number!.replace(/,/g, '')))
