@@ -36,7 +36,7 @@ import asyncio
 import logging
 import re
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import UnionType
 from typing import TypeVar
 
@@ -180,11 +180,12 @@ async def _hello(websocket: WebSocket) -> Hello:
 async def _serve(websocket: WebSocket, services: Services, hello: Hello, admission: _Admission) -> None:
     """Read reports and send commands until one of the two directions ends."""
     connection = services.registry.accept(hello, admission.fleet)
+    admitted_at = services.now()
     log.info("agent of node %s (fleet %s, %s) is connected", hello.node_id, admission.fleet, hello.version)
     try:
         welcome = AgentWelcome(session_token=admission.secret, fleet=admission.fleet, timeouts=services.timeouts)
         await _send(websocket, encode(welcome))
-        reading = asyncio.create_task(_read(websocket, services, connection, hello.node_id, admission))
+        reading = asyncio.create_task(_read(websocket, services, connection, hello.node_id, admission, admitted_at))
         writing = asyncio.create_task(_write(websocket, services, connection, admission.fleet))
         try:
             done, _ = await asyncio.wait((reading, writing), return_when=asyncio.FIRST_COMPLETED)
@@ -199,11 +200,16 @@ async def _serve(websocket: WebSocket, services: Services, hello: Hello, admissi
 
 
 async def _read(
-    websocket: WebSocket, services: Services, connection: AgentConnection, node_id: NodeId, admission: _Admission
+    websocket: WebSocket,
+    services: Services,
+    connection: AgentConnection,
+    node_id: NodeId,
+    admission: _Admission,
+    admitted_at: datetime,
 ) -> None:
     lists = SharedLists()
     is_joining = admission.is_join
-    checked_at = services.now()
+    checked_at = admitted_at
     patience = services.timeouts.lease_seconds * SILENT_LEASES
     while True:
         try:
@@ -212,10 +218,11 @@ async def _read(
         except TimeoutError as error:
             raise _Refusal(SILENT, f"no message arrived for {patience:.0f} s") from error
         report: AgentReport | LogLines | CommandEnded | SnapshotHeld | SnapshotBytes = _decoded(data, _SAID)
-        since_check = (services.now() - checked_at).total_seconds()
-        if not 0 <= since_check < SESSION_CHECK_SECONDS:  # A clock that was set back must not postpone the check.
+        now = services.now()
+        if not 0 <= (now - checked_at).total_seconds() < SESSION_CHECK_SECONDS:
+            # A clock that was set back does not postpone the check.
             await asyncio.to_thread(_require_session, services, node_id, admission.session_id)
-            checked_at = services.now()
+            checked_at = now
         if isinstance(report, LogLines):
             connection.lines(report)
             continue
