@@ -55,6 +55,7 @@ def admit(
     request: CreateTrainingJobRequest,
     *,
     run_id: str,
+    project: str,
     fleet: FleetRecord,
     max_node_count: int,
     source: SourceRecord,
@@ -70,6 +71,7 @@ def admit(
     Args:
         request: a request that passed the model's validation.
         run_id: id of the new run.
+        project: project of the job. It is part of the job's prefix in the service's bucket.
         fleet: the fleet that the job starts in.
         max_node_count: current MaxSize of the fleet's group.
         source: the uploaded source that the request names.
@@ -107,7 +109,7 @@ def admit(
             "The job cannot run with this request: " + "; ".join(f"{error.field}: {error.message}" for error in wrong),
             fields=wrong,
         )
-    own = own_place(bucket, request.training_job_name, run_id)
+    own = own_place(bucket, project, request.training_job_name, run_id)
     return JobSpec(
         **{name: value for name in _STORED_AS_SENT if (value := getattr(request, name)) is not None},
         source_sha256=source.sha256,
@@ -145,12 +147,13 @@ def admit(
     )
 
 
-def own_place(bucket: str, name: str, run_id: str) -> str:
+def own_place(bucket: str, project: str, name: str, run_id: str) -> str:
     """Return the prefix in the service's bucket below which only one run of a job writes.
 
-    The result is an S3 URI below `bucket`, the service's bucket. It ends with a slash.
+    The result is an S3 URI below `bucket`, the service's bucket. It ends with a slash. All objects of a project have
+    one prefix, so that an IAM policy can limit a role to a project.
     """
-    return f"s3://{bucket}/jobs/{name}/run={run_id}/"
+    return f"s3://{bucket}/projects/{project}/jobs/{name}/run={run_id}/"
 
 
 def copies_of(request: CreateTrainingJobRequest) -> int:

@@ -1,7 +1,7 @@
 """Deletes source uploads that no client completed.
 
     CreateSource ──▶ uploads/<project>/<sha256>.tar.gz
-                      ├─ CompleteSource: verified, stored under sources/, the upload deleted
+                      ├─ CompleteSource: verified, stored under projects/<project>/sources/, the upload deleted
                       └─ never completed: deleted here, `KEPT` after the upload
 
 A presigned upload URL expires after minutes, so no client still completes an upload that is a day old. A client can

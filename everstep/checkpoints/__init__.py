@@ -1,6 +1,6 @@
 """Reads checkpoints outside of training jobs: one tensor at a time, verified, without pickle and without torch.
 
-    with open_checkpoint("s3://bucket/jobs/x/checkpoints/run=…/gen=3/step=900/manifest.json") as checkpoint:
+    with open_checkpoint("s3://bucket/checkpoints/x/run=…/gen=3/step=900/manifest.json") as checkpoint:
         for tensor in checkpoint.tensors.values():
             data = checkpoint.read(tensor)
 

@@ -127,7 +127,7 @@ def world(service, client, tmp_path_factory) -> Iterator[dict[str, Any]]:
 
 def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
     job = {"TrainingJobName": "gpt"}
-    prefix = f"jobs/gpt/run={world['job'].run}"
+    prefix = f"projects/default/jobs/gpt/run={world['job'].run}"
     new = {
         "TrainingJobName": "second",
         "Source": world["source"],
@@ -285,7 +285,7 @@ def test_every_operation_goes_there_and_back(service, client, world):
     wanted = calls(world)
     assert wanted.keys() == MODEL["operations"].keys()
     sources = world["job"].service.objects
-    archive = next(sources.get(info.reference) for info in sources.list(reference("sources/")))
+    archive = next(sources.get(info.reference) for info in sources.list(reference("projects/default/sources/")))
     order = sorted(
         wanted, key=lambda name: (name.startswith("Delete"), name.startswith("Stop"), not name.startswith("StartDrill"))
     )

@@ -213,7 +213,9 @@ def test_a_name_that_another_project_has_taken_is_free(service) -> None:
         closing(service.client(service.token(Role.SUBMITTER, "art"))) as member,
         closing(service.client(service.token(Role.SUBMITTER, "speech"))) as owner,
     ):
-        stored = service.objects.get(ObjectReference(bucket=BUCKET, key=f"sources/{service.source}.tar.gz"))
+        stored = service.objects.get(
+            ObjectReference(bucket=BUCKET, key=f"projects/speech/sources/{service.source}.tar.gz")
+        )
         member.upload_source(Body=stored)
         before = owner.describe_training_job(TrainingJobName="gpt")
         made = member.create_training_job(

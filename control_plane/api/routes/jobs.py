@@ -90,6 +90,7 @@ def create_training_job(
     spec = admit(
         request,
         run_id=run_id,
+        project=project,
         fleet=fleet,
         max_node_count=_max_node_count(services, fleet),
         source=source,

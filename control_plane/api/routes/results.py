@@ -80,11 +80,10 @@ def has_own_outputs(job: JobRecord, bucket: str) -> bool:
 
     This is true for a path in another bucket than the service's, `bucket`. In the service's bucket, the path must be
     below the job's own prefix. Deletions call this function, too. A job that was created before admission checked
-    output paths may have a path with objects of other jobs.
+    output paths may have a path with objects of other jobs. An older job's own prefix does not name its project.
     """
-    return prefix_of(job.spec.output_uri).bucket != bucket or job.spec.output_uri.startswith(
-        own_place(bucket, job.name, job.run_id)
-    )
+    own = own_place(bucket, job.project, job.name, job.run_id), f"s3://{bucket}/jobs/{job.name}/run={job.run_id}/"
+    return prefix_of(job.spec.output_uri).bucket != bucket or job.spec.output_uri.startswith(own)
 
 
 def _outputs_of(services: Services, job: JobRecord) -> ObjectReference:

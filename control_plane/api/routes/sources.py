@@ -181,7 +181,7 @@ def _store(
             fields=fields,
             hint=LEAVE_OUT if isinstance(error, ArchiveTooLarge) else "",
         ) from error
-    reference = _reference(services, source_id)
+    reference = _reference(services, caller, source_id)
     file.seek(0)
     services.objects.put_file(reference, file)
     with services.database.write() as session:
@@ -241,8 +241,9 @@ def _known(services: Services, source_id: str, caller: Caller) -> SourceRecord |
         return sources.find(session, source_id, caller.project_filter)
 
 
-def _reference(services: Services, source_id: str) -> ObjectReference:
-    return ObjectReference(bucket=services.bucket, key=f"sources/{source_id}.tar.gz")
+def _reference(services: Services, caller: Caller, source_id: str) -> ObjectReference:
+    key = f"projects/{caller.choose_project(None)}/sources/{source_id}.tar.gz"
+    return ObjectReference(bucket=services.bucket, key=key)
 
 
 def _upload(services: Services, caller: Caller, source_id: str) -> ObjectReference:

@@ -72,7 +72,7 @@ module "identity" {
 
 resource "aws_s3_object" "wheel" {
   bucket = module.storage.bucket
-  key    = "sources/release/${basename(var.wheel)}"
+  key    = "release/${basename(var.wheel)}"
   source = var.wheel
   etag   = filemd5(var.wheel)
 }

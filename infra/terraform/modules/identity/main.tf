@@ -154,13 +154,19 @@ data "aws_iam_policy_document" "node" {
   statement {
     sid       = "Jobs"
     actions   = ["s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject"]
-    resources = ["${var.bucket_arn}/jobs/*"]
+    resources = [for project in var.projects : "${var.bucket_arn}/projects/${project}/jobs/*"]
   }
 
   statement {
     sid       = "Sources"
     actions   = ["s3:GetObject"]
-    resources = ["${var.bucket_arn}/sources/*"]
+    resources = concat(["${var.bucket_arn}/release/*"], [for project in var.projects : "${var.bucket_arn}/projects/${project}/sources/*"])
+  }
+
+  statement {
+    sid       = "Evidence"
+    actions   = ["s3:PutObject"]
+    resources = ["${var.bucket_arn}/evidence/*"]
   }
 
   statement {
@@ -171,7 +177,7 @@ data "aws_iam_policy_document" "node" {
     condition {
       test     = "StringLike"
       variable = "s3:prefix"
-      values   = ["jobs/*"]
+      values   = [for project in var.projects : "projects/${project}/jobs/*"]
     }
   }
 

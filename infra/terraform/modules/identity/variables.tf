@@ -8,6 +8,12 @@ variable "bucket_arn" {
   type        = string
 }
 
+variable "projects" {
+  description = "Projects whose objects nodes may read and write. `*` matches any name."
+  type        = list(string)
+  default     = ["*"]
+}
+
 variable "kms_key_arn" {
   description = "KMS key of the bucket. Null if S3 has keys of its own."
   type        = string

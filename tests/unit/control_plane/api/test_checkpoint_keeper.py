@@ -60,7 +60,7 @@ def steps(client) -> list[int]:
 
 def keys(service, job: Job) -> set[str]:
     """Return the steps that still have at least one object in S3."""
-    place = ObjectReference(bucket=BUCKET, key=f"jobs/gpt/run={job.run}/checkpoints/")
+    place = ObjectReference(bucket=BUCKET, key=f"projects/default/jobs/gpt/run={job.run}/checkpoints/")
     return {info.reference.key.partition("step=")[2].partition("/")[0] for info in service.objects.list(place)}
 
 
@@ -189,7 +189,9 @@ def test_a_server_that_dies_while_deleting_leaves_it_to_the_next_one(service, cl
     with monkeypatch.context() as patch:
         patch.setattr(service.objects, "delete", dying)
         keeper(service).delete_due()
-    assert calls[0] == [f"jobs/gpt/run={job.run}/checkpoints/run={job.run}/gen=1/step=10/manifest.json"]
+    assert calls[0] == [
+        f"projects/default/jobs/gpt/run={job.run}/checkpoints/run={job.run}/gen=1/step=10/manifest.json"
+    ]
     with service.database.read() as session:
         state = {each.step: each.state for each in checkpoints.of_run(session, job.run)}
     assert state == {10: checkpoints.DELETING, 20: checkpoints.COMPLETE}
@@ -253,7 +255,9 @@ def test_checkpoints_at_multiples_are_kept_until_that_is_taken_back(service, cli
 
 def frozen_contents(service, job: Job) -> set[bytes]:
     """Return the last six bytes of each frozen object in S3."""
-    place = ObjectReference(bucket=BUCKET, key=f"jobs/gpt/run={job.run}/checkpoints/run={job.run}/frozen/")
+    place = ObjectReference(
+        bucket=BUCKET, key=f"projects/default/jobs/gpt/run={job.run}/checkpoints/run={job.run}/frozen/"
+    )
     return {service.objects.get(info.reference)[-6:] for info in service.objects.list(place)}
 
 
@@ -286,7 +290,7 @@ def test_a_deletion_leaves_frozen_objects_of_other_runs(service, client, make):
     """
     job = make()
     manifest = job.checkpoint(10, frozen=b"before")
-    folder = f"jobs/gpt/run={job.run}/checkpoints/run=victim/frozen"
+    folder = f"projects/default/jobs/gpt/run={job.run}/checkpoints/run=victim/frozen"
     victim = ObjectReference(bucket=BUCKET, key=f"{folder}/{'0' * 64}.safetensors")
     service.objects.put(victim, b"needed")
     shards = tuple(

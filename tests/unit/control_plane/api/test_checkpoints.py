@@ -42,7 +42,9 @@ def kept(client):
 
 
 def keys(service, job, step):
-    folder = ObjectReference(bucket=BUCKET, key=f"jobs/gpt/run={job.run}/checkpoints/run={job.run}/gen=1/step={step}/")
+    folder = ObjectReference(
+        bucket=BUCKET, key=f"projects/default/jobs/gpt/run={job.run}/checkpoints/run={job.run}/gen=1/step={step}/"
+    )
     return [info.reference.key.rpartition("/")[2] for info in service.objects.list(folder)]
 
 
@@ -237,9 +239,9 @@ def test_a_cloud_that_does_not_answer_is_no_verdict(service, client, job, verifi
     ("damage", "said"),
     [
         (lambda body: body, ""),
-        (lambda body: body[:-1] + b"?", "rank 0: jobs/"),
-        (lambda body: body.replace(b"base", b"BASE"), "rank 0: jobs/"),
-        (lambda body: body[:-1], "rank 0: jobs/"),
+        (lambda body: body[:-1] + b"?", "rank 0: projects/"),
+        (lambda body: body.replace(b"base", b"BASE"), "rank 0: projects/"),
+        (lambda body: body[:-1], "rank 0: projects/"),
         (None, "rank 0: s3://"),
     ],
     ids=["intact", "data", "header", "cut", "missing"],

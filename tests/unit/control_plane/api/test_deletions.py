@@ -52,7 +52,7 @@ def end(service, job):
 def keys(service):
     return sorted(
         info.reference.key.partition("/run=")[2].partition("/")[2]
-        for info in service.objects.list(ObjectReference(bucket=BUCKET, key="jobs/"))
+        for info in service.objects.list(ObjectReference(bucket=BUCKET, key="projects/default/jobs/"))
     )
 
 
@@ -81,7 +81,7 @@ def test_a_dry_run_says_what_would_go_and_takes_nothing(service, client, job):
     )
     assert (told["ObjectCount"], told["ObjectBytes"], told["HasMoreObjects"]) == (3, 9, False)
     assert (told["NodeSeconds"], told["CostUsd"]) == (3600, 98.32)
-    assert all(uri.startswith(f"s3://{BUCKET}/jobs/gpt/run={job.run}/") for uri in told["S3Uris"])
+    assert all(uri.startswith(f"s3://{BUCKET}/projects/default/jobs/gpt/run={job.run}/") for uri in told["S3Uris"])
     assert keys(service) == before
     client.describe_training_job(**GPT)
 

@@ -43,7 +43,9 @@ def test_a_job_is_created_with_its_defaults_filled_in(client, request_, service)
     }
     assert (job["TrainingJobStatus"], job["SecondaryStatus"], job["FleetName"]) == ("InProgress", "Pending", "main")
     assert job["Protection"] == {"Copies": 2, "MaxSlowdown": 1.0}
-    assert job["CheckpointConfig"]["S3Uri"] == f"s3://{BUCKET}/jobs/gpt/run={job['RunId']}/checkpoints/"
+    assert (
+        job["CheckpointConfig"]["S3Uri"] == f"s3://{BUCKET}/projects/default/jobs/gpt/run={job['RunId']}/checkpoints/"
+    )
     assert (job["Generation"], job["CommittedStep"], job["Boundary"], job["NodeIds"]) == (0, -1, -1, [])
     assert job["Reliability"] == {"LostSteps": 0}
     assert (job["AccountingSeconds"], job["NodeSeconds"], job.get("CostUsd")) == ({}, 0, None)

@@ -70,7 +70,7 @@ class Member:
 @pytest.fixture
 def members(service: Service, client: Any, fleet: str, source: dict[str, str]) -> Iterator[list[Member]]:
     source_id = source["SourceId"]
-    archive = service.objects.get(ObjectReference(bucket=BUCKET, key=f"sources/{source_id}.tar.gz"))
+    archive = service.objects.get(ObjectReference(bucket=BUCKET, key=f"projects/default/sources/{source_id}.tar.gz"))
     with ExitStack() as stack:
         found = []
         for project in PROJECTS:
@@ -83,6 +83,8 @@ def members(service: Service, client: Any, fleet: str, source: dict[str, str]) -
 def test_each_project_describes_lists_and_stops_its_own_job(members: list[Member]) -> None:
     for member in members:
         assert member.describe() == member.describe(member.run_id) == (member.run_id, member.project)
+        place = member.client.describe_training_job(TrainingJobName="gpt")["CheckpointConfig"]["S3Uri"]
+        assert place == f"s3://{BUCKET}/projects/{member.project}/jobs/gpt/run={member.run_id}/checkpoints/"
         listed = member.client.list_training_jobs()["TrainingJobSummaries"]
         assert [job["RunId"] for job in listed] == [member.run_id]
         with refused("ConflictException", match="already a training job named 'gpt'"):

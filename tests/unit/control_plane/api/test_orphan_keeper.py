@@ -35,7 +35,7 @@ def job(service, client, fleet, source) -> Job:
 
 
 def folders(service, job: Job) -> set[str]:
-    place = ObjectReference(bucket=BUCKET, key=f"jobs/gpt/run={job.run}/checkpoints/run={job.run}/")
+    place = ObjectReference(bucket=BUCKET, key=f"projects/default/jobs/gpt/run={job.run}/checkpoints/run={job.run}/")
     return {
         info.reference.key.removeprefix(place.key).rpartition("/step=")[2][:2] for info in service.objects.list(place)
     }

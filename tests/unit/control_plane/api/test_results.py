@@ -102,7 +102,9 @@ class Job:
                 nodes.note_hello(session, facts, initial_state="joining", now=START)
 
     def put(self, kind: str, path: str, body: bytes = b"x") -> None:
-        self.service.objects.put(ObjectReference(bucket=BUCKET, key=f"jobs/gpt/run={self.run}/{kind}/{path}"), body)
+        self.service.objects.put(
+            ObjectReference(bucket=BUCKET, key=f"projects/default/jobs/gpt/run={self.run}/{kind}/{path}"), body
+        )
 
     def checkpoint(
         self, step: int, *, generation: int = 1, frozen: bytes = b"", is_replicated: bool = False
@@ -120,7 +122,7 @@ class Job:
             sha256 = hashlib.sha256(whole).hexdigest()
             place = f"gen={generation}/step={step}/replicated" if is_replicated else "frozen"
             self.put("checkpoints", f"run={self.run}/{place}/{sha256}.safetensors", whole)
-            key = f"jobs/gpt/run={self.run}/checkpoints/run={self.run}/{place}/{sha256}.safetensors"
+            key = f"projects/default/jobs/gpt/run={self.run}/checkpoints/run={self.run}/{place}/{sha256}.safetensors"
             shared.append(SharedObject(key=key, object_bytes=len(whole), sha256=sha256))
         for rank in range(2):
             header, body = tiny_shard(rank, step, generation, frozen, is_replicated=is_replicated)
@@ -130,7 +132,7 @@ class Job:
             shards.append(
                 ManifestShard(
                     rank=Rank(rank),
-                    key=f"jobs/gpt/run={self.run}/{folder}/u/rank={rank}.safetensors",
+                    key=f"projects/default/jobs/gpt/run={self.run}/{folder}/u/rank={rank}.safetensors",
                     object_bytes=len(body),
                     etag="e",
                     payload_bytes=header.payload_bytes,
@@ -159,7 +161,7 @@ class Job:
             step=step,
             state=checkpoints.COMPLETE,
             bucket=BUCKET,
-            manifest_key=f"jobs/gpt/run={self.run}/{folder}/manifest.json",
+            manifest_key=f"projects/default/jobs/gpt/run={self.run}/{folder}/manifest.json",
             manifest=body,
             object_bytes=sum(shard.object_bytes for shard in shards),
             created_at=START,
@@ -175,7 +177,7 @@ class Job:
             step=step,
             state=state,
             bucket=BUCKET,
-            manifest_key=f"jobs/gpt/run={self.run}/checkpoints/run={self.run}/gen=1/step={step}/manifest.json",
+            manifest_key=f"projects/default/jobs/gpt/run={self.run}/checkpoints/run={self.run}/gen=1/step={step}/manifest.json",
             manifest=b"{}",
             object_bytes=1,
             created_at=START,
@@ -557,7 +559,7 @@ def test_only_keys_of_the_job_are_read(client, job, service):
     service.objects.put(ObjectReference(bucket=BUCKET, key="sources/secret"), b"s")
     for key in (
         "sources/secret",
-        f"jobs/gpt/run={job.run}/logs/gen=9/node=i-0/0-1.jsonl",
+        f"projects/default/jobs/gpt/run={job.run}/logs/gen=9/node=i-0/0-1.jsonl",
     ):
         with refused("ResourceNotFoundException"):
             client.get_output(TrainingJobName="gpt", Key=key)["Body"].read()
@@ -601,6 +603,13 @@ def test_outputs_in_another_bucket_are_shown_and_keys_beside_them_are_not(client
         client.get_output(TrainingJobName="gpt", Key="out/gpt/of-another/gen=1/x")["Body"].read()
 
 
+def test_an_older_jobs_outputs_are_shown_at_their_stored_place(client, job, service):
+    own = f"jobs/gpt/run={job.run}/output/"
+    move_outputs(service, job.run, f"s3://{BUCKET}/{own}")
+    service.objects.put(ObjectReference(bucket=BUCKET, key=f"{own}gen=1/rank=0/x"), b"x")
+    assert [entry["Key"] for entry in client.list_outputs(TrainingJobName="gpt")["Outputs"]] == [f"{own}gen=1/rank=0/x"]
+
+
 @pytest.mark.covers(
     "GetOutput.TrainingJobName",
     "GetOutput.Key",
@@ -629,7 +638,7 @@ def test_outputs_of_the_newest_generation_are_downloaded(client, job, tmp_path):
 
 def test_a_browser_stores_an_output_as_a_file(service, job):
     job.put("output", 'gen=1/rank=0/a "b";é.html', b"<script>")
-    key = f'jobs/gpt/run={job.run}/output/gen=1/rank=0/a "b";é.html'
+    key = f'projects/default/jobs/gpt/run={job.run}/output/gen=1/rank=0/a "b";é.html'
     answer = httpx.get(
         f"http://{service.address}/v1/training-jobs/gpt/outputs/content",
         params={"Key": key},

@@ -135,7 +135,7 @@ def client(service: Service, monkeypatch: pytest.MonkeyPatch):
 
 BODY = archive(("train.py", b"print()"))
 ID = hashlib.sha256(BODY).hexdigest()
-KEY = f"sources/{ID}.tar.gz"
+KEY = f"projects/default/sources/{ID}.tar.gz"
 UPLOAD = f"uploads/default/{ID}.tar.gz"
 
 

@@ -61,7 +61,7 @@ def test_a_source_is_stored_under_its_digest_once(client, service):
     body = archive(special("pkg", tarfile.DIRTYPE), ("train.py", b"print()"), ("pkg/model.py", b"x = 1"))
     source_id = client.upload_source(Body=body)["SourceId"]
     assert source_id == hashlib.sha256(body).hexdigest()
-    stored = ObjectReference(bucket=BUCKET, key=f"sources/{source_id}.tar.gz")
+    stored = ObjectReference(bucket=BUCKET, key=f"projects/default/sources/{source_id}.tar.gz")
     assert service.objects.get(stored) == body
     assert client.upload_source(Body=io.BytesIO(body))["SourceId"] == source_id
 
@@ -99,7 +99,9 @@ def test_an_upload_waits_for_a_thread_once_for_a_piece_and_not_for_what_is_in_me
     body = archive(("train.py", b""), ("noise", random.Random(size).randbytes(size)))
     source_id = hashlib.sha256(body).hexdigest()
     client.put_source(SourceId=source_id, Body=body)
-    assert service.objects.get(ObjectReference(bucket=BUCKET, key=f"sources/{source_id}.tar.gz")) == body
+    assert (
+        service.objects.get(ObjectReference(bucket=BUCKET, key=f"projects/default/sources/{source_id}.tar.gz")) == body
+    )
     assert len(asked) == waits
 
 
