@@ -16,7 +16,7 @@ DASHBOARD := control_plane/static/index.html
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo check fix web wheel pictures test test-fast test-durations test-full test-dashboard-stories test-integrations-latest test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity bench-integrations
+.PHONY: help setup lock demo check fix web wheel docs pictures test test-fast test-durations test-full test-dashboard-stories test-integrations-latest test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity bench-integrations
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,7 @@ $(STAMP): pyproject.toml requirements/build.txt requirements/development.txt req
 
 lock: setup  ## requirements/*.txt: the newest versions within the bounds of pyproject.toml, with the hashes of all platforms
 	@$(LOCK) --group build -o requirements/build.txt
+	@$(LOCK) --group docs -o requirements/docs.txt
 	@$(LOCK) pyproject.toml --extra dev --extra check --extra web --overrides requirements/overrides.txt --no-emit-package torch --no-emit-package setuptools -o requirements/development.txt
 
 demo:  ## set-up, then the main job: a training run that survives lost processes, instances and a lost group; KEEP=1: stays up, with the dashboard
@@ -68,6 +69,17 @@ $(DASHBOARD): $(STAMP) docs/runbook.md $(shell find web -type f -not -path 'web/
 wheel: setup web  ## dist/: a wheel that contains the dashboard
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .
 	@ls dist/*.whl
+
+docs: build/docs-venv/.set-up  ## build/site: the documentation as a website; fails on a link that leads nowhere
+	@rm -rf build/site-source && mkdir -p build/site-source
+	@cp -r README.md ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md docs examples build/site-source
+	@cp docs/site/nav.yml build/site-source/.nav.yml
+	@NO_MKDOCS_2_WARNING=1 build/docs-venv/bin/mkdocs build --quiet && echo "build/site/index.html"
+
+build/docs-venv/.set-up: requirements/docs.txt
+	@$(PYTHON) -m venv build/docs-venv
+	@build/docs-venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $<
+	@touch $@
 
 pictures: setup web  ## docs/pictures: the dashboard over the recorded incidents and the seeded world that its tests use
 	@$(BIN)/python -m tests.dashboard --pictures docs/pictures

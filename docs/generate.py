@@ -1,6 +1,7 @@
 """Writes the documents that are generated from the code.
 
     docs/states.md                     every state machine, drawn from its transition table
+    docs/adr/README.md                 the list of decisions
     docs/modules.md                    every module, with the first paragraph of its docstring
     docs/reference/timeouts.md         between its markers: the timeouts and the fixed limits
     docs/security.md                   between its markers: the least role that each API operation needs
@@ -35,6 +36,7 @@ from worker.core import generation
 ROOT = Path(__file__).resolve().parents[1]
 STATES = ROOT / "docs" / "states.md"
 MODULES = ROOT / "docs" / "modules.md"
+DECISIONS = ROOT / "docs" / "adr" / "README.md"
 TIMEOUTS = ROOT / "docs" / "reference" / "timeouts.md"
 PACKAGES = ("everstep", "control_plane", "worker", "infra")
 DEFAULT_DETECTION_SECONDS = 3.0
@@ -122,6 +124,7 @@ def main(arguments: list[str]) -> int:
         ),
         STATES: states_document(),
         MODULES: modules_document(),
+        DECISIONS: decisions_document(),
         TIMEOUTS: timeouts_document(TIMEOUTS.read_text()),
         SECURITY: security_document(SECURITY.read_text()),
     }
@@ -349,7 +352,19 @@ def coverage_document(fields: Iterable[str], tests: Mapping[str, list[str]]) -> 
     return "\n".join(lines) + "\n"
 
 
-# -- modules
+# -- decisions and modules
+
+
+def decisions_document() -> str:
+    """Return docs/adr/README.md: a link to each decision."""
+    intro = "Each page states one decision, its reasons and the alternatives. Written by `python docs/generate.py`.\n"
+    return "\n".join(["# Decisions\n", intro, *_decisions()]) + "\n"
+
+
+def _decisions() -> Iterator[str]:
+    for path in sorted(DECISIONS.parent.glob("[0-9]*.md")):
+        title = path.read_text().partition("\n")[0].removeprefix("# ")
+        yield f"- [{title}]({path.name})"
 
 
 def modules_document() -> str:

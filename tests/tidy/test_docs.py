@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("everstep", "control_plane", "worker", "infra")
 NAMED = (
     *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/design.md", "docs/operating.md")),
-    *sorted((ROOT / "docs/adr").glob("*.md")),
+    *sorted((ROOT / "docs/adr").glob("[0-9]*.md")),
 )
 FILE = re.compile(r"(?:[\w.-]+/)*[\w-]+\.(?:py|md|txt|json|toml|ini|mako)")
 SYMBOL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?")
@@ -77,8 +77,17 @@ def test_every_field_of_every_request_has_a_test() -> None:
     ] == []
 
 
+def test_the_websites_navigation_names_every_page() -> None:
+    text = (ROOT / "docs/site/nav.yml").read_text()
+    patterns = re.findall(r"^ +- (\S+\.md)$", text, re.MULTILINE)
+    pages = {str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]}
+    named = {page for page in pages if any(PurePath(page).match(pattern) for pattern in patterns)}
+    assert sorted(pages - named) == []
+    assert [pattern for pattern in patterns if not any(PurePath(page).match(pattern) for page in pages)] == []
+
+
 def test_each_decision_has_a_number_of_its_own() -> None:
-    numbers = [int(path.name[:4]) for path in sorted((ROOT / "docs/adr").glob("*.md"))]
+    numbers = [int(path.name[:4]) for path in sorted((ROOT / "docs/adr").glob("[0-9]*.md"))]
     assert len(numbers) == len(set(numbers)), "two decisions have the same number"
 
 
