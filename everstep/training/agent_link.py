@@ -209,17 +209,24 @@ class UnixAgentLink:
         welcome_seconds: how long the rank tries to connect at the start, for example while the agent restarts. Once
             connected, the rank waits without a limit while the agent fetches the snapshot.
         clock: monotonic clock, in seconds.
+        open_socket: returns a new unix socket, for each connection.
     """
 
     has_agent = True
 
     def __init__(
-        self, path: Path, hello: RankHello, welcome_seconds: float, clock: Callable[[], float] = time.monotonic
+        self,
+        path: Path,
+        hello: RankHello,
+        welcome_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        open_socket: Callable[[], socket.socket] = lambda: socket.socket(socket.AF_UNIX),
     ) -> None:
         self._path = path
         self._hello = hello
         self._welcome_seconds = welcome_seconds
         self._clock = clock
+        self._open_socket = open_socket
         self._lock = threading.RLock()  # The training thread, the copier and the metrics thread all send.
         self._socket: socket.socket | None = None
         self._is_new = True
@@ -406,7 +413,7 @@ class UnixAgentLink:
         if self._is_closed or self._clock() < self._next_attempt:
             return
         self._next_attempt = self._clock() + RECONNECT_SECONDS
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        line = self._open_socket()
         line.setblocking(False)
         try:
             line.connect(str(self._path))

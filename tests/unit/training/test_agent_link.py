@@ -15,7 +15,7 @@ import pytest
 from everstep.protocol.codec import frame
 from everstep.protocol.ids import Generation, JobName, Rank, RunId
 from everstep.protocol.rank_messages import RankHello, SlotsRefused, SlotsRequest
-from everstep.training.agent_link import UnixAgentLink
+from everstep.training.agent_link import RECONNECT_SECONDS, UnixAgentLink
 
 HELLO = RankHello(job=JobName("job"), run=RunId("ab" * 16), generation=Generation(1), rank=Rank(0), pid=1)
 REQUEST = SlotsRequest(generation=Generation(1), layout_hash=b"h" * 16, capacity_bytes=1)
@@ -25,17 +25,12 @@ WAIT_SECONDS = 50.0
 
 
 @pytest.fixture
-def ends(tmp_path: Path) -> Iterator[tuple[UnixAgentLink, socket.socket]]:
-    """Return a rank's link that has requested slots, and the agent's end of its connection."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+def listener(tmp_path: Path) -> Iterator[socket.socket]:
+    """Return the socket at which the agent accepts its ranks."""
+    with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "agent"))
         listener.listen()
-        link = UnixAgentLink(tmp_path / "agent", HELLO, WAIT_SECONDS)
-        stack.callback(link.close)
-        link.send(REQUEST)
-        link.poll()
-        yield link, stack.enter_context(listener.accept()[0])
+        yield listener
 
 
 @pytest.fixture
@@ -52,8 +47,10 @@ class Awaited(socket.socket):
     A thread calls `fileno` before it waits, so this method sets the event.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        super().__init__(fileno=descriptor)
+    def __init__(self, least: int) -> None:
+        """Open a unix socket with a descriptor of at least `least`."""
+        with socket.socket(socket.AF_UNIX) as low:
+            super().__init__(fileno=fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, least))
         self.is_awaited = threading.Event()
 
     def fileno(self) -> int:
@@ -63,36 +60,49 @@ class Awaited(socket.socket):
 
 @pytest.mark.usefixtures("_many_descriptors")
 @pytest.mark.parametrize("least", [0, 1024])
-def test_a_rank_waits_for_its_agent_however_many_descriptors_it_has(
-    ends: tuple[UnixAgentLink, socket.socket], least: int
-) -> None:
-    link, agent = ends
-    assert link._socket is not None
-    with link._socket as line:
-        link._socket = awaited = Awaited(fcntl.fcntl(line, fcntl.F_DUPFD_CLOEXEC, least))
-
-    def answer() -> None:
-        awaited.is_awaited.wait()
-        agent.sendall(frame(ANSWER))
-
-    answering = threading.Thread(target=answer)
-    answering.start()
-    link.wait(WAIT_SECONDS)
-    assert link.slots == ANSWER, "it has not waited"
-    answering.join()
-
-
-def test_a_line_that_is_cut_is_not_waited_for(ends: tuple[UnixAgentLink, socket.socket]) -> None:
-    link, agent = ends
-    assert link._socket is not None
-    # close the socket, as another thread could between the link's check of the socket and its wait
-    link._socket.close()
-    link.wait(WAIT_SECONDS)
-    assert link._socket is None
-    link._next_attempt = 0
+def test_a_rank_waits_for_its_agent_however_many_descriptors_it_has(listener: socket.socket, least: int) -> None:
+    awaited = Awaited(least)
+    link = UnixAgentLink(Path(listener.getsockname()), HELLO, WAIT_SECONDS, open_socket=lambda: awaited)
     link.poll()
-    assert link._socket is not None
-    agent.close()
+    with contextlib.closing(link), listener.accept()[0] as agent:
+        link.send(REQUEST)
+        awaited.is_awaited.clear()
+
+        def answer() -> None:
+            awaited.is_awaited.wait()
+            agent.sendall(frame(ANSWER))
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        link.wait(WAIT_SECONDS)
+        assert link.slots == ANSWER, "it has not waited"
+        answering.join()
+
+
+def test_a_line_that_is_cut_is_not_waited_for(listener: socket.socket) -> None:
+    now = 0.0
+    opened: list[socket.socket] = []
+
+    def open_socket() -> socket.socket:
+        opened.append(socket.socket(socket.AF_UNIX))
+        return opened[-1]
+
+    link = UnixAgentLink(Path(listener.getsockname()), HELLO, WAIT_SECONDS, lambda: now, open_socket)
+    with contextlib.closing(link):
+        link.poll()
+        # close the socket, as another thread could between the link's check of the socket and its wait
+        opened[0].close()
+        link.wait(WAIT_SECONDS)
+        link.poll()
+        assert len(opened) == 1, "the rank waits between two attempts to connect"
+        now = RECONNECT_SECONDS
+        link.poll()
+        assert len(opened) == 2
+        with listener.accept()[0], listener.accept()[0] as agent:
+            agent.sendall(frame(ANSWER))
+            link.send(REQUEST)
+            link.wait(WAIT_SECONDS)
+            assert link.slots == ANSWER
 
 
 def test_a_closed_link_does_not_connect_again(tmp_path: Path) -> None:
