@@ -37,6 +37,7 @@ from everstep.protocol.agent_messages import (
     SnapshotBytes,
     SnapshotHeld,
 )
+from everstep.protocol.codec import is_supported
 from everstep.protocol.ids import FleetName, Generation, NodeId, RunId
 
 QUEUE_LIMIT = 64
@@ -70,8 +71,9 @@ class AgentConnection:
     `AgentRegistry.accept` creates it. The websocket route owns and closes it.
     """
 
-    def __init__(self, registry: AgentRegistry, node_id: NodeId) -> None:
+    def __init__(self, registry: AgentRegistry, node_id: NodeId, protocol_minor: int) -> None:
         self.node_id = node_id
+        self.protocol_minor = protocol_minor
         self._registry = registry
         self._queue: OrderedDict[object, ControlToAgent] = OrderedDict()
         self._filled = asyncio.Event()
@@ -192,7 +194,7 @@ class AgentRegistry:
         before = self._connections.get(hello.node_id)
         if before is not None:
             before._end()
-        connection = AgentConnection(self, hello.node_id)
+        connection = AgentConnection(self, hello.node_id, hello.protocol_minor)
         self._connections[hello.node_id] = connection
         known = self._views.get(hello.node_id)
         same_agent = known is not None and known.hello.agent_id == hello.agent_id
@@ -257,11 +259,11 @@ class AgentRegistry:
             message: an idempotent message. The agent may receive it twice.
 
         Returns:
-            False if the agent is not connected. In that case, the message is dropped. A later pass sends the message
-            again.
+            False if the agent is not connected, or if its release is too old for the message. In that case, the
+            message is dropped. A later pass sends the message again.
         """
         connection = self._connections.get(node_id)
-        if connection is None or not connection.is_open:
+        if connection is None or not connection.is_open or not is_supported(message, connection.protocol_minor):
             return False
         connection._put(message)
         return True

@@ -611,6 +611,8 @@ class Hello(Message, frozen=True):
     version: str
     run: RunId | None = None
     """The run whose state is still on the node; None if the node has no run's state."""
+    protocol_minor: int = 0
+    """The agent's `codec.PROTOCOL_MINOR`. The control plane sends only messages that this minor version has."""
 
 
 class AgentWelcome(Message, frozen=True):
@@ -622,6 +624,8 @@ class AgentWelcome(Message, frozen=True):
     session_token: str
     fleet: str
     timeouts: Timeouts
+    protocol_minor: int = 0
+    """The control plane's `codec.PROTOCOL_MINOR`. The agent sends only messages that this minor version has."""
 
 
 class Prepare(Message, frozen=True):

@@ -6,6 +6,17 @@
 
 On a byte stream, an unsigned 32-bit big-endian length precedes each message.
 
+Two processes understand each other if they have the same protocol version, the major version. Within a version, a
+newer release only adds. The minor version counts the additions:
+
+    added                        rule
+    field                        has a default, and the default means the behaviour before the addition
+    message, enum value          the sender checks with `is_supported` that the receiver's minor version has it
+    anything else                needs a new protocol version
+
+A receiver ignores fields that it does not know, and checks all others. `tests/golden/protocol` has the bytes of each
+message per minor version, and every later release must decode them.
+
 Invariant: `decode` returns a fully checked value of the given union, or raises a `ProtocolError`.
 """
 
@@ -13,13 +24,17 @@ from __future__ import annotations
 
 import struct
 import threading
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 
 from everstep.protocol.errors import MalformedMessage, OversizedMessage, UnknownVersion
 
 PROTOCOL_VERSION = 1
+"""The major version. Processes with different protocol versions refuse each other's messages."""
+PROTOCOL_MINOR = 0
+"""The number of additions to the protocol version. Agent and control plane exchange it in their first messages."""
+UPDATE_ADVICE = "see docs/operating.md#updates"
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Maximum size of an encoded message in bytes. Senders divide larger data, such as shards, into chunks."""
 LENGTH = struct.Struct(">I")
@@ -28,8 +43,11 @@ _VERSION = struct.Struct(">H")
 T = TypeVar("T")
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, tag_field="type", kw_only=True):
-    """Base of every message: immutable, tagged with its class name, and strict about unknown fields."""
+class Message(msgspec.Struct, frozen=True, tag=True, tag_field="type", kw_only=True):
+    """Base of every message: immutable, and tagged with its class name."""
+
+    since_minor: ClassVar[int] = 0
+    """The minor version that added this class. `is_supported` compares it with the receiver's minor version."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -53,6 +71,21 @@ def encode(message: Message) -> bytes:
     if len(data) > MAX_MESSAGE_BYTES:
         raise OversizedMessage(f"{type(message).__name__} is {len(data)} bytes long; the limit is {MAX_MESSAGE_BYTES}")
     return data
+
+
+def is_supported(message: Message, receiver_minor: int) -> bool:
+    """Return whether a receiver can decode a message.
+
+    A sender calls it before it sends a message on a line whose receiver reported its minor version.
+
+    Args:
+        message: a struct derived from `Message`, whose `since_minor` decides.
+        receiver_minor: the receiver's `PROTOCOL_MINOR`; 0 if the receiver did not report one.
+
+    Returns:
+        True if the receiver's release has the message's class. The receiver ignores unknown fields in any case.
+    """
+    return type(message).since_minor <= receiver_minor
 
 
 def resolve(kind: object) -> msgspec.msgpack.Decoder[object]:
@@ -89,7 +122,7 @@ def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
     Raises:
         OversizedMessage: the data is longer than `MAX_MESSAGE_BYTES`.
         UnknownVersion: the sender uses another protocol version.
-        MalformedMessage: the data is not msgpack, has an unknown type, or has a missing, unknown or mistyped field.
+        MalformedMessage: the data is not msgpack, has an unknown type, or has a missing or mistyped field.
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise OversizedMessage(f"a message of {len(data)} bytes; the limit is {MAX_MESSAGE_BYTES}")
@@ -97,7 +130,9 @@ def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
         raise MalformedMessage("a message without a protocol version")
     (version,) = _VERSION.unpack_from(data)
     if version != PROTOCOL_VERSION:
-        raise UnknownVersion(f"a message has protocol version {version}; this process supports {PROTOCOL_VERSION}")
+        raise UnknownVersion(
+            f"a message has protocol version {version}; this process supports {PROTOCOL_VERSION}: {UPDATE_ADVICE}"
+        )
     decoder = _decoders.get(kind) or resolve(kind)
     try:
         return decoder.decode(memoryview(data)[_VERSION.size :])  # type: ignore[return-value]

@@ -82,7 +82,7 @@ class ManifestShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Size of the parts that `sha256` covers; the last part may be smaller."""
 
 
-class SharedObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SharedObject(msgspec.Struct, frozen=True):
     """An object of tensors that several shards share: a frozen object or a replicated object."""
 
     key: str

@@ -85,7 +85,7 @@ class _Tensor(msgspec.Struct, frozen=True):
     data_offsets: tuple[int, int]
 
 
-class SharedGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SharedGroup(msgspec.Struct, frozen=True):
     """Tensors of a shard whose data is in a shared object."""
 
     sha256: str
@@ -97,7 +97,7 @@ class SharedGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Positions of the tensors in `tensors_in_order`, increasing."""
 
 
-class SharedGroups(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class SharedGroups(msgspec.Struct, frozen=True, omit_defaults=True):
     """The groups of one shard. No two groups have the same tensor."""
 
     frozen: tuple[SharedGroup, ...] = ()

@@ -31,7 +31,7 @@ from everstep.protocol.agent_messages import (
     SnapshotBytes,
     SnapshotHeld,
 )
-from everstep.protocol.codec import MAX_MESSAGE_BYTES, Message, decode, encode
+from everstep.protocol.codec import MAX_MESSAGE_BYTES, Message, decode, encode, is_supported
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.plan import Timeouts
 from everstep.protocol.shared_lists import SharedLists
@@ -103,6 +103,8 @@ class ControlClient:
         self._welcomed = welcomed
         self._interval_seconds = 1.0
         self._open_seconds = OPEN_SECONDS
+        self._server_minor = 0
+        """The minor protocol version of the server that welcomed the agent last."""
 
     def send_lines(self, lines: LogLines) -> None:
         """Queue log lines of ranks if the client is connected.
@@ -198,6 +200,7 @@ class ControlClient:
         self._keep(welcome.session_token)
         self._interval_seconds = welcome.timeouts.lease_seconds / 3
         self._open_seconds = welcome.timeouts.lease_seconds
+        self._server_minor = welcome.protocol_minor
         self._welcomed(welcome.timeouts)
         tune(line.transport.get_extra_info("socket"), silence_seconds=welcome.timeouts.lease_seconds)
         self.is_connected = True
@@ -216,11 +219,16 @@ class ControlClient:
         while True:
             seen = self._lines_added.version
             while self._answers:
-                await line.send(encode(self._answers[0]))
+                await self._send_supported(line, self._answers[0])
                 self._answers.popleft()
             while self._lines:
-                await line.send(encode(self._lines.popleft()))
+                await self._send_supported(line, self._lines.popleft())
             await self._lines_added.wait(seen)
+
+    async def _send_supported(self, line: ClientConnection, message: Message) -> None:
+        """Send a message, or drop it if the server's release is too old for it."""
+        if is_supported(message, self._server_minor):
+            await line.send(encode(message))
 
     async def _listen(self, line: ClientConnection) -> None:
         async for data in line:

@@ -22,8 +22,11 @@ from worker.node.state_directory import sync, write_durably
 log = logging.getLogger(__name__)
 
 
-class Promise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The generation that the node has promised to join, with the facts that a restarted agent needs to resume."""
+class Promise(msgspec.Struct, frozen=True, kw_only=True):
+    """The generation that the node has promised to join, with the facts that a restarted agent needs to resume.
+
+    An older agent ignores fields that a newer agent wrote.
+    """
 
     job: str
     run: str

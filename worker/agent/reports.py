@@ -12,6 +12,7 @@ import msgspec
 
 from everstep import __version__
 from everstep.protocol.agent_messages import AgentReport, Hello, MemberReport, NodeFault
+from everstep.protocol.codec import PROTOCOL_MINOR
 from worker.agent.inspection import RankInspection
 from worker.agent.lifecycle import Lifecycle
 from worker.agent.own_log import Evidence
@@ -98,6 +99,7 @@ class Reports:
             memory_bytes=self._settings.memory_bytes,
             version=__version__,
             run=self._lifecycle.promise.run,
+            protocol_minor=PROTOCOL_MINOR,
         )
 
     def report(self) -> AgentReport:

@@ -20,12 +20,13 @@ connection within `SESSION_CHECK_SECONDS` of the revocation.
     1013         the cloud or the fleet is not ready, or     retries later, at the next address
                  another server manages the fleet
     1009         a message is too long                       retries later; a bug, or another version
-    4400         a message is malformed                      like 1009; the server counts 1009 and 4400 per node
+    4400         a message is malformed                      like 1009; the server counts 1009, 4400 and 4426 per node
     4401         the session is revoked or another node's    tries its join token
     4403         EC2 does not list the node in the group     retries later: EC2's lists lag behind
     4408         the agent was silent for too long           connects again
     4409         the node has a newer connection             connects again
     4410         the node has joined before                  tries its session token if it has one
+    4426         the agent has another protocol version      retries later: a person updates one of the two
 
 Invariant: the registry receives a connection only after the server has checked its token and its node.
 """
@@ -68,8 +69,8 @@ from everstep.protocol.agent_messages import (
     SnapshotBytes,
     SnapshotHeld,
 )
-from everstep.protocol.codec import decode, encode
-from everstep.protocol.errors import MalformedMessage, ProtocolError
+from everstep.protocol.codec import PROTOCOL_MINOR, decode, encode
+from everstep.protocol.errors import MalformedMessage, ProtocolError, UnknownVersion
 from everstep.protocol.ids import FleetName, NodeId
 from everstep.protocol.log_records import about
 from everstep.protocol.shared_lists import SharedLists
@@ -94,6 +95,7 @@ MALFORMED = 4400
 NOT_A_MEMBER = 4403
 SILENT = 4408
 SUPERSEDED = 4409
+OTHER_VERSION = 4426
 SESSION_CHECK_SECONDS = 10.0
 """Interval at which an open connection checks that its session was not revoked."""
 ELSEWHERE = "another replica of the control plane serves this fleet"
@@ -136,7 +138,7 @@ async def connect(websocket: WebSocket) -> None:
         await websocket.close()  # Close the socket before accepting it, so that the client receives HTTP 403.
         return
     await websocket.accept()
-    node_id, proven = "?", token.node_id
+    node_id, proven = token.node_id or "?", token.node_id
     try:
         hello = await _hello(websocket)
         node_id = hello.node_id
@@ -157,8 +159,8 @@ async def connect(websocket: WebSocket) -> None:
 
 
 def _count(services: Services, proven: str | None, code: int) -> None:
-    """Count a malformed or oversized message for the node, if the token proves which node sent it."""
-    if proven is not None and code in (MALFORMED, OVERSIZED):
+    """Count a rejected message for the node, if the token proves which node sent it."""
+    if proven is not None and code in (MALFORMED, OVERSIZED, OTHER_VERSION):
         services.registry.refuse(NodeId(proven))
 
 
@@ -183,7 +185,12 @@ async def _serve(websocket: WebSocket, services: Services, hello: Hello, admissi
     admitted_at = services.now()
     log.info("agent of node %s (fleet %s, %s) is connected", hello.node_id, admission.fleet, hello.version)
     try:
-        welcome = AgentWelcome(session_token=admission.secret, fleet=admission.fleet, timeouts=services.timeouts)
+        welcome = AgentWelcome(
+            session_token=admission.secret,
+            fleet=admission.fleet,
+            timeouts=services.timeouts,
+            protocol_minor=PROTOCOL_MINOR,
+        )
         await _send(websocket, encode(welcome))
         reading = asyncio.create_task(_read(websocket, services, connection, hello.node_id, admission, admitted_at))
         writing = asyncio.create_task(_write(websocket, services, connection, admission.fleet))
@@ -279,6 +286,8 @@ def _decoded(data: bytes, kind: type[T] | UnionType) -> T:
     try:
         said: T = decode(data, kind)  # type: ignore[arg-type]  # msgspec accepts a union as type
         return said
+    except UnknownVersion as error:
+        raise _Refusal(OTHER_VERSION, str(error)) from error
     except ProtocolError as error:
         raise _Refusal(MALFORMED, f"{type(error).__name__}: {error}") from error
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from everstep.protocol import agent_messages, parity, peer_messages, plan, rank_messages, rounds
 from everstep.protocol.agent_messages import FaultCode, NodeFault
@@ -16,10 +18,12 @@ from everstep.protocol.codec import (
     encode,
     frame,
     frame_length,
+    is_supported,
 )
 from everstep.protocol.errors import MalformedMessage, OversizedMessage, UnknownVersion
 from everstep.protocol.ids import RunId
 from everstep.protocol.peer_messages import Accepted, PeerMessage, Refused
+from tests.newer_release import of_newer_release
 
 MODULES = (agent_messages, peer_messages, parity, plan, rank_messages, rounds)
 CLASSES: list[type[Message]] = sorted(
@@ -60,7 +64,7 @@ def sample(info: msgspec.inspect.Type, depth: int = 0) -> object:
             return sample(
                 next(each for each in info.types if not isinstance(each, msgspec.inspect.NoneType)), depth + 1
             )
-        case msgspec.inspect.StructType():
+        case msgspec.inspect.StructType() | msgspec.inspect.DataclassType():
             return info.cls(**{field.name: sample(field.type, depth + 1) for field in info.fields})
     raise AssertionError(f"no sample of {info}")
 
@@ -85,12 +89,42 @@ def test_round_trip(kind: type[Message]) -> None:
     assert decode(memoryview(framed)[LENGTH.size :], kind) == message
 
 
-@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_an_unknown_field_is_refused(kind: type[Message]) -> None:
+UNKNOWN_FIELDS = st.dictionaries(
+    st.text(min_size=1).map("later_".__add__),
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(),
+        lambda value: st.lists(value, max_size=3) | st.dictionaries(st.text(), value, max_size=3),
+        max_leaves=5,
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(st.sampled_from(CLASSES), UNKNOWN_FIELDS)
+def test_fields_of_a_newer_release_are_ignored_at_every_depth(kind: type[Message], unknown: dict[str, object]) -> None:
     data = encode(example(kind))
-    fields = msgspec.msgpack.decode(data[2:])
-    with pytest.raises(MalformedMessage, match="unknown field `surprise`"):
-        decode(data[:2] + msgspec.msgpack.encode({**fields, "surprise": 1}), kind)
+    later = of_newer_release(data, kind, unknown)
+    assert len(later) > len(data)
+    assert decode(later, kind) == example(kind)
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_a_field_of_a_newer_release_is_ignored(kind: type[Message]) -> None:
+    data = encode(example(kind))
+    assert decode(of_newer_release(data, kind), kind) == example(kind)
+
+
+class LaterMessage(Message, frozen=True):
+    """A message that minor version 2 adds."""
+
+    since_minor = 2
+
+
+@pytest.mark.parametrize(("minor", "supported"), [(0, False), (1, False), (2, True), (3, True)])
+def test_a_message_needs_a_receiver_of_its_minor_version(minor: int, supported: bool) -> None:
+    assert is_supported(LaterMessage(), minor) is supported
+    assert is_supported(Accepted(), minor)
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)

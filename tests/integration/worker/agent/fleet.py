@@ -26,6 +26,7 @@ from everstep.protocol.agent_messages import (
     AgentReport,
     AgentToControl,
     AgentWelcome,
+    ControlToAgent,
     ExitClass,
     Hello,
     Load,
@@ -83,6 +84,7 @@ from everstep.protocol.rank_messages import (
 )
 from everstep.protocol.slot import HEADER_BYTES, SlotIndex, digest, pack_index, unpack_header
 from tests.fakes.storage import MemoryAws, MemoryObjectStore
+from tests.newer_release import of_newer_release
 from worker.agent.agent import Agent
 from worker.agent.settings import AgentSettings
 from worker.node.health.memory import ProcessMemory
@@ -151,6 +153,8 @@ class ControlPlane:
         """Answers to requests for snapshots, in order of arrival."""
         self.tokens: list[str] = []
         self.url = ""
+        self.is_newer_release = False
+        """True: `send` adds fields to every message, as a later release of the control plane would."""
         self._lines: dict[NodeId, ServerConnection] = {}
 
     @contextlib.asynccontextmanager
@@ -161,7 +165,8 @@ class ControlPlane:
             yield self
 
     async def send(self, node_id: NodeId, message: Message) -> None:
-        await self._lines[node_id].send(encode(message))
+        data = encode(message)
+        await self._lines[node_id].send(of_newer_release(data, ControlToAgent) if self.is_newer_release else data)
 
     def is_connected(self, node_id: NodeId) -> bool:
         return node_id in self._lines

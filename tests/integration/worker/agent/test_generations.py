@@ -151,7 +151,9 @@ async def come_back_empty(node: Node) -> None:
     node.start()
 
 
-async def test_a_new_node_gets_its_shard_from_a_peer(fleet: Fleet) -> None:
+@pytest.mark.parametrize("is_newer", [False, True], ids=["control plane of this release", "of a newer release"])
+async def test_a_new_node_gets_its_shard_from_a_peer(fleet: Fleet, is_newer: bool) -> None:
+    fleet.control.is_newer_release = is_newer
     await fleet.launch()
     await fleet.train(4)
     lost = fleet.nodes[1]

@@ -12,7 +12,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from control_plane.api.memberships import SHARED_SECONDS
-from control_plane.api.routes.agents import MALFORMED, SESSION_CHECK_SECONDS
+from control_plane.api.routes.agents import MALFORMED, OTHER_VERSION, SESSION_CHECK_SECONDS
 from control_plane.cloud.errors import CloudUnavailable
 from everstep.protocol.agent_messages import (
     MAX_SNAPSHOT_READ_BYTES,
@@ -29,10 +29,11 @@ from everstep.protocol.agent_messages import (
     Release,
     SnapshotBytes,
 )
-from everstep.protocol.codec import decode, encode
+from everstep.protocol.codec import PROTOCOL_MINOR, PROTOCOL_VERSION, UPDATE_ADVICE, decode, encode
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId
 from everstep.protocol.manifest import SharedObject
 from everstep.protocol.shared_lists import SharedLists
+from tests.newer_release import of_newer_release
 from tests.unit.control_plane.api.conftest import GROUP
 from tests.unit.protocol.test_shared_lists import upload
 
@@ -306,13 +307,35 @@ async def test_a_fleet_or_cloud_that_is_not_there_yet_means_later(client, servic
         assert (await closed(opened))[0] == 1013
 
 
-@pytest.mark.parametrize(
-    "bad", [b"", b"\x00\x01nonsense", b"\x00\x63" + b"x", encode(Release(run=RunId("0" * 32))), "text"]
-)
+@pytest.mark.parametrize("bad", [b"", b"\x00\x01nonsense", encode(Release(run=RunId("0" * 32))), "text"])
 async def test_what_is_no_hello_is_refused(service, token, bad):
     async with line(service, token) as opened:
         await opened.send(bad)
         assert (await closed(opened))[0] == 4400
+
+
+async def test_an_agent_of_another_protocol_version_learns_both_versions_and_where_to_read(service, token, node):
+    later = PROTOCOL_VERSION + 1
+    async with line(service, token) as opened:
+        await opened.send(later.to_bytes(2, "big") + encode(hello(node))[2:])
+        assert await closed(opened) == (
+            OTHER_VERSION,
+            f"a message has protocol version {later}; this process supports {PROTOCOL_VERSION}: {UPDATE_ADVICE}",
+        )
+
+
+async def test_an_agent_of_a_newer_release_joins_and_reports(service, token, node):
+    said = msgspec.structs.replace(hello(node), protocol_minor=PROTOCOL_MINOR + 1)
+    member = MemberReport(job=JobName("gpt"), run=RunId("0" * 32), generation=Generation(1), phase=MemberPhase.RUNNING)
+    whole = msgspec.structs.replace(report(node), member=member)
+    async with line(service, token) as opened:
+        await opened.send(of_newer_release(encode(said), Hello))
+        welcome = decode(await opened.recv(), ControlToAgent)
+        assert isinstance(welcome, AgentWelcome)
+        assert welcome.protocol_minor == PROTOCOL_MINOR
+        await opened.send(of_newer_release(encode(whole), AgentReport))
+        await until(lambda: service.services.registry.views()[node].report == whole)
+        assert service.services.registry.views()[node].hello == said
 
 
 async def test_what_is_no_report_ends_the_line_and_nothing_else(client, service, token, node):
@@ -330,7 +353,7 @@ async def test_what_is_no_report_ends_the_line_and_nothing_else(client, service,
     # the session token identifies the node that sent the malformed message
     async with line(service, session) as opened:
         await opened.send(b"no Hello")
-        assert (await closed(opened))[0] == 4400
+        assert (await closed(opened))[0] == OTHER_VERSION
     await refusals(client, node, 3)
 
 

@@ -21,6 +21,7 @@ from everstep.protocol.agent_messages import (
     RankStatus,
     Release,
 )
+from everstep.protocol.codec import Message
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 
 NODE = NodeId("i-1")
@@ -89,6 +90,22 @@ async def test_messages_come_in_order_and_once(registry: AgentRegistry) -> None:
     assert [await connection.next_message() for _ in range(3)] == [prepare(1), Release(run=RUN), prepare(2)]
     assert registry.send(NODE, prepare(1))
     assert await connection.next_message() == prepare(1)
+
+
+class LaterCommand(Message, frozen=True):
+    """A command that minor version 2 adds."""
+
+    since_minor = 2
+
+
+@pytest.mark.parametrize(("minor", "is_sent"), [(0, False), (1, False), (2, True)])
+async def test_an_older_agent_receives_no_command_that_its_release_lacks(
+    registry: AgentRegistry, minor: int, is_sent: bool
+) -> None:
+    connection = registry.accept(msgspec.structs.replace(hello(), protocol_minor=minor), FleetName("main"))
+    assert registry.send(NODE, LaterCommand()) is is_sent  # type: ignore[arg-type]  # of a release that is not made yet
+    assert registry.send(NODE, prepare(1))
+    assert await connection.next_message() == (LaterCommand() if is_sent else prepare(1))
 
 
 async def test_an_agent_that_does_not_read_holds_a_bounded_queue(registry: AgentRegistry) -> None:

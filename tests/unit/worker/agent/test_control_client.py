@@ -13,6 +13,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
@@ -22,12 +23,16 @@ from everstep.protocol.agent_messages import (
     NOT_YOURS,
     AgentReport,
     AgentWelcome,
+    CommandEnded,
+    ControlToAgent,
     Hello,
     MemberPhase,
     MemberReport,
+    Release,
 )
-from everstep.protocol.codec import encode
+from everstep.protocol.codec import PROTOCOL_MINOR, Message, decode, encode
 from everstep.protocol.ids import Generation, JobName, NodeId, RunId
+from tests.newer_release import of_newer_release
 from tests.unit.protocol.test_shared_lists import LIST, upload
 from tests.unit.worker.rank_plans import rank_plan
 from worker.agent.control_client import ControlClient
@@ -209,3 +214,54 @@ async def test_each_connection_carries_a_list_of_shared_objects_once(tmp_path: P
             await running
     assert found[0] == found[2] > 20_000
     assert found[1] == found[3] < 2_000
+
+
+class LaterAnswer(Message, frozen=True):
+    """An answer that minor version 2 adds."""
+
+    since_minor = 2
+
+
+@pytest.mark.parametrize(("minor", "is_sent"), [(0, False), (2, True)], ids=["older server", "newer server"])
+async def test_servers_of_other_minor_versions_receive_what_their_release_has(
+    tmp_path: Path, minor: int, is_sent: bool
+) -> None:
+    answers, commands = asyncio.Queue[str](), asyncio.Queue[Message]()
+
+    async def speak(line: ServerConnection) -> None:
+        assert decode(await line.recv(decode=False), Hello).protocol_minor == PROTOCOL_MINOR
+        welcome = AgentWelcome(session_token="s", fleet="fleet", timeouts=rank_plan().timeouts, protocol_minor=minor)
+        for message in (welcome, Release(run=RunId("1"))):
+            await line.send(of_newer_release(encode(message), ControlToAgent) if minor else encode(message))
+        async for data in line:
+            assert isinstance(data, bytes)
+            if (kind := msgspec.msgpack.decode(data[2:])["type"]) != "AgentReport":
+                answers.put_nowait(kind)
+
+    async with serve(speak, "127.0.0.1", 0, compression=None) as server:
+        client = ControlClient(
+            [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"],
+            join_token="join",
+            token_path=tmp_path / "token",
+            hello=lambda: Hello(
+                node_id=NodeId("i-1"),
+                agent_id="a",
+                address="127.0.0.2",
+                peer_port=1,
+                memory_bytes=1,
+                version="0",
+                protocol_minor=PROTOCOL_MINOR,
+            ),
+            report=lambda: AgentReport(node_id=NodeId("i-1"), sequence=1, member=None),
+            command=commands.put_nowait,
+            welcomed=lambda _: None,
+        )
+        running = asyncio.create_task(client.run())
+        assert await commands.get() == Release(run=RunId("1"))
+        client.send_answer(LaterAnswer())  # type: ignore[arg-type]  # of a release that does not exist yet
+        client.send_answer(CommandEnded(command_id="1"))
+        found = [await answers.get() for _ in range(1 + is_sent)]
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+    assert found == ["LaterAnswer", "CommandEnded"][not is_sent :]
