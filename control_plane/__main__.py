@@ -323,8 +323,11 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
         url = (
             f"{scheme}://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{listener.getsockname()[1]}"
         )
+        crashed = asyncio.Event()
         # The socket already listens, so a client that reads the ready file can connect immediately.
-        app = create_app(settings, when_ready=lambda: _tell(url, settings, ready_file))
+        app = create_app(
+            settings, when_ready=lambda: _tell(url, settings, ready_file), when_crashed=lambda: _crash(server, crashed)
+        )
         gate = Gate(min(MAX_STRANGERS, raise_open_files() // 4))
         config = server_config(
             app,
@@ -339,9 +342,16 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
         # repeated signals, so that it exits with code 0.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        asyncio.run(Server(config).serve(sockets=[listener]))
+        server = Server(config)
+        asyncio.run(server.serve(sockets=[listener]))
     log.info("stopped")
-    return 0
+    return EXIT_FAILED if crashed.is_set() else 0
+
+
+def _crash(server: Server, crashed: asyncio.Event) -> None:
+    """Stop the server, so that systemd starts it again. Without its loops, the server would only seem to work."""
+    crashed.set()
+    server.should_exit = True
 
 
 def _tell(url: str, settings: Settings, ready_file: Path | None) -> None:

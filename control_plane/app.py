@@ -57,6 +57,7 @@ from control_plane.loop.exporter import EventExporter
 from control_plane.loop.figures import LoopFigures
 from control_plane.loop.log_exporter import LogExporter
 from control_plane.loop.metric_writer import MetricWriter
+from control_plane.loop.readiness import Readiness
 from control_plane.loop.runner import Runner
 from control_plane.replica import Replica
 from control_plane.secrets import SecretFiles, Secrets, ensure_admin, server_id, server_secret
@@ -91,6 +92,7 @@ def create_app(
     loops: Callable[[Services, bytes], Sequence[Loop]] | None = None,
     now: Callable[[], datetime] = steady_now,
     when_ready: Callable[[], None] = lambda: None,
+    when_crashed: Callable[[], None] = lambda: None,
 ) -> FastAPI:
     """Create the application that one server process serves.
 
@@ -103,6 +105,8 @@ def create_app(
         loops: creates the background tasks from the services and the server secret. None: the real loops.
         now: returns the present time in UTC.
         when_ready: called in a thread after the application has started. It may block.
+        when_crashed: called on the event loop when a background task has ended with an exception. The caller then ends
+            the process, because the application does not start the task again.
 
     Returns:
         The application, which owns the database and closes it at shutdown.
@@ -163,6 +167,7 @@ def create_app(
         attestation=attestation,
         feed=EventFeed(database, now),
         figures=figures,
+        readiness=Readiness(),
         now=now,
         wake=lambda: None,
     )
@@ -181,7 +186,7 @@ def create_app(
             make_loops = loops or partial(_loops, settings, replica.owner, sinks, log_sink)
             tasks = [asyncio.create_task(loop.run(stop)) for loop in make_loops(app.state.services, secret)]
             for task in tasks:
-                task.add_done_callback(_tell_of_a_crash)
+                task.add_done_callback(partial(_report_crash, when_crashed))
             try:
                 await asyncio.to_thread(when_ready)
                 yield
@@ -280,6 +285,7 @@ def _loops(
         now=services.now,
         retention=settings.retention,
         figures=services.figures,
+        readiness=services.readiness,
     )
 
     def leaser() -> Leaser:
@@ -295,9 +301,10 @@ def _loops(
     return Runner(context), MetricWriter(services.database, services.registry), *exporters
 
 
-def _tell_of_a_crash(task: asyncio.Task[None]) -> None:
+def _report_crash(when_crashed: Callable[[], None], task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.critical("a loop of the control plane has crashed", exc_info=error)
+        log.critical("a loop of the control plane has crashed, so the server ends", exc_info=error)
+        when_crashed()
 
 
 async def _finish(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -878,6 +878,11 @@ class RankSource(TypedDict):
 class ReadSnapshotResponse(TypedDict):
     Body: NotRequired[StreamingBody]
 
+class ReadinessResponse(TypedDict):
+    """The answer of a server that is ready for requests."""
+    Status: Literal["ready"]
+    Version: str
+
 class RecoveryOdds(TypedDict):
     """Probability that the job's memory survives the simultaneous loss of nodes."""
     LostNodes: int
@@ -1505,6 +1510,8 @@ class EverstepClient(Protocol):
         """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes. If a step was repeated after a failure, the value of the last repetition is returned. The newest 4,096 steps have one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution requests fewer points, the service merges neighbouring points. If a resolution would return more than MaxPoints points, the service doubles the number of steps per point until the limit is met. With ChangesSince, the response contains only the points that changed: new points, and all points after a step to which a recovery returned. Raises ValidationException if both resolutions are set."""
     def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
         """Download one output file, by a key from ListOutputs. A browser stores the response as a file and never shows it as a page."""
+    def get_readiness(self) -> ReadinessResponse:
+        """Return whether a load balancer should send requests to this server. A ready server reads and writes the database, its loops finish their sweeps, and this server or another one holds the lease of each fleet. A server that is not ready still lives: do not restart it for that reason. Raises ServiceUnavailableException if the server is not ready. The message names each reason."""
     def get_report(self, *, StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., Period: Literal["Hour", "Day", "Week"] = ..., Project: str = ..., FleetName: str = ..., MaxJobs: int = ...) -> Report:
         """Report time, cost and incidents of jobs and fleets over a time range, and their trend. A token of one project sees only that project's jobs and fleets. Raises ValidationException if EndTime is not after StartTime, or if the range has too many buckets, jobs or incidents for one report."""
     def hand_back_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:

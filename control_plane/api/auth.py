@@ -36,7 +36,7 @@ from control_plane.gate import TRUST
 
 DEFAULT_PROJECT = "default"
 OPEN_PATHS: Final = frozenset(
-    {"/v1/health", "/v1/openapi.json", "/v1/session", "/v1/agents/nonce", "/v1/agents/session"}
+    {"/v1/health", "/v1/ready", "/v1/openapi.json", "/v1/session", "/v1/agents/nonce", "/v1/agents/session"}
 )
 """Paths that need no bearer token.
 

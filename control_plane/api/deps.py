@@ -36,6 +36,7 @@ from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.event_feed import EventFeed
 from control_plane.loop.figures import LoopFigures
+from control_plane.loop.readiness import Readiness
 from everstep.protocol import constraints
 from everstep.protocol.plan import Timeouts
 
@@ -165,6 +166,8 @@ class Services:
     feed: EventFeed
     figures: LoopFigures = field(default_factory=LoopFigures)
     """Prometheus metrics that the loops collect."""
+    readiness: Readiness = field(default_factory=Readiness)
+    """State of the loops, which GetReadiness returns."""
     caller_threads: CallerThreads = field(default_factory=CallerThreads)
     """Thread pool for S3 access of coroutines on behalf of callers."""
     log_pauses: LogPauses = field(default_factory=LogPauses)

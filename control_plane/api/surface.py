@@ -57,7 +57,7 @@ API_VERSION: Final = "2026-01-01"
 DESCRIPTION: Final = "Trains large models on EC2 Auto Scaling groups and keeps every optimizer step in cluster memory."
 EPOCH: Final = "epoch-seconds"
 """JSON Schema format of a time in the contract: seconds since 1970, UTC."""
-OPEN_OPERATIONS: Final = frozenset({"GetHealth"})
+OPEN_OPERATIONS: Final = frozenset({"GetHealth", "GetReadiness"})
 """Operations that need no token."""
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
 _GATES: Final = {auth.admin: Role.ADMIN.value, auth.user: Role.SUBMITTER.value, auth.reader: Role.VIEWER.value}

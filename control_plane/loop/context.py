@@ -14,6 +14,7 @@ from control_plane.db.retention import DEFAULT, Retention
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.figures import LoopFigures
+from control_plane.loop.readiness import Readiness
 from control_plane.steady_clock import steady_now
 from everstep.protocol.plan import Timeouts
 
@@ -40,3 +41,5 @@ class LoopContext:
     retention: Retention = DEFAULT
     figures: LoopFigures = field(default_factory=LoopFigures)
     """Prometheus metrics that the loops update."""
+    readiness: Readiness = field(default_factory=Readiness)
+    """State of the loops, which GetReadiness returns."""

@@ -127,6 +127,9 @@ class FleetLoop:
             name for name in self._fleets if leases.sees_another(name) or (name in failed and leases.has_lapsed(name))
         )
         self._context.registry.leave(elsewhere)
+        self._context.readiness.settle(
+            [name for name in self._fleets if not leases.holds(name) and not leases.sees_another(name)]
+        )
         self._hearing.begin_anew(elsewhere)
 
     async def _reconcile(self, lease: Lease, name: FleetName, view: CloudView) -> FleetDecision:

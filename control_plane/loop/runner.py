@@ -21,6 +21,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from control_plane.core.timeouts import grace_seconds
 from control_plane.db.leases import Lease
 from control_plane.db.retention import prune
 from control_plane.loop.checkpoint_keeper import CheckpointKeeper
@@ -28,6 +29,7 @@ from control_plane.loop.cloud_watch import CloudWatch
 from control_plane.loop.context import LoopContext
 from control_plane.loop.decision_store import DecisionStore
 from control_plane.loop.executor import Executor
+from control_plane.loop.figures import LOOPS, Loop
 from control_plane.loop.fleet_loop import FleetLoop
 from control_plane.loop.held_leases import HeldLeases
 from control_plane.loop.job_loop import JobLoop
@@ -63,6 +65,7 @@ class Runner:
 
     def __init__(self, context: LoopContext) -> None:
         self._context = context
+        context.readiness.expect(LOOPS, grace_seconds(context.timeouts), context.monotonic)
         self.job_leases = HeldLeases(context, "job")
         self.fleet_leases = HeldLeases(context, "fleet")
         store = DecisionStore(context.database, self.fleet_leases)
@@ -136,8 +139,8 @@ class Runner:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._beat(stop))
             group.create_task(self.cloud.run(stop))
-            group.create_task(self.sweep_repeatedly(stop, self.fleet_loop.sweep))
-            group.create_task(self.sweep_repeatedly(stop, self.job_loop.sweep))
+            group.create_task(self.sweep_repeatedly(stop, self.fleet_loop.sweep, "fleet"))
+            group.create_task(self.sweep_repeatedly(stop, self.job_loop.sweep, "job"))
             group.create_task(self.prune_repeatedly(stop))
             group.create_task(self.verifier.run(stop))
             group.create_task(self.keeper.run(stop))
@@ -150,7 +153,7 @@ class Runner:
             self._context.registry.hint()
             await self.job_loop.close()
 
-    async def sweep_repeatedly(self, stop: asyncio.Event, sweep: Callable[[], Awaitable[None]]) -> None:
+    async def sweep_repeatedly(self, stop: asyncio.Event, sweep: Callable[[], Awaitable[None]], loop: Loop) -> None:
         """Repeat a sweep until `stop` is set.
 
         The next sweep follows a change, the first agent whose silence exceeds its lease, or `SWEEP_SECONDS`.
@@ -160,8 +163,10 @@ class Runner:
             begun = self._context.monotonic()
             try:
                 await sweep()
-            except Exception:
-                log.exception("a sweep failed; the next sweep follows")
+                self._context.readiness.swept(loop)
+            except Exception as error:
+                self._context.readiness.failed(loop, error)
+                log.exception("a sweep of the %s loop failed; the next sweep follows", loop)
             await pause(max(PAUSE_SECONDS, self._context.monotonic() - begun), until=stop)
             verdict_in = self.hearing.verdict_in(self._context.registry.views().values())
             seen = await self._context.registry.wait_for_change(seen, min(SWEEP_SECONDS, verdict_in + PAUSE_SECONDS))

@@ -181,6 +181,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "DescribeTrainingJob": job,
         "GetCallerIdentity": {},
         "GetHealth": {},
+        "GetReadiness": {},
         "FollowLogs": job,
         "GetLogEvents": {**job, "StartFromHead": True},
         "GetOutput": {**job, "Key": f"{prefix}/output/gen=1/rank=0/model.bin"},

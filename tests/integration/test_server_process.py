@@ -128,6 +128,26 @@ def test_an_answer_does_not_wait_until_its_head_is_acknowledged():
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+def test_a_crashed_loop_ends_the_process(tmp_path, cloud):
+    crash = """import sys
+from control_plane.__main__ import main
+from control_plane.loop.cloud_watch import CloudWatch
+async def run(self, stop): raise RuntimeError("this loop crashes")
+CloudWatch.run = run
+sys.exit(main())"""
+    arguments = command(tmp_path, cloud, "--migrate")
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", crash, *arguments[4:]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "this loop crashes" in ended.stderr
+
+
 def test_a_server_does_not_start_on_a_schema_it_does_not_know_and_says_why(tmp_path, cloud):
     ended = subprocess.run(
         command(tmp_path, cloud), cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False

@@ -1445,6 +1445,12 @@ export interface ReadSnapshotResponse {
   Body?: Blob
 }
 
+/** The answer of a server that is ready for requests. */
+export interface ReadinessResponse {
+  Status: 'ready'
+  Version: string
+}
+
 /** Reboots a node. */
 export interface RebootNodeRequest {
   NodeId: string
@@ -2043,6 +2049,7 @@ export interface Operations {
   GetLogEvents: { request: GetLogEventsRequest; response: GetLogEventsResponse }
   GetMetricData: { request: GetMetricDataRequest; response: GetMetricDataResponse }
   GetOutput: { request: GetOutputRequest; response: GetOutputResponse }
+  GetReadiness: { request: Record<string, never>; response: ReadinessResponse }
   GetReport: { request: GetReportRequest; response: Report }
   HandBackTrainingJob: { request: HandBackTrainingJobRequest; response: TrainingJobSummary }
   HoldNode: { request: HoldNodeRequest; response: Node }
@@ -2117,6 +2124,7 @@ export const operations = {
   GetLogEvents: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/events', query: ['Rank', 'Generation', 'StartTime', 'EndTime', 'FilterPattern', 'StartFromHead', 'Limit', 'NextToken'] },
   GetMetricData: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metric-data', query: ['MetricName', 'FirstStep', 'LastStep', 'StartTime', 'EndTime', 'ResolutionInSteps', 'ResolutionInSeconds', 'MaxPoints', 'ChangesSince'] },
   GetOutput: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs/content', query: ['Key'] },
+  GetReadiness: { method: 'GET', path: '/v1/ready', query: [] },
   GetReport: { method: 'GET', path: '/v1/reports', query: ['StartTime', 'EndTime', 'Period', 'Project', 'FleetName', 'MaxJobs'] },
   HandBackTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/hand-back', query: [] },
   HoldNode: { method: 'POST', path: '/v1/nodes/{NodeId}/hold', query: [] },

@@ -1,4 +1,4 @@
-"""GetHealth: the server's version and problems. This operation needs no token."""
+"""GetHealth and GetReadiness: whether a server lives, and whether it should receive requests. Neither needs a token."""
 
 from __future__ import annotations
 
@@ -6,15 +6,31 @@ from importlib.metadata import version
 
 from control_plane.api import views
 from control_plane.api.deps import Router, ServicesDep
+from control_plane.api.errors import Unavailable
 from control_plane.api.schemas import health as health_schemas
 
-router = Router(prefix="/v1/health", tags=["Health"])
+router = Router(prefix="/v1", tags=["Health"])
 
 
-@router.get("", operation_id="GetHealth")
+@router.get("/health", operation_id="GetHealth")
 async def get_health(services: ServicesDep) -> health_schemas.HealthResponse:
     """Return the server's version and the problems that need a person.
 
     A degraded server also returns status 200, because it still answers requests.
     """
     return views.health(services.database.disk.full(), version("everstep"))
+
+
+@router.get("/ready", operation_id="GetReadiness")
+async def get_readiness(services: ServicesDep) -> health_schemas.ReadinessResponse:
+    """Return whether a load balancer should send requests to this server.
+
+    A ready server reads and writes the database, its loops finish their sweeps, and this server or another one holds
+    the lease of each fleet. A server that is not ready still lives: do not restart it for that reason.
+
+    Raises ServiceUnavailableException if the server is not ready. The message names each reason.
+    """
+    problems = services.readiness.problems()
+    if problems:
+        raise Unavailable(f"This server is not ready: {'; '.join(problems)}.", hint="Use another server, or retry.")
+    return health_schemas.ReadinessResponse(status="ready", version=version("everstep"))

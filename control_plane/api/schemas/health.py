@@ -8,6 +8,13 @@ from control_plane.api.schemas.common import Shape
 from control_plane.api.schemas.tokens import ServiceCondition
 
 
+class ReadinessResponse(Shape):
+    """The answer of a server that is ready for requests."""
+
+    status: Literal["ready"]
+    version: str
+
+
 class HealthResponse(Shape):
     """Status and version of the server that answers."""
 

@@ -106,7 +106,7 @@ async def test_a_sweep_is_followed_by_a_rest_of_its_own_length(world: World, mon
         world.now += timedelta(seconds=seconds[len(pauses.seconds)])
         raise ZeroDivisionError
 
-    await world.runner.sweep_repeatedly(asyncio.Event(), sweep)
+    await world.runner.sweep_repeatedly(asyncio.Event(), sweep, "job")
     assert pauses.seconds == pytest.approx([20.0, runner.PAUSE_SECONDS, 2.0])
 
 
@@ -118,4 +118,4 @@ async def test_a_server_that_stops_does_not_rest_after_a_long_sweep(world: World
         world.now += timedelta(seconds=FOREVER)
         stop.set()
 
-    await world.runner.sweep_repeatedly(stop, sweep)
+    await world.runner.sweep_repeatedly(stop, sweep, "job")

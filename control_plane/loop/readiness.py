@@ -1,0 +1,77 @@
+"""Whether this server's loops work, so that a load balancer can choose among the servers of an installation.
+
+    loops     expect, swept, failed, settle   ──▶  Readiness  ──▶  problems   GetReadiness (api)
+
+A sweep reads the database and claims leases, so a finished sweep proves that the database answers. The request itself
+therefore reads nothing, and many requests cost nothing.
+
+Invariant: all methods run on the server's event loop without blocking.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+SHOWN_FLEETS = 3
+"""Number of fleets that a problem names."""
+
+
+@dataclass(slots=True)
+class _Loop:
+    swept_at: float | None = None
+    """Time of the last finished sweep in monotonic seconds. None before the first."""
+    failure: str = ""
+    """Error of the last sweep. Empty if it succeeded."""
+
+
+class Readiness:
+    """The state of this server's loops. A server without loops is always ready."""
+
+    def __init__(self) -> None:
+        self._loops: dict[str, _Loop] = {}
+        self._unsettled: tuple[str, ...] = ()
+        self._patience_seconds = math.inf
+        self._monotonic: Callable[[], float] = time.monotonic
+
+    def expect(self, loops: Collection[str], patience_seconds: float, monotonic: Callable[[], float]) -> None:
+        """Require sweeps of these loops from now on. The runner calls this method once, before its first sweep.
+
+        Args:
+            loops: names that `swept` and `failed` then accept, at least one.
+            patience_seconds: age of the last finished sweep above which a loop counts as stuck.
+            monotonic: returns the present time in monotonic seconds.
+        """
+        self._loops = {name: _Loop() for name in loops}
+        self._patience_seconds = patience_seconds
+        self._monotonic = monotonic
+
+    def swept(self, loop: str) -> None:
+        """Record that a sweep of this loop succeeded."""
+        self._loops[loop] = _Loop(self._monotonic())
+
+    def failed(self, loop: str, error: Exception) -> None:
+        """Record that a sweep of this loop failed, for example because the database does not answer."""
+        self._loops[loop].failure = type(error).__name__
+
+    def settle(self, unsettled: Collection[str]) -> None:
+        """Record the fleets whose lease neither this server nor another living server holds."""
+        self._unsettled = tuple(unsettled)
+
+    def problems(self) -> tuple[str, ...]:
+        """Return why this server should not receive requests, in sentences without a period. Empty if it is ready."""
+        now, found = self._monotonic(), list[str]()
+        for name, loop in self._loops.items():
+            if loop.failure:
+                found.append(f"the last sweep of the {name} loop failed with {loop.failure}")
+            elif loop.swept_at is None:
+                found.append(f"the {name} loop has not finished its first sweep")
+            elif now - loop.swept_at > self._patience_seconds:
+                found.append(f"the {name} loop has not finished a sweep for {now - loop.swept_at:.0f} s")
+        if self._unsettled:
+            names = ", ".join(self._unsettled[:SHOWN_FLEETS])
+            more = len(self._unsettled) - SHOWN_FLEETS
+            found.append(f"no server holds the lease of the fleets {names}{f' and {more} more' if more > 0 else ''}")
+        return tuple(found)
