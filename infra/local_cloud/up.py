@@ -184,19 +184,19 @@ class LocalCluster:
         self._models = self._local / "models"
         self._parts = Parts(self._local, self.logs)
         self._progress = progress or Silent()
-        self._run = secrets.token_hex(8)
+        self.run_id = secrets.token_hex(8)
         """Id of this object's run. It distinguishes successive clusters in the same directory."""
         self._guardian: Guardian | None = None
 
     def __enter__(self) -> Self:
-        self._guardian = Guardian(self.state_dir, self._run)
+        self._guardian = Guardian(self.state_dir, self.run_id)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # End only the cluster that this object started. `up` fails if another cluster is up in the same directory.
-        self.down(of_run=self._run)
+        self.down(of_run=self.run_id)
         if self._guardian is not None:
             self._guardian.dismiss()
 
@@ -223,7 +223,7 @@ class LocalCluster:
                     f"a local cloud is up already in {self.state_dir}: use it, or `everstep local down` first"
                 )
             self._end_all()  # Remove the leftovers of a crash.
-            write_private(self._run_file, self._run.encode())
+            write_private(self._run_file, self.run_id.encode())
             try:
                 self._start(options)
             except BaseException:

@@ -6,6 +6,7 @@ The processes are real. The fleet has no nodes, so that a test takes seconds.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -21,9 +22,8 @@ import pytest
 from infra.local_cloud.errors import NotUp, PreflightFailed, StartFailed
 from infra.local_cloud.faults import Conditions
 from infra.local_cloud.instance_init import memory_directory
-from infra.local_cloud.parts import PartRecord
 from infra.local_cloud.processes import descendants, identify, marked_with, wait_gone
-from infra.local_cloud.up import ClusterFile, ClusterOptions, LocalCluster
+from infra.local_cloud.up import ClusterOptions, LocalCluster
 
 # Several real servers start in each test, and a busy machine starts them slowly.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -58,14 +58,6 @@ def crash(cluster: LocalCluster) -> None:
         assert part is not None
         part.send(signal.SIGKILL)
     assert wait_gone([part for part in parts if part], timeout_seconds=10)
-
-
-def _aws_alone(cluster: LocalCluster) -> PartRecord:
-    description = ClusterFile(fleet="f", nodes=0, spares=0, node_memory_bytes=1, detection_seconds=None, group="g")
-    cluster._start_aws(description, EMPTY)
-    record = cluster._parts.record("aws")
-    assert record is not None
-    return record
 
 
 @pytest.fixture
@@ -172,11 +164,12 @@ def test_down_and_up_work_after_any_crash(cluster: LocalCluster) -> None:
 
 
 def test_down_ends_also_what_has_lost_its_directory(cluster: LocalCluster) -> None:
-    cluster._prepare_directory()
-    record = _aws_alone(cluster)
+    cluster.up(EMPTY)
+    parts = left_of(cluster)
     shutil.rmtree(cluster.state_dir)
+    assert left_of(cluster) == parts
     cluster.down()
-    assert not record.process.is_alive
+    assert left_of(cluster) == []
     assert not cluster.state_dir.exists()
 
 
@@ -212,9 +205,12 @@ def test_what_is_not_up_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 def test_two_cannot_work_on_one_directory(cluster: LocalCluster) -> None:
-    cluster._prepare_directory()
-    with cluster._locked(), pytest.raises(PreflightFailed, match="is running in"):
-        LocalCluster(cluster.state_dir).down()
+    lock = cluster.state_dir / "local/lock"
+    lock.parent.mkdir(parents=True)
+    with lock.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(PreflightFailed, match="is running in"):
+            LocalCluster(cluster.state_dir).down()
 
 
 def test_the_guardian_of_a_run_that_started_nothing_leaves_the_next_one_in_the_same_folder_alone(
@@ -234,7 +230,7 @@ def test_the_guardian_of_a_run_that_started_nothing_leaves_the_next_one_in_the_s
                 assert all(part.is_alive for part in second.status())
                 second.down(of_run="another")
                 assert all(part.is_alive for part in second.status())
-                second.down(of_run=second._run)
+                second.down(of_run=second.run_id)
                 assert left_of(second) == []
         finally:
             first.kill()
