@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import json
 import logging
 import os
@@ -34,6 +35,7 @@ from control_plane.secrets import ADMIN_TOKEN, SecretFiles, server_id, write_pri
 from control_plane.settings import InvalidSettings, Settings
 from everstep.protocol.local_keys import LocalKeys, UnusableKeys
 from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, LogFormat, TextFormatter
+from everstep.protocol.service_manager import ServiceManager
 
 log = logging.getLogger("control_plane")
 
@@ -64,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 after a graceful stop, 2 if the user must first change the settings or the schema, 1 after
         another failure.
     """
+    faulthandler.enable()  # Print the stacks when systemd's watchdog aborts this process.
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -325,9 +328,13 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
         )
         crashed = asyncio.Event()
         # The socket already listens, so a client that reads the ready file can connect immediately.
-        app = create_app(
-            settings, when_ready=lambda: _tell(url, settings, ready_file), when_crashed=lambda: _crash(server, crashed)
-        )
+        manager = ServiceManager()
+
+        def announce() -> None:
+            _tell(url, settings, ready_file)
+            manager.notify("READY=1")
+
+        app = create_app(settings, when_ready=announce, when_crashed=lambda: _crash(server, crashed))
         gate = Gate(min(MAX_STRANGERS, raise_open_files() // 4))
         config = server_config(
             app,
@@ -343,7 +350,7 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         server = Server(config)
-        asyncio.run(server.serve(sockets=[listener]))
+        asyncio.run(_run(server, listener, manager))
     log.info("stopped")
     return EXIT_FAILED if crashed.is_set() else 0
 
@@ -352,6 +359,15 @@ def _crash(server: Server, crashed: asyncio.Event) -> None:
     """Stop the server, so that systemd starts it again. Without its loops, the server would only seem to work."""
     crashed.set()
     server.should_exit = True
+
+
+async def _run(server: Server, listener: socket.socket, manager: ServiceManager) -> None:
+    """Serve until a signal, and report to systemd that the event loop runs."""
+    alive = asyncio.create_task(manager.keep_alive(), name="systemd's watchdog")
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        alive.cancel()
 
 
 def _tell(url: str, settings: Settings, ready_file: Path | None) -> None:
