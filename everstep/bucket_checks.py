@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from everstep.doctor import Finding, Level
+from everstep.findings import Finding, Level
 
 ARCHIVES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 """Storage classes whose objects no request can read before they are restored."""

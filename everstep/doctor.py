@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Final
 
+from everstep.findings import Finding, Level
+from everstep.node_checks import NodeFacts, judge_node
 from everstep.protocol.rank_messages import unordered_machine
 
 GIB: Final = 1024**3
@@ -80,30 +81,6 @@ NODE_OPTIONS: Final = {
 """The optional request field that needs each IAM action of an agent, by action."""
 
 
-class Level(StrEnum):
-    """The severity of a finding.
-
-    - OK: the checked thing works.
-    - WARNING: the checked thing works, but needs attention.
-    - WRONG: the checked thing does not work.
-    """
-
-    OK = "ok"
-    WARNING = "warning"
-    WRONG = "wrong"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check."""
-
-    check: str
-    level: Level
-    message: str
-    advice: str = ""
-    """The remedy. Empty if none is needed."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFacts:
     """Whether the Everstep service responds to this machine, and with which settings."""
@@ -164,7 +141,8 @@ class Facts:
     version: str
     packages: Mapping[str, str] = field(default_factory=dict[str, str])
     """Versions of the packages that training uses. A package that is not installed has no entry."""
-    service: ServiceFacts = ServiceFacts()
+    service: ServiceFacts | None = ServiceFacts()
+    """None: the service was not asked."""
     shared_memory_free: int | None = None
     """Free bytes of /dev/shm. None: /dev/shm does not exist."""
     shared_memory_total: int = 0
@@ -187,6 +165,8 @@ class Facts:
     """Whether iproute2 is installed."""
     allows_builds: bool = False
     """True if the agent's settings permit pip to build packages."""
+    hardware: NodeFacts | None = None
+    """Facts about the node's hardware and limits. None: the machine is not a node."""
     aws: AwsFacts | None = None
     """Facts about AWS. None: AWS was not queried."""
 
@@ -198,7 +178,7 @@ def judge(facts: Facts) -> tuple[Finding, ...]:
     """
     return tuple(
         finding
-        for look in (_versions, _service, _clock, _token, _memory, _ports, _gpus, _isolation, _aws)
+        for look in (_versions, _service, _clock, _token, _memory, _ports, _gpus, _hardware, _isolation, _aws)
         for finding in look(facts)
     )
 
@@ -216,7 +196,7 @@ def _versions(facts: Facts) -> Iterator[Finding]:
         )
     else:
         yield Finding("python", Level.OK, f"Python {python}")
-    theirs = facts.service.version
+    theirs = facts.service.version if facts.service is not None else ""
     if theirs and theirs != facts.version:
         words = f"Everstep {facts.version} here, {theirs} at the service"
         yield Finding(
@@ -245,6 +225,8 @@ def _versions(facts: Facts) -> Iterator[Finding]:
 
 def _service(facts: Facts) -> Iterator[Finding]:
     service = facts.service
+    if service is None:
+        return
     if service.error and not service.is_refused:
         advice = (
             service.hint
@@ -256,8 +238,7 @@ def _service(facts: Facts) -> Iterator[Finding]:
 
 
 def _clock(facts: Facts) -> Iterator[Finding]:
-    skew = facts.service.skew_seconds
-    if skew is None:
+    if facts.service is None or (skew := facts.service.skew_seconds) is None:
         return
     off = max(0.0, abs(skew) - facts.service.uncertainty_seconds)
     words = f"the clock of this machine is {off:.1f} s {'ahead of' if skew > 0 else 'behind'} the clock of the service"
@@ -272,6 +253,8 @@ def _clock(facts: Facts) -> Iterator[Finding]:
 
 def _token(facts: Facts) -> Iterator[Finding]:
     service = facts.service
+    if service is None:
+        return
     if service.is_refused:
         yield Finding(
             "token",
@@ -368,6 +351,11 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "gpu", Level.OK, ", ".join(facts.gpus) if facts.gpus else "this machine has no GPU; ranks train on CPUs"
         )
+
+
+def _hardware(facts: Facts) -> Iterator[Finding]:
+    if facts.hardware is not None:
+        yield from judge_node(facts.hardware)
 
 
 def _isolation(facts: Facts) -> Iterator[Finding]:

@@ -33,6 +33,7 @@ from everstep.doctor import (
     ServiceFacts,
 )
 from everstep.errors import EverstepError, ServiceFailed
+from everstep.node_facts import node_facts
 from everstep.protocol.firmware import is_ec2_instance
 
 SHARED_MEMORY: Final = Path("/dev/shm")
@@ -58,6 +59,7 @@ def gather(
     *,
     is_node: bool,
     with_aws: bool,
+    with_service: bool = True,
     instance_type: str | None = None,
     node_count: int = 1,
     profile_name: str | None = None,
@@ -68,6 +70,7 @@ def gather(
     Args:
         is_node: whether the machine is to run ranks.
         with_aws: whether to query AWS; False leaves the facts about the account empty.
+        with_service: whether to ask the Everstep service; a node at its boot does not need it.
         instance_type: type whose quota is checked. None: no quota is checked.
         node_count: number of such instances that are to be launched.
         profile_name: Everstep profile of the service. None: the default.
@@ -86,7 +89,7 @@ def gather(
         python=sys.version_info[:2],
         version=__version__,
         packages=_packages(("torch", "deepspeed", "py-spy")),
-        service=service_facts(profile_name),
+        service=service_facts(profile_name) if with_service else None,
         shared_memory_free=free,
         shared_memory_total=total,
         can_write_shared_memory=can_write,
@@ -101,6 +104,14 @@ def gather(
         closed_folder=closed_folder(Path(sys.executable).resolve(), Path(sys.prefix, "bin")),
         has_ip=shutil.which("ip") is not None,
         allows_builds=_allows_builds(),
+        hardware=node_facts(
+            gpu_count=len(gpus),
+            shared_memory_total=total,
+            memory_total=memory,
+            endpoint=os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"),
+        )
+        if is_node
+        else None,
         aws=aws_facts(
             (*NODE_ACTIONS, *NODE_OPTIONS) if is_node else (*SERVER_ACTIONS, *SERVER_OPTIONS),
             instance_type,

@@ -10,7 +10,7 @@ from everstep.cli.commands import Shown, command
 from everstep.cli.output import FAILED
 
 if TYPE_CHECKING:
-    from everstep.doctor import Finding
+    from everstep.findings import Finding
 
 app = typer.Typer(add_completion=False)
 
@@ -22,6 +22,7 @@ def doctor(
         bool | None,
         typer.Option("--aws/--no-aws", help="Check AWS, read-only; by default only with --node."),
     ] = None,
+    asks_service: Annotated[bool, typer.Option("--service/--no-service", help="Ask the Everstep service.")] = True,
     instance_type: Annotated[str | None, typer.Option(help="Instance type whose quota is checked.")] = None,
     node_count: Annotated[int, typer.Option(min=1, help="Number of instances that the quota must allow.")] = 1,
     profile: Annotated[str | None, typer.Option(help="Name of a service stored by everstep configure.")] = None,
@@ -38,6 +39,7 @@ def doctor(
     facts = doctor_facts.gather(
         is_node=node,
         with_aws=is_aws_asked,
+        with_service=asks_service,
         instance_type=instance_type,
         node_count=node_count,
         profile_name=profile,

@@ -10,7 +10,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from everstep.bucket_checks import BucketFacts, Rule, bucket_facts, judge_bucket
-from everstep.doctor import Level
+from everstep.findings import Level
 
 ABORT = Rule(name="abort", covers_all=True, aborts_uploads=True)
 NONCURRENT = Rule(name="old", covers_all=True, expires_noncurrent=True)

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from everstep import doctor, doctor_facts
 from everstep.bucket_checks import BucketFacts, Rule
 from everstep.cli.main import app
-from everstep.doctor import GIB, AwsFacts, Facts, Level, Quota, ServiceFacts, is_wrong, judge
+from everstep.doctor import GIB, AwsFacts, Facts, Quota, ServiceFacts, is_wrong, judge
+from everstep.findings import Level
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 SERVICE = ServiceFacts(
@@ -62,6 +63,12 @@ def test_a_good_node_has_nothing_wrong_and_everything_was_looked_at() -> None:
     }
     assert checks == machine | {"endpoint", "token", "aws", "permissions"}
     assert not is_wrong(findings)
+
+
+def test_a_node_at_its_boot_passes_without_the_service() -> None:
+    findings = judge(replace(GOOD, service=None))
+    assert {"endpoint", "token", "clock"}.isdisjoint(finding.check for finding in findings)
+    assert {finding.level for finding in findings} == {Level.OK}
 
 
 def service(**changes: Any) -> dict[str, Any]:

@@ -1,0 +1,99 @@
+"""Gathers the facts that `everstep.node_checks` judges. They come from the kernel, systemd and the metadata service.
+
+Invariant: the module changes nothing. Every failure becomes a fact.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from everstep.node_checks import NodeFacts
+from everstep.protocol.firmware import is_ec2_instance
+
+EC2_METADATA: Final = "http://169.254.169.254"
+TIMEOUT_SECONDS: Final = 10.0
+EFA_TOOLS: Final = Path("/opt/amazon/efa/bin")
+NCCL_PLUGINS: Final = (Path("/opt/amazon"), Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/local/lib"))
+
+
+def node_facts(
+    *,
+    gpu_count: int,
+    shared_memory_total: int,
+    memory_total: int,
+    devices: Path = Path("/sys/class/infiniband"),
+    tools: Path = EFA_TOOLS,
+    plugins: Sequence[Path] = NCCL_PLUGINS,
+    endpoint: str | None = None,
+) -> NodeFacts:
+    """Return the facts about this machine. The call blocks for at most a minute.
+
+    Args:
+        gpu_count: number of GPUs that NVML lists.
+        shared_memory_total: bytes of /dev/shm.
+        memory_total: bytes of memory.
+        devices: the kernel's folder of RDMA devices.
+        tools: folder with EFA's programs. They are also found in PATH.
+        plugins: folders that may contain aws-ofi-nccl, at any depth.
+        endpoint: URL of the metadata service. None: EC2's own on EC2, otherwise no service is asked.
+    """
+    endpoint = endpoint or (EC2_METADATA if is_ec2_instance() else None)
+    efa_count = sum(1 for each in devices.glob("*/device/driver") if each.resolve().name == "efa")
+    _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return NodeFacts(
+        instance_type=_metadata(endpoint, "instance-type", with_token=True) or "" if endpoint else "",
+        gpu_count=gpu_count,
+        efa_count=efa_count,
+        efa_error=_efa_error(tools) if efa_count else "",
+        has_nccl_plugin=any(next(folder.rglob("libnccl-net*.so*"), None) is not None for folder in plugins),
+        fabric_manager=_output("systemctl", "is-active", "nvidia-fabricmanager.service").strip(),
+        open_files=open_files,
+        is_memory_lockable=locked == resource.RLIM_INFINITY or os.geteuid() == 0,  # The agent of root lifts the limit.
+        shared_memory_total=shared_memory_total,
+        memory_total=memory_total,
+        answers_without_token=_metadata(endpoint, "instance-type", with_token=False) is not None if endpoint else None,
+    )
+
+
+def _efa_error(tools: Path) -> str:
+    program = shutil.which("fi_info", path=f"{tools}:{os.environ.get('PATH', os.defpath)}")
+    if program is None:
+        return "EFA's fi_info is not installed, so that libfabric cannot be checked"
+    found = _output(program, "-p", "efa", "-t", "FI_EP_RDM")
+    return "" if "provider: efa" in found else "libfabric offers no provider `efa`: fi_info -p efa lists none"
+
+
+def _output(*command: str) -> str:
+    """Return a program's stdout; empty if the program is missing or does not end."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _metadata(endpoint: str, path: str, *, with_token: bool) -> str | None:
+    """Return a value of the metadata service, or None if the service does not answer or refuses."""
+    parts = urlsplit(endpoint)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=TIMEOUT_SECONDS)
+    headers: dict[str, str] = {}
+    try:
+        if with_token:
+            connection.request("PUT", "/latest/api/token", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+            headers["X-aws-ec2-metadata-token"] = connection.getresponse().read().decode()
+        connection.request("GET", f"/latest/meta-data/{path}", headers=headers)
+        answer = connection.getresponse()
+        body = answer.read().decode(errors="replace").strip()
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+    return body if answer.status == http.client.OK else None

@@ -1,0 +1,117 @@
+"""`everstep doctor --node` compares a node with its instance type, and its facts come from the node's own files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep.doctor import GIB
+from everstep.findings import Level
+from everstep.node_checks import INSTANCE_TYPES, NodeFacts, judge_node
+from everstep.node_facts import node_facts
+from tests.instance_metadata import Service, served
+
+EFA = Path(__file__).parents[3] / "infra/terraform/modules/fleet/efa.tf"
+GOOD = NodeFacts(
+    instance_type="p5.48xlarge",
+    gpu_count=8,
+    efa_count=32,
+    has_nccl_plugin=True,
+    fabric_manager="active",
+    open_files=1_048_576,
+    is_memory_lockable=True,
+    shared_memory_total=1024 * GIB,
+    memory_total=2048 * GIB,
+    answers_without_token=False,
+)
+
+
+def test_a_node_with_everything_that_its_type_has_passes() -> None:
+    findings = judge_node(GOOD)
+    assert {finding.level for finding in findings} == {Level.OK}
+    assert [finding.check for finding in findings] == ["gpu count", "efa", "limits", "metadata"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "level", "words"),
+    [
+        ({"gpu_count": 7}, "gpu count", Level.WRONG, "p5.48xlarge has 8 GPUs, and NVML lists 7"),
+        ({"gpu_count": 0}, "gpu count", Level.WRONG, "NVML lists 0"),
+        ({"fabric_manager": "failed"}, "fabric manager", Level.WRONG, "its unit is failed"),
+        ({"fabric_manager": ""}, "fabric manager", Level.WRONG, "its unit is missing"),
+        ({"efa_count": 1}, "efa", Level.WARNING, "has 32 EFA cards, and this machine has 1"),
+        ({"efa_error": "no provider"}, "efa", Level.WRONG, "no provider"),
+        ({"has_nccl_plugin": False}, "efa", Level.WRONG, "aws-ofi-nccl is not installed"),
+        ({"open_files": 1024}, "limits", Level.WARNING, "1,024 files"),
+        ({"is_memory_lockable": False}, "limits", Level.WARNING, "locked memory is limited"),
+        ({"shared_memory_total": 64 * GIB}, "tmpfs size", Level.WARNING, "/dev/shm has 3% of the memory"),
+        ({"answers_without_token": True}, "metadata", Level.WARNING, "IMDSv1"),
+    ],
+)
+def test_a_difference_is_found_and_names_what_to_do(
+    changes: dict[str, Any], check: str, level: Level, words: str
+) -> None:
+    (found,) = [finding for finding in judge_node(replace(GOOD, **changes)) if finding.level is not Level.OK]
+    assert (found.check, found.level) == (check, level)
+    assert words in found.message
+    assert found.advice
+
+
+def test_a_type_without_an_entry_and_a_machine_outside_ec2_have_no_accelerators_to_check() -> None:
+    for kind in ("", "t3.large"):
+        facts = NodeFacts(instance_type=kind, open_files=1_048_576, is_memory_lockable=True)
+        assert [(found.check, found.level) for found in judge_node(facts)] == [("limits", Level.OK)]
+
+
+def test_terraform_gives_each_type_the_cards_that_the_check_expects() -> None:
+    cards = {kind: int(count) for kind, count in re.findall(r'"(p[\w.-]+)" += \{ cards = (\d+)', EFA.read_text())}
+    assert cards == {kind: found.efa_cards for kind, found in INSTANCE_TYPES.items() if found.efa_cards}
+
+
+@pytest.fixture
+def metadata() -> Iterator[Service]:
+    with served() as service:
+        yield service
+
+
+def test_facts_come_from_the_metadata_service_and_the_kernel(tmp_path: Path, metadata: Service) -> None:
+    metadata.says = {"instance-type": "p5.48xlarge"}
+    drivers = tmp_path / "drivers"
+    for name, driver in (("rdmap0", "efa"), ("rdmap1", "efa"), ("mlx5_0", "mlx5_core")):
+        (drivers / driver).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "infiniband" / name / "device").mkdir(parents=True)
+        (tmp_path / "infiniband" / name / "device" / "driver").symlink_to(drivers / driver)
+    tool = tmp_path / "bin" / "fi_info"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\necho "provider: efa; $*"\n')
+    tool.chmod(0o755)
+    (tmp_path / "amazon" / "ofi-nccl").mkdir(parents=True)
+    places = {
+        "devices": tmp_path / "infiniband",
+        "tools": tool.parent,
+        "plugins": (tmp_path / "amazon",),
+        "endpoint": metadata.url,
+    }
+    sizes = {"gpu_count": 8, "shared_memory_total": 1, "memory_total": 2}
+    found = node_facts(**sizes, **places)
+    assert (found.instance_type, found.gpu_count, found.efa_count, found.efa_error) == ("p5.48xlarge", 8, 2, "")
+    assert found.answers_without_token is False
+    assert not found.has_nccl_plugin
+    (tmp_path / "amazon" / "ofi-nccl" / "libnccl-net-ofi.so").touch()
+    tool.write_text("#!/bin/sh\necho provider: tcp\n")
+    found = node_facts(**sizes, **places)
+    assert found.has_nccl_plugin
+    assert found.efa_error == "libfabric offers no provider `efa`: fi_info -p efa lists none"
+
+
+def test_a_silent_metadata_service_leaves_the_type_unknown(tmp_path: Path, metadata: Service) -> None:
+    metadata.status = 503
+    found = node_facts(
+        gpu_count=0, shared_memory_total=1, memory_total=2, devices=tmp_path, plugins=(), endpoint=metadata.url
+    )
+    assert (found.instance_type, found.answers_without_token, found.efa_count) == ("", False, 0)
