@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import os
 import platform
@@ -27,6 +28,7 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, TextFormatter
 from everstep.protocol.loopback import is_loopback, url_host
 from everstep.protocol.rank_messages import unordered_machine
+from everstep.protocol.service_manager import ServiceManager
 from worker.agent.agent import Agent
 from worker.agent.attestation import Claim
 from worker.agent.own_log import OwnLog
@@ -36,9 +38,9 @@ from worker.node import metadata_rule, rank_user
 from worker.node.health.gpus import gpu_reader
 from worker.node.health.memory import slot_memory_bytes
 from worker.node.health.watch import HealthWatch
-from worker.node.instance_metadata import endpoint_of
+from worker.node.instance_metadata import InstanceMetadata, endpoint_of
 from worker.node.priority import AGENT_NICENESS, lead_own_session, work_at
-from worker.ranks.supervisor import Supervisor
+from worker.ranks.supervisor import Supervisor, scope_command
 from worker.shm import tmpfs
 from worker.storage.node_aws import NodeAws
 from worker.storage.s3 import s3_store
@@ -108,12 +110,14 @@ def settings(arguments: list[str]) -> AgentSettings:
         help="permit tokens over plain http to another machine; only for networks that you trust",
     )
     parser.add_argument(
-        "--instance-id", default=environment.get("EVERSTEP_INSTANCE_ID"), help="EC2 instance id (EVERSTEP_INSTANCE_ID)"
+        "--instance-id",
+        default=environment.get("EVERSTEP_INSTANCE_ID"),
+        help="EC2 instance id (EVERSTEP_INSTANCE_ID; default on EC2: from the instance's metadata)",
     )
     parser.add_argument(
         "--address",
         default=environment.get("EVERSTEP_ADDRESS"),
-        help="address at which peers reach this node (EVERSTEP_ADDRESS)",
+        help="address at which peers reach this node (EVERSTEP_ADDRESS; default on EC2: from the instance's metadata)",
     )
     parser.add_argument(
         "--state-dir",
@@ -144,6 +148,12 @@ def settings(arguments: list[str]) -> AgentSettings:
         "the groups of the user everstep-ranks); root: ranks run as the agent",
     )
     parser.add_argument(
+        "--ranks-slice",
+        default=environment.get("EVERSTEP_RANKS_SLICE", ""),
+        help="systemd slice in which ranks run, with the slice's limits of memory and processes; needs root "
+        "(EVERSTEP_RANKS_SLICE; by default, ranks run in the cgroup of the agent)",
+    )
+    parser.add_argument(
         "--allow-builds",
         action="store_true",
         default=environment.get("EVERSTEP_ALLOW_BUILDS") == "1",
@@ -172,6 +182,15 @@ def settings(arguments: list[str]) -> AgentSettings:
         help="start ranks without the template process, from which ranks are otherwise forked",
     )
     given = parser.parse_args(arguments)
+    endpoint = endpoint_of(environment)
+    if endpoint is not None and not (given.instance_id and given.address):
+        try:
+            identity = InstanceMetadata(endpoint, lambda: None).identity()
+        except OSError as error:
+            parser.error(f"--instance-id or --address is missing, and its default is unavailable: {error}")
+        given.instance_id = given.instance_id or identity.instance_id
+        given.address = given.address or identity.address
+        given.region = given.region or identity.region
     if obstacle := unordered_machine(platform.machine()):
         parser.error(obstacle)
     for url in given.control_plane_url:
@@ -226,9 +245,10 @@ def settings(arguments: list[str]) -> AgentSettings:
         is_warm=not given.cold,
         rank_user=user,
         allows_builds=given.allow_builds,
-        metadata_endpoint=endpoint_of(environment),
+        metadata_endpoint=endpoint,
         metrics_address=(given.metrics_address, given.metrics_port) if given.metrics_port is not None else None,
         log_format=given.log_format,
+        ranks_slice=given.ranks_slice,
     )
 
 
@@ -290,17 +310,22 @@ def confine(chosen: AgentSettings) -> str:
     )
 
 
-async def serve(agent: Agent) -> None:
-    """Run the agent until SIGTERM or SIGINT.
+async def serve(agent: Agent, manager: ServiceManager) -> None:
+    """Run the agent until SIGTERM or SIGINT, and report to systemd that the event loop runs.
 
     The ranks continue to run, and the snapshots stay in shared memory. The node's next agent process takes over both.
     """
     task = asyncio.create_task(agent.run(), name="agent")
+    alive = asyncio.create_task(manager.keep_alive(), name="systemd's watchdog")
+    manager.notify("READY=1")
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    finally:
+        alive.cancel()
 
 
 def allow_files() -> None:
@@ -330,6 +355,8 @@ def start_log() -> OwnLog:
 
 def main() -> None:
     """Start the agent and run it until it is stopped."""
+    faulthandler.enable()  # Print the stacks when systemd's watchdog aborts this process.
+    manager = ServiceManager()
     own_log = start_log()
     chosen = settings(sys.argv[1:])
     lead_own_session()
@@ -350,6 +377,7 @@ def main() -> None:
         is_warm=chosen.is_warm,
         cgroup=chosen.slots.name,
         user=chosen.rank_user,
+        launcher=scope_command(chosen.ranks_slice) if chosen.ranks_slice else (),
     )
     health = HealthWatch(gpus, state=chosen.state, slots=chosen.slots)
     environment = aws_environment(chosen, os.environ)
@@ -359,7 +387,7 @@ def main() -> None:
     if chosen.log_format == "json":
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonFormatter(agent.log_fields))
-    asyncio.run(serve(agent))
+    asyncio.run(serve(agent, manager))
 
 
 if __name__ == "__main__":

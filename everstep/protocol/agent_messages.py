@@ -362,6 +362,7 @@ class FaultCode(StrEnum):
     - MEMORY_FULL: the node has too little memory for a shard or a rank's pages.
     - ROLE_UNAVAILABLE: the node could not get credentials of the job's role.
     - RANKS_NOT_GONE: processes of an older generation do not exit.
+    - TASKS_FULL: a rank ended because the job's processes and threads reached the limit of one node.
     - COORDINATOR_UNREACHABLE: the node cannot take part in the rounds.
 
     Faults of a node's devices (docs/reference/metrics.md#node-faults):
@@ -377,6 +378,7 @@ class FaultCode(StrEnum):
     MEMORY_FULL = "memory_full"
     ROLE_UNAVAILABLE = "role_unavailable"
     RANKS_NOT_GONE = "ranks_not_gone"
+    TASKS_FULL = "tasks_full"
     COORDINATOR_UNREACHABLE = "coordinator_unreachable"
     GPU_XID = "gpu_xid"
     GPU_ECC = "gpu_ecc"

@@ -37,6 +37,7 @@ from worker.agent.outputs import EndedOutputs
 from worker.agent.promise import CurrentPromise, Promise
 from worker.agent.settings import AgentSettings
 from worker.core.generation import Answer, Event, Membership, answer_prepare, may_load
+from worker.core.task_limit import refused_task
 from worker.errors import LoadFailed, RanksNotGone
 from worker.logs.outputs import RankOutputs
 from worker.member.member import Member, Node
@@ -360,6 +361,8 @@ class Lifecycle:
             if found.exit_class is ExitClass.ERROR:
                 # A full disk may have prevented the start of the rank or a write of its script.
                 self._full_disks.note_words(found.last_lines)
+                if refused := refused_task(found.last_lines):
+                    self.fault(FaultCode.TASKS_FULL, f"rank {exited.rank}: {refused}")
             log.info("rank %d: %s, code %d, after step %d", exited.rank, found.exit_class, found.code, boundary)
             self._on_change()
 

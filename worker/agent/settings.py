@@ -48,3 +48,5 @@ class AgentSettings:
     """
     metadata_endpoint: str | None = None
     """URL of the instance's metadata service. None if the service is disabled or the machine is not an EC2 instance."""
+    ranks_slice: str = ""
+    """The systemd slice in which ranks run. If empty, ranks run in the agent's own cgroup."""

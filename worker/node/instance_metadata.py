@@ -18,6 +18,7 @@ import http.client
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -61,6 +62,16 @@ def endpoint_of(environment: Mapping[str, str], dmi: Path = DMI) -> str | None:
     return EC2_ENDPOINT if is_ec2_instance(dmi) else None
 
 
+@dataclass(frozen=True, slots=True)
+class InstanceIdentity:
+    """The identity of an EC2 instance, as its metadata service returns it."""
+
+    instance_id: str
+    address: str
+    """Private IPv4 address of the first network card."""
+    region: str
+
+
 class InstanceMetadata:
     """Polls the metadata service. The agent owns the object and reports `notices`.
 
@@ -85,6 +96,26 @@ class InstanceMetadata:
     def notices(self) -> tuple[NodeNotice, ...]:
         """The present notices in a fixed order."""
         return tuple(notice for path in _READERS for notice in self._told.get(path, ()))
+
+    def identity(self) -> InstanceIdentity:
+        """Return the identity of this instance. The call blocks; an agent calls it once, when it starts.
+
+        Raises:
+            OSError: the metadata service does not answer, or does not have one of the values.
+        """
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_seconds)
+        found: list[str] = []
+        try:
+            for path in ("instance-id", "local-ipv4", "placement/region"):
+                status, body = self._get(connection, path)
+                if status != http.client.OK:
+                    raise OSError(f"the instance's metadata service answers {status} for {path}")
+                found.append(body)
+        except (http.client.HTTPException, ValueError) as error:
+            raise OSError(f"the instance's metadata service gives no valid answer: {error}") from error
+        finally:
+            connection.close()
+        return InstanceIdentity(*found)
 
     async def run(self) -> None:
         """Poll the metadata service every `POLL_SECONDS` until the task is cancelled."""

@@ -1,4 +1,4 @@
-"""Sets the CPU priorities of the agent and the ranks.
+"""Sets the CPU priorities of the agent and the ranks, and which of them the kernel ends first for lack of memory.
 
 If the kernel groups sessions (autogroups, sched(7)), a niceness applies only among the threads of one session. The
 agent and each rank then receive equal shares of a core, regardless of their numbers of threads. The agent therefore
@@ -17,6 +17,8 @@ AGENT_NICENESS = -10
 
 Ranks, and threads of the agent that move bytes, run at niceness 0 (`work_as_ranks_do`).
 """
+RANK_OOM_SCORE = 500
+"""Adjustment of ranks' OOM scores: the kernel ends a rank before any service of the node. Source: proc(5)."""
 AUTOGROUP = Path("/proc/self/autogroup")
 
 
@@ -36,6 +38,18 @@ def work_at(niceness: int) -> None:
     """
     with contextlib.suppress(PermissionError):  # The kernel may not permit a higher priority.
         os.setpriority(os.PRIO_PROCESS, 0, niceness)  # on Linux this affects only the calling thread
+
+
+def end_first_without_memory(score: Path = Path("/proc/self/oom_score_adj")) -> None:
+    """Make the kernel prefer this process when the node's memory is exhausted. Children inherit the setting.
+
+    A rank calls this before the job's code runs. Otherwise, a rank would inherit the protection of the agent.
+
+    Args:
+        score: the kernel's file with the adjustment of this process.
+    """
+    with contextlib.suppress(OSError):
+        score.write_text(str(RANK_OOM_SCORE))
 
 
 def lead_own_session() -> None:

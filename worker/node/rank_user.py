@@ -38,6 +38,7 @@ from typing import Any, Final
 import msgspec
 
 from everstep.protocol.ids import RunId
+from worker.core.task_limit import MAX_TASKS
 from worker.errors import UserRefused
 
 NAME: Final = "everstep-ranks"
@@ -102,6 +103,8 @@ class RankUser:
     name: str = NAME
     uid_count: int = 1
     """Number of uids from `uid` on that are assigned to jobs in turn; with 1, all jobs share this user."""
+    max_tasks: int = MAX_TASKS
+    """Maximum number of processes and threads of one uid."""
 
     def covers(self, uid: int) -> bool:
         """Return whether `uid` is one of these users' uids."""
@@ -248,10 +251,13 @@ def become(user: RankUser) -> None:
     """Change this process to `user` permanently. Call it in a single thread, before any code of a job runs.
 
     Locked memory stays unlimited, as for root, because network cards and GPUs register memory. Set-uid bits have no
-    effect afterwards. If Yama is active, processes of the same user, such as py-spy, may trace this process.
+    effect afterwards. If Yama is active, processes of the same user, such as py-spy, may trace this process. The kernel
+    refuses new processes and threads of the user above `user.max_tasks` (RLIMIT_NPROC).
 
     Raises OSError if the kernel refuses. The caller must then end this process.
     """
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NPROC, (user.max_tasks, user.max_tasks))
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     os.setgroups(user.groups)

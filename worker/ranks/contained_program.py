@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from worker.node import rank_user
+from worker.node import priority, rank_user
 from worker.ranks.shim import processes
 
 NONE = "-"
@@ -53,6 +53,7 @@ def main(words: list[str]) -> NoReturn:
     try:
         if cgroup != NONE:
             Path(cgroup, "cgroup.procs").write_text("0")
+        priority.end_first_without_memory()
         if user == CONFINED:
             ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         elif user != NONE:

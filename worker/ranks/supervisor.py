@@ -16,11 +16,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,6 +43,7 @@ from worker.core.memory_ends import (
     logged_kill,
     lost_loaders,
 )
+from worker.core.task_limit import refused_task
 from worker.errors import RanksNotGone, ShimUnavailable
 from worker.node.health import memory
 from worker.node.health.memory import ProcessMemory
@@ -138,12 +140,13 @@ class ExitedRank:
             memory_end = end_of_raised(text, self.use) or self.killed
         elif exit_class is ExitClass.OUT_OF_MEMORY:
             memory_end = self.killed
+        refused = refused_task(text) if exit_class is ExitClass.ERROR else ""
         return RankExit(
             exit_class=exit_class if memory_end is None else ExitClass.OUT_OF_MEMORY,
             code=self.end.code,
             at_seconds=self.end.at_seconds,
             boundary=boundary,
-            last_lines="\n".join(part for part in (text.rstrip("\n"), self.end.text) if part),
+            last_lines="\n".join(part for part in (text.rstrip("\n"), self.end.text, refused) if part),
             memory=memory_end,
         )
 
@@ -168,6 +171,23 @@ def classify(code: int, *, is_stopped: bool, is_out_of_memory: bool) -> ExitClas
     if -code in _CRASHES:
         return ExitClass.CRASHED
     return ExitClass.OUT_OF_MEMORY if -code == signal.SIGKILL and is_out_of_memory else ExitClass.KILLED
+
+
+def scope_command(slice_name: str) -> tuple[str, ...]:
+    """Return the command that starts the shim in a scope of its own within a systemd slice.
+
+    The limits of the slice then apply to the shim and all ranks, and not to the agent. The scope is delegated, so the
+    shim may create cgroups below it. A stop of the agent's unit does not end the scope. The name of each scope is
+    unique, because processes of an earlier shim may remain in its scope.
+
+    Source: systemd-run(1); systemd.resource-control(5); "Control Group APIs and Delegation" of systemd.
+
+    Args:
+        slice_name: name of the slice, which ends with `.slice`.
+    """
+    unit = f"everstep-ranks-{secrets.token_hex(4)}.scope"
+    options = ("--scope", "--quiet", "--collect", "--property=Delegate=yes", f"--slice={slice_name}", f"--unit={unit}")
+    return ("systemd-run", *options, "--")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +227,7 @@ class Supervisor:
         cgroup: str | None = None,
         user: RankUser | None = None,
         memory_paths: MemoryPaths = MemoryPaths(),
+        launcher: Sequence[str] = (),
     ) -> None:
         """Create the supervisor; `start` connects to the shim.
 
@@ -223,7 +244,9 @@ class Supervisor:
                 empty, ranks have no cgroup.
             user: users of this node's ranks; None means the agent's own user.
             memory_paths: paths of the kernel's files with memory statistics.
+            launcher: a command that executes the shim's command in its own process, as `scope_command` returns it.
         """
+        self._launcher = tuple(launcher)
         self._memory_paths = memory_paths
         self._state = state.absolute()
         self._socket = socket.absolute()
@@ -254,6 +277,8 @@ class Supervisor:
         """The newest memory sample of each rank. For an ended rank, the last sample before it ended."""
         self._samples: deque[_MemorySample] = deque(maxlen=_MEMORY_WINDOW_SAMPLES)
         """Memory samples of the node, oldest first."""
+        self._ranks_process = "self"
+        """Process whose cgroup limits the memory of ranks: with a launcher the shim, otherwise this process."""
         self._remains_count = 0
         self._answer_count = 0
         """Number of answers from the shim with its full state (`Ranks`). `refresh` waits until the number rises."""
@@ -607,8 +632,9 @@ class Supervisor:
         ]
         log_path = str(self._state / "logs" / "shim.log")
         try:
-            self.shim_pid = os.posix_spawn(  # noqa: ASYNC221 — returns at once
-                sys.executable,
+            command = [*self._launcher, *command]
+            self.shim_pid = os.posix_spawnp(  # noqa: ASYNC221 — returns at once
+                command[0],
                 command,
                 self._inherited,
                 file_actions=[
@@ -683,6 +709,8 @@ class Supervisor:
                     self._note_exit(record)
                 self._remains_count = message.remains_count
                 self._answer_count += 1
+                if self._launcher:
+                    self._ranks_process = str(message.pid)
                 self._note_confinement(message)
                 if message.preload is Preload.FAILED and self.preload is not Preload.FAILED:
                     log.warning("ranks start cold: %s", message.preload_error)
@@ -812,8 +840,8 @@ class Supervisor:
         while True:
             # The next sample may succeed, for example when file descriptors are available again.
             with contextlib.suppress(OSError):
-                facts = memory.memory_facts(paths.proc, paths.cgroups)
-                counts = memory.kill_counts(paths.proc, paths.cgroups)
+                facts = memory.memory_facts(paths.proc, paths.cgroups, self._ranks_process)
+                counts = memory.kill_counts(paths.proc, paths.cgroups, self._ranks_process)
                 self._samples.append(
                     _MemorySample(counts, facts.total_bytes - facts.available_bytes, facts.total_bytes)
                 )
@@ -833,7 +861,7 @@ class Supervisor:
             return None
         paths = self._memory_paths
         before = self._samples[0].counts if self._samples else KillCounts()
-        after = memory.kill_counts(paths.proc, paths.cgroups)
+        after = memory.kill_counts(paths.proc, paths.cgroups, self._ranks_process)
         own = memory.group_kill_count(Path(record.cgroup)) if record.cgroup else None
         if own is not None:  # Each generation has its own cgroup, whose kill counter starts at 0.
             before, after = replace(before, cgroup=0), replace(after, cgroup=own)

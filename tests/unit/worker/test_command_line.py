@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.instance_metadata import served
 from worker.__main__ import allow_files, aws_environment, confine, settings
 from worker.node import metadata_rule, rank_user
 from worker.node.instance_metadata import EC2_ENDPOINT
@@ -175,3 +176,25 @@ def test_as_many_files_may_be_opened_as_the_service_is_allowed() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_on_ec2_the_metadata_names_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An image of a node holds no identity, so that an instance of the image never takes itself for that node."""
+    for name in ("EVERSTEP_INSTANCE_ID", "EVERSTEP_ADDRESS", "AWS_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    options = ["--control-plane-url", "http://127.0.0.1:1", "--state-dir", str(tmp_path), "--memory-bytes", "1000"]
+    join = ["--fleet", "main", "--server-id", "0" * 32]
+    with served() as service:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
+        service.says = {"instance-id": "i-7", "local-ipv4": "10.0.0.7", "placement/region": "eu-west-1"}
+        found = settings([*options, *join])
+        assert (found.node_id, found.address) == ("i-7", "10.0.0.7")
+        assert found.claim is not None
+        assert (found.claim.node_id, found.claim.region) == ("i-7", "eu-west-1")
+        assert settings([*options, "--address", "10.0.0.8"]).address == "10.0.0.8"
+        service.status = 503
+        with pytest.raises(SystemExit):
+            settings(options)
+        assert "its default is unavailable: the instance's metadata service" in capsys.readouterr().err

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,8 +41,12 @@ class ProcessMemory:
     """The highest resident memory since the process started."""
 
 
-def memory_facts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryFacts:
-    """Read how much memory this process and its children can use.
+def memory_facts(
+    proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"), process: str = "self"
+) -> MemoryFacts:
+    """Read how much memory a process and its children can use.
+
+    The limits of a cgroup's parents apply, too. The lowest limit counts.
 
     A cgroup's usage includes cached file pages. The inactive file pages count as available, as in MemAvailable, because
     the kernel reclaims them before it kills a process. Source: the working set of kubelet's eviction signal
@@ -50,20 +55,20 @@ def memory_facts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgrou
     Args:
         proc: mount point of procfs; replaced in tests.
         cgroups: mount point of the cgroup file system, v1 or v2; replaced in tests.
+        process: pid of the process, or `self`.
 
     Returns:
-        The facts, with the cgroup's limit applied.
+        The facts, with the lowest limit applied.
     """
     fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
     total = _kib(fields["MemTotal"])
     available = _kib(fields["MemAvailable"])
-    group = _memory_cgroup(proc, cgroups)
     lower = None
-    if group is not None:
+    for group in _with_parents(_memory_cgroup(proc, cgroups, process), cgroups):
         limit = _number(group / "memory.max") or _number(group / "memory.limit_in_bytes")
         used = _number(group / "memory.current") or _number(group / "memory.usage_in_bytes")
         if limit is not None and limit < _NO_LIMIT_BYTES:
-            lower = limit if limit < total else None
+            lower = limit if limit < total else lower
             total = min(total, limit)
             available = min(available, limit - min(limit, max(0, (used or 0) - _inactive_file_bytes(group))))
     return MemoryFacts(total, available, lower)
@@ -121,15 +126,15 @@ def oom_kill_count(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgr
     return counts.node if counts.cgroup is None else counts.cgroup
 
 
-def kill_counts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> KillCounts:
-    """Read both counts of out-of-memory kills: of this process's memory cgroup and of the machine.
-
-    The ranks are in the same memory cgroup as this process.
+def kill_counts(
+    proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"), process: str = "self"
+) -> KillCounts:
+    """Read both counts of out-of-memory kills: of a process's memory cgroup and of the machine.
 
     For the root cgroup, which covers the whole machine, the cgroup's count is None. `proc` and `cgroups` are the mount
-    points of procfs and of the cgroups.
+    points of procfs and of the cgroups. `process` is a pid, or `self`.
     """
-    own = _memory_cgroup(proc, cgroups)
+    own = _memory_cgroup(proc, cgroups, process)
     of_group = group_kill_count(own) if own is not None and own != cgroups / "memory" else None
     return KillCounts(cgroup=of_group, node=_counts(proc / "vmstat").get("oom_kill"))
 
@@ -177,10 +182,24 @@ def _record(descriptor: int) -> bytes:
     return b""
 
 
-def _memory_cgroup(proc: Path, cgroups: Path) -> Path | None:
-    """Return this process's memory cgroup; None if it is not visible (another namespace, or not mounted)."""
+def _with_parents(group: Path | None, cgroups: Path) -> Iterator[Path]:
+    """Yield a cgroup and its parents below the mount point, the cgroup first."""
+    while group is not None and group.is_relative_to(cgroups) and group != cgroups:
+        yield group
+        group = group.parent
+
+
+def _memory_cgroup(proc: Path, cgroups: Path, process: str) -> Path | None:
+    """Return a process's memory cgroup, or None.
+
+    The cgroup is not visible if the process has ended, the cgroup is in another namespace, or none is mounted.
+    """
     unified = None
-    for line in (proc / "self" / "cgroup").read_text().splitlines():
+    try:
+        lines = (proc / process / "cgroup").read_text().splitlines()
+    except OSError:  # The process has ended.
+        return None
+    for line in lines:
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
             found = cgroups / "memory" / path.lstrip("/")

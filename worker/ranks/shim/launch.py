@@ -17,7 +17,7 @@ import types
 from importlib.machinery import SourceFileLoader
 from typing import NoReturn
 
-from worker.node import rank_user
+from worker.node import priority, rank_user
 from worker.ranks.shim import processes
 from worker.ranks.shim.messages import StartRank
 
@@ -86,6 +86,7 @@ def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target)
+    priority.end_first_without_memory()
     if user is not None:
         try:
             rank_user.become(user)

@@ -9,7 +9,7 @@ import pytest
 
 from everstep.protocol.agent_messages import NoticeKind
 from tests.instance_metadata import SPOT, Service, served
-from worker.node.instance_metadata import EC2_ENDPOINT, InstanceMetadata, endpoint_of
+from worker.node.instance_metadata import EC2_ENDPOINT, InstanceIdentity, InstanceMetadata, endpoint_of
 
 REBALANCE = '{"noticeTime": "2020-10-26T21:50:00Z"}'
 EVENTS = """[
@@ -133,3 +133,11 @@ def test_the_link_local_address_is_asked_on_ec2_alone(tmp_path: Path) -> None:
     (tmp_path / "sys_vendor").write_text("Acme")
     (tmp_path / "bios_vendor").write_text("Acme")
     assert endpoint_of({}, tmp_path) is None
+
+
+def test_an_instance_asks_for_its_identity(service: Service) -> None:
+    service.says = {"instance-id": "i-1", "local-ipv4": "10.0.0.7", "placement/region": "eu-west-1"}
+    assert reader(service.url, lambda: None).identity() == InstanceIdentity("i-1", "10.0.0.7", "eu-west-1")
+    del service.says["local-ipv4"]
+    with pytest.raises(OSError, match="404 for local-ipv4"):
+        reader(service.url, lambda: None).identity()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from worker.node import priority
-from worker.node.priority import AGENT_NICENESS, before_other_sessions, work_as_ranks_do
+from worker.node.priority import AGENT_NICENESS, before_other_sessions, end_first_without_memory, work_as_ranks_do
 
 
 def test_a_thread_that_works_long_has_the_priority_of_the_ranks() -> None:
@@ -70,3 +70,9 @@ def test_a_kernel_that_groups_no_sessions_is_no_trouble(
     with pytest.raises(ZeroDivisionError), before_other_sessions(file):
         raise ZeroDivisionError
     assert not file.exists() or file.read_text() == (text or "")
+
+
+def test_a_rank_is_ended_before_services_when_memory_is_exhausted(tmp_path: Path) -> None:
+    end_first_without_memory(tmp_path / "none" / "oom_score_adj")
+    end_first_without_memory(tmp_path / "oom_score_adj")
+    assert (tmp_path / "oom_score_adj").read_text() == "500"

@@ -102,6 +102,24 @@ def test_files_that_a_cgroup_has_read_are_given_back_when_memory_is_needed(
     assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 102_400, 102_400)
 
 
+def test_the_lowest_limit_of_a_cgroup_and_its_parents_counts(proc: Path, tmp_path: Path) -> None:
+    """The ranks' slice has the limit, and the shim runs in a scope below the slice."""
+    (proc / "77").mkdir()
+    (proc / "77" / "cgroup").write_text("0::/ranks.slice/shim.scope\n")
+    scope = tmp_path / "cgroup" / "ranks.slice" / "shim.scope"
+    scope.mkdir(parents=True)
+    (scope / "memory.events").write_text("oom_kill 3\n")
+    for group, limit, used in ((scope, "max", "500"), (scope.parent, "102400", "102000")):
+        (group / "memory.max").write_text(f"{limit}\n")
+        (group / "memory.current").write_text(f"{used}\n")
+    assert memory_facts(proc, tmp_path / "cgroup", "77") == MemoryFacts(102_400, 400, 102_400)
+    assert kill_counts(proc, tmp_path / "cgroup", "77") == KillCounts(cgroup=3, node=7)
+    (scope / "memory.max").write_text("1024\n")
+    assert memory_facts(proc, tmp_path / "cgroup", "77") == MemoryFacts(1024, 400, 1024)
+    (proc / "77" / "cgroup").unlink()
+    assert kill_counts(proc, tmp_path / "cgroup", "77") == KillCounts(node=7), "the process has ended"
+
+
 def test_what_nobody_counts_is_unknown(proc: Path, tmp_path: Path) -> None:
     (proc / "vmstat").write_text("pgfault 5\n")
     assert oom_kill_count(proc, tmp_path / "none") is None
