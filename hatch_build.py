@@ -1,21 +1,39 @@
-"""A build hook that prevents wheels without the dashboard. hatch runs it before it builds a wheel."""
+"""A build hook for wheels: it requires the dashboard, and adds the constraints of an image. hatch runs it."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class DashboardHook(BuildHookInterface):
-    """Stops the build of a wheel if `make web` has not run in the checkout."""
+def constraints(root: Path) -> str:
+    """Return the versions of all locked packages as constraints for pip, one in a line.
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
-        """Check for the built dashboard. hatch calls it.
+    pip accepts hashes in constraints only if every requirement has one, which a local wheel has not.
+    """
+    locked = (root / "requirements" / "development.txt").read_text()
+    pins = re.findall(r"^([\w.-]+==[^\\\n]+?) *\\?$", locked, re.MULTILINE)
+    torch = re.findall(r"^torch==.+$", (root / "requirements" / "torch.txt").read_text(), re.MULTILINE)
+    return "\n".join([*pins, *torch, ""])
+
+
+class WheelHook(BuildHookInterface):
+    """Stops the build of a wheel if `make web` has not run in the checkout. Adds the constraints of an image."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Check for the built dashboard, and add the constraints. hatch calls it.
 
         An editable install needs no built files, because it contains no files of its own.
         """
         index = Path(self.root) / "control_plane" / "static" / "index.html"
-        if version != "editable" and not index.is_file():
+        if version == "editable":
+            return
+        if not index.is_file():
             raise RuntimeError(f"{index} is missing: run `make web` first, the wheel carries the dashboard")
+        written = Path(self.root) / "build" / "constraints.txt"
+        written.parent.mkdir(exist_ok=True)
+        written.write_text(constraints(Path(self.root)))
+        build_data["force_include"][str(written)] = "infra/image/constraints.txt"

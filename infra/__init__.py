@@ -1,1 +1,1 @@
-"""Contains the local cloud, which emulates AWS on one machine for development and tests."""
+"""Contains the local cloud, which emulates AWS for development and tests, and what installs Everstep on AWS."""

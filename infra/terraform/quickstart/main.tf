@@ -86,15 +86,18 @@ module "control_plane" {
   instance_type      = var.server_type
   image_id           = local.image_id
 
-  user_data = templatefile("${path.module}/server.sh.tftpl", {
-    install        = templatefile("${path.module}/install.sh.tftpl", merge(local.install, { extras = "server", packages = "" }))
-    bucket         = module.storage.bucket
-    region         = var.region
-    port           = local.port
-    queue_url      = module.events.queue_url
-    secrets_prefix = module.secrets.prefix
-    server_id      = local.server_id
-  })
+  user_data = templatefile("${path.module}/../user_data.sh.tftpl", merge(local.install, {
+    role = "server"
+    unit = "server"
+    settings = {
+      EVERSTEP_BUCKET           = module.storage.bucket
+      EVERSTEP_AWS_REGION       = var.region
+      EVERSTEP_EVENTS_QUEUE_URL = module.events.queue_url
+      EVERSTEP_SECRETS_PREFIX   = module.secrets.prefix
+      EVERSTEP_SERVER_ID        = local.server_id
+      SERVER_OPTIONS            = "--host 0.0.0.0 --port ${local.port} --allow-non-loopback"
+    }
+  }))
 }
 
 module "fleet" {
@@ -107,11 +110,14 @@ module "fleet" {
   image_id           = local.image_id
   max_size           = var.max_nodes
 
-  user_data = var.node_user_data != null ? var.node_user_data : templatefile("${path.module}/node.sh.tftpl", {
-    install   = templatefile("${path.module}/install.sh.tftpl", merge(local.install, { extras = "worker,training", packages = "gcc-c++ python3.11-devel" }))
-    region    = var.region
-    url       = "http://${module.control_plane.private_ip}:${local.port}"
-    fleet     = local.fleet
-    server_id = local.server_id
-  })
+  user_data = var.node_user_data != null ? var.node_user_data : templatefile("${path.module}/../user_data.sh.tftpl", merge(local.install, {
+    role = "node"
+    unit = "agent"
+    settings = {
+      EVERSTEP_FLEET     = local.fleet
+      EVERSTEP_SERVER_ID = local.server_id
+      AWS_REGION         = var.region
+      AGENT_OPTIONS      = "--control-plane-url http://${module.control_plane.private_ip}:${local.port} --allow-non-loopback"
+    }
+  }))
 }

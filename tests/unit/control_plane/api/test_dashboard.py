@@ -12,7 +12,7 @@ import pytest
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 from control_plane.api.dashboard import NONCE, Dashboard
-from hatch_build import DashboardHook
+from hatch_build import WheelHook
 
 INDEX = (
     f'<!doctype html><meta name="csp-nonce" content="{NONCE}"><script type="module" '
@@ -133,11 +133,8 @@ def test_a_checkout_without_a_build_says_how_to_build(service, tmp_path: Path, h
 
 
 def test_a_wheel_without_the_dashboard_is_not_built(tmp_path: Path) -> None:
-    hook = DashboardHook(str(tmp_path), {}, None, None, str(tmp_path), "wheel")
+    hook = WheelHook(str(tmp_path), {}, None, None, str(tmp_path), "wheel")
     assert isinstance(hook, BuildHookInterface)
     with pytest.raises(RuntimeError, match="make web"):
         hook.initialize("standard", {})
     hook.initialize("editable", {})
-    (tmp_path / "control_plane" / "static").mkdir(parents=True)
-    (tmp_path / "control_plane" / "static" / "index.html").write_text("")
-    hook.initialize("standard", {})

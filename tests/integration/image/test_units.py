@@ -1,0 +1,139 @@
+"""Systemd accepts the units of an image, and the scripts of the image do what the units need."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+IMAGE = Path(__file__).parents[3] / "infra" / "image"
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+
+
+def script(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def verify(folder: Path, change: tuple[str, str] = ("", "")) -> str:
+    """Return what systemd finds wrong in a copy of the units whose programs are stubs below `folder`.
+
+    `change` is a text of the units and its replacement.
+    """
+    shutil.copytree(IMAGE / "units", folder / "units")
+    for path in (folder / "units").rglob("*.*"):
+        if path.is_file():
+            text = path.read_text().replace(*change) if change[0] else path.read_text()
+            for program in re.findall(r"=-?(/\S+)", text):
+                if program.startswith(("/opt", "/usr")):
+                    script(folder / program.lstrip("/"), "")
+            path.write_text(re.sub(r"=(-?)(/(?:opt|usr)/)", rf"=\g<1>{folder}\2", text))
+    units = sorted(str(path) for path in (folder / "units").iterdir() if path.suffix in (".service", ".slice"))
+    environment = {**os.environ, "SYSTEMD_UNIT_PATH": f"{folder / 'units'}:"}
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--recursive-errors=no", *units], env=environment, capture_output=True, text=True
+    )
+    assert len(units) == 4
+    return done.stdout + done.stderr
+
+
+@needs_systemd
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    assert verify(tmp_path) == ""
+
+
+@needs_systemd
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("WatchdogSec", "WatchdogSecs"), "Unknown key"),
+        (("93%", "193%"), "Invalid memory limit"),
+        (("OOMScoreAdjust=-900", "OOMScoreAdjust=-9000"), "OOM score"),
+    ],
+)
+def test_systemd_finds_a_mistake_in_a_unit(tmp_path: Path, change: tuple[str, str], words: str) -> None:
+    assert words in verify(tmp_path, change)
+
+
+def run_script(name: str, folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", str(IMAGE / "libexec" / name), *arguments],
+        env={"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Path:
+    """Programs that write their arguments to a file, in the place of those that change volumes."""
+    for name in ("mkfs.ext4", "mount", "mdadm"):
+        script(tmp_path / "bin" / name, f'echo {name} "$@" >>{tmp_path}/calls; [ "$1" != --assemble ]')
+    script(tmp_path / "bin" / "mountpoint", "exit 1")
+    script(tmp_path / "bin" / "blkid", f"cat {tmp_path}/type")
+    (tmp_path / "type").write_text("")
+    (tmp_path / "by-id").mkdir()
+    (tmp_path / "by-id" / "nvme-Amazon_Elastic_Block_Store_vol1").symlink_to("/dev/root")
+    return tmp_path
+
+
+def volumes(folder: Path, count: int) -> None:
+    for number in range(count):
+        name = f"nvme-Amazon_EC2_NVMe_Instance_Storage_AWS{number}"
+        for suffix in ("", "_1", "-ns-1", "-part1"):
+            (folder / "by-id" / f"{name}{suffix}").symlink_to(f"/dev/nvme{number}n1")
+
+
+@pytest.mark.parametrize(
+    ("count", "kind", "calls"),
+    [
+        (0, "", []),
+        (1, "", ["mkfs.ext4 -q -m 5 -E lazy_itable_init=1,nodiscard /dev/nvme0n1", "mount {options} /dev/nvme0n1"]),
+        (1, "ext4", ["mount {options} /dev/nvme0n1"]),
+        (
+            2,
+            "",
+            [
+                "mdadm --assemble {md} /dev/nvme0n1 /dev/nvme1n1",
+                "mdadm --create {md} --run --force --homehost=any --level=0 --raid-devices=2 /dev/nvme0n1 /dev/nvme1n1",
+                "mkfs.ext4 -q -m 5 -E lazy_itable_init=1,nodiscard {md}",
+                "mount {options} {md}",
+            ],
+        ),
+    ],
+    ids=["none", "new", "after a reboot", "several"],
+)
+def test_the_instance_store_becomes_the_state_directory(storage: Path, count: int, kind: str, calls: list[str]) -> None:
+    volumes(storage, count)
+    (storage / "type").write_text(kind)
+    done = run_script("instance-store", storage, str(storage / "state"), str(storage / "by-id"))
+    assert done.returncode == 0, done.stderr
+    found = (storage / "calls").read_text().splitlines() if (storage / "calls").exists() else []
+    words = {"options": "-o noatime,nodev,nosuid", "md": "/dev/md/everstep"}
+    wanted = [call.format(**words) for call in calls]
+    assert found == [f"{call} {storage / 'state'}" if call.startswith("mount") else call for call in wanted]
+    assert (storage / "state").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "use node or server"),
+        (("laptop", "x.whl"), "the first argument is 'laptop'; use node or server"),
+        (("node",), "'make wheel' builds one"),
+        (("node", "none.whl"), "the wheel 'none.whl' does not exist"),
+        (("node", str(IMAGE / "install.sh"), "--gpus"), "the third argument is '--gpus'; use --gpu or nothing"),
+    ],
+)
+def test_wrong_arguments_of_the_installation_change_nothing(arguments: tuple[str, ...], words: str) -> None:
+    done = subprocess.run(["sh", str(IMAGE / "install.sh"), *arguments], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("install.sh: ")
+    assert words in done.stderr
