@@ -327,10 +327,10 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
             f"{scheme}://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{listener.getsockname()[1]}"
         )
         crashed = asyncio.Event()
-        # The socket already listens, so a client that reads the ready file can connect immediately.
         manager = ServiceManager()
 
         def announce() -> None:
+            # The socket already listens, so a client that reads the ready file can connect immediately.
             _tell(url, settings, ready_file)
             manager.notify("READY=1")
 
