@@ -193,11 +193,11 @@ def _extract(archive: Path, scratch: Path, cancelled: threading.Event) -> None:
         size = 0
         for member in tar:
             _check_wanted(cancelled)
-            clean_path(member)
+            path = scratch / clean_path(member)
             size += member.size
             if size > MAX_UNPACKED_BYTES:
                 raise SourceRefused(f"the source archive unpacks to more than {MAX_UNPACKED_BYTES:,} bytes")
-            tar.extract(member, scratch, filter=_readable)
+            _place(tar, member, path)
     for parent, _, _ in os.walk(scratch):
         os.chmod(parent, 0o755)
 
@@ -207,10 +207,19 @@ def _check_wanted(cancelled: threading.Event) -> None:
         raise SourceRefused("the source tree is no longer needed on this node")
 
 
-def _readable(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
-    """Return a tar member with a fixed mode, if Python's data filter permits the member.
+def _place(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
+    """Create a directory or a file of an archive whose path `clean_path` has accepted.
 
-    The mode is 0755 or 0644, independent of the archive and the umask.
+    The mode is 0755 or 0644, independent of the archive and the umask. tarfile's own filter for such archives does not
+    exist before Python 3.11.4, and Debian 12 has 3.11.2.
     """
-    passed = tarfile.data_filter(member, folder)
-    return passed if passed.isdir() else passed.replace(mode=0o755 if (member.mode or 0) & 0o100 else 0o644, deep=False)
+    if member.isdir():
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = tar.extractfile(member)
+    assert content is not None, "clean_path accepts regular files only"
+    with content, path.open("wb") as file:
+        shutil.copyfileobj(content, file)
+    path.chmod(0o755 if member.mode & 0o100 else 0o644)
+    os.utime(path, (member.mtime, member.mtime))
