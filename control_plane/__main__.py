@@ -140,6 +140,13 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         "--allow-non-loopback", action="store_true", help="permit an address that other machines can reach, without TLS"
     )
     parser.add_argument(
+        "--trusted-proxies",
+        default="127.0.0.1",
+        metavar="CIDR,…",
+        help="addresses and networks of the proxies in front of this server, separated by commas; the server believes "
+        "their X-Forwarded-For and X-Forwarded-Proto (default %(default)s)",
+    )
+    parser.add_argument(
         "--mode",
         choices=[mode.value for mode in CloudMode],
         default=env("EVERSTEP_MODE", "aws"),
@@ -169,6 +176,21 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         default=[],
         metavar="ARN",
         help="EventBridge bus or SNS topic that receives new events of jobs; may be repeated",
+    )
+    parser.add_argument(
+        "--webhook",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="https URL that receives new events of jobs, signed with EVERSTEP_WEBHOOK_SECRET; may be repeated",
+    )
+    parser.add_argument(
+        "--allow-webhook",
+        action="append",
+        default=[],
+        metavar="HOST|CIDR",
+        help="host name that --webhook may name (*.example.com: all below), or a private network that webhooks may "
+        "reach; may be repeated",
     )
     parser.add_argument(
         "--export-logs",
@@ -222,6 +244,9 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         aws_keys=_keys(given.aws_keys_file),
         events_queue_url=given.events_queue_url,
         event_exports=tuple(given.export_events),
+        webhooks=tuple(given.webhook),
+        webhook_receivers=tuple(given.allow_webhook),
+        webhook_secrets=tuple(env("EVERSTEP_WEBHOOK_SECRET", "").split()),
         log_group=given.export_logs,
         secrets_prefix=given.secrets_prefix,
         server_id=given.server_id,
@@ -231,6 +256,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         is_other_host_allowed=given.allow_non_loopback,
         tls_certificate=given.tls_certificate,
         tls_key=given.tls_key,
+        trusted_proxies=tuple(filter(None, given.trusted_proxies.split(","))),
         detection_seconds=given.detection_seconds,
         max_source_bytes=given.max_source_bytes,
         retention=_retention(given.keep),
@@ -339,6 +365,7 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
         config = server_config(
             app,
             gate,
+            forwarded_allow_ips=list(settings.trusted_proxies),
             timeout_graceful_shutdown=GRACE_SECONDS,
             ssl_certfile=settings.tls_certificate,
             ssl_keyfile=settings.tls_key,

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import cache, partial
+from hashlib import sha256
 from typing import Any, Protocol
 
 import uvicorn
@@ -44,6 +45,8 @@ from control_plane.cloud.operator import CloudOperator
 from control_plane.cloud.s3 import S3ObjectStore
 from control_plane.cloud.secrets import ManagedSecrets
 from control_plane.cloud.sinks import EventSink, LogGroupSink, LogSink, sink_of
+from control_plane.cloud.webhooks import WebhookSink
+from control_plane.core import webhooks
 from control_plane.core.timeouts import grace_seconds, ladder
 from control_plane.db import schema
 from control_plane.db.leases import Leaser
@@ -137,6 +140,7 @@ def create_app(
         objects = objects or S3ObjectStore(connection)
         if settings.secrets_prefix:
             stored = ManagedSecrets(connection, settings.secrets_prefix)
+    sinks |= _webhooks(settings, now)
     database = Database(settings.database)
     try:
         schema.require_current(database)
@@ -262,6 +266,19 @@ class Server(uvicorn.Server):
         assert isinstance(app, FastAPI)
         app.state.services.feed.close()
         await super().shutdown(sockets)
+
+
+def _webhooks(settings: Settings, now: Callable[[], datetime]) -> Mapping[str, EventSink]:
+    """Return the sinks of webhooks by export name.
+
+    The name is a label of metrics. It omits the URL's path, because the path may be a credential.
+    """
+    receivers, keys = webhooks.allowed(settings.webhook_receivers), [*map(webhooks.key_of, settings.webhook_secrets)]
+    targets = {url: webhooks.target_of(url, receivers) for url in settings.webhooks}
+    return {
+        f"webhook {target.host} {sha256(url.encode()).hexdigest()[:8]}": WebhookSink(target, receivers, keys, now)
+        for url, target in targets.items()
+    }
 
 
 def _loops(

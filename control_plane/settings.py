@@ -5,12 +5,15 @@ Invariant: a `Settings` object is consistent. Contradictions raise `InvalidSetti
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from control_plane.cloud.connection import LOCAL_REGION, CloudMode, CloudSettings
 from control_plane.cloud.sinks import ARN
+from control_plane.core import webhooks
+from control_plane.core.webhooks import WebhookRefused
 from control_plane.db.retention import DEFAULT, Retention
 from everstep.protocol.local_keys import LocalKeys
 from everstep.protocol.loopback import is_loopback, is_this_machine, url_host
@@ -49,6 +52,12 @@ class Settings:
     """SQS queue that receives AWS events from EventBridge. Empty: the server polls AWS only."""
     event_exports: tuple[str, ...] = ()
     """ARNs of EventBridge buses and SNS topics that receive the events of jobs."""
+    webhooks: tuple[str, ...] = ()
+    """HTTPS URLs that receive the events of jobs."""
+    webhook_receivers: tuple[str, ...] = ()
+    """Host names that `webhooks` may name, and networks that are not public and that webhooks may reach."""
+    webhook_secrets: tuple[str, ...] = ()
+    """Secrets that sign the messages to webhooks. The second one is the old secret during a rotation."""
     log_group: str = ""
     """CloudWatch log group that receives a copy of the ranks' output. Empty: no copy."""
     is_other_host_allowed: bool = False
@@ -56,6 +65,8 @@ class Settings:
     tls_certificate: Path | None = None
     """PEM file with the server's certificate and the intermediate certificates."""
     tls_key: Path | None = None
+    trusted_proxies: tuple[str, ...] = ("127.0.0.1",)
+    """Addresses and networks (CIDR) of proxies whose X-Forwarded-For and X-Forwarded-Proto the server believes."""
     detection_seconds: float = 3.0
     """Target time to detect a failure. All timeouts are derived from it."""
     max_source_bytes: int = 256 * 1024 * 1024
@@ -97,6 +108,18 @@ class Settings:
                 )
             if match["region"] != self.region:
                 raise InvalidSettings(f"--export-events {arn} is in {match['region']}, this server in {self.region}")
+        try:
+            receivers = webhooks.allowed(self.webhook_receivers)
+            for url in self.webhooks:
+                webhooks.target_of(url, receivers)
+            for secret in self.webhook_secrets:
+                webhooks.key_of(secret)
+        except WebhookRefused as error:
+            raise InvalidSettings(f"--webhook: {error}") from error
+        if self.webhooks and not self.webhook_secrets:
+            raise InvalidSettings("--webhook needs a secret that signs the messages: EVERSTEP_WEBHOOK_SECRET")
+        if len(set(self.webhooks)) != len(self.webhooks):
+            raise InvalidSettings("--webhook contains the same URL twice")
         if self.log_group and re.fullmatch(r"[A-Za-z0-9_/.#-]{1,512}", self.log_group) is None:
             raise InvalidSettings(f"--export-logs {self.log_group!r} is not the name of a log group")
         if self.server_id and re.fullmatch(r"[0-9a-f]{32}", self.server_id) is None:
@@ -114,6 +137,14 @@ class Settings:
                 "a certificate (--tls-certificate, --tls-key), a TLS proxy in front of 127.0.0.1, or pass "
                 "--allow-non-loopback if you trust the network"
             )
+        for proxy in self.trusted_proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError as error:
+                raise InvalidSettings(
+                    f"--trusted-proxies {proxy!r} is neither an IP address nor a network, for example 10.0.0.0/16: "
+                    f"{error}"
+                ) from error
         for limit in fields(self.retention):
             if getattr(self.retention, limit.name) < 1:
                 raise InvalidSettings(f"--keep {limit.name}={getattr(self.retention, limit.name)}: the minimum is 1")

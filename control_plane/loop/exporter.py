@@ -1,4 +1,4 @@
-"""Sends the events of jobs to an EventBridge bus or SNS topic.
+"""Sends the events of jobs to an EventBridge bus, an SNS topic or a webhook.
 
 Each event is sent at least once, and in order per job.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -51,7 +52,16 @@ class Exporter(ABC):
     poll_seconds: ClassVar[float] = POLL_SECONDS
     """Pause after a successful pass, in seconds."""
 
-    def __init__(self, database: Database, name: str, leaser: Leaser, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        name: str,
+        leaser: Leaser,
+        now: Callable[[], datetime],
+        *,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self._uniform = uniform
         self._database = database
         self._name = name
         self._leaser = leaser
@@ -87,8 +97,12 @@ class Exporter(ABC):
         await asyncio.to_thread(self._release)
 
     def pause_seconds(self) -> float:
-        """Return the pause before the next pass, in seconds."""
-        return retry_seconds(self.failure_count) if self.failure_count else self.poll_seconds
+        """Return the pause before the next pass, in seconds.
+
+        After a failure, the pause is random up to `retry_seconds` (full jitter), so that exporters of several servers
+        and receivers do not retry together.
+        """
+        return self._uniform(0.0, retry_seconds(self.failure_count)) if self.failure_count else self.poll_seconds
 
     def _claim(self, session: Session) -> tuple[Lease, exports.ExportRecord] | None:
         """Claim the lease and read the export's state.
@@ -130,16 +144,23 @@ class Exporter(ABC):
 
 
 class EventExporter(Exporter):
-    """The loop that exports events to one bus or topic.
+    """The loop that exports events to one bus, topic or webhook.
 
-    The name of the export is the receiver's ARN. The exporter calls the sink in threads. No other loop may use the same
-    `leaser`.
+    The name of the export is the receiver's ARN, or a webhook's host and a digest of its URL. The exporter calls the
+    sink in threads. No other loop may use the same `leaser`.
     """
 
     def __init__(
-        self, database: Database, name: str, sink: EventSink, leaser: Leaser, now: Callable[[], datetime]
+        self,
+        database: Database,
+        name: str,
+        sink: EventSink,
+        leaser: Leaser,
+        now: Callable[[], datetime],
+        *,
+        uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        super().__init__(database, name, leaser, now)
+        super().__init__(database, name, leaser, now, uniform=uniform)
         self._sink = sink
 
     def export_some(self) -> bool:
@@ -168,9 +189,9 @@ class EventExporter(Exporter):
 
 
 def retry_seconds(failure_count: int) -> float:
-    """Return the pause, in seconds, after one or more consecutive failures.
+    """Return the longest pause, in seconds, after one or more consecutive failures.
 
-    The pause doubles with each failure, up to `MOST_RETRY_SECONDS`.
+    The limit doubles with each failure, up to `MOST_RETRY_SECONDS`.
     """
     return float(min(MOST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failure_count - 1, 16)))
 

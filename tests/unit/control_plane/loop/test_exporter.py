@@ -63,7 +63,8 @@ class World:
         self.exporter.export_some()
 
     def replica(self, owner: str) -> EventExporter:
-        return EventExporter(self.database, NAME, self.sink, Leaser(owner, 9.0, lambda: self.seconds), lambda: NOW)
+        leaser = Leaser(owner, 9.0, lambda: self.seconds)
+        return EventExporter(self.database, NAME, self.sink, leaser, lambda: NOW, uniform=lambda _, most: most)
 
     def tell(self, *jobs: str | None, message: str = "m", project: str = "p") -> None:
         with self.database.write() as session:
@@ -161,6 +162,20 @@ def test_what_is_refused_comes_again_before_anything_behind_it_and_is_shown(worl
 def test_waits_grow_to_a_limit(world: World) -> None:
     world.exporter.failure_count = 10_000
     assert world.exporter.pause_seconds() == MOST_RETRY_SECONDS
+
+
+def test_a_wait_is_random_between_zero_and_its_limit(world: World) -> None:
+    bounds = []
+
+    def uniform(least: float, most: float) -> float:
+        bounds.append((least, most))
+        return 0.25
+
+    leaser = Leaser("two", 9.0, lambda: 0.0)
+    exporter = EventExporter(world.database, NAME, world.sink, leaser, lambda: NOW, uniform=uniform)
+    exporter.failure_count = 3
+    assert exporter.pause_seconds() == 0.25
+    assert bounds == [(0.0, 4.0)]
 
 
 def test_a_call_that_is_taken_in_part_is_repeated_whole_and_no_job_is_out_of_order(world: World) -> None:
