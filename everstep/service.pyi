@@ -20,6 +20,39 @@ class EventStream(Protocol[T_co]):
     def __iter__(self) -> Iterator[T_co]: ...
     def close(self) -> None: ...
 
+class AuditEntry(TypedDict):
+    """A call that could change something: who made it, from where, and how it ended."""
+    EntryId: int
+    Time: datetime
+    Operation: str
+    """Operation of the contract, for example DeleteFleet."""
+    Resource: NotRequired[str]
+    """Name of the resource that the call addressed or created. Names of nested resources are joined by `/`."""
+    Project: NotRequired[str]
+    """Project that the request or the token names. Absent if the token may access every project."""
+    TokenId: str
+    Caller: str
+    """Description of the caller's token at the time of the call."""
+    Role: str
+    SourceAddress: NotRequired[str]
+    """IP address of the client, as trusted proxies forwarded it."""
+    RequestId: str
+    """The request's id, which the response and the server's log contain too."""
+    Outcome: Literal["Succeeded", "Refused", "Failed", "Unfinished"]
+    """How the call ended. Refused: the caller's error, so nothing changed. Failed: the service's error. Unfinished: the server stopped or the client disconnected during the call, so the change may be stored."""
+    StatusCode: NotRequired[int]
+    """HTTP status of the response."""
+    ErrorCode: NotRequired[str]
+
+class Automation(TypedDict):
+    """Whether the service acts by itself."""
+    IsPaused: bool
+    Reason: NotRequired[str]
+    """Why automation is paused. Absent while automation is active."""
+    PausedBy: NotRequired[str]
+    """Name of the administrator's token."""
+    PauseTime: NotRequired[datetime]
+
 class BatchGetLossCurvesResponse(TypedDict):
     """The loss curves of the requested jobs that log a loss."""
     LossCurves: list[LossCurve]
@@ -602,6 +635,11 @@ class LastCheckpoint(TypedDict):
     Generation: int
     CompletedAt: datetime
     Bytes: int
+
+class ListAuditEntriesResponse(TypedDict):
+    """A page of the audit log, newest first."""
+    AuditEntries: list[AuditEntry]
+    NextToken: NotRequired[str]
 
 class ListCheckpointsResponse(TypedDict):
     """A job's checkpoints, newest step first."""
@@ -1306,6 +1344,14 @@ class PaginatorConfig(TypedDict, total=False):
     PageSize: int
     StartingToken: str
 
+class ListAuditEntriesPages(Protocol):
+    def __iter__(self) -> Iterator[ListAuditEntriesResponse]: ...
+    def build_full_result(self) -> ListAuditEntriesResponse: ...
+    def search(self, expression: str) -> Iterator[Any]: ...
+
+class ListAuditEntriesPaginator(Protocol):
+    def paginate(self, *, Operation: str = ..., TokenId: str = ..., Project: str = ..., TimeAfter: datetime | float | str = ..., TimeBefore: datetime | float | str = ..., PaginationConfig: PaginatorConfig = ...) -> ListAuditEntriesPages: ...
+
 class ListCheckpointsPages(Protocol):
     def __iter__(self) -> Iterator[ListCheckpointsResponse]: ...
     def build_full_result(self) -> ListCheckpointsResponse: ...
@@ -1480,6 +1526,8 @@ class EverstepClient(Protocol):
         """Delete a project's quota."""
     def delete_training_job(self, *, TrainingJobName: str, DeleteObjects: bool = ..., DryRun: bool = ...) -> DeleteTrainingJobResponse:
         """Delete the records of a training job that has ended. Its objects in S3 remain unless DeleteObjects is set. With DryRun, the call deletes nothing and returns what it would delete. Raises ConflictException if the job has not ended, if a node still works for it, if an unfinished job starts from one of its checkpoints, or if DeleteObjects is set and a checkpoint is pinned."""
+    def describe_automation(self) -> Automation:
+        """Return whether the service acts by itself, and who paused it."""
     def describe_fleet(self, *, FleetName: str) -> Fleet:
         """Describe one fleet."""
     def describe_incident(self, *, IncidentId: str) -> Incident:
@@ -1520,6 +1568,8 @@ class EverstepClient(Protocol):
         """Keep a node without a job out of use until ReleaseNode. Repeated calls change nothing."""
     def hold_snapshot(self, *, TrainingJobName: str, SnapshotId: str = ..., ClientRequestToken: str = ...) -> HoldSnapshotResponse:
         """Keep the newest committed step of a running job in memory, so that ReadSnapshot can read it. While a job with two slots holds a snapshot, it commits no further steps; training continues. The hold ends at ReleaseSnapshot, when the job stops or starts again, or HoldInSeconds after the last HoldSnapshot or ReadSnapshot. A job holds one snapshot at a time. Raises ConflictException if the job is not running, has no committed step, holds another snapshot, or no longer holds the requested one. The hold also ends if AWS announces the end of a node and the job needs the memory for a checkpoint. Raises ServiceUnavailableException if an agent is not connected to this server."""
+    def list_audit_entries(self, *, Operation: str = ..., TokenId: str = ..., Project: str = ..., TimeAfter: datetime | float | str = ..., TimeBefore: datetime | float | str = ..., MaxResults: int = ..., NextToken: str = ...) -> ListAuditEntriesResponse:
+        """List calls that could change something, newest first. The log contains each call with a valid token, also refused ones. Reads and dry runs have no entry."""
     def list_checkpoints(self, *, TrainingJobName: str, MinStep: int = ..., MaxResults: int = ..., NextToken: str = ...) -> ListCheckpointsResponse:
         """List a job's checkpoints in S3, newest step first. With MinStep, the list contains only that step and later ones. CreateCheckpoint returns a suitable MinStep."""
     def list_drills(self, *, TrainingJobName: str = ..., MaxResults: int = ..., NextToken: str = ...) -> ListDrillsResponse:
@@ -1550,6 +1600,8 @@ class EverstepClient(Protocol):
         """List the revisions of a training job, oldest first."""
     def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ..., Project: str = ..., CreationTimeAfter: datetime | float | str = ..., CreationTimeBefore: datetime | float | str = ..., LastModifiedTimeAfter: datetime | float | str = ..., LastModifiedTimeBefore: datetime | float | str = ..., TagKey: str = ..., TagValue: str = ..., SortBy: Literal["CreationTime", "LastModifiedTime", "Name"] = ..., SortOrder: Literal["Ascending", "Descending"] = ..., ChangesSince: str = ...) -> ListTrainingJobsResponse:
         """List training jobs, newest first unless SortBy or SortOrder is set. A job must match all filters. With ChangesSince, the response omits jobs whose entry did not change, and names those that left the page. Raises ValidationException if TagValue is set without TagKey."""
+    def pause_automation(self, *, Reason: str) -> Automation:
+        """Pause all automatic actions until ResumeAutomation, also across restarts of the service. During the pause, the service terminates, launches and reboots no instance, starts and restarts no job, and deletes no checkpoint. Running jobs continue to train and to store snapshots and checkpoints. Requests for jobs and nodes wait. The service still halts ranks of ended generations. Passes that have already begun end within a second. If automation is already paused for the same reason, the call changes nothing. Raises ConflictException if automation is paused for another reason."""
     def pause_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Pause a training job: all ranks stop at one agreed step, which is stored in S3. The job gives its nodes back to the fleet until ResumeTrainingJob. A job that is being launched pauses once it trains. Repeated calls change nothing. Raises ConflictException if the job has the strategy None, which stores no state."""
     def pin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
@@ -1570,6 +1622,8 @@ class EverstepClient(Protocol):
         """Move the job off a node as DrainNode does, then terminate the instance and launch another. Repeated calls change nothing."""
     def reset_node_session(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Revoke the session of a node's agent, and permit the node to join again with a join token. Use this operation for an instance that lost its state directory, or whose session may have been copied. The agent's open connection ends within ten seconds. A repeated call also revokes the session that the agent has received since."""
+    def resume_automation(self) -> Automation:
+        """Resume all automatic actions. Repeated calls change nothing. The service then responds to everything that happened during the pause, for example to lost nodes."""
     def resume_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Resume a paused training job: it waits in the queue, then continues bit-identically from its checkpoint. The call does not change a job that is not paused."""
     def revoke_token(self, *, TokenId: str) -> Token:
@@ -1600,6 +1654,8 @@ class EverstepClient(Protocol):
         """Follow what happens, as it happens."""
     def download_outputs(self, *, TrainingJobName: str, Directory: str | os.PathLike[str], Generation: int | None = ...) -> list[Path]:
         """Write the outputs of one generation below a directory."""
+    @overload
+    def get_paginator(self, operation_name: Literal["list_audit_entries"]) -> ListAuditEntriesPaginator: ...
     @overload
     def get_paginator(self, operation_name: Literal["list_checkpoints"]) -> ListCheckpointsPaginator: ...
     @overload

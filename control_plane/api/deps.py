@@ -21,6 +21,7 @@ from fastapi.routing import APIRoute
 
 from control_plane.api import json_body, page_tokens
 from control_plane.api.archive import SourceLimits
+from control_plane.api.audit import AuditedRoute
 from control_plane.api.caller_threads import CallerThreads
 from control_plane.api.changes import Snapshots
 from control_plane.api.errors import InvalidRequest
@@ -50,7 +51,7 @@ class Router(APIRouter):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(route_class=json_body.JsonRoute, **options)
+        super().__init__(route_class=AuditedRoute, **options)
 
     def add_api_route(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         """Add a route. The route decorators call it."""

@@ -166,14 +166,25 @@ MODELED: tuple[type[ApiError], ...] = (
 
 def install(app: FastAPI) -> None:
     """Register handlers that turn exceptions of the API, the database and the cloud into error responses."""
-    for kind, translate in (
-        (ApiError, lambda error: error),
-        (db.DatabaseError, _from_database),
-        (CloudError, _from_cloud),
-        (RequestValidationError, from_validation),
-        (HTTPException, _from_http),
-    ):
-        app.add_exception_handler(kind, _Handler(translate))
+    for kind in (ApiError, db.DatabaseError, CloudError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _answer)
+
+
+def translated(error: Exception) -> ApiError:
+    """Return the API error that the service answers after an exception of a route."""
+    match error:
+        case ApiError():
+            return error
+        case db.DatabaseError():
+            return _from_database(error)
+        case CloudError():
+            return _from_cloud(error)
+        case RequestValidationError():
+            return from_validation(error)
+        case HTTPException():
+            return _from_http(error)
+        case _:
+            return unexpected(error)
 
 
 def response(error: ApiError, request_id: str) -> JSONResponse:
@@ -189,16 +200,11 @@ def response(error: ApiError, request_id: str) -> JSONResponse:
     return JSONResponse(body.model_dump(by_alias=True), status_code=error.status, headers=headers)
 
 
-class _Handler:
-    """Exception handler for one exception class; `translate` converts the exception into an ApiError."""
-
-    def __init__(self, translate: object) -> None:
-        self._translate = translate
-
-    async def __call__(self, request: Request, error: Exception) -> JSONResponse:
-        assert callable(self._translate)
-        refusal: ApiError = self._translate(error)
-        return response(refusal, request.state.request_id)
+async def _answer(request: Request, error: Exception) -> JSONResponse:
+    refusal = translated(error)
+    if isinstance(refusal, InternalError):
+        log.error("a request failed: %s", error)
+    return response(refusal, request.state.request_id)
 
 
 def _from_database(error: db.DatabaseError) -> ApiError:
@@ -213,7 +219,6 @@ def _from_database(error: db.DatabaseError) -> ApiError:
         return InUse(_sentence(str(error)))
     if isinstance(error, db.TooMuch):
         return InvalidRequest(_sentence(str(error)), hint=f"Use {error.remedy}, or set Project or FleetName.")
-    log.error("a request failed in the database: %s", error)
     return InternalError(
         "The request failed inside the service.",
         hint="Give the RequestId to the operator of the service: its log contains the cause.",

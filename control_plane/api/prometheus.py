@@ -51,6 +51,8 @@ class Facts:
     """Number of messages from agents that this server rejected."""
     exports: tuple[ExportRecord, ...] = ()
     newest_event_id: int = 0
+    is_paused: bool = False
+    """Whether an administrator paused all automatic actions."""
 
 
 def exposition(facts: Facts, figures: LoopFigures | None) -> bytes:
@@ -80,6 +82,11 @@ def families(facts: Facts) -> Iterator[Metric]:
     info = InfoMetricFamily("everstep_build", "The version of this server.")
     info.add_metric([], {"version": facts.version})
     yield info
+    yield GaugeMetricFamily(
+        "everstep_automation_paused",
+        "1 while an administrator pauses all automatic actions.",
+        value=float(facts.is_paused),
+    )
     yield from _of_jobs(facts)
     yield from _of_recoveries(facts.recoveries)
     yield from _of_fleets(facts)

@@ -22,6 +22,8 @@ from control_plane.api import auth, errors
 from control_plane.api.event_stream import MEDIA_TYPE
 from control_plane.api.routes import (
     agents,
+    audit,
+    automation,
     checkpoints,
     commands,
     deletions,
@@ -83,6 +85,8 @@ ROOMS: Final = (
     reports,
     quotas,
     tokens,
+    audit,
+    automation,
     join_tokens,
     snapshots,
     sources,

@@ -15,7 +15,8 @@ empty the fleet.
 
 Invariant: a node works for at most one job. A gang (all nodes of a job) starts complete or not at all. Recovering jobs
 have precedence over queued jobs. While the group's settings differ from the registered ones, or most of the fleet is
-silent, the fleet terminates nothing except instances that AWS is ending. A node that has joined is terminated only if
+silent, the fleet terminates nothing except instances that AWS is ending. While automation is paused, the fleet has no
+action and changes no row of the node table. A node that has joined is terminated only if
 its verdict has `may_terminate` or a person requests it.
 
 The module has more than 500 lines. Capacity and assignment share one table of nodes. The fleet must not terminate a
@@ -116,6 +117,14 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
     Raises:
         InvalidTransition: the node table permits no transition for an observed event.
     """
+    if policy.pause:
+        return FleetDecision(
+            desired_count=observed.group.desired_count,
+            vacancies=observed.vacancies,
+            is_frozen=True,
+            is_blind=spec.is_blindness_lifted,  # The pass judges no agent, so it keeps a person's confirmation.
+            reason=f"frozen: {policy.pause}",
+        )
     table = _Table(now, spec, observed)
     table.follow_aws()
     in_use = [table.node(row.node_id) for row in table.in_state(NodeState.SPARE, NodeState.ASSIGNED)]

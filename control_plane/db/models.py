@@ -7,6 +7,7 @@ dataclasses. The definitions work on SQLite and PostgreSQL.
                   └─ implication          ├─ shard ─ replica
     token                                 ├─ checkpoint
     source   intent   event   export   spent_nonce ├─ revision
+    audit_entry   automation_pause        │
                               quota       ├─ incident ─ note
     fleet ─ fleet_hour                    ├─ job_hour
                                           ├─ note
@@ -695,8 +696,43 @@ class Event(Base):
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
 
+class AuditEntry(Base):
+    """One call of the API that may change something, with its caller and its outcome."""
+
+    __tablename__ = "audit_entry"
+    __table_args__ = ({"sqlite_autoincrement": True},)
+
+    id: Mapped[int] = mapped_column(_BigId, primary_key=True, autoincrement=True)
+    at: Mapped[datetime]
+    operation: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    resource: Mapped[str]
+    project: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    token_id: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
+    caller: Mapped[str]
+    """Description of the caller's token at the time of the call."""
+    role: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    source_address: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    request_id: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    status_code: Mapped[int | None]
+    """HTTP status of the response. None before the end of the call."""
+    error_code: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
+
+
+class AutomationPause(Base):
+    """The pause of all automatic actions. The table has at most one row."""
+
+    __tablename__ = "automation_pause"
+
+    scope: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    """Always `all`."""
+    paused_at: Mapped[datetime]
+    paused_by: Mapped[str]
+    """Name of the administrator's token."""
+    reason: Mapped[str]
+
+
 class Export(Base):
-    """Progress of an export of events to one EventBridge bus or SNS topic."""
+    """Progress of an export of events to one EventBridge bus, SNS topic or webhook."""
 
     __tablename__ = "export"
 

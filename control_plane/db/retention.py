@@ -8,6 +8,7 @@
     plans          of all jobs, except the newest few; parents and times remain, because restores need them
     protection     of ended jobs
     metrics        of ended jobs
+    audit          entries of the audit log
     hours          ledgers of jobs and fleets at full hours, from which reports compute time ranges
 
 Jobs, incidents, checkpoints, sources and fleets are not deleted.
@@ -26,6 +27,7 @@ from sqlalchemy import ColumnElement, and_, delete, inspect, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from control_plane.db.models import (
+    AuditEntry,
     Base,
     Event,
     FleetHour,
@@ -57,6 +59,7 @@ class Retention:
     generations: int = 30
     protection: int = 1
     metrics: int = 90
+    audit: int = 400
     hours: int = 400
     plans_per_job: int = 10
     batch_rows: int = 1_000
@@ -102,6 +105,7 @@ def prune(session: Session, retention: Retention, now: datetime) -> Mapping[str,
         "generations": (Generation, and_(Generation.run_id.in_(ended), Generation.number < newest)),
         "protection": (Shard, Shard.run_id.in_(silent)),
         "metrics": (Metric, Metric.run_id.in_(unread)),
+        "audit entries": (AuditEntry, AuditEntry.at < before(retention.audit)),
         "job hours": (JobHour, JobHour.hour < before(retention.hours).timestamp() // 3600),
         "fleet hours": (FleetHour, FleetHour.hour < before(retention.hours).timestamp() // 3600),
         "metric chunks": (MetricChunk, MetricChunk.run_id.in_(unread)),

@@ -31,7 +31,7 @@ from control_plane.core.checkpoints import KeptCheckpoint, Retention, surplus, t
 from control_plane.core.checkpoints import restorable as all_restorable
 from control_plane.core.observed.steps import CheckpointRecord as RestorableCheckpoint
 from control_plane.core.states import JobState
-from control_plane.db import checkpoints, events, jobs
+from control_plane.db import automation, checkpoints, events, jobs
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.errors import NotFound
 from control_plane.db.jobs import JobRecord
@@ -66,6 +66,8 @@ class CheckpointKeeper:
     def delete_due(self) -> None:
         """Make one pass over all jobs. This method blocks: call it in a thread."""
         with self._database.read() as session:
+            if automation.find(session) is not None:
+                return
             run_ids = checkpoints.runs_to_look_after(session)
         for run_id in run_ids:
             try:

@@ -17,6 +17,7 @@ from control_plane.core.observed.drills import DrillObserved
 from control_plane.core.observed.jobs import JobObserved
 from control_plane.core.states import FleetStatus, JobState, NodeState
 from control_plane.db import (
+    automation,
     checkpoints,
     events,
     fleets,
@@ -76,8 +77,8 @@ class DecisionStore:
             now: Unix seconds of the decision.
 
         Returns:
-            False if nothing was stored. In this case, the queue or the fleet to which the job moves has changed since
-            the read. The caller then decides again.
+            False if nothing was stored. In this case, the queue, the fleet to which the job moves, or the pause of
+            automation has changed since the read. The caller then decides again.
 
         Raises:
             StaleLease: another server holds the lease of the job or of its fleet. Nothing was stored.
@@ -92,6 +93,8 @@ class DecisionStore:
             # The job's own lease does not suffice: another server that takes the fleet over claims the jobs' leases
             # only later.
             self._fleet_leases.check(session, before.fleet_name)
+            if automation.words(session) != stored.around.pause:
+                return False
             if decision.fleet is not None and not fleets.takes_jobs(session, decision.fleet):
                 return False  # The fleet to which the job moves was deleted after the read.
             if before.state != after.state.value and not _keeps_its_turn(session, before, after.state, observed, now):
@@ -144,7 +147,7 @@ class DecisionStore:
         view: CloudView,
         failure_domains: Mapping[NodeId, str],
         now: float,
-    ) -> None:
+    ) -> bool:
         """Store all results of a pass over a fleet in one transaction.
 
         Args:
@@ -154,6 +157,10 @@ class DecisionStore:
             view: AWS's answer from which the decision follows.
             failure_domains: failure domain of each node for which AWS reports one.
             now: Unix seconds of the decision.
+
+        Returns:
+            False if nothing was stored, because the pause of automation has changed since the read. The caller then
+            executes no action and decides again.
 
         Raises:
             StaleLease: another server holds the lease. Nothing was stored.
@@ -189,12 +196,14 @@ class DecisionStore:
         }
         has_news = decision.records or decision.events or decision.implications or decision.is_empty or domains
         if is_same and not has_news:
-            return
+            return True
         known = {NodeId(node.id): node for node in stored.nodes}
         with self._database.write() as session:
+            if automation.words(session) != stored.pause:
+                return False
             if decision.is_empty:
                 fleets.remove(session, lease, moment)
-                return
+                return True
             if not is_same:
                 fleets.change(session, lease, **changes)
             ledger_before, ledger_after = idle_nodes.ledger(idle_before), idle_nodes.ledger(idle_after)
@@ -237,6 +246,7 @@ class DecisionStore:
             if fleet.state != state.value:
                 message = f"{fleet.state} → {state.value}: {decision.reason}"
                 events.append_for_fleet(session, fleet, "FleetStateChanged", message, moment)
+        return True
 
 
 def _keeps_its_turn(

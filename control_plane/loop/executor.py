@@ -2,7 +2,8 @@
 
 Messages to agents are idempotent and follow from stored state, so the executor does not record these messages. Before a
 call that changes AWS or S3, the executor stores an intent in the database, under the lease. Afterwards it stores the
-outcome. The executor does not repeat a call whose intent is done.
+outcome. The executor does not repeat a call whose intent is done. While an administrator pauses automation, the
+executor begins no call that changes a group.
 
 Invariant: no database session is open during a call. Intents and log lines contain no secrets.
 """
@@ -48,7 +49,7 @@ from control_plane.core.actions import (
 from control_plane.core.capacity import LONGEST_RETRY_SECONDS
 from control_plane.core.observed.drills import DrillKind, DrillObserved
 from control_plane.core.states import NodeState
-from control_plane.db import checkpoints, events, implications, incidents, intents, jobs, nodes, notices
+from control_plane.db import automation, checkpoints, events, implications, incidents, intents, jobs, nodes, notices
 from control_plane.db.errors import NotFound as NoSuchRow
 from control_plane.db.errors import StaleLease
 from control_plane.db.intents import IntentState
@@ -314,8 +315,8 @@ class Executor:
 
     async def _change(self, lease: Lease, action: GroupAction) -> None:
         call = self._call(action)
-        intent = await asyncio.to_thread(self._begin, lease, call)
-        if intent.state is not IntentState.OPEN:
+        intent = await asyncio.to_thread(self._under, lease, partial(self._begin_automatic, call))
+        if intent is None or intent.state is not IntentState.OPEN:
             return
         try:
             await asyncio.to_thread(call.make)
@@ -420,6 +421,16 @@ class Executor:
         return self._under(
             lease, partial(intents.begin, key=call.key, action=call.name, detail=call.detail, now=self._now())
         )
+
+    def _begin_automatic(self, call: Call, session: Session, lease: Lease) -> intents.IntentRecord | None:
+        """Record a call that changes a group, or return None while automation is paused.
+
+        One transaction checks the pause and stores the intent. No call to AWS therefore begins after a pause is stored.
+        """
+        if automation.find(session) is not None:
+            log.info("fleet %s: %s is not called, because automation is paused", lease.key, call.name)
+            return None
+        return intents.begin(session, lease, key=call.key, action=call.name, detail=call.detail, now=self._now())
 
     def _finish(self, lease: Lease, call: Call, state: IntentState, outcome: str) -> None:
         self._under(lease, partial(intents.finish, key=call.key, state=state, outcome=outcome, now=self._now()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 
 from control_plane.core.actions import FleetDecision, GroupAction, SendKeepEvidence
@@ -137,9 +138,11 @@ class FleetLoop:
         now = self._context.now().timestamp()
         stored = await asyncio.to_thread(self._observer.read_fleet, name, records.at(now))
         spec, observed = self._observer.observe_fleet(stored, view, history)
-        decision = decide(now, spec, observed, self._policy)
+        decision = decide(now, spec, observed, replace(self._policy, pause=stored.pause))
         domains = self._cloud.domains(name)
-        await asyncio.to_thread(self._store.apply_fleet, lease, stored, decision, view, domains, now)
+        if not await asyncio.to_thread(self._store.apply_fleet, lease, stored, decision, view, domains, now):
+            self._context.registry.hint()
+            return decision
         self._stored(name)
         for node_id in decision.forgotten:
             self._context.registry.forget(node_id)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from functools import partial
 
 from control_plane.core import drills
@@ -174,7 +175,7 @@ class JobLoop:
                 stored = await asyncio.to_thread(self._observer.read_job, run, around)
                 now = self._context.now().timestamp()
                 spec, observed = self._observer.observe_job(stored, now)
-                decision = decide(now, spec, observed, self._policy)
+                decision = decide(now, spec, observed, replace(self._policy, pause=stored.around.pause))
                 if not self._fleet_leases.holds(fleet):
                     # The server has lost the fleet's lease, so drop the decision. Keep the job's lease: this server may
                     # get the fleet's lease again.
@@ -227,7 +228,7 @@ class JobLoop:
 
         If the server crashes in between, no server injects the fault.
         """
-        if observed.drill is None:
+        if observed.drill is None or stored.around.pause:
             return
         plan = decision.plan or observed.plan
         followed = drills.follow(observed.drill, decision.record, plan, now, self._context.timeouts)

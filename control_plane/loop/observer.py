@@ -28,7 +28,18 @@ from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord
 from control_plane.core.queue import Schedule, in_words
 from control_plane.core.states import FleetStatus, NodeState
 from control_plane.core.timeouts import grace_seconds
-from control_plane.db import checkpoints, drills, fleets, implications, incidents, intents, jobs, nodes, notices
+from control_plane.db import (
+    automation,
+    checkpoints,
+    drills,
+    fleets,
+    implications,
+    incidents,
+    intents,
+    jobs,
+    nodes,
+    notices,
+)
 from control_plane.db.errors import NotFound
 from control_plane.db.session import Database
 from control_plane.loop import records
@@ -82,6 +93,8 @@ class StoredFleet:
     failed_join_count: int
     rebooted: Mapping[NodeId, datetime]
     """Time at which EC2 accepted the reboot request, for each node in state REBOOTING."""
+    pause: str = ""
+    """Who paused all automatic actions, and why. Empty while automation is active."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +380,7 @@ class Observer:
                 replaced=nodes.replaced_since(session, name, now - timedelta(seconds=RATE_WINDOW_SECONDS)),
                 failed_join_count=nodes.failed_join_count(session, name),
                 rebooted={keys[key]: at for key, at in intents.done_at(session, keys).items()} if keys else {},
+                pause=automation.words(session),
             )
 
     def observe_fleet(

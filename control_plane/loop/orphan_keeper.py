@@ -19,7 +19,7 @@ from typing import Final
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.objects import DELETED_AT_ONCE, ObjectStore
 from control_plane.core.orphans import KEPT_SECONDS, StoredObject, orphans
-from control_plane.db import checkpoints, jobs
+from control_plane.db import automation, checkpoints, jobs
 from control_plane.db.errors import NotFound
 from control_plane.db.jobs import LaunchedRun
 from control_plane.db.session import Database
@@ -63,6 +63,8 @@ class OrphanKeeper:
         Blocks: call it in a thread.
         """
         with self._database.read() as session:
+            if automation.find(session) is not None:
+                return 0
             runs = jobs.launched(session)
             deleted = checkpoints.deleted_counts(session)
         self._examined = {run.run_id: self._examined.get(run.run_id, (1, 0)) for run in runs}

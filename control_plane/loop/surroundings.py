@@ -16,7 +16,7 @@ from control_plane.core.observed.fleets import FleetJob
 from control_plane.core.observed.nodes import Notice
 from control_plane.core.queue import Schedule, schedule
 from control_plane.core.states import NodeState
-from control_plane.db import fleets, implications, jobs, nodes, notices
+from control_plane.db import automation, fleets, implications, jobs, nodes, notices
 from control_plane.loop import records
 from everstep.protocol.ids import FleetName, NodeId
 
@@ -34,6 +34,8 @@ class Surroundings:
     """The fleet's nodes. Ended nodes are included, because their end is evidence."""
     notices: Mapping[NodeId, tuple[Notice, ...]]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
+    pause: str = ""
+    """Who paused all automatic actions, and why. Empty while automation is active."""
 
 
 class SharedRows:
@@ -83,6 +85,7 @@ def read_surroundings(session: Session, name: FleetName) -> Surroundings:
         nodes={NodeId(row.id): row for row in nodes.of_fleet(session, name, with_ended=True)},
         notices=records.notices_of(notices.of_fleet(session, name)),
         implications=implications.of_fleet(session, name),
+        pause=automation.words(session),
     )
 
 

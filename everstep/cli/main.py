@@ -34,6 +34,8 @@ NOUNS: Final[Mapping[str, tuple[str, str]]] = {
     "drills": ("drills", "Inject failures into a training job on purpose and see the outcome."),
     "tokens": ("tokens", "Tokens that authorize callers of the service."),
     "quotas": ("quotas", "Limits for the jobs of each project."),
+    "automation": ("automation", "Pause and resume all automatic actions of the control plane."),
+    "audit": ("audit", "Calls that could change something: who, from where, and their outcome."),
     "wait": ("waits", "Wait for a condition. Exit code 1 when it can no longer occur, 255 after the time limit."),
     "local": ("local", "A complete Everstep on this machine, without an AWS account or a GPU."),
 }

@@ -21,6 +21,41 @@ export interface AcknowledgeIncidentRequest {
   Note?: string
 }
 
+/** A call that could change something: who made it, from where, and how it ended. */
+export interface AuditEntry {
+  EntryId: number
+  Time: Timestamp
+  /** Operation of the contract, for example DeleteFleet. */
+  Operation: string
+  /** Name of the resource that the call addressed or created. Names of nested resources are joined by `/`. */
+  Resource?: string
+  /** Project that the request or the token names. Absent if the token may access every project. */
+  Project?: string
+  TokenId: string
+  /** Description of the caller's token at the time of the call. */
+  Caller: string
+  Role: string
+  /** IP address of the client, as trusted proxies forwarded it. */
+  SourceAddress?: string
+  /** The request's id, which the response and the server's log contain too. */
+  RequestId: string
+  /** How the call ended. Refused: the caller's error, so nothing changed. Failed: the service's error. Unfinished: the server stopped or the client disconnected during the call, so the change may be stored. */
+  Outcome: 'Succeeded' | 'Refused' | 'Failed' | 'Unfinished'
+  /** HTTP status of the response. */
+  StatusCode?: number
+  ErrorCode?: string
+}
+
+/** Whether the service acts by itself. */
+export interface Automation {
+  IsPaused: boolean
+  /** Why automation is paused. Absent while automation is active. */
+  Reason?: string
+  /** Name of the administrator's token. */
+  PausedBy?: string
+  PauseTime?: Timestamp
+}
+
 export interface BatchGetLossCurvesRequest {
   RunIds: string
   /** 40 unless given. */
@@ -956,6 +991,23 @@ export interface LastCheckpoint {
   Bytes: number
 }
 
+export interface ListAuditEntriesRequest {
+  Operation?: string
+  TokenId?: string
+  Project?: string
+  TimeAfter?: Timestamp
+  TimeBefore?: Timestamp
+  /** 100 unless given. */
+  MaxResults?: number
+  NextToken?: string
+}
+
+/** A page of the audit log, newest first. */
+export interface ListAuditEntriesResponse {
+  AuditEntries: AuditEntry[]
+  NextToken?: string
+}
+
 export interface ListCheckpointsRequest {
   /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
@@ -1343,6 +1395,12 @@ export interface OutputEntry {
   Path: string
   Key: string
   Bytes: number
+}
+
+/** A request to pause all automatic actions. */
+export interface PauseAutomationRequest {
+  /** Why automation is paused. Reasons of jobs and fleets contain this text. */
+  Reason: string
 }
 
 export interface PauseTrainingJobRequest {
@@ -2034,6 +2092,7 @@ export interface Operations {
   DeleteFleet: { request: DeleteFleetRequest; response: Fleet }
   DeleteProjectQuota: { request: DeleteProjectQuotaRequest; response: ProjectQuota }
   DeleteTrainingJob: { request: DeleteTrainingJobRequest; response: DeleteTrainingJobResponse }
+  DescribeAutomation: { request: Record<string, never>; response: Automation }
   DescribeFleet: { request: DescribeFleetRequest; response: Fleet }
   DescribeIncident: { request: DescribeIncidentRequest; response: Incident }
   DescribeNode: { request: DescribeNodeRequest; response: Node }
@@ -2054,6 +2113,7 @@ export interface Operations {
   HandBackTrainingJob: { request: HandBackTrainingJobRequest; response: TrainingJobSummary }
   HoldNode: { request: HoldNodeRequest; response: Node }
   HoldSnapshot: { request: HoldSnapshotRequest; response: HoldSnapshotResponse }
+  ListAuditEntries: { request: ListAuditEntriesRequest; response: ListAuditEntriesResponse }
   ListCheckpoints: { request: ListCheckpointsRequest; response: ListCheckpointsResponse }
   ListDrills: { request: ListDrillsRequest; response: ListDrillsResponse }
   ListEvents: { request: ListEventsRequest; response: ListEventsResponse }
@@ -2069,6 +2129,7 @@ export interface Operations {
   ListTrainingJobNotes: { request: ListTrainingJobNotesRequest; response: ListTrainingJobNotesResponse }
   ListTrainingJobRevisions: { request: ListTrainingJobRevisionsRequest; response: ListTrainingJobRevisionsResponse }
   ListTrainingJobs: { request: ListTrainingJobsRequest; response: ListTrainingJobsResponse }
+  PauseAutomation: { request: PauseAutomationRequest; response: Automation }
   PauseTrainingJob: { request: PauseTrainingJobRequest; response: TrainingJobSummary }
   PinCheckpoint: { request: PinCheckpointRequest; response: Checkpoint }
   PutProjectQuota: { request: PutProjectQuotaRequest; response: ProjectQuota }
@@ -2079,6 +2140,7 @@ export interface Operations {
   ReleaseSnapshot: { request: ReleaseSnapshotRequest; response: ReleaseSnapshotResponse }
   ReplaceNode: { request: ReplaceNodeRequest; response: Node }
   ResetNodeSession: { request: ResetNodeSessionRequest; response: Node }
+  ResumeAutomation: { request: Record<string, never>; response: Automation }
   ResumeTrainingJob: { request: ResumeTrainingJobRequest; response: TrainingJobSummary }
   RevokeToken: { request: RevokeTokenRequest; response: Token }
   StartDrill: { request: StartDrillRequest; response: Drill }
@@ -2109,6 +2171,7 @@ export const operations = {
   DeleteFleet: { method: 'DELETE', path: '/v1/fleets/{FleetName}', query: [] },
   DeleteProjectQuota: { method: 'DELETE', path: '/v1/quotas/{Project}', query: [] },
   DeleteTrainingJob: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}', query: ['DeleteObjects', 'DryRun'] },
+  DescribeAutomation: { method: 'GET', path: '/v1/automation', query: [] },
   DescribeFleet: { method: 'GET', path: '/v1/fleets/{FleetName}', query: [] },
   DescribeIncident: { method: 'GET', path: '/v1/incidents/{IncidentId}', query: [] },
   DescribeNode: { method: 'GET', path: '/v1/nodes/{NodeId}', query: [] },
@@ -2129,6 +2192,7 @@ export const operations = {
   HandBackTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/hand-back', query: [] },
   HoldNode: { method: 'POST', path: '/v1/nodes/{NodeId}/hold', query: [] },
   HoldSnapshot: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/snapshots', query: [] },
+  ListAuditEntries: { method: 'GET', path: '/v1/audit-entries', query: ['Operation', 'TokenId', 'Project', 'TimeAfter', 'TimeBefore', 'MaxResults', 'NextToken'] },
   ListCheckpoints: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: ['MinStep', 'MaxResults', 'NextToken'] },
   ListDrills: { method: 'GET', path: '/v1/drills', query: ['TrainingJobName', 'MaxResults', 'NextToken'] },
   ListEvents: { method: 'GET', path: '/v1/events', query: ['TrainingJobName', 'FleetName', 'AfterEventId', 'TimeAfter', 'TimeBefore', 'MaxResults', 'NextToken', 'SortOrder'] },
@@ -2144,6 +2208,7 @@ export const operations = {
   ListTrainingJobNotes: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/notes', query: [] },
   ListTrainingJobRevisions: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/revisions', query: ['MaxResults', 'NextToken'] },
   ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName', 'Project', 'CreationTimeAfter', 'CreationTimeBefore', 'LastModifiedTimeAfter', 'LastModifiedTimeBefore', 'TagKey', 'TagValue', 'SortBy', 'SortOrder', 'ChangesSince'] },
+  PauseAutomation: { method: 'POST', path: '/v1/automation/pause', query: [] },
   PauseTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/pause', query: [] },
   PinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/pin', query: ['Generation'] },
   PutProjectQuota: { method: 'PUT', path: '/v1/quotas/{Project}', query: [] },
@@ -2154,6 +2219,7 @@ export const operations = {
   ReleaseSnapshot: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}/snapshots/{SnapshotId}', query: [] },
   ReplaceNode: { method: 'POST', path: '/v1/nodes/{NodeId}/replace', query: [] },
   ResetNodeSession: { method: 'POST', path: '/v1/nodes/{NodeId}/reset-session', query: [] },
+  ResumeAutomation: { method: 'POST', path: '/v1/automation/resume', query: [] },
   ResumeTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/resume', query: [] },
   RevokeToken: { method: 'POST', path: '/v1/tokens/{TokenId}/revoke', query: [] },
   StartDrill: { method: 'POST', path: '/v1/drills', query: [] },

@@ -12,7 +12,7 @@ from fastapi import Response
 from control_plane.api.auth import Reader
 from control_plane.api.deps import Router, ServicesDep
 from control_plane.api.prometheus import MEDIA_TYPE, Facts, exposition
-from control_plane.db import events, exports, fleets, incidents, jobs, nodes, protection
+from control_plane.db import automation, events, exports, fleets, incidents, jobs, nodes, protection
 from everstep.protocol.ids import NodeId
 
 router = Router(include_in_schema=False)
@@ -31,6 +31,7 @@ def get_metrics(caller: Reader, services: ServicesDep) -> Response:
             fleets=fleets.every(session),
             nodes=nodes.of_fleet(session),
             exports=exports.every(session),
+            is_paused=automation.find(session) is not None,
             newest_event_id=events.newest_id(session),
             connected=frozenset(services.registry.connected()),
             refused_count=sum(services.registry.refused_count(NodeId(node)) for node in services.registry.views()),

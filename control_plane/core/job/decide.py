@@ -56,8 +56,10 @@ def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> 
     )
     view = view_of(now, spec, observed, policy, charged)
     match view.record.state:
+        case _ if policy.pause:
+            decision = observe_only(view, policy.pause)
         case _ if view.record.taken_over_by:
-            decision = observe_only(view)
+            decision = observe_only(view, f"taken over by {view.record.taken_over_by}")
         case JobState.QUEUED | JobState.ALLOCATING:
             decision = wait_for_nodes(view)
         case JobState.PREPARING:

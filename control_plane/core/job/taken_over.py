@@ -1,4 +1,7 @@
-"""Passes over a job that a person has taken over: Everstep observes the job and only halts old generations."""
+"""Passes over a job that Everstep may not change: Everstep observes the job and only halts old generations.
+
+A person has taken the job over, or an administrator has paused all automatic actions.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from everstep.protocol.agent_messages import MemberPhase
 _STANDING_WORDS = {Standing.IMPAIRED: "impaired", Standing.GONE: "lost"}
 
 
-def observe_only(view: JobView) -> Decision:
+def observe_only(view: JobView, cause: str) -> Decision:
     """Record progress and write manifests. Send no message except orders to kill ranks of old generations.
 
     Ranks of an old generation must never run beside newer ranks, even while a person controls the job. The job's reason
-    names the faults to which Everstep would otherwise respond. A user's request to stop waits until the person hands
-    the job back.
+    contains `cause`, and the faults to which Everstep would otherwise respond. A user's request to stop waits until the
+    cause ends.
     """
     actions: tuple[JobAction, ...] = ()
     if view.record.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
@@ -43,5 +46,4 @@ def observe_only(view: JobView) -> Decision:
     ]
     observations += [fault.evidence for fault in faults.of_ranks(view.reports)]
     observed = f"; it observes: {'; '.join(observations)}" if observations else ""
-    words = f"taken over by {view.record.taken_over_by}: Everstep decides nothing{observed}"
-    return stay(view, words, (*actions, *ended))
+    return stay(view, f"{cause}: Everstep decides nothing{observed}", (*actions, *ended))

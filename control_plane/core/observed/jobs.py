@@ -35,9 +35,15 @@ DEFAULT_PATIENCE_SECONDS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Settings that apply to every job of this control plane."""
+    """Settings that apply to every job and fleet of this control plane."""
 
     timeouts: Timeouts
+    pause: str = ""
+    """Who paused all automatic actions, and why. Empty while automation is active.
+
+    During a pause, jobs and fleets keep their states. The only actions are manifests of checkpoints, and orders that
+    end ranks of earlier generations.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -193,6 +193,8 @@ class Simulation:
         """Nodes for which AWS has announced an event, including withdrawn announcements."""
         self.due: dict[NodeId, float] = {}
         """The announced times at which AWS will end instances."""
+        self.pause = ""
+        """Reason of an administrator's pause of all automatic actions. Empty while automation is active."""
         self.losses = 0
         """Number of messages that the simulation will lose, counted from the next message."""
         self.upload_seconds = 1.0
@@ -389,8 +391,11 @@ class Simulation:
             },
         )
         now = self.control_seconds
-        decision = fleets.decide(now, FLEET, observed, POLICY)
-        assert fleets.decide(now, FLEET, observed, POLICY) == decision
+        policy = replace(POLICY, pause=self.pause)
+        decision = fleets.decide(now, FLEET, observed, policy)
+        assert fleets.decide(now, FLEET, observed, policy) == decision
+        if self.pause:
+            assert (decision.actions, decision.records, decision.is_empty) == ((), (), False), "a paused fleet acts"
         for row in decision.records:
             self.table[row.node_id] = row
         self.remember(decision.implications)
@@ -480,11 +485,29 @@ class Simulation:
             is_fleet_blind=evidence.is_fleet_blind(in_use, POLICY.timeouts),
         )
 
+    def check_pause(self, job: SimulatedJob, decision: Decision) -> None:
+        """Check that a paused job starts nothing. Ranks of earlier generations may still be ended."""
+        before, after = job.record, decision.record
+        assert (after.state, after.issued_generation) == (before.state, before.issued_generation)
+        assert decision.plan is None
+        assert decision.fleet is None
+        for action in decision.actions:
+            match action:
+                case PutManifest():
+                    pass
+                case Send(_, HaltRanks(generation=generation)):
+                    assert generation < before.issued_generation
+                case _:
+                    raise AssertionError(f"{action} leaves while automation is paused")
+
     def pass_over_job(self, job: SimulatedJob) -> Decision:
         observed = self.observe(job)
         now = self.control_seconds
-        decision = decide(now, job.spec, observed, POLICY)
-        assert decide(now, job.spec, observed, POLICY) == decision
+        policy = replace(POLICY, pause=self.pause)
+        decision = decide(now, job.spec, observed, policy)
+        assert decide(now, job.spec, observed, policy) == decision
+        if self.pause:
+            self.check_pause(job, decision)
         self.check_exclusions(job, observed, decision)
         self.check_silences(observed, decision)
         self.remember(decision.implications)
@@ -889,6 +912,7 @@ class Simulation:
 
         Announced events that are true occur immediately. AWS withdraws all other announcements.
         """
+        self.pause = ""
         self.cut.clear()
         self.deaf.clear()
         self.unplugged.clear()

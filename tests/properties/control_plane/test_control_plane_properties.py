@@ -67,6 +67,7 @@ EVENTS = st.one_of(
     st.tuples(
         st.just("person"), st.integers(0, 1), st.sampled_from(["stop", "pause", "resume", "take over", "hand back"])
     ),
+    st.tuples(st.just("automation"), st.integers(0, 2), st.just(0)),
     st.tuples(st.just("finish"), st.integers(0, 1), st.just(0)),
     st.tuples(st.just("uploads take"), st.sampled_from([0, 1, 30, 4000]), st.just(0)),
     st.tuples(st.just("restart"), st.sampled_from([0, 2, 20, 200]), st.just(0)),
@@ -76,6 +77,7 @@ EVENTS = st.one_of(
 @pytest.mark.timeout(400)  # 60 examples, each with up to a few hundred passes
 @settings(max_examples=60)
 @given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, st.lists(EVENTS, max_size=25))
+@example(12, (0, 0), (1, 1), [("automation", 0, 0), ("kill", 1, 0), ("terminate", 6, 0), ("wait", 40, 0)])
 def test_whatever_happens(max_size: int, domains: Domains, ranks_per_node: tuple[int, int], story: list[Event]) -> None:
     simulation = fresh(max_size, domains, ranks_per_node)
     play(simulation, story)
@@ -281,6 +283,8 @@ def play(simulation: Simulation, story: Sequence[Event]) -> None:
                 simulation.step_wall_clock(which, extra)
             case "person":
                 simulation.ask(job, extra)
+            case "automation":
+                simulation.pause = "ann paused all automatic actions: an incident" if which == 0 else ""
             case "finish":
                 simulation.finish(job)
             case "uploads take":

@@ -40,6 +40,7 @@ class Client(Conveniences):
         named = {
             "list_training_jobs": "TrainingJobSummaries",
             "list_project_quotas": "Quotas",
+            "list_audit_entries": "AuditEntries",
             "list_training_job_revisions": "Revisions",
         }
         items = named.get(operation, operation.removeprefix("list_").capitalize())

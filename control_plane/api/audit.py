@@ -1,0 +1,137 @@
+"""Records each call that may change something in the audit log.
+
+    before the call    operation, resource, caller, source address, request id
+    after the call     status, error code, and the name of a resource that the service generated
+
+GET requests and dry runs change nothing and get no entry. Calls without a valid token get none either, so strangers
+cannot fill the log.
+
+Invariant: a call changes nothing before its entry is stored. If the server stops during the call, the entry stays
+without an outcome. Entries contain names only: no request body, no token, no value of a variable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from fastapi import Request, Response
+
+from control_plane.api import errors
+from control_plane.api.json_body import JsonRoute
+from control_plane.db import audit
+from control_plane.db.audit import NewAuditEntry
+
+if TYPE_CHECKING:
+    from control_plane.api.auth import Caller
+    from control_plane.api.deps import Services
+
+log = logging.getLogger(__name__)
+
+READ_METHODS: Final = frozenset({"GET", "HEAD"})
+NAMES: Final = ("TrainingJobName", "FleetName", "SourceId", "TokenId", "IncidentId", "Step", "DrillId", "SnapshotId")
+"""Members of requests and responses that name a resource. The first present member is the name."""
+NESTED: Final = ("Token", "Drill")
+"""Members of responses that contain the created resource as an object."""
+MAX_RESOURCE_CHARACTERS: Final = 256
+
+
+class AuditedRoute(JsonRoute):
+    """A route that stores an entry of the audit log for each call that may change something."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the route's handler. FastAPI calls it once."""
+        handle = super().get_route_handler()
+        operation = self.operation_id
+        if operation is None or (self.methods or set()) <= READ_METHODS:
+            return handle
+        has_body = self.body_field is not None
+
+        async def handle_audited(request: Request) -> Response:
+            caller: Caller | None = getattr(request.state, "caller", None)
+            sent = _object_in(await request.body() if has_body else b"")
+            if caller is None or _is_dry(request, sent):
+                return await handle(request)
+            services: Services = request.app.state.services
+            entry = _entry(operation, request, sent, caller, services)
+            entry_id = await asyncio.to_thread(_begin, services, entry)
+            try:
+                response = await handle(request)
+            except Exception as error:
+                refusal = errors.translated(error)
+                await _finish(services, entry_id, entry.resource, refusal.status, refusal.code)
+                raise
+            await _finish(services, entry_id, entry.resource or _created(response), response.status_code, "")
+            return response
+
+        return handle_audited
+
+
+def _entry(
+    operation: str, request: Request, sent: Mapping[str, Any], caller: Caller, services: Services
+) -> NewAuditEntry:
+    project = sent.get("Project")
+    return NewAuditEntry(
+        at=services.now(),
+        operation=operation,
+        resource=_cut("/".join(map(str, request.path_params.values())) or _name(sent)),
+        project=_cut(project)[:63] if isinstance(project, str) and not caller.project else caller.project,
+        token_id=caller.token.id,
+        caller=caller.token.description,
+        role=caller.role.value,
+        source_address="" if request.client is None else request.client.host[:64],
+        request_id=request.state.request_id,
+    )
+
+
+def _begin(services: Services, entry: NewAuditEntry) -> int:
+    with services.database.write() as session:
+        return audit.begin(session, entry)
+
+
+async def _finish(services: Services, entry_id: int, resource: str, status: int, code: str) -> None:
+    """Store the outcome.
+
+    The change is already stored, so a failure must not reach the caller, who would repeat the call.
+    """
+
+    def write() -> None:
+        with services.database.write() as session:
+            audit.finish(session, entry_id, status_code=status, error_code=code, resource=resource)
+
+    try:
+        await asyncio.to_thread(write)
+    except Exception:
+        log.exception("audit entry %d: could not store the outcome %d %s", entry_id, status, code)
+
+
+def _is_dry(request: Request, sent: Mapping[str, Any]) -> bool:
+    return sent.get("DryRun") is True or request.query_params.get("DryRun") == "true"
+
+
+def _created(response: Response) -> str:
+    """Return the name that the service generated for a new resource, or an empty string."""
+    answer = _object_in(bytes(getattr(response, "body", b"")))
+    nested: list[Mapping[str, Any]] = [answer[name] for name in NESTED if isinstance(answer.get(name), dict)]
+    return next((name for each in (answer, *nested) if (name := _name(each))), "")
+
+
+def _object_in(body: bytes) -> Mapping[str, Any]:
+    """Return the JSON object of a body, or an empty one if the body contains another value."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _name(found: Mapping[str, Any]) -> str:
+    return next((_cut(str(found[name])) for name in NAMES if isinstance(found.get(name), str | int)), "")
+
+
+def _cut(text: str) -> str:
+    """Return text that the database can store."""
+    return text[:MAX_RESOURCE_CHARACTERS].encode("utf-8", "replace").decode().replace("\0", "\ufffd")

@@ -1,0 +1,73 @@
+"""The audit log: calls that could change something, for administrators."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import Query
+from pydantic import AwareDatetime
+
+from control_plane.api import page_tokens
+from control_plane.api.auth import Admin
+from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_of
+from control_plane.api.schemas import audit as audit_schemas
+from control_plane.db import audit
+from control_plane.db.audit import AuditFilter, AuditRecord
+
+router = Router(prefix="/v1/audit-entries", tags=["Audit"])
+
+
+@router.get("", operation_id="ListAuditEntries")
+def list_audit_entries(
+    _caller: Admin,
+    services: ServicesDep,
+    operation: Annotated[str | None, Query(alias="Operation", max_length=63)] = None,
+    token_id: Annotated[str | None, Query(alias="TokenId", max_length=63)] = None,
+    project: Annotated[str | None, Query(alias="Project", max_length=63)] = None,
+    time_after: Annotated[AwareDatetime | None, Query(alias="TimeAfter")] = None,
+    time_before: Annotated[AwareDatetime | None, Query(alias="TimeBefore")] = None,
+    max_results: MaxResults = 100,
+    next_token: NextToken = None,
+) -> audit_schemas.ListAuditEntriesResponse:
+    """List calls that could change something, newest first.
+
+    The log contains each call with a valid token, also refused ones. Reads and dry runs have no entry.
+    """
+    which = AuditFilter(
+        operation=operation,
+        token_id=token_id,
+        project=project,
+        after=time_after,
+        before=time_before,
+        before_id=None if next_token is None else page_tokens.position(next_token, page_tokens.whole)[0],
+    )
+    with services.database.read() as session:
+        page = audit.page(session, which, limit=max_results + 1)
+    shown, more = page_of(page, max_results, lambda record: (record.id,))
+    return audit_schemas.ListAuditEntriesResponse(audit_entries=[_shown(record) for record in shown], next_token=more)
+
+
+def _shown(record: AuditRecord) -> audit_schemas.AuditEntry:
+    return audit_schemas.AuditEntry(
+        entry_id=record.id,
+        time=record.at,
+        operation=record.operation,
+        resource=record.resource or None,
+        project=record.project or None,
+        token_id=record.token_id,
+        caller=record.caller,
+        role=record.role,
+        source_address=record.source_address or None,
+        request_id=record.request_id,
+        outcome=_outcome(record.status_code),
+        status_code=record.status_code,
+        error_code=record.error_code or None,
+    )
+
+
+def _outcome(status_code: int | None) -> Literal["Succeeded", "Refused", "Failed", "Unfinished"]:
+    if status_code is None:
+        return "Unfinished"
+    if status_code < 400:
+        return "Succeeded"
+    return "Refused" if status_code < 500 else "Failed"

@@ -1,0 +1,45 @@
+"""API models: the audit log of calls that could change something."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from control_plane.api.schemas.common import Shape
+
+
+class AuditEntry(Shape):
+    """A call that could change something: who made it, from where, and how it ended."""
+
+    entry_id: int
+    time: datetime
+    operation: str
+    """Operation of the contract, for example DeleteFleet."""
+    resource: str | None
+    """Name of the resource that the call addressed or created. Names of nested resources are joined by `/`."""
+    project: str | None
+    """Project that the request or the token names. Absent if the token may access every project."""
+    token_id: str
+    caller: str
+    """Description of the caller's token at the time of the call."""
+    role: str
+    source_address: str | None
+    """IP address of the client, as trusted proxies forwarded it."""
+    request_id: str
+    """The request's id, which the response and the server's log contain too."""
+    outcome: Literal["Succeeded", "Refused", "Failed", "Unfinished"]
+    """How the call ended.
+
+    Refused: the caller's error, so nothing changed. Failed: the service's error. Unfinished: the server stopped or the
+    client disconnected during the call, so the change may be stored.
+    """
+    status_code: int | None
+    """HTTP status of the response."""
+    error_code: str | None
+
+
+class ListAuditEntriesResponse(Shape):
+    """A page of the audit log, newest first."""
+
+    audit_entries: list[AuditEntry]
+    next_token: str | None = None

@@ -1,0 +1,112 @@
+"""The audit log: each call of the API that may change something, with its caller, source address and outcome.
+
+The API stores an entry before it executes the call, and adds the outcome afterwards (`api.audit`).
+
+Invariant: an entry contains no request body and no secret. After the outcome is stored, the entry never changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from control_plane.db.models import AuditEntry
+from control_plane.db.session import record_of, values_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewAuditEntry:
+    """A call that the API is about to execute."""
+
+    at: datetime
+    operation: str
+    """Operation of the contract, for example `DeleteFleet`."""
+    resource: str
+    """Names of the resource that the call addresses, joined by `/`. Empty if the service generates the name."""
+    project: str
+    """Project that the request or the token names. Empty if the token may access every project."""
+    token_id: str
+    caller: str
+    """Description of the caller's token."""
+    role: str
+    source_address: str
+    """IP address of the client. Empty if the server does not know the address."""
+    request_id: str
+    status_code: int | None = None
+    """HTTP status of the response. None before the end of the call."""
+    error_code: str = ""
+    """Code of the error response. Empty after a success."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRecord(NewAuditEntry):
+    """A row of the audit log."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFilter:
+    """Conditions that select entries. A field with the value None is no condition."""
+
+    operation: str | None = None
+    token_id: str | None = None
+    project: str | None = None
+    after: datetime | None = None
+    """Select only entries at or after this time."""
+    before: datetime | None = None
+    """Select only entries before this time."""
+    before_id: int | None = None
+    """Select only entries with a lower id."""
+
+
+def begin(session: Session, entry: NewAuditEntry) -> int:
+    """Store an entry without an outcome, and return its id. `session` comes from `Database.write`."""
+    row = AuditEntry(**values_of(entry))
+    session.add(row)
+    session.flush()
+    return row.id
+
+
+def finish(session: Session, entry_id: int, *, status_code: int, error_code: str, resource: str) -> None:
+    """Store the outcome of a call.
+
+    Args:
+        session: from `Database.write`.
+        entry_id: id that `begin` returned.
+        status_code: HTTP status of the response.
+        error_code: code of the error response. Empty after a success.
+        resource: names of the resource, which the service may have generated during the call.
+    """
+    outcome = {"status_code": status_code, "error_code": error_code, "resource": resource}
+    session.execute(update(AuditEntry).where(AuditEntry.id == entry_id).values(outcome))
+
+
+def page(session: Session, which: AuditFilter, *, limit: int) -> tuple[AuditRecord, ...]:
+    """Return entries, newest first.
+
+    Args:
+        session: from `Database.read`.
+        which: conditions that every returned row fulfils.
+        limit: maximum number of rows, at least 1.
+
+    Returns:
+        At most `limit` entries.
+    """
+    query = select(AuditEntry).order_by(AuditEntry.id.desc()).limit(limit)
+    if which.operation is not None:
+        query = query.where(AuditEntry.operation == which.operation)
+    if which.token_id is not None:
+        query = query.where(AuditEntry.token_id == which.token_id)
+    if which.project is not None:
+        query = query.where(AuditEntry.project == which.project)
+    if which.after is not None:
+        query = query.where(AuditEntry.at >= which.after)
+    if which.before is not None:
+        query = query.where(AuditEntry.at < which.before)
+    if which.before_id is not None:
+        query = query.where(AuditEntry.id < which.before_id)
+    return tuple(record_of(row, AuditRecord) for row in session.scalars(query))

@@ -1,0 +1,72 @@
+"""The pause of all automatic actions, which an administrator sets and ends.
+
+Invariant: the table has at most one row. The row exists while automation is paused, also across restarts of servers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import delete
+from sqlalchemy.orm import Session
+
+from control_plane.db.errors import Conflict
+from control_plane.db.models import AutomationPause
+from control_plane.db.session import changed_rows, record_of, values_of
+
+_SCOPE = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseRecord:
+    """The row of the pause."""
+
+    paused_at: datetime
+    paused_by: str
+    """Name of the administrator's token."""
+    reason: str
+
+    @property
+    def words(self) -> str:
+        """A clause for reasons of jobs and fleets: who paused automation, and why."""
+        return f"{self.paused_by} paused all automatic actions: {self.reason}"
+
+
+def find(session: Session) -> PauseRecord | None:
+    """Return the pause, or None while automation is active."""
+    row = session.get(AutomationPause, _SCOPE)
+    return None if row is None else record_of(row, PauseRecord)
+
+
+def words(session: Session) -> str:
+    """Return who paused automation and why, or an empty string while automation is active."""
+    found = find(session)
+    return "" if found is None else found.words
+
+
+def pause(session: Session, wanted: PauseRecord) -> bool:
+    """Store the pause.
+
+    Args:
+        session: from `Database.write`.
+        wanted: its reason may have at most 256 characters.
+
+    Returns:
+        Whether the pause is new. False if automation is already paused for the same reason.
+
+    Raises:
+        Conflict: automation is already paused for another reason.
+    """
+    present = find(session)
+    if present is None:
+        session.add(AutomationPause(scope=_SCOPE, **values_of(wanted)))
+        return True
+    if present.reason != wanted.reason:
+        raise Conflict(f"{present.words}. Resume automation before you pause it for another reason.")
+    return False
+
+
+def resume(session: Session) -> bool:
+    """End the pause. Return whether automation was paused. `session` comes from `Database.write`."""
+    return bool(changed_rows(session.execute(delete(AutomationPause))))

@@ -1,0 +1,37 @@
+"""`everstep audit`: list the calls that could change something, newest first. For administrators."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from everstep.cli.commands import Columns, Detail, Pages, Rows, Service, Shown, command
+from everstep.cli.output import when
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+@command(app, "list")
+def list_audit_entries(
+    service: Service,
+    pages: Pages,
+    operation: Annotated[
+        str | None, typer.Option(help="Only calls of this operation, for example DeleteFleet.")
+    ] = None,
+    token: Annotated[str | None, typer.Option(help="Only calls with the token of this id.")] = None,
+    project: Annotated[str | None, typer.Option(help="Only calls for this project.")] = None,
+) -> Shown:
+    """List the calls that could change something, newest first, with caller, source address and outcome."""
+    answer = pages.of(service, "list_audit_entries", Operation=operation, TokenId=token, Project=project)
+    columns: Columns = {
+        "TIME (UTC)": lambda entry: when(entry["Time"]),
+        "OPERATION": "Operation",
+        "RESOURCE": lambda entry: entry.get("Resource", "-"),
+        "OUTCOME": lambda entry: " ".join(filter(None, (entry["Outcome"], entry.get("ErrorCode")))),
+        "CALLER": lambda entry: entry["Caller"] or entry["TokenId"],
+        "FROM": lambda entry: entry.get("SourceAddress", "-"),
+        "PROJECT": Detail(lambda entry: entry.get("Project", "-")),
+        "REQUEST": Detail("RequestId"),
+    }
+    return Shown(answer, Rows(answer["AuditEntries"], columns, empty="No call matches."))

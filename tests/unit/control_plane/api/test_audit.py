@@ -1,0 +1,159 @@
+"""The audit log has one entry for each call that may change something, with caller, address and outcome."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import httpx
+import pytest
+
+from control_plane.api.audit import AuditedRoute
+from control_plane.api.surface import ROOMS
+from control_plane.app import server_config
+from control_plane.db import audit
+from control_plane.db.audit import AuditFilter
+from control_plane.db.tokens import Role
+from control_plane.settings import InvalidSettings, Settings
+from tests.postgresql import BOTH_ENGINES
+from tests.unit.control_plane.api.conftest import GROUP, all_pages, refused, without_metadata
+
+SECRET = "hunter2-in-an-environment"
+
+
+def entries(client, **which) -> list[dict]:
+    return client.list_audit_entries(**which)["AuditEntries"]
+
+
+@pytest.mark.security
+def test_a_call_that_changes_something_has_an_entry(service, client):
+    answer = client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=4)
+    client.list_fleets()
+    (entry,) = entries(client)
+    identity = client.get_caller_identity()
+    assert entry == {
+        "EntryId": 1,
+        "Time": service.clock(),
+        "Operation": "CreateFleet",
+        "Resource": "main",
+        "TokenId": identity["TokenId"],
+        "Caller": identity["Description"],
+        "Role": "admin",
+        "SourceAddress": "127.0.0.1",
+        "RequestId": answer["ResponseMetadata"]["RequestId"],
+        "Outcome": "Succeeded",
+        "StatusCode": 201,
+    }
+
+
+@pytest.mark.security
+def test_a_refused_call_has_an_entry_with_its_error(service, client, fleet):
+    with closing(service.client(service.token(Role.VIEWER, "speech"))) as viewer:
+        with refused("AccessDeniedException"):
+            viewer.delete_fleet(FleetName="main")
+        with refused("AccessDeniedException"):
+            viewer.list_audit_entries()
+    with refused("ResourceNotFoundException"):
+        client.stop_training_job(TrainingJobName="gpx")
+    unknown, forbidden = entries(client, MaxResults=2)
+    assert [forbidden[name] for name in ("Operation", "Resource", "Project", "Role", "Outcome", "ErrorCode")] == [
+        "DeleteFleet",
+        "main",
+        "speech",
+        "viewer",
+        "Refused",
+        "AccessDeniedException",
+    ]
+    assert (unknown["Resource"], unknown["StatusCode"]) == ("gpx", 404)
+
+
+@pytest.mark.security
+def test_an_entry_contains_no_secret(service, client, fleet, source):
+    client.create_training_job(
+        TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=1, Environment={"PASSWORD": SECRET}
+    )
+    made = client.create_token(Role="submitter", Project="speech")
+    newest = entries(client, Operation="CreateToken")[0]
+    assert (newest["Resource"], newest["Project"]) == (made["Token"]["TokenId"], "speech")
+    with service.database.read() as session:
+        stored = repr(audit.page(session, AuditFilter(), limit=100))
+    assert "CreateTrainingJob" in stored
+    assert SECRET not in stored
+    assert made["Secret"] not in stored
+
+
+def test_a_dry_run_and_a_call_without_a_token_have_no_entry(service, client):
+    client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=1, DryRun=True)
+    answer = httpx.delete(f"http://{service.address}/v1/fleets/main", headers={"authorization": "Bearer no-token"})
+    assert answer.status_code == 401
+    assert entries(client) == []
+
+
+def test_an_entry_is_stored_before_the_call_and_finished_after_it(service, client, monkeypatch):
+    seen = []
+
+    def describe_group(name):
+        with service.database.read() as session:
+            seen.extend(audit.page(session, AuditFilter(operation="CreateFleet"), limit=1))
+        raise RuntimeError("the process ends here")
+
+    monkeypatch.setattr(service.operator, "describe_group", describe_group)
+    # httpx does not repeat the call.
+    body = {"FleetName": "main", "AutoScalingGroupName": GROUP, "MinNodeCount": 1}
+    headers = {"authorization": f"Bearer {service.admin_token}"}
+    assert httpx.post(f"http://{service.address}/v1/fleets", json=body, headers=headers).status_code == 500
+    assert [(entry.resource, entry.status_code) for entry in seen] == [("main", None)]
+    failed = entries(client, MaxResults=1)[0]
+    assert (failed["Outcome"], failed["StatusCode"]) == ("Failed", 500)
+
+
+@pytest.mark.parametrize("engine", BOTH_ENGINES)
+@pytest.mark.covers(
+    "ListAuditEntries.Operation",
+    "ListAuditEntries.TokenId",
+    "ListAuditEntries.Project",
+    "ListAuditEntries.TimeAfter",
+    "ListAuditEntries.TimeBefore",
+    "ListAuditEntries.MaxResults",
+    "ListAuditEntries.NextToken",
+)
+def test_the_log_is_listed_newest_first_and_filtered(service, client):
+    for project in ("speech", "vision", "speech"):
+        client.put_project_quota(Project=project)
+        service.clock.advance(60)
+    whole = entries(client)
+    assert [entry["EntryId"] for entry in whole] == [3, 2, 1]
+    assert all_pages(client, "list_audit_entries", MaxResults=2) == whole
+    first = client.list_audit_entries(MaxResults=2)
+    rest = without_metadata(client.list_audit_entries(MaxResults=2, NextToken=first["NextToken"]))
+    assert rest == {"AuditEntries": whole[2:]}
+    with closing(service.client(service.token(Role.ADMIN))) as other:
+        other.delete_project_quota(Project="vision")
+        other_id = other.get_caller_identity()["TokenId"]
+    assert [entry["Operation"] for entry in entries(client, TokenId=other_id)] == ["DeleteProjectQuota"]
+    assert [entry["EntryId"] for entry in entries(client, Operation="PutProjectQuota")] == [3, 2, 1]
+    begin = whole[-1]["Time"]
+    middle = whole[1]["Time"]
+    assert [entry["EntryId"] for entry in entries(client, TimeAfter=middle)] == [4, 3, 2]
+    assert [entry["EntryId"] for entry in entries(client, TimeAfter=begin, TimeBefore=middle)] == [1]
+    made = client.create_token(Role="viewer", Project="speech")["Token"]["TokenId"]
+    assert [entry["Resource"] for entry in entries(client, Project="speech")] == [made]
+
+
+@pytest.mark.security
+def test_the_address_of_a_client_is_believed_from_trusted_proxies_only(service, client):
+    headers = {"authorization": f"Bearer {service.admin_token}", "x-forwarded-for": "203.0.113.9, 198.51.100.7"}
+    httpx.put(f"http://{service.address}/v1/quotas/speech", headers=headers, json={})
+    assert entries(client)[0]["SourceAddress"] == "198.51.100.7"
+    assert server_config(service.app, service.gate, forwarded_allow_ips=["10.0.0.0/16"]).forwarded_allow_ips == [
+        "10.0.0.0/16"
+    ]
+
+
+def test_each_operation_that_is_not_a_read_is_audited():
+    routes = [route for room in ROOMS for route in room.router.routes if getattr(route, "operation_id", None)]
+    assert all(isinstance(route, AuditedRoute) for route in routes)
+
+
+def test_a_proxy_that_is_no_network_is_refused(tmp_path):
+    with pytest.raises(InvalidSettings, match=r"--trusted-proxies '10\.0\.0\.1/16'"):
+        Settings(state_directory=tmp_path, bucket="b", region="eu-west-1", trusted_proxies=("10.0.0.1/16",))
