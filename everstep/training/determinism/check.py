@@ -53,6 +53,9 @@ RUN = RunId("0" * 32)
 _RECORDS = msgspec.json.Decoder(Record)
 if PASS_VARIABLE in os.environ:
     calls.install()  # The script imports this module at its beginning, and may list files before it calls `init`.
+Arguments = tuple[Any, ...]
+ClosureCall = tuple[Arguments, dict[str, Any]]
+"""Positional arguments, with the optimizer as the first one, and named arguments of a call of `Optimizer.step`."""
 _NOT_COMPILED = "the determinism check records here: compile optimizer.step() without fullgraph=True"
 
 
@@ -131,10 +134,24 @@ class DeterminismCheck:
         self._state = state
         names = {id(parameter): name for name, parameter in state.parameters().items()}
 
-        def before_step(optimizer: Optimizer, *_: object) -> None:
+        def record(optimizer: Optimizer) -> None:
             if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
                 self._add_all(self._generators())
                 self._add_all(_of_optimizer(optimizer, names))
+
+        def before_step(optimizer: Optimizer, args: Arguments, options: dict[str, Any]) -> ClosureCall | None:
+            closure = options.get("closure", args[1] if len(args) > 1 else None)
+            if not callable(closure):
+                record(optimizer)
+                return None
+
+            # Lightning passes a closure that computes the gradients within the step. Earlier gradients are still set.
+            def recorded() -> object:
+                loss = closure()
+                record(optimizer)
+                return loss
+
+            return (args[0], recorded, *args[2:]), {name: each for name, each in options.items() if name != "closure"}
 
         hook = uncompiled(before_step, _NOT_COMPILED)
         for optimizer in state.optimizers():

@@ -57,6 +57,7 @@ DETERMINISTIC: list[dict[str, Any]] = [
     {"name": "data", "other_script": "scripts", "world": 2, "options": {"kind": "iterable"}},
     {"name": "plain", "other_script": "trainer_scripts", "world": 2},
     {"name": "plain", "other_script": "accelerate_scripts", "world": 2},
+    {"name": "plain", "other_script": "lightning_scripts", "options": {"kind": "one"}},
 ]
 
 
