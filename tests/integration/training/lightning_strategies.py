@@ -38,7 +38,13 @@ def strategy_of(kind: str, world: int, options: dict[str, Any]) -> dict[str, Any
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": options["stage"], "stage3_param_persistence_threshold": 0},
+        "zero_optimization": {
+            "stage": options["stage"],
+            "stage3_param_persistence_threshold": 0,
+            # DeepSpeed allocates its buckets in every step. By default they have 500 million elements.
+            "reduce_bucket_size": 4096,
+            "allgather_bucket_size": 4096,
+        },
     }
     places = [torch.device("cpu", rank) for rank in range(world)]
     return {**devices, "strategy": CpuDeepSpeedStrategy(config=config, parallel_devices=places)}
