@@ -5,13 +5,16 @@ Its model equals the model of an undisturbed run byte for byte.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.jobs import Job, Shape, Workplace, assert_incident
+from tests.e2e.test_guides import BLOCK, run_shell
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.parametrize(
@@ -55,3 +58,19 @@ def test_a_documented_script_loses_a_rank_and_an_instance(
     place.client.download_outputs(TrainingJobName=name, Directory=outputs)
     path = Path("rank=0") / model
     assert (outputs / path).read_bytes() == (undisturbed / path).read_bytes()
+
+
+def test_the_documented_commands_break_a_job_and_compare_its_files(place: Workplace, reader: Path) -> None:
+    """The reader has an empty directory, and the texts of docs/integrations.md and of the page of accelerate."""
+    page = (ROOT / "docs/integrations/accelerate.md").read_text()
+    (script,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (reader / "train.py").write_text(script)
+    section = (ROOT / "docs/integrations.md").read_text().partition("## Try a page")[2].partition("\n## ")[0]
+    ((_, block),) = BLOCK.findall(section)
+    up, *commands, down = block.splitlines()
+    assert (up.split(" --")[0], down) == ("everstep local up", "everstep local down"), "the test has its own cluster"
+    shown = [run_shell(command, "docs/integrations.md") for command in commands]
+    assert shown[-1] == "equal files\n"
+    assert (reader / "output/hurt/rank=0/model.pt").stat().st_size > 0
+    incidents = place.client.list_incidents(TrainingJobName="hurt")["Incidents"]
+    assert [each["RestoreSource"] for each in incidents] == ["local", "peer"]
