@@ -216,7 +216,7 @@ def test_workers_that_fetch_ahead_are_resumed_where_training_stood(kind: str, pe
             "shuffled": {"batch_size": 2, "shuffle": True},
             "own": {"batch_size": 2, "sampler": RandomSampler(range(10), generator=own), "generator": own},
         }[kind]
-        return DataLoader(list(range(10)), num_workers=1, persistent_workers=persistent, **more)
+        return DataLoader(Noisy(), num_workers=1, persistent_workers=persistent, **more)
 
     seed()
     stream = DataStream("data", make(), seed=1)
@@ -419,13 +419,14 @@ def test_a_loader_without_batches_is_a_fault_of_the_script() -> None:
 
 def test_seeds_differ_by_everything_they_follow_from() -> None:
     seeds = {
-        Seeding(seed, rank).of(epoch, batch)
+        Seeding(seed, rank).of(epoch, batch, begin)
         for seed in (0, 1)
         for rank in (0, 1)
         for epoch in (0, 1)
         for batch in (0, 1)
+        for begin in (0, 1)
     }
-    assert len(seeds) == 16
+    assert len(seeds) == 32
     assert all(0 <= number < 2**64 for number in seeds)
 
 
